@@ -1,0 +1,59 @@
+# make help lists the targets. PYTHON picks the interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Traces in sample_traces/ that have an example report in reports/.
+REPORTS := moe_loop
+BENCH ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint reports bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+demo: $(VENV)/.core ## make a report of a sample trace: demo_report.html
+	$(BIN)/tracelens report sample_traces/moe_loop.json.gz -o demo_report.html
+	@echo "The report is $(CURDIR)/demo_report.html - open it in a browser."
+
+test: lint ## run the linters, the type checker and the whole test suite
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev ## run ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+reports: $(VENV)/.core ## remake reports/ from sample_traces/
+	@mkdir -p reports
+	@set -e; for name in $(REPORTS); do for format in md json; do \
+		$(BIN)/tracelens report sample_traces/$$name.json.gz -o reports/$$name.$$format; done; done
+
+bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
+	$(BIN)/python -m benchmarks.bench $(BENCH)
+
+clean: ## remove the virtual environment and everything that can be remade
+	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: the environment is made again only when its inputs change.
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "tracelens needs Python 3.11 or newer; $(PYTHON) is not installed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "tracelens needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1): name another, make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) has no venv module: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) -e . -c constraints.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev]' -c constraints.txt
+	@touch $@ $(VENV)/.core

@@ -1,0 +1,33 @@
+"""What all tests share: the corpus of real traces, and how hard hypothesis tries."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# No deadlines: a shared machine is slow at times. In CI the examples are the same every time, so that a red
+# run is about the change; HYPOTHESIS_PROFILE=thorough looks further.
+settings.register_profile(
+    "default",
+    deadline=None,
+    max_examples=30,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough", parent=settings.get_profile("default"), max_examples=1000, derandomize=False
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of real traces: TRACELENS_CORPUS, or shared/corpus beside the checkout."""
+    named = os.environ.get("TRACELENS_CORPUS")
+    path = Path(named) if named else ROOT.parent / "shared" / "corpus"
+    if not path.is_dir():
+        pytest.skip(f"no corpus of real traces at {named or '../shared/corpus'}: set TRACELENS_CORPUS")
+    return path

@@ -1,0 +1,68 @@
+"""Bytes to `Trace`: one module a format, found by looking at the content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracelens.registry import Registry
+
+if TYPE_CHECKING:
+    from tracelens.parsers.columns import Table
+    from tracelens.parsers.split import Splitter
+    from tracelens.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A trace format.
+
+    Attributes:
+        name: shown as the trace's format.
+        doc: one line for `tracelens list parsers`.
+        sniff: whether a file looks like this format, from its header keys and the first bytes of events.
+        build: decoded columns to Trace; raises ParseError when nothing usable is in them.
+    """
+
+    name: str
+    doc: str
+    sniff: Callable[[Splitter], bool]
+    build: Callable[[Splitter, Table], Trace]
+
+
+PARSERS: Registry[Parser] = Registry("parser", "tracelens.parsers")
+
+
+def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Callable[..., Trace]]:
+    """Register a function (Splitter, Table) -> Trace as the parser of a format."""
+
+    def keep(build: Callable[[Splitter, Table], Trace]) -> Callable[[Splitter, Table], Trace]:
+        doc = (build.__doc__ or "").strip().splitlines()[0]
+        PARSERS.add(name, Parser(name, doc, sniff, build), build.__module__)
+        return build
+
+    return keep
+
+
+def parse(path: str) -> list[Trace]:
+    """Read one file ("-" is stdin); an archive may hold several traces.
+
+    Raises:
+        ParseError: the file holds no intact trace event; the message says what it is instead.
+    """
+    from tracelens.parsers.pool import decode_all
+    from tracelens.parsers.source import open_source
+    from tracelens.parsers.split import Splitter
+
+    traces = []
+    for source in open_source(path):
+        splitter = Splitter(source)
+        chosen = next(p for _, p in sorted(PARSERS.items(), key=_specific_first) if p.sniff(splitter))
+        traces.append(chosen.build(splitter, decode_all(splitter)))
+    return traces
+
+
+def _specific_first(item: tuple[str, Parser]) -> tuple[bool, str]:
+    """Generic Chrome JSON fits everything, so it is asked last."""
+    return (item[0] == "chrome", item[0])

@@ -1,0 +1,347 @@
+"""Decoded columns to the tables of a `Trace`: what every JSON format shares."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.errors import ParseError
+from tracelens.parsers.collectives import collectives_table
+from tracelens.parsers.columns import SEPARATOR, Columns, Table, integer
+from tracelens.parsers.decode import MISSING
+from tracelens.parsers.pairs import pair_begin_end
+from tracelens.parsers.split import Splitter
+from tracelens.trace import links
+from tracelens.trace.callstack import nest
+from tracelens.trace.tables import EVENTS, GPU_KINDS, KINDS, LINKS, OPS, STACK_KINDS
+from tracelens.trace.trace import Trace, TraceMeta
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Int = NDArray[np.int64]
+
+OVERRUN_NS = 1_000_000
+"""GPU work that lasts this far into the next one on its stream has a corrupt duration (seen on ROCm)."""
+
+
+class Dialect(NamedTuple):
+    """How one format names things.
+
+    Attributes:
+        name: of the format.
+        kinds: the profiler's category to ours (tables.KINDS), lower case; others are slices.
+        launch_flows: categories of the arrows from launch calls to GPU work.
+    """
+
+    name: str
+    kinds: Mapping[str, str]
+    launch_flows: frozenset[str] = frozenset()
+
+
+class Rows(NamedTuple):
+    """The events that become rows, and what happened to the others."""
+
+    table: Columns
+    source: Int
+    dropped: Counter[str]
+    first_drop: dict[str, int]
+    repaired: Counter[str]
+    kept: int
+
+
+def build(splitter: Splitter, table: Table, dialect: Dialect) -> Trace:
+    """Assemble the trace.
+
+    Raises:
+        ParseError: no intact event.
+    """
+    rows = _select(table)
+    if not len(rows.source):
+        lost = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
+        why = "; ".join([*splitter.problems, *([f"dropped: {lost}"] if lost else [])])
+        raise ParseError(splitter.source.path, f"no intact trace event{f' ({why})' if why else ''}")
+    kind = _kinds(table, rows.table.category, dialect)
+    pids, tids, threads = _threads(table)
+    pid, tid = pids[rows.table.pid], tids[rows.table.tid]
+    thread = _dense(pids)[rows.table.pid] * len(tids) + _dense(tids)[rows.table.tid]
+    gpu = np.isin(kind, [KINDS.index(name) for name in GPU_KINDS])
+    device = np.where(gpu, np.where(rows.table.device >= 0, rows.table.device, pid), -1)
+    stream = np.where(gpu, np.where(rows.table.stream != -1, rows.table.stream, tid), -1)
+    rows = _clip_overruns(rows, gpu, device, stream)
+    start, end = rows.table.ts_ns, rows.table.ts_ns + rows.table.dur_ns
+    parent, depth = _nest(kind, thread, start, end)
+    calls = _calls(table, rows, kind, parent, depth)
+    flows = _flows(table, dialect, pids, tids)
+    link, linked = _link(gpu, calls, flows, (pid, tid, start))
+    ops = _ops(table, rows, kind)
+    ops_id, sequence = ops["event_id"].to_numpy(), ops["sequence"].to_numpy()
+    forward = links.forward_ops(
+        ops_id, sequence, ops["forward_thread"].to_numpy(), thread[ops_id], start[ops_id]
+    )
+    link["forward_op_id"] = _inherit_forward(link["op_id"], ops_id, forward, parent, depth)
+    events = EVENTS.frame(
+        {
+            "event_id": np.arange(len(start)),
+            "kind": categorical(kind, KINDS),
+            "category": categorical(rows.table.category, table.categories),
+            "name": categorical(rows.table.name, [name or "(no name)" for name in table.names]),
+            "ts_ns": start,
+            "dur_ns": rows.table.dur_ns,
+            "pid": pid,
+            "tid": tid,
+            "device": device,
+            "stream": stream,
+            "bytes": rows.table.bytes,
+            "parent_id": parent,
+            "depth": depth,
+            "correlation_id": rows.table.correlation,
+            "linked": linked,
+        }
+    )
+    return Trace(
+        _meta(splitter, table, rows, dialect, threads),
+        events,
+        ops,
+        collectives_table(table.collectives, rows.source, link, start),
+        LINKS.frame(link),
+    )
+
+
+def categorical(codes: Any, values: Sequence[str]) -> pd.Categorical:
+    """A categorical from dictionary codes; equal values are merged."""
+    import pandas as pd
+
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) != len(values):
+        place = {value: code for code, value in enumerate(distinct)}
+        codes = np.array([place[value] for value in values], dtype=np.int32)[codes]
+    return pd.Categorical.from_codes(codes, categories=pd.Index(distinct, dtype=object), validate=False)
+
+
+def _select(table: Table) -> Rows:
+    """Choose the events that become rows; count the rest by reason."""
+    columns = table.columns
+    dropped = Counter(drop.reason for drop in table.drops)
+    first_drop = {drop.reason: drop.offset for drop in reversed(table.drops)}
+    repaired = Counter({"text mended": table.mended} if table.mended else {})
+    phase = np.array(table.phases, dtype=object)[columns.phase] if table.phases else np.empty(0, dtype=object)
+    codes = {name: columns.phase == code for code, name in enumerate(table.phases)}
+    nothing = np.zeros(len(phase), dtype=bool)
+
+    def of(*names: str) -> NDArray[np.bool_]:
+        return np.logical_or.reduce([codes.get(name, nothing) for name in names])
+
+    ts, dur = columns.ts_ns, columns.dur_ns
+    timed = ts != MISSING
+    complete, instant = of("X"), of("i", "I", "R")
+    used = of("s", "f", "t", "M")
+    dur = np.where(instant, 0, dur)
+    lacking = complete & timed & (dur == MISSING)
+    row = (complete & timed & ~lacking) | (instant & timed)
+    paired, unpaired = pair_begin_end(table)
+    known = complete | instant | used | of("B", "E", "b", "e")
+    _count(dropped, "no start time", (complete | instant) & ~timed)
+    _count(dropped, "complete event without duration", lacking)
+    _count(dropped, "begin or end without its partner", unpaired)
+    _count(dropped, "no phase: not a trace event", of("") & ~known)
+    _count(dropped, "kind of event that is not analysed (counter, object, ...)", ~known & ~of(""))
+    row[paired.begin] = True
+    dur = dur.copy()
+    dur[paired.begin] = paired.dur_ns
+    source = np.flatnonzero(row)
+    negative = dur[source] < 0
+    _count(repaired, "negative duration set to 0", negative)
+    no_name = np.array([not name for name in table.names], dtype=bool)
+    _count(repaired, "no name", no_name[columns.name[source]])
+    picked = Columns(*(column[source] for column in columns))._replace(dur_ns=np.maximum(dur[source], 0))
+    kept = int(row.sum() + used.sum() + len(paired.begin))
+    return Rows(picked, source, dropped, first_drop, repaired, kept)
+
+
+def _count(counter: Counter[str], reason: str, mask: NDArray[np.bool_]) -> None:
+    if count := int(mask.sum()):
+        counter[reason] += count
+
+
+def _kinds(table: Table, category: Int, dialect: Dialect) -> Int:
+    known = [KINDS.index(dialect.kinds.get(name.lower(), "slice")) for name in table.categories]
+    return np.array(known, dtype=np.int8)[category]
+
+
+def _threads(table: Table) -> tuple[Int, Int, dict[tuple[int, int], str]]:
+    """Process and thread ids as integers, and the names that metadata events give them."""
+    number: dict[int | str, int] = {}
+    for value in [*table.pids, *table.tids, *(item for entry in table.metadata for item in entry[1:3])]:
+        if isinstance(value, str) and value not in number:
+            number[value] = -2 - len(number)
+
+    def to_int(value: int | str) -> int:
+        return number[value] if isinstance(value, str) else value
+
+    names = {
+        (to_int(pid), to_int(tid)): label
+        for kind, pid, tid, label in table.metadata
+        if kind == "thread_name"
+    }
+    pids = np.array([to_int(value) for value in table.pids], dtype=np.int64)
+    return pids, np.array([to_int(value) for value in table.tids], dtype=np.int64), names
+
+
+def _dense(ids: Int) -> Int:
+    """Equal ids to equal small numbers: profilers write one thread as 7 and as "7"."""
+    return np.unique(ids, return_inverse=True)[1]
+
+
+def _clip_overruns(rows: Rows, gpu: NDArray[np.bool_], device: Int, stream: Int) -> Rows:
+    """Cut GPU work whose duration is corrupt at the start of the next on its stream, and count it."""
+    at = np.flatnonzero(gpu)
+    start, dur = rows.table.ts_ns, rows.table.dur_ns
+    at = at[np.lexsort((start[at], stream[at], device[at]))]
+    here, after = at[:-1], at[1:]
+    same = (device[here] == device[after]) & (stream[here] == stream[after])
+    corrupt = same & (start[here] + dur[here] - start[after] > OVERRUN_NS)
+    if not corrupt.any():
+        return rows
+    dur = dur.copy()
+    dur[here[corrupt]] = (start[after] - start[here])[corrupt]
+    rows.repaired["GPU work overrunning the next on its stream by over 1 ms, cut there"] = int(corrupt.sum())
+    return rows._replace(table=rows.table._replace(dur_ns=dur))
+
+
+def _nest(kind: Int, thread: Int, start: Int, end: Int) -> tuple[Int, Int]:
+    rank = np.full(len(KINDS), -1)
+    for place, name in enumerate(STACK_KINDS):
+        rank[KINDS.index(name)] = place
+    rows = np.flatnonzero(rank[kind] >= 0)
+    parent, depth = np.full(len(kind), -1, dtype=np.int64), np.zeros(len(kind), dtype=np.int64)
+    inner, depth[rows] = nest(thread[rows], start[rows], end[rows], rank[kind[rows]])
+    parent[rows] = np.where(inner >= 0, rows[inner], -1)
+    return parent, depth
+
+
+def _calls(table: Table, rows: Rows, kind: Int, parent: Int, depth: Int) -> links.Calls:
+    def named(test: Any) -> NDArray[np.bool_]:
+        return np.array([bool(test(name)) for name in table.names], dtype=bool)[rows.table.name]
+
+    return links.Calls(
+        is_launch=kind == KINDS.index("launch"),
+        is_op=kind == KINDS.index("op"),
+        is_graph=named(re.compile("GraphLaunch").search),
+        transparent=named(links.PASSED_THROUGH.__contains__),
+        start=rows.table.ts_ns,
+        parent=parent,
+        depth=depth,
+        correlation=rows.table.correlation,
+        external_id=rows.table.external_id,
+    )
+
+
+def _flows(table: Table, dialect: Dialect, pids: Int, tids: Int) -> links.Flows:
+    columns = table.columns
+    wanted = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
+    arrow = np.isin(columns.category, wanted)
+    phase = {name: code for code, name in enumerate(table.phases)}
+    begin = np.flatnonzero(arrow & (columns.phase == phase.get("s", -1)))
+    end = np.flatnonzero(arrow & (columns.phase == phase.get("f", -1)))
+
+    def key(at: Int) -> Any:
+        return _place(pids[columns.pid[at]], tids[columns.tid[at]], columns.ts_ns[at])
+
+    return links.Flows(columns.correlation[begin], key(begin), columns.correlation[end], key(end))
+
+
+def _place(pid: Int, tid: Int, start: Int) -> Any:
+    return np.rec.fromarrays((pid, tid, start))
+
+
+def _link(
+    gpu_mask: NDArray[np.bool_], calls: links.Calls, flows: links.Flows, place: tuple[Int, Int, Int]
+) -> tuple[dict[str, Int], NDArray[np.bool_]]:
+    gpu = np.flatnonzero(gpu_mask)
+    launch = links.find_launches(gpu, calls)
+    linked = np.zeros(len(gpu_mask), dtype=bool)
+    linked[gpu] = links.is_linked(gpu, launch, calls, flows.start_id)
+    bare = np.flatnonzero((launch < 0) & (calls.correlation[gpu] < 0))
+    if len(bare) and len(flows.end_id):
+        launches = np.flatnonzero(calls.is_launch)
+        rows = gpu[bare]
+        found = links.launches_by_flow(
+            rows, _place(*(x[rows] for x in place)), _place(*(x[launches] for x in place)), flows
+        )
+        launch[bare] = np.where(found >= 0, launches[found], -1)
+        linked[rows] = found >= 0
+    op = links.find_ops(gpu, launch, calls)
+    return {"kernel_id": gpu, "launch_id": launch, "op_id": op}, linked
+
+
+def _ops(table: Table, rows: Rows, kind: Int) -> pd.DataFrame:
+    """One row an op; ops without recorded arguments have empty texts."""
+    op_events = np.flatnonzero(kind == KINDS.index("op"))
+    place = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    place[table.ops.event] = np.arange(len(table.ops.event))
+    at = place[rows.source[op_events]]
+    parts = [blob.decode("utf-8", "replace").split(SEPARATOR.decode()) for blob in table.blobs]
+    blob = np.where(at >= 0, table.ops.blob[at], len(parts)) if len(table.ops.blob) else np.zeros_like(at)
+    parts.append([""] * 4)
+    if not len(table.ops.blob):
+        parts = parts[-1:]
+    texts = {
+        name: categorical(blob, [part[position] for part in parts])
+        for position, name in enumerate(("shapes", "dtypes", "strides", "values"))
+    }
+
+    def number(values: Int) -> Int:
+        return np.where(at >= 0, values[at], -1) if len(values) else np.full(len(at), -1, dtype=np.int64)
+
+    return OPS.frame(
+        texts
+        | {
+            "event_id": op_events,
+            "sequence": number(table.ops.sequence),
+            "forward_thread": number(table.ops.forward_thread),
+        }
+    )
+
+
+def _inherit_forward(op: Int, op_rows: Int, forward: Int, parent: Int, depth: Int) -> Int:
+    """Kernels of ops inside a backward node belong to the forward op of that node."""
+    of_event = np.full(len(parent), -1, dtype=np.int64)
+    of_event[op_rows] = forward
+    node = links.nearest(parent, depth, of_event >= 0)
+    at = np.where(op >= 0, node[np.maximum(op, 0)], -1)
+    return np.where(at >= 0, of_event[np.maximum(at, 0)], -1)
+
+
+def _meta(
+    splitter: Splitter, table: Table, rows: Rows, dialect: Dialect, threads: dict[tuple[int, int], str]
+) -> TraceMeta:
+    keys = splitter.header | splitter.tail
+    info = keys.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    properties = keys.get("deviceProperties")
+    devices = {
+        integer(entry.get("id", place)): str(entry.get("name", ""))
+        for place, entry in enumerate(properties if isinstance(properties, list) else [])
+        if isinstance(entry, dict)
+    }
+    return TraceMeta(
+        path=splitter.source.path,
+        format=dialect.name,
+        rank=integer(info.get("rank")),
+        world_size=integer(info.get("world_size")),
+        devices=devices,
+        epoch_ns=max(integer(keys.get("baseTimeNanoseconds")), 0),
+        read=len(table.columns.phase) + len(table.drops),
+        kept=rows.kept,
+        dropped=dict(rows.dropped),
+        first_drop=rows.first_drop,
+        repaired=dict(rows.repaired),
+        problems=tuple(splitter.problems),
+        threads=threads,
+    )

@@ -1,0 +1,16 @@
+"""Generic Chrome / Perfetto JSON: whatever names its events as Kineto does is understood, the rest is slices."""
+
+from __future__ import annotations
+
+from tracelens.parsers import parser
+from tracelens.parsers.build import build
+from tracelens.parsers.columns import Table
+from tracelens.parsers.kineto import DIALECT
+from tracelens.parsers.split import Splitter
+from tracelens.trace.trace import Trace
+
+
+@parser("chrome", sniff=lambda _: True)
+def chrome(splitter: Splitter, table: Table) -> Trace:
+    """Chrome / Perfetto trace JSON of any program; begin/end and async pairs become slices."""
+    return build(splitter, table, DIALECT._replace(name="chrome"))

@@ -1,0 +1,81 @@
+"""The collectives table: what the profiler recorded about each collective, joined to its kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.parsers.columns import CollectiveRow
+from tracelens.trace.tables import COLLECTIVES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Int = NDArray[np.int64]
+
+DTYPE_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "half": 2, "float16": 2, "bfloat16": 2, "short": 2,
+    "int16": 2, "int": 4, "int32": 4, "float": 4, "float32": 4, "long": 8, "int64": 8, "double": 8,
+    "float64": 8,
+}  # fmt: skip
+"""Bytes of an element by the names that profilers use (`c10::` and case aside)."""
+
+
+def collectives_table(
+    records: list[CollectiveRow], source: Int, link: dict[str, Int], start: Int
+) -> pd.DataFrame:
+    """Build it.
+
+    Args:
+        records: as decoded, `event` being the position in the file.
+        source: position in the file of each row of the events table.
+        link: kernel_id and op_id columns of the links table.
+        start: ns of each row of the events table.
+
+    A CPU record and the kernel that repeats its metadata become one row.
+    """
+    row_of = {place: row for row, place in enumerate(source.tolist())} if records else {}
+    kernel_of_op = dict(zip(link["op_id"].tolist(), link["kernel_id"].tolist(), strict=True)) if records else {}
+    op_of_kernel = dict(zip(link["kernel_id"].tolist(), link["op_id"].tolist(), strict=True)) if records else {}
+    known = [(row_of[record.event], record) for record in records if record.event in row_of]
+    cpu = {row for row, _ in known if row not in op_of_kernel}
+    rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
+    rows.sort(key=lambda item: (int(start[item[0]]), item[0]))
+    seen: dict[bytes, int] = {}
+    data: dict[str, list[object]] = {column.name: [] for column in COLLECTIVES.columns}
+    for row, record in rows:
+        order = seen[record.group] = seen.get(record.group, -1) + 1
+        width = DTYPE_BYTES.get(_plain(record.dtype).lower().removeprefix("c10::"), -1)
+        values = {
+            "event_id": row,
+            "kernel_id": row if row in op_of_kernel else kernel_of_op.get(row, -1),
+            "collective": record.collective,
+            "group": _plain(record.group),
+            "group_description": _plain(record.description),
+            "group_ranks": _plain(record.ranks),
+            "group_size": record.size,
+            "dtype": _plain(record.dtype),
+            "in_bytes": record.in_elements * width if width > 0 <= record.in_elements else -1,
+            "out_bytes": record.out_elements * width if width > 0 <= record.out_elements else -1,
+            "in_split": _plain(record.in_split),
+            "out_split": _plain(record.out_split),
+            "order": order,
+        }
+        for name, value in values.items():
+            data[name].append(value)
+    import pandas as pd
+
+    integer = {column.name for column in COLLECTIVES.columns if column.dtype == "int64"}
+    return COLLECTIVES.frame(
+        {
+            name: np.array(values, dtype=np.int64) if name in integer else pd.Categorical(values)
+            for name, values in data.items()
+        }
+    )
+
+
+def _plain(text: bytes) -> str:
+    return text.decode("utf-8", "replace").strip().strip('"')

@@ -1,0 +1,294 @@
+"""`Event` objects to numpy columns with dictionary codes, so that no Python object per event remains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tracelens.parsers.decode import NO_TEXT, Args, Decoded, Drop, Event
+
+_INT64 = np.iinfo(np.int64)
+_ASYNC_PHASES = frozenset("bneSTFpN")
+
+
+class Codes(dict[Hashable, int]):
+    """Value to small integer, numbered in order of first use."""
+
+    def __missing__(self, key: Hashable) -> int:
+        self[key] = code = len(self)
+        return code
+
+
+class Columns(NamedTuple):
+    """One row an event, in file order.
+
+    `phase, category, name, pid, tid` are codes into the dictionaries of the same name; `correlation` of
+    a flow is its id; absent integers are -1, absent times decode.MISSING.
+    """
+
+    phase: np.ndarray
+    category: np.ndarray
+    name: np.ndarray
+    pid: np.ndarray
+    tid: np.ndarray
+    ts_ns: np.ndarray
+    dur_ns: np.ndarray
+    correlation: np.ndarray
+    external_id: np.ndarray
+    stream: np.ndarray
+    device: np.ndarray
+    bytes: np.ndarray
+
+
+class OpRows(NamedTuple):
+    """One row an event that has operator arguments; `event` is its row in Columns."""
+
+    event: np.ndarray
+    blob: np.ndarray
+    sequence: np.ndarray
+    forward_thread: np.ndarray
+
+
+class CollectiveRow(NamedTuple):
+    """What a profiler wrote about one collective, texts as JSON."""
+
+    event: int
+    collective: str
+    group: bytes
+    description: bytes
+    ranks: bytes
+    size: int
+    dtype: bytes
+    in_elements: int
+    out_elements: int
+    in_split: bytes
+    out_split: bytes
+
+
+@dataclass
+class Table:
+    """All events of one trace as columns, with the dictionaries of their codes.
+
+    Attributes:
+        blobs: distinct operator arguments, the JSON texts of dims, types, strides and values joined by
+            `SEPARATOR`.
+        metadata: (ph-M event name, pid, tid, args name or labels) of every metadata event.
+        async_ids: row -> id of async begin/end events, as written.
+    """
+
+    columns: Columns
+    ops: OpRows
+    phases: list[str]
+    categories: list[str]
+    names: list[str]
+    pids: list[int | str]
+    tids: list[int | str]
+    blobs: list[bytes]
+    collectives: list[CollectiveRow]
+    metadata: list[tuple[str, int | str, int | str, str]]
+    async_ids: dict[int, str]
+    drops: list[Drop]
+    mended: int
+
+
+SEPARATOR = b"\x1f"
+
+
+@dataclass
+class Part:
+    """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
+
+    blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
+    dictionaries: dict[str, Codes] = field(
+        default_factory=lambda: {
+            key: Codes() for key in ("phase", "category", "name", "pid", "tid", "blob")
+        }
+    )
+    collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
+    metadata: list[tuple[str, int | str, int | str, str]] = field(default_factory=list)
+    async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
+    drops: list[Drop] = field(default_factory=list)
+    mended: int = 0
+
+    def add(self, index: int, decoded: Decoded) -> None:
+        """Encode the events of chunk `index`."""
+        events = decoded.events
+        self.drops += decoded.drops
+        self.mended += decoded.mended
+        args = [event.args for event in events]
+        rows = [row for row, arg in enumerate(args) if arg is not None]
+        present: list[Args] = [arg for arg in args if arg is not None]
+        self.blocks[index] = (self._columns(decoded, rows, present), self._ops(rows, present))
+        self._collectives(index, rows, present)
+        self._rare(index, events)
+
+    def _columns(self, decoded: Decoded, rows: list[int], args: list[Args]) -> Columns:
+        events = decoded.events
+        correlation = integers([event.id for event in events])
+        where = np.array(rows, dtype=np.int64)
+        correlation[where] = integers([arg.correlation for arg in args])
+
+        def spread(values: list[Any]) -> np.ndarray:
+            column = np.full(len(events), -1, dtype=np.int64)
+            column[where] = integers(values)
+            return column
+
+        return Columns(
+            self._code("phase", [event.ph for event in events], np.int16),
+            self._code("category", [event.cat or "" for event in events], np.int16),
+            self._code("name", [event.name or "" for event in events], np.int32),
+            self._code("pid", [event.pid for event in events], np.int32),
+            self._code("tid", [event.tid for event in events], np.int32),
+            decoded.ts_ns,
+            decoded.dur_ns,
+            correlation,
+            spread([arg.external_id for arg in args]),
+            spread([arg.stream for arg in args]),
+            spread([arg.device for arg in args]),
+            spread([arg.bytes for arg in args]),
+        )
+
+    def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> np.ndarray:
+        codes = self.dictionaries[key]
+        return np.array([codes[value] for value in values], dtype=dtype)
+
+    def _ops(self, rows: list[int], args: list[Args]) -> OpRows:
+        blobs, join = self.dictionaries["blob"], SEPARATOR.join
+        picked = [
+            (row, blobs[join((arg.dims, arg.types, arg.strides, arg.values))], arg.sequence, arg.forward_thread)
+            for row, arg in zip(rows, args, strict=True)
+            if arg.dims is not NO_TEXT or arg.sequence != -1
+        ]
+        event, blob, sequence, thread = zip(*picked, strict=True) if picked else ((), (), (), ())
+        return OpRows(
+            np.array(event, dtype=np.int64),
+            np.array(blob, dtype=np.int32),
+            integers(list(sequence)),
+            integers(list(thread)),
+        )
+
+    def _collectives(self, index: int, rows: list[int], args: list[Args]) -> None:
+        found = [
+            CollectiveRow(
+                row,
+                arg.collective,
+                bytes(arg.group),
+                bytes(arg.group_description),
+                bytes(arg.group_ranks),
+                integer(arg.group_size),
+                bytes(arg.dtype),
+                integer(arg.in_elements),
+                integer(arg.out_elements),
+                bytes(arg.in_split),
+                bytes(arg.out_split),
+            )
+            for row, arg in zip(rows, args, strict=True)
+            if arg.collective is not None
+        ]
+        if found:
+            self.collectives[index] = found
+
+    def _rare(self, index: int, events: list[Event]) -> None:
+        """Metadata and async events: few, and their ids and labels are free text."""
+        for event in events:
+            if event.ph == "M" and event.args is not None:
+                label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
+                self.metadata.append(
+                    (event.name or "", identity(event.pid), identity(event.tid), _text(label))
+                )
+        if not _ASYNC_PHASES.isdisjoint(self.dictionaries["phase"]):
+            ids = {row: str(event.id) for row, event in enumerate(events) if event.ph in _ASYNC_PHASES}
+            if ids:
+                self.async_ids[index] = ids
+
+
+def merge(parts: list[Part]) -> Table:
+    """Join what several processes encoded, in order of the chunks."""
+    keys = list(parts[0].dictionaries)
+    merged = {key: Codes() for key in keys}
+    maps = [
+        {key: np.array([merged[key][value] for value in part.dictionaries[key]], dtype=np.int32) for key in keys}
+        for part in parts
+    ]
+    owner = {index: number for number, part in enumerate(parts) for index in part.blocks}
+    columns: list[Columns] = []
+    ops: list[OpRows] = []
+    collectives: list[CollectiveRow] = []
+    async_ids: dict[int, str] = {}
+    start = 0
+    for index in sorted(owner):
+        part, codes = parts[owner[index]], maps[owner[index]]
+        block, op_rows = part.blocks[index]
+        columns.append(
+            block._replace(**{key: codes[key][getattr(block, key)] for key in keys if key != "blob"})
+        )
+        ops.append(op_rows._replace(event=op_rows.event + start, blob=codes["blob"][op_rows.blob]))
+        for row in part.collectives.get(index, ()):
+            collectives.append(row._replace(event=row.event + start))
+        async_ids |= {row + start: value for row, value in part.async_ids.get(index, {}).items()}
+        start += len(block.phase)
+    return Table(
+        _concatenate(Columns, columns),
+        _concatenate(OpRows, ops),
+        [str(value) for value in merged["phase"]],
+        [str(value) for value in merged["category"]],
+        [str(value) for value in merged["name"]],
+        [identity(value) for value in merged["pid"]],
+        [identity(value) for value in merged["tid"]],
+        [value for value in merged["blob"] if isinstance(value, bytes)],
+        collectives,
+        [entry for part in parts for entry in part.metadata],
+        async_ids,
+        sorted(drop for part in parts for drop in part.drops),
+        sum(part.mended for part in parts),
+    )
+
+
+def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:
+    if not blocks:
+        return make(*(np.empty(0, dtype=np.int64) for _ in make._fields))  # type: ignore[attr-defined]
+    return make(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True)))
+
+
+def integers(values: list[Any]) -> np.ndarray:
+    """A column of int64; text numbers are read, what is no number becomes -1."""
+    try:
+        return np.array(values, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([integer(value) for value in values], dtype=np.int64)
+
+
+def integer(value: object) -> int:
+    """An int from what a profiler may write for one: 7, 7.0, "7", "0x7"; -1 if it is none.
+
+    Unsigned 64-bit ids beyond int64 wrap around: they stay distinct.
+    """
+    if isinstance(value, str):
+        try:
+            value = int(value.strip(), 0)
+        except ValueError:
+            return -1
+    if isinstance(value, float):
+        if value != value or abs(value) > _INT64.max:
+            return -1
+        value = int(value)
+    if not isinstance(value, int):
+        return -1
+    if not -(1 << 63) <= value < 1 << 64:
+        return -1
+    return value - (1 << 64) if value > _INT64.max else value
+
+
+def identity(value: object) -> int | str:
+    """A process or thread id as int where it is one ("7" and 7 are the same thread), else as text."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else value
+    return integer(value)
+
+
+def _text(raw: object) -> str:
+    return bytes(raw).decode("utf-8", "replace").strip('"') if raw is not None else ""  # type: ignore[call-overload]

@@ -1,0 +1,271 @@
+"""Chunks of JSON text to `Event` objects, in three tiers.
+
+1. Typed decoding of the whole chunk; only the fields that are used become Python objects.
+2. The same with times kept as text, where floats would lose nanoseconds.
+3. `salvage`: event by event, mending or dropping the broken ones, where the chunk is not valid JSON or
+   does not fit the types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct, field
+
+from tracelens.parsers.repair import repair_text
+
+Number = int | float | str | None
+"""Numbers drift to strings and null in the wild; columns.py turns them back."""
+
+NO_TEXT = Raw(b"")
+MISSING = np.iinfo(np.int64).min
+"""A time that the event does not have."""
+
+# Below this many microseconds a double holds every nanosecond: its spacing there is under 1 ns.
+EXACT_BELOW_US = float(1 << 43)
+
+_MAX_JOIN = 24
+
+
+class Args(Struct, gc=False):
+    """The arguments that become columns; everything else is skipped without being decoded."""
+
+    correlation: Number = -1
+    external_id: Number = field(default=-1, name="External id")
+    stream: Number = -1
+    device: Number = -1
+    bytes: Number = -1
+    sequence: Number = field(default=-1, name="Sequence number")
+    forward_thread: Number = field(default=-1, name="Fwd thread id")
+    dims: Raw = field(default=NO_TEXT, name="Input Dims")
+    types: Raw = field(default=NO_TEXT, name="Input type")
+    strides: Raw = field(default=NO_TEXT, name="Input Strides")
+    values: Raw = field(default=NO_TEXT, name="Concrete Inputs")
+    collective: str | None = field(default=None, name="Collective name")
+    in_elements: Number = field(default=-1, name="In msg nelems")
+    out_elements: Number = field(default=-1, name="Out msg nelems")
+    in_split: Raw = field(default=NO_TEXT, name="In split size")
+    out_split: Raw = field(default=NO_TEXT, name="Out split size")
+    dtype: Raw = field(default=NO_TEXT, name="dtype")
+    group: Raw = field(default=NO_TEXT, name="Process Group Name")
+    group_description: Raw = field(default=NO_TEXT, name="Process Group Description")
+    group_ranks: Raw = field(default=NO_TEXT, name="Process Group Ranks")
+    group_size: Number = field(default=-1, name="Group size")
+    name: Raw = NO_TEXT
+    labels: Raw = NO_TEXT
+
+
+class Event(Struct, gc=False):
+    """One trace event; times in microseconds as written (`ts` and `dur` are None where absent)."""
+
+    ph: str = ""
+    cat: str | None = ""
+    name: str | None = ""
+    ts: Number = None
+    dur: Number = None
+    pid: Number = -1
+    tid: Number = -1
+    id: Number = -1
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """The same with times as JSON text."""
+
+    ts: Raw = NO_TEXT  # type: ignore[assignment]
+    dur: Raw = NO_TEXT  # type: ignore[assignment]
+
+
+class Drop(NamedTuple):
+    """An event that could not be used: where it starts in the input, and why."""
+
+    offset: int
+    reason: str
+
+
+class Decoded(NamedTuple):
+    """The events of one chunk.
+
+    Attributes:
+        events: in order of the file.
+        ts_ns, dur_ns: their times, int64 nanoseconds, MISSING where absent.
+        drops: broken events that were left out.
+        mended: number of events whose text had to be mended first.
+        open_edge: the first or last piece is broken, which a cut inside an event would cause as well.
+        end: offset in the chunk's text behind the array's closing bracket if it was met, else -1.
+    """
+
+    events: list[Event]
+    ts_ns: np.ndarray
+    dur_ns: np.ndarray
+    drops: list[Drop]
+    mended: int = 0
+    open_edge: bool = False
+    end: int = -1
+
+
+_EVENTS = msgspec.json.Decoder(list[Event])
+_EXACT = msgspec.json.Decoder(list[ExactEvent])
+_BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def decode(text: bytes, offset: int = 0) -> Decoded:
+    """Decode a chunk: a JSON array of events whose first event stands at byte `offset` of the input."""
+    try:
+        events = _EVENTS.decode(text)
+    except _BAD_JSON:
+        return salvage(text, offset)
+    ts, dur = [event.ts for event in events], [event.dur for event in events]
+    ts_ns, dur_ns = _nanoseconds(ts), _nanoseconds(dur)
+    if ts_ns is None or dur_ns is None:
+        try:
+            return _with_exact_times(_EXACT.decode(text), [])
+        except _BAD_JSON:
+            return salvage(text, offset)
+    return Decoded(events, ts_ns, dur_ns, [])
+
+
+def salvage(text: bytes, offset: int = 0) -> Decoded:
+    """Decode a chunk event by event; what cannot be mended is dropped with its byte offset."""
+    cuts = [found.start() + 1 for found in re.finditer(rb"\}\s*,\s*(?=\{)", text)]
+    cuts.append(text.rindex(b"]") if text.endswith(b"]") else len(text))
+    events: list[ExactEvent] = []
+    drops: list[Drop] = []
+    mended, first, begin, open_edge = 0, 0, 1, False
+    while first < len(cuts):
+        begin = _skip_separator(text, begin)
+        count, found = _join(text, begin, cuts[first : first + _MAX_JOIN])
+        if not found:
+            found = _decode_one(repair_text(text[begin : cuts[first]]))
+            mended += len(found)
+        if not found and (end := _closing_bracket(text, begin, cuts[first])):
+            events += _decode_one(text[begin : end[0]])
+            return _with_exact_times(events, drops, mended, open_edge, end[1])
+        if not found and text[begin : cuts[first]].strip():
+            drops.append(Drop(offset + begin - 1, "not valid JSON"))
+            open_edge |= first == 0 or first == len(cuts) - 1
+        events += found
+        first += count
+        begin = cuts[first - 1]
+    return _with_exact_times(events, drops, mended, open_edge)
+
+
+def exact_ns(text: str | bytes) -> int:
+    """Microseconds as decimal text to whole nanoseconds, without floating point; MISSING if no number.
+
+    >>> exact_ns("1712195495519689.047")
+    1712195495519689047
+    """
+    digits = bytes(text).decode("ascii", "replace") if not isinstance(text, str) else text
+    whole, _, fraction = digits.strip().strip('"').partition(".")
+    if whole.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= 3:
+        value = int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    else:
+        try:
+            value = int((Decimal(digits.strip().strip('"')) * 1000).to_integral_value())
+        except (InvalidOperation, ValueError, OverflowError):
+            return int(MISSING)
+    return value if abs(value) < 1 << 62 else int(MISSING)
+
+
+def _nanoseconds(values: list[Number]) -> np.ndarray | None:
+    """Times in microseconds to int64 nanoseconds, or None where that needs the exact text."""
+    try:
+        us = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    whole = np.floor(us)
+    fraction = us - whole
+    with np.errstate(invalid="ignore"):
+        inexact = (np.abs(us) >= EXACT_BELOW_US) & (fraction != 0)
+        if inexact.any() or (np.abs(us) >= 2.0**53).any():
+            return None
+        ns = whole.astype(np.int64) * 1000 + np.rint(fraction * 1000).astype(np.int64)
+    return np.where(np.isfinite(us), ns, MISSING)
+
+
+def _with_exact_times(
+    events: list[ExactEvent], drops: list[Drop], mended: int = 0, open_edge: bool = False, end: int = -1
+) -> Decoded:
+    ts = np.array([exact_ns(event.ts) for event in events], dtype=np.int64)
+    dur = np.array([exact_ns(event.dur) for event in events], dtype=np.int64)
+    return Decoded(list(events), ts, dur, drops, mended, open_edge, end)
+
+
+def _join(text: bytes, begin: int, cuts: list[int]) -> tuple[int, list[ExactEvent]]:
+    """Decode the shortest run of pieces that is one event: a cut may lie inside a nested list."""
+    for count, cut in enumerate(cuts, start=1):
+        if found := _decode_one(text[begin:cut]):
+            return count, found
+    return 1, []
+
+
+def _decode_one(text: bytes) -> list[ExactEvent]:
+    try:
+        return _EXACT.decode(b"[" + text + b"]")
+    except msgspec.ValidationError:
+        return _loose(text)
+    except _BAD_JSON:
+        return []
+
+
+def _loose(text: bytes) -> list[ExactEvent]:
+    """Valid JSON whose fields have unexpected types: keep the fields that fit."""
+    try:
+        value = json.loads(text, parse_float=_Literal)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(value, dict):
+        return [ExactEvent()]
+    raw = {key: value[key] for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
+    numbers = {key: value[key] for key in ("pid", "tid", "id") if isinstance(value.get(key), int | str)}
+    times = {key: Raw(str(value[key]).encode()) for key in ("ts", "dur") if key in value}
+    return [ExactEvent(**raw, **numbers, **times, args=_loose_args(value.get("args")))]
+
+
+class _Literal(float):
+    """A float that remembers how it was written."""
+
+    def __new__(cls, text: str) -> _Literal:
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _loose_args(args: Any) -> Args | None:
+    if not isinstance(args, dict):
+        return None
+    fitting: dict[str, Any] = {}
+    for info in msgspec.structs.fields(Args):
+        value = args.get(info.encode_name)
+        if info.type is Raw and value is not None:
+            fitting[info.name] = Raw(json.dumps(value).encode())
+        elif info.name == "collective" and isinstance(value, str):
+            fitting[info.name] = value
+        elif info.type is not Raw and isinstance(value, int | str) and info.name != "collective":
+            fitting[info.name] = value
+    return Args(**fitting)
+
+
+def _closing_bracket(text: bytes, begin: int, end: int) -> tuple[int, int] | None:
+    """In a piece that holds the array's end: (end of its event, behind the bracket)."""
+    for found in re.finditer(rb"\}\s*(\])", text[begin:end]):
+        if _decode_one(text[begin : begin + found.start() + 1]):
+            return begin + found.start() + 1, begin + found.end()
+    return None
+
+
+def _skip_separator(text: bytes, pos: int) -> int:
+    while pos < len(text) and text[pos] in b" \t\r\n,":
+        pos += 1
+    return pos

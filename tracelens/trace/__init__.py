@@ -1,0 +1,1 @@
+"""The trace model: one rank (`Trace`) and all ranks of a job (`Run`)."""

@@ -1,0 +1,189 @@
+"""GPU kernel names and CPU op names to classes; the rules are data, in kernels.toml beside this file.
+
+A C++ kernel name is up to 8,000 characters of template arguments that mention half the library, so the
+rules never see it whole. They are asked in two steps:
+
+1. a kernel that is only a shell (PyTorch's `elementwise_kernel`, CUTLASS's `device_kernel`, CK's `kentry`)
+   is classified by its first template arguments, which name the functor it runs;
+2. otherwise, or when no functor is known, by the function's own name.
+
+Of all classes that match, the one of the most telling level wins; the levels are named in kernels.toml.
+Two classes of one level make the kernel `fused`. Nothing depends on the order of rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from tracelens.errors import SchemaError, UnknownName
+
+KINDS: tuple[str, ...] = ("computation", "comm", "memcpy", "memset")
+OPAQUE: frozenset[str] = frozenset({"fused", "other"})
+"""Classes that tell nothing about the work: `classify_op` of the launching op may know better."""
+
+_RULES_FILE = Path(__file__).with_name("kernels.toml")
+
+# Own names are short and functors stand early; what follows is types and repeats.
+_HEAD_CHARS = 640
+_ARGUMENT_CHARS = 180
+_OWN_CHARS = 160
+
+_RETURN_TYPE = re.compile(r"(?:void |(?:typename )?(?:std::)?enable_if(?:<.*?>::type|_t<.*?>) )+")
+_PARAMETERS = ("(at::", "(c10::", ">(")
+_MANGLED_LENGTH = re.compile(r"(?:St|L)?(\d+)")
+# 128x256_64x4 of a GEMM says nothing about its class; without it hundreds of names are one.
+_TILE_SIZES = re.compile(r"\d+(?:x\d+)+")
+_AUTOGRAD_PREFIX = re.compile(r"^(?:autograd::engine::evaluate_function: )?(?:torch::autograd::)?")
+_BACKWARD_SUFFIX = re.compile(r"(?:backward(?:data)?)?\d*$")
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """One class of kernels; `kind` is one of KINDS."""
+
+    name: str
+    kind: str
+    doc: str
+
+
+_Table = Literal["names", "functors", "ops"]
+_Rule = tuple[int, str, re.Pattern[str]]
+"""(level, class name, expression): the class matches where the expression is found."""
+
+
+def classes() -> list[KernelClass]:
+    """All classes, as listed in kernels.toml."""
+    return list(_classes().values())
+
+
+def kind_of(class_name: str) -> str:
+    """The kind (one of KINDS) of a class; raises UnknownName."""
+    known = _classes()
+    if class_name not in known:
+        raise UnknownName("kernel class", class_name, known)
+    return known[class_name].kind
+
+
+def classify_kernels(names: Sequence[str]) -> list[str]:
+    """The class of each kernel name, in order.
+
+    Event categories come first: a caller gives gpu_memcpy events `copy` and gpu_memset events `fill`
+    without asking here.
+    """
+    return [_kernel_class(name) for name in names]
+
+
+def classify_op(name: str) -> str | None:
+    """The class of the kernels that an op (aten::mm, MmBackward0, ...) launches, or None where unknown."""
+    found = matching_op_classes(name)
+    return found[0] if len(found) == 1 else None
+
+
+def matching_classes(name: str) -> tuple[str, ...]:
+    """The classes of the winning level for a kernel name; more than one is a tie, none is `other`."""
+    own, arguments = _own_name(name)
+    if arguments and own.rpartition("::")[2] in _wrappers():
+        found = _winners("functors", arguments)
+        if found:
+            return found
+    return _winners("names", own)
+
+
+def matching_op_classes(name: str) -> tuple[str, ...]:
+    """The classes of the winning level for an op name; more than one is a tie, none is unknown."""
+    text = _AUTOGRAD_PREFIX.sub("", name).lower().replace("_", "").replace(" ", "")
+    return _winners("ops", _BACKWARD_SUFFIX.sub("", text))
+
+
+@cache
+def _kernel_class(name: str) -> str:
+    found = matching_classes(name)
+    if len(found) > 1:
+        return "fused"
+    return found[0] if found else "other"
+
+
+@cache
+def _winners(table: _Table, text: str) -> tuple[str, ...]:
+    """Names of the matching classes of the first level that has any, sorted."""
+    found: list[str] = []
+    winning = -1
+    for level, name, pattern in _compiled(table):
+        if found and level != winning:
+            break
+        if pattern.search(text):
+            found.append(name)
+            winning = level
+    return tuple(sorted(found))
+
+
+def _own_name(name: str) -> tuple[str, str]:
+    """(qualified function name, first template arguments) of a kernel name, both in lower case."""
+    if name.startswith("_Z"):
+        own, arguments = _demangle(name)
+    else:
+        text = name[:_HEAD_CHARS].replace("(anonymous namespace)::", "").replace("at::native::", "")
+        prefix = _RETURN_TYPE.match(text)
+        start = prefix.end() if prefix else 0
+        template, parameters = text.find("<", start), text.find("(", start)
+        end = min((at for at in (template, parameters) if at >= 0), default=len(text))
+        own, arguments = text[start:end], text[end:] if end == template else ""
+    return _TILE_SIZES.sub("#", own[:_OWN_CHARS]).lower(), _functor(arguments).lower()
+
+
+def _functor(arguments: str) -> str:
+    """The first template arguments up to where parameters begin: those are types and repeats."""
+    ends = [at for mark in _PARAMETERS if (at := arguments.find(mark, 0, _ARGUMENT_CHARS)) >= 0]
+    return arguments[: min(ends, default=_ARGUMENT_CHARS)]
+
+
+def _demangle(symbol: str) -> tuple[str, str]:
+    """(qualified name, what follows) of an Itanium-mangled symbol: only the leading name is decoded."""
+    parts: list[str] = []
+    at = 3 if symbol.startswith("_ZN") else 2
+    while match := _MANGLED_LENGTH.match(symbol, at):
+        at = match.end() + int(match[1])
+        part = symbol[match.end() : at]
+        if not part.startswith("_GLOBAL__N_"):
+            parts.append(part)
+    return "::".join(parts), symbol[at:]
+
+
+@cache
+def _file() -> dict[str, Any]:
+    import tomllib  # 7 ms that a caller who classifies nothing need not pay
+
+    return tomllib.loads(_RULES_FILE.read_text(encoding="utf-8"))
+
+
+@cache
+def _classes() -> dict[str, KernelClass]:
+    """Name to class; raises SchemaError where kernels.toml gives a class an unknown kind or level."""
+    found: dict[str, KernelClass] = {}
+    for name, entry in _file()["class"].items():
+        if entry["kind"] not in KINDS or entry["level"] not in _file()["levels"]:
+            raise SchemaError(f"kernels.toml: class {name!r} has an unknown kind or level")
+        found[name] = KernelClass(name, entry["kind"], entry["doc"])
+    return found
+
+
+@cache
+def _wrappers() -> frozenset[str]:
+    return frozenset(_file()["wrappers"])
+
+
+@cache
+def _compiled(table: _Table) -> tuple[_Rule, ...]:
+    """The rules of one table, one alternation for each class, sorted by level."""
+    levels: list[str] = _file()["levels"]
+    rules = [
+        (levels.index(entry["level"]), name, re.compile("|".join(entry[table])))
+        for name, entry in _file()["class"].items()
+        if table in entry
+    ]
+    return tuple(sorted(rules, key=lambda rule: rule[0]))

@@ -1,0 +1,133 @@
+"""Sums over sets of time intervals, vectorised; times are int64 nanoseconds, intervals half-open [start, end)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int = NDArray[np.int64]
+
+
+class Union(NamedTuple):
+    """A set of points in time as disjoint, sorted, non-touching intervals."""
+
+    start: Int
+    end: Int
+
+    @property
+    def total(self) -> int:
+        """Covered time."""
+        return int((self.end - self.start).sum())
+
+    def covered_before(self, times: Int) -> Int:
+        """For each time, how much of this set lies before it."""
+        if not len(self.start):
+            return np.zeros_like(times)
+        before = np.concatenate(([0], np.cumsum(self.end - self.start)))
+        index = np.searchsorted(self.start, times, side="right") - 1
+        inside = np.minimum(times - self.start[index], self.end[index] - self.start[index])
+        return np.where(index < 0, 0, before[index] + inside)
+
+    def covered(self, start: Int, end: Int) -> Int:
+        """For each interval, how much of it lies in this set."""
+        return self.covered_before(end) - self.covered_before(start)
+
+    def gaps(self) -> Union:
+        """What lies between the first start and the last end and is not in this set."""
+        return Union(self.end[:-1], self.start[1:])
+
+
+def union(start: Int, end: Int) -> Union:
+    """The union of intervals in any order; empty and inverted ones add nothing."""
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        return Union(start, end)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[1:] > end[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return Union(start[first], end[last])
+
+
+def subtract(total: Union, *removed: Union) -> int:
+    """Time in `total` that lies in none of the others."""
+    if not removed:
+        return total.total
+    others = union(
+        np.concatenate([part.start for part in removed]), np.concatenate([part.end for part in removed])
+    )
+    return total.total - int(others.covered(total.start, total.end).sum())
+
+
+def clip(start: Int, end: Int, low: int, high: int) -> tuple[Int, Int]:
+    """The intervals cut to [low, high); those outside become empty."""
+    start = np.clip(start, low, high)
+    return start, np.maximum(np.clip(end, low, high), start)
+
+
+def exclusive(start: Int, end: Int, group: Int) -> Int:
+    """Give each nanosecond that a group's intervals cover to one of them: the one that started first.
+
+    Its share is one piece, from where all that started before it have ended (or its own start) to its
+    own end. The shares of a group add up to the group's union, exactly.
+
+    Args:
+        start, end: ns; `end` not before `start`.
+        group: non-negative; groups do not affect each other.
+
+    Returns:
+        start of each interval's share (its own end where it has none).
+    """
+    if not len(start):
+        return start
+    order = np.lexsort((start, group))
+    base, span = int(start.min()), int(end.max() - start.min()) + 1
+    if (int(group.max()) + 1) * span >= 1 << 62:  # what follows would overflow: hours of a million groups
+        middle = int(group.max()) // 2
+        own, low = start.copy(), group <= middle
+        own[low] = exclusive(start[low], end[low], group[low])
+        own[~low] = exclusive(start[~low], end[~low], group[~low] - middle - 1)
+        return own
+    # A running maximum that starts anew in each group: later groups are lifted above all earlier ones.
+    lift = group[order] * span
+    reached = np.maximum.accumulate(end[order] - base + lift)
+    own = start.copy()
+    before = reached[:-1] - lift[1:] + base
+    own[order[1:]] = np.maximum(start[order[1:]], before)
+    return np.minimum(own, end)
+
+
+def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, Int]:
+    """Give each nanosecond in each window between consecutive `edges` to one interval.
+
+    The lowest `priority` number wins; among equals the one that started first.
+
+    Args:
+        start, end: ns; `end` not before `start`.
+        priority: small non-negative numbers.
+        edges: sorted window borders; time before the first or behind the last is in no window.
+
+    Returns:
+        (row, window, dur): one entry a pair that overlaps, with its exclusive nanoseconds (may be 0).
+        Summed over a window they equal the union of all intervals in it, exactly.
+    """
+    own_start = exclusive(start, end, priority)
+    first = np.maximum(np.searchsorted(edges, start, side="right") - 1, 0)
+    last = np.minimum(np.searchsorted(edges, np.maximum(end, start + 1), side="left") - 1, len(edges) - 2)
+    count = np.maximum(last - first + 1, 0)
+    row = np.repeat(np.arange(len(start)), count)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    window = first[row] + offset
+    low = np.maximum(own_start[row], edges[window])
+    high = np.maximum(np.minimum(end[row], edges[window + 1]), low)
+    dur = high - low
+    levels = np.unique(priority)
+    for level in levels[1:]:
+        above = priority < level
+        taken = union(start[above], end[above])
+        here = np.flatnonzero(priority[row] == level)
+        dur[here] -= taken.covered(low[here], high[here])
+    return row, window, dur

@@ -1,0 +1,157 @@
+"""From GPU work back to the call that launched it, the op around that call, and the forward op behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.trace.callstack import nearest
+
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+PASSED_THROUGH = ("execute",)
+"""Ops that only run other ops: a launch directly inside one belongs to the op around it."""
+
+
+class Calls(NamedTuple):
+    """CPU-side columns that linking needs, one row an event.
+
+    `is_launch`, `is_op`: kinds; `is_graph`: the launch starts a whole graph; `transparent`: op that is
+    passed through; `parent`, `depth`: from callstack.nest.
+    """
+
+    is_launch: Bool
+    is_op: Bool
+    is_graph: Bool
+    transparent: Bool
+    start: Int
+    parent: Int
+    depth: Int
+    correlation: Int
+    external_id: Int
+
+
+class Flows(NamedTuple):
+    """Launch-to-GPU flow events: `start_*` at the launch call, `end_*` at the GPU work; `key` says where
+    and when an event lies, so that flows can be matched to events without ids."""
+
+    start_id: Int
+    start_key: NDArray[np.void]
+    end_id: Int
+    end_key: NDArray[np.void]
+
+
+def find_launches(gpu: Int, calls: Calls) -> Int:
+    """Launch call of each GPU row by correlation id, -1 where there is none.
+
+    A runtime call and the driver call inside it share an id: the outer one is the launch. Where an id is
+    used again, the last call before the GPU work counts.
+    """
+    launches = np.flatnonzero(calls.is_launch & (calls.correlation > 0))
+    found = np.full(len(gpu), -1, dtype=np.int64)
+    if not len(launches) or not len(gpu):
+        return found
+    order = launches[np.lexsort((calls.start[launches], calls.correlation[launches]))]
+    ids = calls.correlation[order]
+    wanted = calls.correlation[gpu]
+    low = np.searchsorted(ids, wanted, side="left")
+    high = np.searchsorted(ids, wanted, side="right")
+    has = (high > low) & (wanted > 0)
+    pick = low.copy()
+    for row in np.flatnonzero(has & (high - low > 1)):
+        candidates = calls.start[order[low[row] : high[row]]]
+        before = np.searchsorted(candidates, calls.start[gpu[row]], side="right") - 1
+        pick[row] += max(int(before), 0)
+    found[has] = order[pick[has]]
+    outer = np.where(found >= 0, calls.parent[found], -1)
+    same = (outer >= 0) & calls.is_launch[outer] & (calls.correlation[outer] == wanted)
+    return np.where(same, outer, found)
+
+
+def launches_by_flow(gpu: Int, gpu_key: NDArray[np.void], launch_key: NDArray[np.void], flows: Flows) -> Int:
+    """Launch call of GPU rows that have no correlation id, through the flow arrow drawn to them.
+
+    Args:
+        gpu: rows to look up.
+        gpu_key: place and time of those rows.
+        launch_key: place and time of every event (only launches need to be right).
+        flows: the arrows.
+    """
+    found = np.full(len(gpu), -1, dtype=np.int64)
+    flow_of = dict(zip(flows.end_key.tolist(), flows.end_id.tolist(), strict=True))
+    place_of = dict(zip(flows.start_id.tolist(), flows.start_key.tolist(), strict=True))
+    call_at = {key: row for row, key in enumerate(launch_key.tolist())}
+    for row, key in enumerate(gpu_key.tolist()):
+        place = place_of.get(flow_of.get(key, -1))
+        found[row] = call_at.get(place, -1)
+    return found
+
+
+def is_linked(gpu: Int, launch: Int, calls: Calls, flow_ids: Int) -> Bool:
+    """Whether the launch call is known and an arrow starts at it; graph launches draw no arrow of their own.
+
+    In a trace without any arrow (profilers can leave them out) the correlation alone decides.
+    """
+    known = launch >= 0
+    if not len(flow_ids):
+        return known
+    arrow = np.isin(calls.correlation[gpu], flow_ids)
+    return known & (arrow | calls.is_graph[np.maximum(launch, 0)])
+
+
+def find_ops(gpu: Int, launch: Int, calls: Calls) -> Int:
+    """Innermost op around each launch call; GPU work without a launch falls back on its External id."""
+    around = nearest(calls.parent, calls.depth, calls.is_op & ~calls.transparent)
+    op = np.where(launch >= 0, around[np.maximum(launch, 0)], -1)
+    orphans = np.flatnonzero((launch < 0) & (calls.external_id[gpu] > 0))
+    if len(orphans):
+        ops = np.flatnonzero(calls.is_op & (calls.external_id > 0))
+        ops = ops[np.argsort(calls.external_id[ops], kind="stable")]
+        wanted = calls.external_id[gpu[orphans]]
+        at = np.searchsorted(calls.external_id[ops], wanted)
+        at_safe = np.minimum(at, max(len(ops) - 1, 0))
+        if len(ops):
+            hit = (at < len(ops)) & (calls.external_id[ops[at_safe]] == wanted)
+            op[orphans[hit]] = ops[at_safe[hit]]
+    return op
+
+
+def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, start: Int) -> Int:
+    """Forward op of each backward op: same autograd sequence number on the forward thread.
+
+    Several nested ops carry the number that the node they are about to create will get; the one that
+    starts last is the one that creates it. The profiler's own thread numbers stand for the threads that
+    share most sequence numbers with them.
+
+    Args:
+        op_rows: event rows of ops; the other arguments are aligned with it.
+        sequence: autograd sequence number, -1 if none.
+        forward_thread: 0 or -1 on forward ops, the number of the forward thread on backward ops.
+        thread: CPU thread of the op.
+        start: ns.
+
+    Returns:
+        event row of the forward op, -1 where there is none, aligned with op_rows.
+    """
+    result = np.full(len(op_rows), -1, dtype=np.int64)
+    is_forward = (sequence >= 0) & (forward_thread <= 0)
+    backward = np.flatnonzero((sequence >= 0) & (forward_thread > 0))
+    forward = np.flatnonzero(is_forward)
+    if not len(backward) or not len(forward):
+        return result
+    for number in np.unique(forward_thread[backward]):
+        rows = backward[forward_thread[backward] == number]
+        candidates = forward
+        threads = np.unique(thread[forward])
+        if len(threads) > 1:
+            shared = [np.isin(sequence[rows], sequence[forward[thread[forward] == t]]).sum() for t in threads]
+            candidates = forward[thread[forward] == threads[int(np.argmax(shared))]]
+        candidates = candidates[np.lexsort((start[candidates], sequence[candidates]))]
+        at = np.searchsorted(sequence[candidates], sequence[rows], side="right") - 1
+        hit = (at >= 0) & (sequence[candidates[np.maximum(at, 0)]] == sequence[rows])
+        hit &= start[candidates[np.maximum(at, 0)]] <= start[rows]
+        result[rows[hit]] = op_rows[candidates[at[hit]]]
+    return result

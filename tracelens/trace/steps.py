@@ -1,0 +1,61 @@
+"""Step windows: the run's wall time cut at the profiler's step marks."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Work
+
+Int = NDArray[np.int64]
+
+STEP_MARK = re.compile(r"^ProfilerStep#\d+$")
+WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
+
+
+class Steps(NamedTuple):
+    """Consecutive windows that cover all GPU work: window i is [edges[i], edges[i + 1]).
+
+    Attributes:
+        labels: step names, or one of WHOLE, BEFORE, AFTER.
+        edges: ns, one more than labels.
+        marked: whether the trace has step marks.
+    """
+
+    labels: list[str]
+    edges: Int
+    marked: bool
+
+
+def find_steps(trace: Trace, work: Work) -> Steps:
+    """The step windows of a trace with GPU work.
+
+    A step lasts from its mark's start to the next mark's start: GPU work runs behind the CPU, so work of
+    one step that is still running when the next one begins counts where it runs. The last step lasts
+    until its mark ends and all GPU work launched in it has ended. GPU work outside of all steps gets
+    windows of its own, so that nothing is lost.
+    """
+    begin, finish = int(work.start.min()), int(work.end.max())
+    events = trace.arrays
+    marks = [code for code, name in enumerate(events.names) if STEP_MARK.match(name)]
+    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    _, first = np.unique(events.name[rows], return_index=True)
+    rows = rows[np.sort(first)]
+    if not len(rows):
+        return Steps([WHOLE], np.array([begin, max(finish, begin + 1)]), False)
+    labels = [events.names[code] for code in events.name[rows]]
+    last_end = int(events.end[rows[-1]])
+    called = np.where(work.launch >= 0, events.start[np.maximum(work.launch, 0)], work.start)
+    inside = called < last_end
+    last_end = max(last_end, int(work.end[inside].max(initial=last_end)))
+    edges = [*events.start[rows].tolist(), last_end]
+    if begin < edges[0]:
+        labels, edges = [BEFORE, *labels], [begin, *edges]
+    if finish > last_end:
+        labels, edges = [*labels, AFTER], [*edges, finish]
+    return Steps(labels, np.array(edges), True)

@@ -1,0 +1,90 @@
+"""The declared schemas of a trace's tables."""
+
+from __future__ import annotations
+
+from tracelens.schema import Column, Schema
+
+KINDS = (
+    "op",
+    "launch",
+    "kernel",
+    "memcpy",
+    "memset",
+    "annotation",
+    "gpu_annotation",
+    "python",
+    "sync",
+    "overhead",
+    "instant",
+    "slice",
+)
+"""What an event is, whatever its profiler calls it; `slice` is anything not known better."""
+
+GPU_KINDS = ("kernel", "memcpy", "memset")
+"""Kinds that are GPU work; annotations and syncs drawn on GPU rows are not."""
+
+STACK_KINDS = ("python", "annotation", "slice", "op", "launch")
+"""Kinds that nest on CPU threads, outermost first where two have the same extent."""
+
+EVENTS = Schema(
+    "events",
+    (
+        Column("event_id", "int64", doc="row number: event i is row i"),
+        Column("kind", "category", doc="what it is: " + ", ".join(KINDS)),
+        Column("category", "category", doc="the profiler's own category"),
+        Column("name", "category"),
+        Column("ts_ns", "int64", "ns", "start, on the trace's own clock"),
+        Column("dur_ns", "int64", "ns"),
+        Column("pid", "int64", doc="process; names that are no number are numbered from -2 downwards"),
+        Column("tid", "int64", doc="thread, or stream of a GPU row"),
+        Column("device", "int64", doc="GPU index of GPU work, else -1"),
+        Column("stream", "int64", doc="stream of GPU work, else -1"),
+        Column("bytes", "int64", "bytes", "moved by a copy or fill where recorded, else -1"),
+        Column("parent_id", "int64", doc="enclosing event on the same thread, -1 at the top"),
+        Column("depth", "int64", "count", "number of enclosing events"),
+        Column("correlation_id", "int64", doc="joins a launch call and its GPU work, -1 if none"),
+        Column("linked", "bool", doc="GPU work whose launch call is in the trace"),
+    ),
+)
+
+OPS = Schema(
+    "ops",
+    (
+        Column("event_id", "int64"),
+        Column("shapes", "category", doc="JSON text of the argument dimensions, '' where not recorded"),
+        Column("dtypes", "category", doc="JSON text of the argument types"),
+        Column("strides", "category", doc="JSON text of the argument strides"),
+        Column("values", "category", doc="JSON text of the scalar arguments"),
+        Column("sequence", "int64", doc="autograd sequence number, -1 if none"),
+        Column("forward_thread", "int64", doc="profiler's number of the forward thread; >0 on backward ops"),
+    ),
+)
+
+COLLECTIVES = Schema(
+    "collectives",
+    (
+        Column("event_id", "int64", doc="the CPU record, or the kernel where only that carries the metadata"),
+        Column("kernel_id", "int64", doc="its GPU kernel, -1 if not in the trace"),
+        Column("collective", "category", doc="allreduce, all_to_allv, ..."),
+        Column("group", "category", doc="process group name"),
+        Column("group_description", "category"),
+        Column("group_ranks", "category", doc="JSON text; may be cut by the profiler"),
+        Column("group_size", "int64", "count"),
+        Column("dtype", "category"),
+        Column("in_bytes", "int64", "bytes"),
+        Column("out_bytes", "int64", "bytes"),
+        Column("in_split", "category", doc="JSON text of the split sizes sent, elements"),
+        Column("out_split", "category", doc="JSON text of the split sizes received, elements"),
+        Column("order", "int64", "count", "position among the collectives of its group, by start"),
+    ),
+)
+
+LINKS = Schema(
+    "links",
+    (
+        Column("kernel_id", "int64", doc="GPU work: kernels, copies and fills"),
+        Column("launch_id", "int64", doc="the runtime or driver call, -1 if not in the trace"),
+        Column("op_id", "int64", doc="innermost op around the launch call, -1 if none"),
+        Column("forward_op_id", "int64", doc="forward op whose gradient this computes, -1 if none"),
+    ),
+)

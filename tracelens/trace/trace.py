@@ -1,0 +1,126 @@
+"""`Trace`: what one rank recorded, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.trace.tables import COLLECTIVES, EVENTS, LINKS, OPS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tracelens.trace.work import Work
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TraceMeta:
+    """Where a trace comes from and what became of its events.
+
+    Attributes:
+        path: as the user named it.
+        format: name of the parser.
+        rank: -1 where neither the trace nor its name says.
+        world_size: -1 where the trace does not say.
+        devices: GPU names by device index.
+        epoch_ns: base of the trace's clock, 0 where timestamps are absolute or the base is not given.
+        read: events found in the file.
+        kept: of these, used (rows of `events`, flows, metadata, and the second halves of begin/end pairs).
+        dropped: reason to number of events; read = kept + all of these.
+        first_drop: reason to byte offset of the first event dropped for it, where known.
+        repaired: what was mended in events that were kept, to how many.
+        problems: what else was wrong with the file, for people.
+        threads: (pid, tid) to the name the profiler gave it.
+    """
+
+    path: str
+    format: str
+    rank: int = -1
+    world_size: int = -1
+    devices: Mapping[int, str] = field(default_factory=dict)
+    epoch_ns: int = 0
+    read: int = 0
+    kept: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    first_drop: Mapping[str, int] = field(default_factory=dict)
+    repaired: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+class Events(NamedTuple):
+    """The events table as plain arrays, for analyzers: codes into `kinds` and `names`, times in ns."""
+
+    kind: Int
+    name: Int
+    start: Int
+    end: Int
+    pid: Int
+    tid: Int
+    device: Int
+    stream: Int
+    parent: Int
+    depth: Int
+    linked: NDArray[np.bool_]
+    kinds: list[str]
+    names: list[str]
+
+    def where(self, *kinds: str) -> NDArray[np.bool_]:
+        """Mask of the events of these kinds."""
+        wanted = [code for code, kind in enumerate(self.kinds) if kind in kinds]
+        return np.isin(self.kind, wanted)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's trace. Tables have the schemas of trace/tables.py; event i is row i of `events`."""
+
+    meta: TraceMeta
+    events: pd.DataFrame
+    ops: pd.DataFrame
+    collectives: pd.DataFrame
+    links: pd.DataFrame
+
+    @cached_property
+    def arrays(self) -> Events:
+        """The events as numpy arrays."""
+        table = self.events
+
+        def column(name: str) -> Any:
+            return table[name].to_numpy()
+
+        start = column("ts_ns")
+        return Events(
+            table["kind"].cat.codes.to_numpy(),
+            table["name"].cat.codes.to_numpy(),
+            start,
+            start + column("dur_ns"),
+            column("pid"),
+            column("tid"),
+            column("device"),
+            column("stream"),
+            column("parent_id"),
+            column("depth"),
+            column("linked"),
+            table["kind"].cat.categories.tolist(),
+            table["name"].cat.categories.tolist(),
+        )
+
+    @cached_property
+    def work(self) -> Work:
+        """All GPU work, classified and linked; see `work.gpu_work`."""
+        from tracelens.trace.work import build
+
+        return build(self)
+
+    def check(self) -> None:
+        """Raise SchemaError unless every table fits its schema; parsers are tested with it."""
+        for schema in (EVENTS, OPS, COLLECTIVES, LINKS):
+            schema.check(getattr(self, schema.title))

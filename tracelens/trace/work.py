@@ -1,0 +1,123 @@
+"""GPU work of one rank as aligned arrays: what most analyzers start from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.trace.classify import KINDS as WORK_KINDS
+from tracelens.trace.classify import OPAQUE, classify_kernels, classify_op, kind_of
+from tracelens.trace.classify import classes as kernel_classes
+from tracelens.trace.intervals import Union, union
+
+if TYPE_CHECKING:
+    from tracelens.trace.trace import Events, Trace
+
+Int = NDArray[np.int64]
+Scope = Literal["all", "linked"]
+"""`all`: every GPU event; `linked`: only those whose launch call is in the trace."""
+
+SCOPES: tuple[Scope, ...] = ("all", "linked")
+
+
+class Work(NamedTuple):
+    """GPU events of one rank in order of start; one element an event.
+
+    Attributes:
+        event: row in the trace's events table.
+        start, end: ns.
+        kind: code into classify.KINDS (computation, comm, memcpy, memset).
+        category: code into `categories` (the kernel classes of kernels.toml).
+        name: code into `names`.
+        launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
+    """
+
+    event: Int
+    start: Int
+    end: Int
+    kind: Int
+    category: Int
+    name: Int
+    device: Int
+    stream: Int
+    launch: Int
+    op: Int
+    forward: Int
+    linked: NDArray[np.bool_]
+    is_kernel: NDArray[np.bool_]
+    categories: list[str]
+    names: list[str]
+
+    def take(self, rows: Int | NDArray[np.bool_]) -> Work:
+        """The work at these positions or under this mask."""
+        return Work(*(column[rows] for column in self[:-2]), *self[-2:])
+
+    @property
+    def dur(self) -> Int:
+        """Durations in ns."""
+        return self.end - self.start
+
+    def union(self, *kinds: str) -> Union:
+        """When work of these kinds ran; of any kind without arguments."""
+        mask = np.isin(self.kind, [WORK_KINDS.index(kind) for kind in kinds or WORK_KINDS])
+        return union(self.start[mask], self.end[mask])
+
+
+def gpu_work(trace: Trace, scope: Scope = "all") -> Work:
+    """The GPU work of a trace, in order of start."""
+    work = trace.work
+    return work if scope == "all" else work.take(work.linked)
+
+
+def build(trace: Trace) -> Work:
+    """Assemble it; use `gpu_work`, which keeps the result."""
+    events, links = trace.arrays, trace.links
+    gpu = links["kernel_id"].to_numpy()
+    order = np.argsort(events.start[gpu], kind="stable")
+    gpu = gpu[order]
+
+    def link(name: str) -> Int:
+        return links[name].to_numpy()[order]
+
+    is_kernel = events.where("kernel")[gpu]
+    op = link("op_id")
+    category, categories = _categories(events, gpu, op, is_kernel)
+    kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int8)
+    return Work(
+        event=gpu,
+        start=events.start[gpu],
+        end=events.end[gpu],
+        kind=kinds[category] if len(gpu) else np.empty(0, dtype=np.int8),
+        category=category,
+        name=events.name[gpu],
+        device=events.device[gpu],
+        stream=events.stream[gpu],
+        launch=link("launch_id"),
+        op=op,
+        forward=link("forward_op_id"),
+        linked=events.linked[gpu],
+        is_kernel=is_kernel,
+        categories=categories,
+        names=events.names,
+    )
+
+
+def _categories(events: Events, gpu: Int, op: Int, is_kernel: NDArray[np.bool_]) -> tuple[Int, list[str]]:
+    """Class of each GPU event: copies and fills by kind, kernels by name, opaque ones by their op."""
+    used = np.unique(events.name[gpu[is_kernel]])
+    by_name = dict(zip(used.tolist(), classify_kernels([events.names[code] for code in used]), strict=True))
+    classes = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in kernel_classes())})
+    code = {name: place for place, name in enumerate(classes)}
+    lookup = np.full(len(events.names), code["copy"], dtype=np.int16)
+    for name, found in by_name.items():
+        lookup[name] = code[found]
+    category = lookup[events.name[gpu]]
+    category[~is_kernel] = np.where(events.where("memset")[gpu[~is_kernel]], code["fill"], code["copy"])
+    opaque = np.flatnonzero(is_kernel & (op >= 0) & np.isin(category, [code[name] for name in OPAQUE]))
+    op_names = events.name[op[opaque]]
+    for name in np.unique(op_names):
+        if found := classify_op(events.names[name]):
+            category[opaque[op_names == name]] = code[found]
+    return category, classes

@@ -1,0 +1,194 @@
+"""Where the wall time of the GPU goes, from the outside: computing, communicating, copying, waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tracelens.analyzers import analyzer, result, stack
+from tracelens.analyzers._group import codes, sums
+from tracelens.schema import Column, Result, Schema, Skip
+from tracelens.trace.classify import KINDS
+from tracelens.trace.intervals import Union, clip, subtract, union
+from tracelens.trace.run import Run
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Scope, Work, gpu_work
+
+METRICS = """total: first start to last end of GPU work (of a step: its window);
+busy: any GPU work runs; idle: total - busy;
+computation, comm, memcpy, memset: at least one kernel of the kind runs (they may overlap);
+exposed_comm: communication without computation; exposed_memcpy: copies without either;
+exposed_memset: fills without any other; so busy = computation + the three exposed ones;
+unlinked: work whose launch call is not in the trace."""
+
+TIMELINE = Schema(
+    "GPU timeline",
+    (
+        Column("rank", "int64"),
+        Column("metric", "str", doc=METRICS),
+        Column("dur_ns", "int64", "ns"),
+        Column("fraction", "float64", "fraction", "of total"),
+    ),
+    doc=METRICS,
+)
+STEPS = Schema(
+    "GPU timeline by step",
+    (
+        Column("rank", "int64"),
+        Column("step", "str"),
+        Column("metric", "str", doc=METRICS),
+        Column("dur_ns", "int64", "ns"),
+        Column("fraction", "float64", "fraction", "of the step's window"),
+    ),
+    doc="A step lasts until the next one's mark; work that crosses the border counts where it runs.",
+)
+STRIP = Schema(
+    "GPU activity by stream",
+    (
+        Column("rank", "int64"),
+        Column("device", "int64"),
+        Column("stream", "int64"),
+        Column("kind", "category", doc="what most of the piece's busy time is"),
+        Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
+        Column("dur_ns", "int64", "ns"),
+        Column("busy_fraction", "float64", "fraction", "of the piece in which the stream works"),
+    ),
+    detail=True,
+)
+
+STRIP_BINS = 800
+STRIP_STREAMS = 12
+
+
+@analyzer("timeline", title="GPU timeline", order=10)
+def timeline(run: Run, *, scope: Scope = "all") -> Result:
+    """Where does the GPU's wall time go: computation, communication, copies, idle?
+
+    Args:
+        run: the ranks.
+        scope: "all" counts every GPU event, fills (memset) by themselves; "linked" only those whose launch
+            call is in the trace, fills as computation, which is what AMD's TraceLens reports.
+
+    Returns:
+        tables `timeline` (rank, metric, dur_ns, fraction), `steps` (the same per step) where steps are
+        marked, and `strip` (activity by stream over time, for figures).
+    """
+    skips: list[Skip] = []
+    rows: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    strips: list[dict[str, Any]] = []
+    for trace in run.traces:
+        rank, work = trace.meta.rank, gpu_work(trace, scope)
+        if not len(work.event):
+            skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
+            continue
+        span = (int(work.start.min()), int(work.end.max()))
+        rows.append(_metrics(rank, trace, scope, *span))
+        found = find_steps(trace, work)
+        if found.marked:
+            for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
+                part = _metrics(rank, trace, scope, int(low), int(high))
+                steps.append(part | {"step": [label] * len(part["metric"])})
+        else:
+            skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
+        strips += _strips(rank, work, skips)
+    tables = {"timeline": stack(TIMELINE, rows)}
+    if steps:
+        tables["steps"] = stack(STEPS, steps)
+    if strips:
+        tables["strip"] = stack(STRIP, strips)
+    return result(tables, {"timeline": TIMELINE, "steps": STEPS, "strip": STRIP}, skips, scope=scope)
+
+
+def no_gpu_work(trace: Trace, scope: Scope) -> str:
+    """Why an analyzer has no GPU work to look at."""
+    if scope == "linked" and len(gpu_work(trace)):
+        return "no GPU work is linked to a launch call; use --scope all"
+    return "the trace has no GPU work; record with ProfilerActivity.CUDA (that is ROCm's name for it, too)"
+
+
+def _metrics(rank: int, trace: Trace, scope: Scope, low: int, high: int) -> dict[str, Any]:
+    """The metric rows of one window."""
+    work, everything = gpu_work(trace, scope), gpu_work(trace)
+    sets = {name: _within(mask, work, low, high) for name, mask in _kind_masks(work, scope).items()}
+    comp, comm, copy, fill = (sets[kind] for kind in KINDS)
+    busy = _within(np.ones(len(work.event), dtype=bool), work, low, high)
+    total = high - low
+    metrics = {
+        "total": total,
+        "busy": busy.total,
+        "idle": total - busy.total,
+        "computation": comp.total,
+        "comm": comm.total,
+        "memcpy": copy.total,
+        "memset": fill.total,
+        "exposed_comm": subtract(comm, comp),
+        "exposed_memcpy": subtract(copy, comp, comm),
+        "exposed_memset": subtract(fill, comp, comm, copy),
+        "unlinked": _within(~everything.linked, everything, low, high).total,
+    }
+    if scope == "linked":
+        metrics = {name: value for name, value in metrics.items() if "memset" not in name}
+    values = np.array(list(metrics.values()), dtype=np.int64)
+    return {
+        "rank": np.full(len(values), rank),
+        "metric": list(metrics),
+        "dur_ns": values,
+        "fraction": values / max(total, 1),
+    }
+
+
+def _kind_masks(work: Work, scope: Scope) -> dict[str, np.ndarray]:
+    masks = {kind: work.kind == code for code, kind in enumerate(KINDS)}
+    if scope == "linked":
+        masks["computation"] = masks["computation"] | masks["memset"]
+        masks["memset"] = np.zeros_like(masks["memset"])
+    return masks
+
+
+def _within(mask: np.ndarray, work: Work, low: int, high: int) -> Union:
+    return union(*clip(work.start[mask], work.end[mask], low, high))
+
+
+def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]]:
+    """Activity of each stream; of many streams only the busiest."""
+    device, stream = work.device, work.stream
+    group, (devices, streams) = codes(device, stream)
+    busy = sums(group, work.dur, len(devices))
+    shown = np.sort(np.argsort(-busy, kind="stable")[:STRIP_STREAMS])
+    if hidden := len(busy) - len(shown):
+        skips.append(Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest are drawn"))
+    begin, finish = int(work.start.min()), int(work.end.max())
+    edges = np.linspace(begin, finish, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64)
+    for place in shown:
+        piece = _strip(work.take(group == place), edges)
+        count = len(piece["ts_ns"])
+        yield piece | {
+            "rank": np.full(count, rank),
+            "device": np.full(count, devices[place]),
+            "stream": np.full(count, streams[place]),
+        }
+
+
+def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
+    """The span cut at `edges`: what each piece is mostly busy with; neighbours of one kind are merged."""
+    low, high = edges[:-1], edges[1:]
+    covered = np.stack([work.union(kind).covered(low, high) for kind in KINDS])
+    kind = covered.argmax(axis=0)
+    busy = covered.max(axis=0)
+    kept = np.flatnonzero(busy > 0)
+    if not len(kept):
+        return {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}
+    new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(kind[kept]) != 0)))
+    first = np.flatnonzero(new)
+    last = np.concatenate((first[1:], [len(kept)])) - 1
+    start, end = low[kept[first]], high[kept[last]]
+    return {
+        "kind": [KINDS[code] for code in kind[kept[first]]],
+        "ts_ns": start - edges[0],
+        "dur_ns": end - start,
+        "busy_fraction": np.add.reduceat(busy[kept], first) / np.maximum(end - start, 1),
+    }

@@ -1,0 +1,40 @@
+"""`tracelens analyze NAME`: one analyzer, as tables or as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracelens.cli.common import Paths, Scope, ScopeChoice, progress, write_stdout
+
+
+def analyze(
+    name: Annotated[str, typer.Argument(help="As in `tracelens list analyzers`.", show_default=False)],
+    paths: Paths,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")] = False,
+    scope: Scope = ScopeChoice.all,
+) -> None:
+    """Run one analyzer and print its tables.
+
+    Examples:
+
+    tracelens analyze timeline trace.json.gz --scope linked
+
+    tracelens analyze ops traces/ --json
+    """
+    import tracelens
+    from tracelens.analyzers import ANALYZERS
+
+    ANALYZERS.get(name)
+    with progress() as line:
+        run = tracelens.load(*paths, progress=line)
+        report = tracelens.report(run, [name], progress=line, scope=scope.value)
+    if json:
+        from tracelens.renderers.json import one
+
+        write_stdout(one(report.results[0], report.meta))
+    else:
+        from tracelens.renderers.console import console
+
+        write_stdout(console(report).encode())

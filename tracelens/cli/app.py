@@ -1,0 +1,39 @@
+"""The commands put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracelens import __version__
+from tracelens.cli import analyze, listing, report
+
+app = typer.Typer(
+    name="tracelens",
+    help="Where the step time of a Mixture-of-Experts run goes, from profiler traces.",
+    epilog="Examples:  tracelens report trace.json.gz -o report.html   |   tracelens report traces/   |   "
+    "tracelens analyze idle trace.json.gz --json   |   tracelens list analyzers",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("report")(report.report)
+app.command("analyze")(analyze.analyze)
+app.command("list")(listing.listing)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tracelens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Where the step time of a Mixture-of-Experts run goes, from profiler traces."""

@@ -1,0 +1,81 @@
+"""What the commands share: arguments, progress, output."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        help="Traces: files (.json, .gz, .zst, .zip), directories of ranks, or - for stdin. Several are the "
+        "ranks of one job.",
+        show_default=False,
+    ),
+]
+
+
+class ScopeChoice(str, Enum):
+    """Values of --scope."""
+
+    all = "all"
+    linked = "linked"
+
+
+Scope = Annotated[
+    ScopeChoice,
+    typer.Option(help="Which GPU work counts: all, or only work whose launch call is in the trace."),
+]
+
+_PATIENCE_S = 1.0
+
+
+class Progress:
+    """One changing line on stderr for work that takes over a second; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._status: Any = None
+
+    def __call__(self, text: str) -> None:
+        """Say what is being done now."""
+        if self._status is not None:
+            self._status.update(text)
+        elif sys.stderr.isatty() and time.monotonic() - self._started > _PATIENCE_S:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(text)
+            self._status.start()
+
+    def stop(self) -> None:
+        """Clear the line."""
+        if self._status is not None:
+            self._status.stop()
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Progress that is cleared on the way out, also by an error."""
+    line = Progress()
+    try:
+        yield line
+    finally:
+        line.stop()
+
+
+def write_stdout(data: bytes) -> None:
+    """Write bytes to stdout."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def say(text: str) -> None:
+    """One line for people, on stderr, so that stdout stays data."""
+    print(text, file=sys.stderr)

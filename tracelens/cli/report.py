@@ -1,0 +1,55 @@
+"""`tracelens report`: everything about a run, in one or more formats."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracelens.cli.common import Paths, Scope, ScopeChoice, progress, say, write_stdout
+
+
+def report(
+    paths: Paths,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. May be given several "
+            "times. Without it the report is printed.",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only this analyzer (repeat for more); default: all.", show_default=False),
+    ] = None,
+    scope: Scope = ScopeChoice.all,
+) -> None:
+    """Report on a run with all analyzers.
+
+    Examples:
+
+    tracelens report trace.json.gz -o report.html
+
+    tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx
+
+    tracelens report traces/ --only timeline --only idle
+    """
+    import tracelens
+    from tracelens.renderers import by_path
+    from tracelens.renderers.console import console
+
+    for path in output or ():
+        by_path(path)  # an unknown suffix is better said before the work than after it
+    with progress() as line:
+        run = tracelens.load(*paths, progress=line)
+        result = tracelens.report(run, only, progress=line, scope=scope.value)
+        for path in output or ():
+            line(f"writing {path}")
+            tracelens.render(result, path)
+    for path in output or ():
+        say(f"wrote {path}")
+    if not output:
+        write_stdout(console(result).encode())

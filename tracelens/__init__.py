@@ -39,14 +39,18 @@ def load(*paths: str | os.PathLike[str], progress: Callable[[str], None] = _quie
     Raises:
         ParseError: a file holds no intact trace, or two claim one rank; the message names them.
     """
-    from tracelens.parsers import parse
-    from tracelens.trace.run import make_run, trace_files
+    from tracelens.parsers.files import trace_files
+    from tracelens.parsers.children import Children
 
     files = trace_files(str(path) for path in paths)
-    traces = []
-    for number, file in enumerate(files, start=1):
-        progress(f"reading {file}" + (f" ({number} of {len(files)})" if len(files) > 1 else ""))
-        traces += parse(file)
+    with Children(files) as children:  # before the imports below, which take as long as they do
+        from tracelens.parsers import parse
+        from tracelens.trace.run import make_run
+
+        traces = []
+        for number, file in enumerate(files, start=1):
+            progress(f"reading {file}" + (f" ({number} of {len(files)})" if len(files) > 1 else ""))
+            traces += parse(file, children.processes)
     return make_run(traces)
 
 

@@ -14,7 +14,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -76,6 +75,8 @@ def _import_package(package: str) -> None:
 @cache
 def load_plugins(paths: str) -> None:
     """Import plugin files and entry points once; a plugin that does not import is an error naming it."""
+    from importlib.metadata import entry_points  # slow to import, and only needed when a name is looked up
+
     for point in entry_points(group="tracelens.plugins"):
         point.load()
     for entry in filter(None, paths.split(os.pathsep)):

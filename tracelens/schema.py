@@ -5,9 +5,13 @@ Renderers see nothing but this module, so whatever an analyzer declares here is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.errors import SchemaError
 
@@ -50,55 +54,113 @@ class Schema:
         """Column names in declared order."""
         return [column.name for column in self.columns]
 
-    def frame(self, data: Mapping[str, Any]) -> pd.DataFrame:
-        """Build a table from column arrays, checked against this schema.
+    def table(self, data: Mapping[str, Any]) -> Table:
+        """Build a table from columns, checked against this schema.
 
         Args:
-            data: column name to array or list, all of one length; order does not matter.
-
-        Returns:
-            DataFrame with the declared columns in the declared order and dtypes.
+            data: column name to array, list or (for text) `Coded`, all of one length; order does not matter.
 
         Raises:
-            SchemaError: a column is missing, undeclared, or cannot take its dtype without loss.
+            SchemaError: a column is missing, undeclared, of another length, cannot take its dtype without
+                loss, or has missing values (those are said with a Skip).
         """
-        import pandas as pd
-
         if set(data) != set(self.names):
             wrong = sorted(set(data).symmetric_difference(self.names))
             raise SchemaError(f"table {self.title!r}: columns missing or undeclared: {', '.join(wrong)}")
-        series = {column.name: _series(data[column.name], column, self.title) for column in self.columns}
-        return pd.DataFrame(series, copy=False)
+        table = Table(self, {column.name: self._checked(column, data[column.name]) for column in self.columns})
+        if len({len(column) for column in table.columns.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(column)}" for name, column in table.columns.items())
+            raise SchemaError(f"table {self.title!r}: columns differ in length: {lengths}")
+        return table
 
-    def check(self, table: pd.DataFrame) -> None:
-        """Raise SchemaError unless `table` has exactly the declared columns, dtypes and no missing value."""
-        if list(table.columns) != self.names:
-            raise SchemaError(f"table {self.title!r}: columns {list(table.columns)} are not {self.names}")
-        for column in self.columns:
-            dtype = table[column.name].dtype
-            if not _is(dtype, column.dtype):
-                raise SchemaError(f"table {self.title!r}: {column.name} is {dtype}, not {column.dtype}")
-            if table[column.name].isna().any():
-                raise SchemaError(f"table {self.title!r}: {column.name} has missing values; say it with a Skip")
+    def frame(self, data: Mapping[str, Any]) -> pd.DataFrame:
+        """The same as a DataFrame."""
+        return self.table(data).frame
 
-
-def _series(values: Any, column: Column, title: str) -> pd.Series:
-    import numpy as np
-    import pandas as pd
-
-    dtype: Any = column.dtype
-    if dtype == "str":
-        return pd.Series(values, dtype="str")
-    if dtype == "category":
-        return pd.Series(values) if isinstance(values, pd.Categorical) else pd.Series(values, dtype="category")
-    array = np.asarray(values)
-    if dtype == "int64" and array.dtype.kind == "f" and array.size:
-        raise SchemaError(f"table {title!r}: {column.name} is declared int64 but holds floats")
-    return pd.Series(array.astype(dtype, copy=False), copy=False)
+    def _checked(self, column: Column, values: Any) -> Any:
+        if column.dtype in ("str", "category"):
+            return values if isinstance(values, Coded | list) else [str(value) for value in values]
+        array = np.asarray(values)
+        if column.dtype == "int64" and array.dtype.kind == "f" and array.size:
+            raise SchemaError(f"table {self.title!r}: {column.name} is declared int64 but holds floats")
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise SchemaError(f"table {self.title!r}: {column.name} has missing values; say it with a Skip")
+        return array.astype(column.dtype, copy=False)
 
 
-def _is(dtype: Any, declared: Dtype) -> bool:
-    return str(dtype) in (("str", "string", "object") if declared == "str" else (declared,))
+class Coded(NamedTuple):
+    """A text column by dictionary: `values[codes[i]]` is the text of row i. `values` are distinct."""
+
+    codes: NDArray[np.integer[Any]]
+    values: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns under a schema. It becomes a DataFrame when somebody asks for one: importing pandas takes
+    longer than most analyses, and writing a report does not need it.
+
+    Attributes:
+        schema: what the columns are.
+        columns: name to numpy array, to list of texts, or to Coded.
+    """
+
+    schema: Schema
+    columns: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A number or bool column as numpy array."""
+        values: NDArray[Any] = self.columns[name]
+        return values
+
+    def texts(self, name: str, rows: slice | Sequence[int] | NDArray[Any] = slice(None)) -> list[str]:
+        """A text column as list, of these rows only."""
+        values = self.columns[name]
+        if isinstance(values, Coded):
+            return [values.values[code] for code in values.codes[rows].tolist()]
+        if isinstance(rows, slice):
+            return list(values[rows])
+        return [values[row] for row in rows]
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The table as a DataFrame with the declared dtypes; texts declared "category" are categoricals."""
+        import pandas as pd
+
+        def series(column: Column) -> pd.Series:
+            values = self.columns[column.name]
+            if column.dtype == "str":
+                return pd.Series(self.texts(column.name), dtype="str")
+            if isinstance(values, Coded):
+                categories = pd.Index(list(values.values), dtype=object)
+                return pd.Series(pd.Categorical.from_codes(values.codes, categories=categories, validate=False))
+            if column.dtype == "category":
+                return pd.Series(pd.Categorical(values))
+            return pd.Series(values, copy=False)
+
+        return pd.DataFrame({column.name: series(column) for column in self.schema.columns}, copy=False)
+
+
+class _Frames(Mapping[str, "pd.DataFrame"]):
+    """Tables by name as DataFrames, made when first asked for."""
+
+    def __init__(self, data: Mapping[str, Table]) -> None:
+        self._data = data
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self._data[name].frame
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
 
 
 @dataclass(frozen=True)
@@ -116,38 +178,40 @@ class Result:
     Attributes:
         analyzer: its registered name.
         title: heading of its section.
+        data: name to Table; the first one is the headline. A table that cannot be computed is absent here
+            and present in `skips`.
         doc: what the section answers, one or two sentences.
-        tables: name to DataFrame; the first one is the headline. A table that cannot be computed is
-            absent here and present in `skips`.
-        schemas: the declared schema of every table.
         skips: what could not be computed.
         meta: scalars that belong to the result as a whole (options used, totals).
     """
 
     analyzer: str
     title: str
-    tables: Mapping[str, pd.DataFrame]
-    schemas: Mapping[str, Schema]
+    data: Mapping[str, Table]
     doc: str = ""
     skips: tuple[Skip, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name, table in self.tables.items():
-            if name not in self.schemas:
-                raise SchemaError(f"{self.analyzer}: table {name!r} has no schema")
-            self.schemas[name].check(table)
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """Name to DataFrame."""
+        return _Frames(self.data)
+
+    @property
+    def schemas(self) -> Mapping[str, Schema]:
+        """Name to schema of every table."""
+        return {name: table.schema for name, table in self.data.items()}
 
     def __getitem__(self, table: str) -> pd.DataFrame:
-        """The table of that name.
+        """The table of that name as a DataFrame.
 
         Raises:
             SchemaError: no such table; the message carries the reason when it was skipped.
         """
-        if table in self.tables:
-            return self.tables[table]
+        if table in self.data:
+            return self.data[table].frame
         why = "; ".join(f"{skip.subject}: {skip.reason}" for skip in self.skips)
-        raise SchemaError(f"{self.analyzer}: no table {table!r} (has: {', '.join(self.tables)}) {why}")
+        raise SchemaError(f"{self.analyzer}: no table {table!r} (has: {', '.join(self.data)}) {why}")
 
     def _repr_html_(self) -> str:
         """The result as it shows itself in Jupyter."""

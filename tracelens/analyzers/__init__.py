@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.registry import Registry
-from tracelens.schema import Result, Schema, Skip
+from tracelens.schema import Coded, Result, Schema, Skip, Table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from tracelens.trace.run import Run
 
 
@@ -76,21 +75,16 @@ def in_order() -> list[Analyzer]:
     return sorted((item for _, item in ANALYZERS.items()), key=lambda item: (item.order, item.name))
 
 
-def result(
-    tables: Mapping[str, pd.DataFrame],
-    schemas: Mapping[str, Schema],
-    skips: Sequence[Skip] = (),
-    **meta: Any,
-) -> Result:
+def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any) -> Result:
     """A Result without name and text, which the registration adds."""
-    return Result("", "", tables, schemas, skips=tuple(skips), meta=meta)
+    return Result("", "", tables, skips=tuple(skips), meta=meta)
 
 
-def stack(schema: Schema, parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def stack(schema: Schema, parts: Sequence[Mapping[str, Any]]) -> Table:
     """One table from column mappings, one a rank, appended in order."""
     if not parts:
-        return schema.frame({column.name: _empty(column.dtype) for column in schema.columns})
-    return schema.frame({name: _join([part[name] for part in parts]) for name in schema.names})
+        return schema.table({column.name: _empty(column.dtype) for column in schema.columns})
+    return schema.table({name: _join([part[name] for part in parts]) for name in schema.names})
 
 
 def _join(columns: Sequence[Any]) -> Any:
@@ -98,8 +92,30 @@ def _join(columns: Sequence[Any]) -> Any:
         return columns[0]
     if all(isinstance(column, np.ndarray) for column in columns):
         return np.concatenate(columns)
+    if all(isinstance(column, Coded) for column in columns):
+        return recode([column.values for column in columns], [column.codes for column in columns])
     return [value for column in columns for value in column]
+
+
+def recode(values: Sequence[Sequence[str]], codes: Sequence[NDArray[Any]]) -> Coded:
+    """One dictionary-encoded column from several, appended."""
+    place: dict[str, int] = {}
+    for texts in values:
+        for text in texts:
+            place.setdefault(text, len(place))
+    parts = [
+        np.array([place[text] for text in texts], dtype=np.int64)[code]
+        for texts, code in zip(values, codes, strict=True)
+    ]
+    return Coded(np.concatenate(parts), list(place))
 
 
 def _empty(dtype: str) -> Any:
     return [] if dtype in ("str", "category") else np.empty(0, dtype=dtype)
+
+
+def used(values: Sequence[str], codes: NDArray[Any]) -> Coded:
+    """A text column that picks from a long list of texts; only the picked ones travel with the table."""
+    distinct, code = np.unique(codes, return_inverse=True)
+    texts = [values[place] for place in distinct.tolist()]
+    return recode([texts], [code]) if len(set(texts)) < len(texts) else Coded(code, texts)

@@ -33,13 +33,13 @@ class Level(NamedTuple):
     """The groups of one level.
 
     Attributes:
-        keys: value of each path key in each group, outermost first.
+        key: the level's own path key of each group.
         parent: group of the level above, all -1 at the top.
         group: of each leaf.
         columns: exclusive_ns, sum_ns, count, mean_ns, median_ns, min_ns, max_ns.
     """
 
-    keys: list[Int]
+    key: Int
     parent: Int
     group: Int
     columns: dict[str, Any]
@@ -48,17 +48,13 @@ class Level(NamedTuple):
 def levels(leaves: Leaves) -> list[Level]:
     """Group the leaves at every level of their paths."""
     found: list[Level] = []
-    above: Int | None = None
-    for depth in range(1, len(leaves.path) + 1):
-        last = leaves.path[depth - 1]
-        if above is None:
-            group, keys = codes(last)
-            parent = np.full(len(keys[0]), -1, dtype=np.int64)
+    for depth, key in enumerate(leaves.path):
+        if depth == 0:
+            group, (own,) = codes(key)
+            parent = np.full(len(own), -1, dtype=np.int64)
         else:
-            group, (parent, own) = codes(above, last)
-            keys = [key[parent] for key in found[-1].keys] + [own]
-        found.append(Level(keys, parent, group, _columns(leaves, group, len(parent))))
-        above = group
+            group, (parent, own) = codes(found[-1].group, key)
+        found.append(Level(own, parent, group, _columns(leaves, group, len(own))))
     return found
 
 
@@ -76,19 +72,27 @@ def _columns(leaves: Leaves, group: Int, groups: int) -> dict[str, Any]:
 
 
 def depth_first(parent: Int, weight: Int) -> Int:
-    """Order of rows in which each parent is followed by its children, heaviest first.
+    """Order of rows in which each parent is followed by its subtree, siblings heaviest first.
 
     Args:
-        parent: row of the parent or -1; parents stand before their children.
-        weight: rows of one parent are in descending order of it.
+        parent: row of the parent or -1.
+        weight: ties keep the order of rows.
     """
-    children: dict[int, list[int]] = {}
-    for row in np.lexsort((np.arange(len(parent)), -weight)).tolist():
-        children.setdefault(int(parent[row]), []).append(row)
-    order: list[int] = []
-    stack = list(reversed(children.get(-1, [])))
-    while stack:
-        row = stack.pop()
-        order.append(row)
-        stack.extend(reversed(children.get(row, [])))
-    return np.array(order, dtype=np.int64)
+    count = len(parent)
+    by_weight = np.lexsort((np.arange(count), -weight))
+    rank = np.empty(count, dtype=np.int64)
+    rank[by_weight] = np.arange(count)
+    # The path of ranks from the root, root first: sorting by it puts parents before their children.
+    chain = [np.arange(count)]
+    while (chain[-1] >= 0).any():
+        above = chain[-1]
+        chain.append(np.where(above >= 0, parent[above], -1))
+    ancestors = np.stack(chain[:-1]) if len(chain) > 1 else np.empty((0, count), dtype=np.int64)
+    depth = (ancestors >= 0).sum(axis=0)
+    keys = []
+    for level in range(len(ancestors)):
+        # Ancestor at this distance from the root, -1 below the row itself.
+        place = depth - 1 - level
+        at = ancestors[np.maximum(place, 0), np.arange(count)]
+        keys.append(np.where(place >= 0, rank[at], -1))
+    return np.lexsort(tuple(reversed(keys))) if keys else np.empty(0, dtype=np.int64)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers import analyzer, result, stack
+from tracelens.analyzers import analyzer, result, stack, used
 from tracelens.analyzers._group import sums
 from tracelens.analyzers._tree import Leaves, Level, depth_first, levels
 from tracelens.analyzers.timeline import no_gpu_work
-from tracelens.schema import Column, Result, Schema, Skip
+from tracelens.schema import Coded, Column, Result, Schema, Skip
 from tracelens.trace.arguments import describe
 from tracelens.trace.callstack import subtree_sums
 from tracelens.trace.intervals import shares
@@ -22,6 +22,9 @@ from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work, gpu_work
 
 Int = NDArray[np.int64]
+
+Label = tuple[str, str]
+"""Name and forward op of a row."""
 
 LEVELS = ("step", "category", "op", "shape", "kernel")
 UNLINKED, IDLE, NO_OP, NO_SHAPE = "unlinked", "idle", "(no op)", "(shapes not recorded)"
@@ -73,10 +76,10 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {trace.meta.rank}", no_gpu_work(trace, scope)))
             continue
-        if not any(trace.ops["shapes"].cat.categories):
+        if not any(trace.tables["ops"].columns["shapes"].values):
             skips.append(Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)"))
         parts.append(_breakdown(trace, work, find_steps(trace, work)))
-    return result({"breakdown": stack(BREAKDOWN, parts)}, {"breakdown": BREAKDOWN}, skips, scope=scope)
+    return result({"breakdown": stack(BREAKDOWN, parts)}, skips, scope=scope)
 
 
 def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
     return _rows(trace.meta.rank, found, labels, steps, subtree)
 
 
-def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list[tuple[str, str]]]]:
+def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list[Label]]]:
     """Keys of category, op, shape and kernel of each piece of work, and their (name, forward op) labels."""
     events = trace.arrays
     unlinked = (work.launch < 0) & (work.op < 0)
@@ -113,7 +116,7 @@ def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list
 
 def _pairs(
     first: Int, second: Int, first_names: Sequence[str], second_names: Sequence[str]
-) -> tuple[Int, list[tuple[str, str]]]:
+) -> tuple[Int, list[Label]]:
     distinct, code = np.unique(first.astype(np.int64) * len(second_names) + second, return_inverse=True)
     pairs = [divmod(int(value), len(second_names)) for value in distinct]
     return code, [(first_names[a], second_names[b]) for a, b in pairs]
@@ -121,24 +124,26 @@ def _pairs(
 
 def _shapes(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes."""
-    ops = trace.ops
-    place = np.full(len(trace.events), -1, dtype=np.int64)
-    place[ops["event_id"].to_numpy()] = np.arange(len(ops))
+    ops = trace.tables["ops"]
+    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+    place[ops.array("event_id")] = np.arange(len(ops))
     at = np.where(work.op >= 0, place[np.maximum(work.op, 0)], -1)
-    shapes, dtypes = ops["shapes"].cat, ops["dtypes"].cat
-    width = len(dtypes.categories)
+    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
+    width = len(dtypes.values)
     joint = np.full(len(at), -1, dtype=np.int64)
     known = at >= 0
-    joint[known] = shapes.codes.to_numpy()[at[known]].astype(np.int64) * width + dtypes.codes.to_numpy()[at[known]]
+    joint[known] = shapes.codes[at[known]].astype(np.int64) * width + dtypes.codes[at[known]]
     distinct, code = np.unique(joint, return_inverse=True)
-    texts = [
-        describe(shapes.categories[value // width], dtypes.categories[value % width]) if value >= 0 else ""
-        for value in distinct.tolist()
-    ]
-    recorded = [value >= 0 and bool(shapes.categories[value // width]) for value in distinct.tolist()]
-    named = [text or ("()" if some else NO_SHAPE) for text, some in zip(texts, recorded, strict=True)]
-    merged = {text: number for number, text in enumerate(dict.fromkeys(named))}
-    return np.array([merged[text] for text in named], dtype=np.int64)[code], list(merged)
+    texts: dict[str, int] = {}
+    merged = [texts.setdefault(_shape(shapes, dtypes, value), len(texts)) for value in distinct.tolist()]
+    return np.array(merged, dtype=np.int64)[code], list(texts)
+
+
+def _shape(shapes: Coded, dtypes: Coded, joint: int) -> str:
+    shape, dtype = divmod(joint, len(dtypes.values))
+    if joint < 0 or not shapes.values[shape]:
+        return NO_SHAPE
+    return describe(shapes.values[shape], dtypes.values[dtype]) or "()"
 
 
 def _subtree(trace: Trace, work: Work, ops: Level, row: Int) -> Int:
@@ -157,46 +162,40 @@ def _subtree(trace: Trace, work: Work, ops: Level, row: Int) -> Int:
     return value + alone
 
 
-def _rows(
-    rank: int, found: list[Level], labels: list[list[tuple[str, str]]], steps: Steps, subtree: Int
-) -> dict[str, Any]:
-    """Nodes of all levels with idle rows added, in depth-first order."""
-    length = np.diff(steps.edges)
-    offset = np.cumsum([0, *(len(level.parent) for level in found)])
-    columns: dict[str, list[Any]] = {name: [] for name in found[0].columns}
-    parent, names, level_of, window, below = [], [], [], [], []
-    for depth, level in enumerate(found):
-        values = dict(level.columns)
-        if depth == 0:  # A step's row is its wall time, idle included.
-            values["exclusive_ns"] = length[level.keys[0]]
-        for name, value in values.items():
-            columns[name].append(value)
-        parent.append(np.where(level.parent >= 0, level.parent + offset[depth - 1], -1))
-        names += [labels[depth][key] for key in level.keys[-1].tolist()]
-        level_of += [LEVELS[depth]] * len(level.parent)
-        window.append(level.keys[0])
-        below.append(subtree if depth == 2 else level.columns["sum_ns"])
-    idle = length[found[0].keys[0]] - found[0].columns["exclusive_ns"]
-    for name in columns:
-        columns[name].append(idle if name == "exclusive_ns" else np.zeros_like(idle))
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    joined["subtree_ns"] = np.concatenate([*below, np.zeros_like(idle)])
-    parents = np.concatenate([*parent, np.arange(len(idle))])
-    windows = np.concatenate([*window, found[0].keys[0]])
-    names += [(IDLE, "")] * len(idle)
-    level_of += ["category"] * len(idle)
+def _rows(rank: int, found: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int) -> dict[str, Any]:
+    """Nodes of all levels and an idle row a step, in depth-first order."""
+    length = np.diff(steps.edges)[found[0].key]
+    idle = length - found[0].columns["exclusive_ns"]
+    count = [len(level.key) for level in found]
+    offset = np.cumsum([0, *count[:-1]])
+    columns = {
+        name: np.concatenate([level.columns[name] for level in found] + [np.zeros_like(idle)])
+        for name in found[0].columns
+    }
+    # A step's row is its wall time; what its kernels do not fill is idle.
+    columns["exclusive_ns"] = np.concatenate([length, columns["exclusive_ns"][count[0] : -len(idle)], idle])
+    columns["subtree_ns"] = columns["sum_ns"].copy()
+    columns["subtree_ns"][offset[2] : offset[3]] = subtree
+    above = [np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(found)]
+    parent = np.concatenate([*above, np.arange(len(idle))])
+    first = np.cumsum([0, *(len(texts) for texts in labels)])
+    label = np.concatenate([level.key + start for level, start in zip(found, first, strict=False)]
+                           + [np.full(len(idle), first[-1])])
+    depth = np.repeat([*range(len(LEVELS)), 1], [*count, len(idle)])
+    root = np.arange(len(parent))
+    for _ in LEVELS:
+        root = np.where(parent[root] >= 0, parent[root], root)
     # Steps stay in order of time, everything below in order of weight.
-    weight = np.where(parents < 0, -windows, joined["exclusive_ns"])
-    order = depth_first(parents, weight)
+    order = depth_first(parent, np.where(parent < 0, -found[0].key[root], columns["exclusive_ns"]))
     node = np.empty(len(order), dtype=np.int64)
     node[order] = np.arange(len(order))
-    above = parents[order]
+    texts = [text for level in labels for text in level] + [(IDLE, "")]
     return {
         "rank": np.full(len(order), rank),
         "node": np.arange(len(order)),
-        "parent": np.where(above >= 0, node[np.maximum(above, 0)], -1),
-        "level": [level_of[place] for place in order],
-        "name": [names[place][0] for place in order],
-        "forward_op": [names[place][1] for place in order],
-        "fraction": joined["exclusive_ns"][order] / np.maximum(length[windows[order]], 1),
-    } | {name: values[order] for name, values in joined.items()}
+        "parent": np.where(parent[order] >= 0, node[np.maximum(parent[order], 0)], -1),
+        "level": Coded(depth[order], LEVELS),
+        "name": used([name for name, _ in texts], label[order]),
+        "forward_op": used([forward for _, forward in texts], label[order]),
+        "fraction": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
+    } | {name: values[order] for name, values in columns.items()}

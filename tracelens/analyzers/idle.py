@@ -113,7 +113,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         else:
             skips.append(Skip(f"rank {trace.meta.rank}", no_gpu_work(trace, scope)))
     schemas = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS}
-    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, schemas, skips, scope=scope)
+    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
 def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:

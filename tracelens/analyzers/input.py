@@ -70,7 +70,7 @@ def inputs(run: Run) -> Result:
     tables = {"input": stack(INPUT, rows)}
     if losses:
         rank, what, outcome, count, first = zip(*losses, strict=True)
-        tables["losses"] = LOSSES.frame(
+        tables["losses"] = LOSSES.table(
             {
                 "rank": np.array(rank),
                 "what": list(what),
@@ -79,4 +79,4 @@ def inputs(run: Run) -> Result:
                 "first_byte": np.array(first),
             }
         )
-    return result(tables, {"input": INPUT, "losses": LOSSES}, skips)
+    return result(tables, skips)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analyzers import analyzer, result, stack
+from tracelens.analyzers import analyzer, result, stack, used
 from tracelens.analyzers._group import codes, stats
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.run import Run
@@ -54,8 +54,8 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
         parts.append(
             {
                 "rank": np.full(len(order), trace.meta.rank),
-                "name": [work.names[code] for code in name[order]],
-                "category": [work.categories[code] for code in category[order]],
+                "name": used(work.names, name[order]),
+                "category": used(work.categories, category[order]),
                 "count": found.count[order],
                 "sum_ns": found.total[order],
                 "mean_ns": found.mean[order],
@@ -65,4 +65,4 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
                 "fraction": found.total[order] / max(int(found.total.sum()), 1),
             }
         )
-    return result({"kernels": stack(KERNELS, parts)}, {"kernels": KERNELS}, skips, scope=scope)
+    return result({"kernels": stack(KERNELS, parts)}, skips, scope=scope)

@@ -102,7 +102,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         parts["latency_histogram"].append(_histogram(rank, work.start - called))
         parts["queue"].append(_queue(rank, work, called, int(everything.start.min())))
     schemas = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
-    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, schemas, skips, scope=scope)
+    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
 def _summary(rank: int, everything: Work, work: Work, called: Int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers import analyzer, result, stack
+from tracelens.analyzers import analyzer, result, stack, used
 from tracelens.analyzers._group import codes, stats, sums
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.callstack import subtree_sums
@@ -63,7 +63,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
                 skips.append(Skip(f"rank {trace.meta.rank}: {left:,} ns of GPU work", "no op around its launch"))
         else:
             skips.append(Skip(f"rank {trace.meta.rank}", "no GPU work with an op; record ProfilerActivity.CPU"))
-    return result({"ops": stack(OPS, parts)}, {"ops": OPS}, skips, scope=scope)
+    return result({"ops": stack(OPS, parts)}, skips, scope=scope)
 
 
 def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     order = np.argsort(-found.total, kind="stable")
     return {
         "rank": np.full(len(order), trace.meta.rank),
-        "name": [events.names[code] for code in name[order]],
-        "category": [work.categories[code] for code in category[order]],
+        "name": used(events.names, name[order]),
+        "category": used(work.categories, category[order]),
         "count": found.count[order],
         "dur_ns": found.total[order],
         "subtree_dur_ns": sums(group[outermost], subtree[call[outermost]], len(name))[order],

@@ -80,7 +80,7 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
             else:
                 skips.append(Skip(f"rank {rank}: {table}", missing))
     schemas = {"modules": MODULES, "scopes": SCOPES}
-    return result({name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, schemas, skips)
+    return result({name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope)
 
 
 def _modules(trace: Trace) -> NDArray[np.bool_]:

@@ -17,31 +17,40 @@ from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work, gpu_work
 
-METRICS = """total: first start to last end of GPU work (of a step: its window);
-busy: any GPU work runs; idle: total - busy;
-computation, comm, memcpy, memset: at least one kernel of the kind runs (they may overlap);
-exposed_comm: communication without computation; exposed_memcpy: copies without either;
-exposed_memset: fills without any other; so busy = computation + the three exposed ones;
-unlinked: work whose launch call is not in the trace."""
+METRICS = {
+    "total": "first start to last end of GPU work; of a step: its window",
+    "busy": "any GPU work runs",
+    "idle": "total - busy",
+    "computation": "a computing kernel runs",
+    "comm": "a communication kernel runs",
+    "memcpy": "a copy runs",
+    "memset": "a fill runs",
+    "exposed_comm": "communication without computation",
+    "exposed_memcpy": "copies without computation and communication",
+    "exposed_memset": "fills without anything else",
+    "unlinked": "work whose launch call is not in the trace",
+}
+"""All may overlap but the exposed ones: busy = computation + exposed_comm + exposed_memcpy + exposed_memset."""
 
 TIMELINE = Schema(
     "GPU timeline",
     (
         Column("rank", "int64"),
-        Column("metric", "str", doc=METRICS),
+        Column("metric", "str", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of total"),
     ),
-    doc=METRICS,
+    doc="Exposed means not hidden behind computation: busy = computation + exposed_comm + exposed_memcpy + "
+    "exposed_memset. Work is unlinked when it was launched before the recording began.",
 )
+_IN_STEPS = ("total", "busy", "idle", "computation", "comm", "exposed_comm", "memcpy", "exposed_memcpy", "unlinked")
 STEPS = Schema(
     "GPU timeline by step",
     (
         Column("rank", "int64"),
         Column("step", "str"),
-        Column("metric", "str", doc=METRICS),
-        Column("dur_ns", "int64", "ns"),
-        Column("fraction", "float64", "fraction", "of the step's window"),
+        *(Column(f"{name}_ns", "int64", "ns", METRICS[name]) for name in _IN_STEPS),
+        Column("idle_fraction", "float64", "fraction", "of the step's window"),
     ),
     doc="A step lasts until the next one's mark; work that crosses the border counts where it runs.",
 )
@@ -86,12 +95,11 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
         span = (int(work.start.min()), int(work.end.max()))
-        rows.append(_metrics(rank, trace, scope, *span))
+        rows.append(_rows(rank, _metrics(trace, scope, *span)))
         found = find_steps(trace, work)
         if found.marked:
             for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
-                part = _metrics(rank, trace, scope, int(low), int(high))
-                steps.append(part | {"step": [label] * len(part["metric"])})
+                steps.append(_step(rank, label, _metrics(trace, scope, int(low), int(high))))
         else:
             skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
         strips += _strips(rank, work, skips)
@@ -100,7 +108,7 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
         tables["steps"] = stack(STEPS, steps)
     if strips:
         tables["strip"] = stack(STRIP, strips)
-    return result(tables, {"timeline": TIMELINE, "steps": STEPS, "strip": STRIP}, skips, scope=scope)
+    return result(tables, skips, scope=scope)
 
 
 def no_gpu_work(trace: Trace, scope: Scope) -> str:
@@ -110,17 +118,16 @@ def no_gpu_work(trace: Trace, scope: Scope) -> str:
     return "the trace has no GPU work; record with ProfilerActivity.CUDA (that is ROCm's name for it, too)"
 
 
-def _metrics(rank: int, trace: Trace, scope: Scope, low: int, high: int) -> dict[str, Any]:
-    """The metric rows of one window."""
+def _metrics(trace: Trace, scope: Scope, low: int, high: int) -> dict[str, int]:
+    """Nanoseconds of each metric in one window."""
     work, everything = gpu_work(trace, scope), gpu_work(trace)
     sets = {name: _within(mask, work, low, high) for name, mask in _kind_masks(work, scope).items()}
     comp, comm, copy, fill = (sets[kind] for kind in KINDS)
     busy = _within(np.ones(len(work.event), dtype=bool), work, low, high)
-    total = high - low
     metrics = {
-        "total": total,
+        "total": high - low,
         "busy": busy.total,
-        "idle": total - busy.total,
+        "idle": high - low - busy.total,
         "computation": comp.total,
         "comm": comm.total,
         "memcpy": copy.total,
@@ -130,14 +137,27 @@ def _metrics(rank: int, trace: Trace, scope: Scope, low: int, high: int) -> dict
         "exposed_memset": subtract(fill, comp, comm, copy),
         "unlinked": _within(~everything.linked, everything, low, high).total,
     }
-    if scope == "linked":
-        metrics = {name: value for name, value in metrics.items() if "memset" not in name}
+    if scope == "linked":  # fills count as computation there
+        del metrics["memset"], metrics["exposed_memset"]
+    return metrics
+
+
+def _rows(rank: int, metrics: dict[str, int]) -> dict[str, Any]:
     values = np.array(list(metrics.values()), dtype=np.int64)
     return {
         "rank": np.full(len(values), rank),
         "metric": list(metrics),
         "dur_ns": values,
-        "fraction": values / max(total, 1),
+        "fraction": values / max(metrics["total"], 1),
+    }
+
+
+def _step(rank: int, label: str, metrics: dict[str, int]) -> dict[str, Any]:
+    return {
+        "rank": np.array([rank]),
+        "step": [label],
+        **{f"{name}_ns": np.array([metrics[name]]) for name in _IN_STEPS},
+        "idle_fraction": np.array([metrics["idle"] / max(metrics["total"], 1)]),
     }
 
 
@@ -174,7 +194,7 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
 
 
 def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
-    """The span cut at `edges`: what each piece is mostly busy with; neighbours of one kind are merged."""
+    """The span cut at `edges`: what each piece is mostly busy with; like neighbours are merged."""
     low, high = edges[:-1], edges[1:]
     covered = np.stack([work.union(kind).covered(low, high) for kind in KINDS])
     kind = covered.argmax(axis=0)
@@ -182,7 +202,9 @@ def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
     kept = np.flatnonzero(busy > 0)
     if not len(kept):
         return {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}
-    new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(kind[kept]) != 0)))
+    # Alike: same kind, and as busy to within a fifth.
+    look = kind[kept] * 8 + np.ceil(5 * busy[kept] / np.maximum(high - low, 1)[kept]).astype(np.int64)
+    new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(look) != 0)))
     first = np.flatnonzero(new)
     last = np.concatenate((first[1:], [len(kept)])) - 1
     start, end = low[kept[first]], high[kept[last]]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracelens.registry import Registry
 
 if TYPE_CHECKING:
-    from tracelens.parsers.columns import Table
+    from subprocess import Popen
+
+    from tracelens.parsers.columns import Encoded
     from tracelens.parsers.split import Splitter
     from tracelens.trace.trace import Trace
 
@@ -28,16 +30,16 @@ class Parser:
     name: str
     doc: str
     sniff: Callable[[Splitter], bool]
-    build: Callable[[Splitter, Table], Trace]
+    build: Callable[[Splitter, Encoded], Trace]
 
 
 PARSERS: Registry[Parser] = Registry("parser", "tracelens.parsers")
 
 
 def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Callable[..., Trace]]:
-    """Register a function (Splitter, Table) -> Trace as the parser of a format."""
+    """Register a function (Splitter, Encoded) -> Trace as the parser of a format."""
 
-    def keep(build: Callable[[Splitter, Table], Trace]) -> Callable[[Splitter, Table], Trace]:
+    def keep(build: Callable[[Splitter, Encoded], Trace]) -> Callable[[Splitter, Encoded], Trace]:
         doc = (build.__doc__ or "").strip().splitlines()[0]
         PARSERS.add(name, Parser(name, doc, sniff, build), build.__module__)
         return build
@@ -45,8 +47,12 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
     return keep
 
 
-def parse(path: str) -> list[Trace]:
+def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
+
+    Args:
+        path: the file.
+        processes: of children.Children, to decode on several cores.
 
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
@@ -59,7 +65,7 @@ def parse(path: str) -> list[Trace]:
     for source in open_source(path):
         splitter = Splitter(source)
         chosen = next(p for _, p in sorted(PARSERS.items(), key=_specific_first) if p.sniff(splitter))
-        traces.append(chosen.build(splitter, decode_all(splitter)))
+        traces.append(chosen.build(splitter, decode_all(splitter, processes)))
     return traces
 
 

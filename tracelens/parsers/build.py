@@ -5,24 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.errors import ParseError
 from tracelens.parsers.collectives import collectives_table
-from tracelens.parsers.columns import SEPARATOR, Columns, Table, integer
+from tracelens.parsers.columns import SEPARATOR, Columns, Encoded, integer
 from tracelens.parsers.decode import MISSING
 from tracelens.parsers.pairs import pair_begin_end
 from tracelens.parsers.split import Splitter
+from tracelens.schema import Coded, Table
 from tracelens.trace import links
 from tracelens.trace.callstack import nest
 from tracelens.trace.tables import EVENTS, GPU_KINDS, KINDS, LINKS, OPS, STACK_KINDS
 from tracelens.trace.trace import Trace, TraceMeta
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Int = NDArray[np.int64]
 
@@ -55,7 +53,7 @@ class Rows(NamedTuple):
     kept: int
 
 
-def build(splitter: Splitter, table: Table, dialect: Dialect) -> Trace:
+def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     """Assemble the trace.
 
     Raises:
@@ -80,17 +78,17 @@ def build(splitter: Splitter, table: Table, dialect: Dialect) -> Trace:
     flows = _flows(table, dialect, pids, tids)
     link, linked = _link(gpu, calls, flows, (pid, tid, start))
     ops = _ops(table, rows, kind)
-    ops_id, sequence = ops["event_id"].to_numpy(), ops["sequence"].to_numpy()
+    ops_id = ops.array("event_id")
     forward = links.forward_ops(
-        ops_id, sequence, ops["forward_thread"].to_numpy(), thread[ops_id], start[ops_id]
+        ops_id, ops.array("sequence"), ops.array("forward_thread"), thread[ops_id], start[ops_id]
     )
     link["forward_op_id"] = _inherit_forward(link["op_id"], ops_id, forward, parent, depth)
-    events = EVENTS.frame(
+    events = EVENTS.table(
         {
             "event_id": np.arange(len(start)),
-            "kind": categorical(kind, KINDS),
-            "category": categorical(rows.table.category, table.categories),
-            "name": categorical(rows.table.name, [name or "(no name)" for name in table.names]),
+            "kind": Coded(kind, KINDS),
+            "category": coded(rows.table.category, table.categories),
+            "name": coded(rows.table.name, [name or "(no name)" for name in table.names]),
             "ts_ns": start,
             "dur_ns": rows.table.dur_ns,
             "pid": pid,
@@ -106,25 +104,24 @@ def build(splitter: Splitter, table: Table, dialect: Dialect) -> Trace:
     )
     return Trace(
         _meta(splitter, table, rows, dialect, threads),
-        events,
-        ops,
-        collectives_table(table.collectives, rows.source, link, start),
-        LINKS.frame(link),
+        {
+            "events": events,
+            "ops": ops,
+            "collectives": collectives_table(table.collectives, rows.source, link, start),
+            "links": LINKS.table(link),
+        },
     )
 
 
-def categorical(codes: Any, values: Sequence[str]) -> pd.Categorical:
-    """A categorical from dictionary codes; equal values are merged."""
-    import pandas as pd
-
-    distinct = list(dict.fromkeys(values))
-    if len(distinct) != len(values):
-        place = {value: code for code, value in enumerate(distinct)}
-        codes = np.array([place[value] for value in values], dtype=np.int32)[codes]
-    return pd.Categorical.from_codes(codes, categories=pd.Index(distinct, dtype=object), validate=False)
+def coded(codes: Any, values: Sequence[str]) -> Coded:
+    """A text column from dictionary codes; equal values are merged."""
+    place = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    if len(place) != len(values):
+        codes = np.fromiter(map(place.__getitem__, values), dtype=np.int32, count=len(values))[codes]
+    return Coded(codes, list(place))
 
 
-def _select(table: Table) -> Rows:
+def _select(table: Encoded) -> Rows:
     """Choose the events that become rows; count the rest by reason."""
     columns = table.columns
     dropped = Counter(drop.reason for drop in table.drops)
@@ -169,12 +166,12 @@ def _count(counter: Counter[str], reason: str, mask: NDArray[np.bool_]) -> None:
         counter[reason] += count
 
 
-def _kinds(table: Table, category: Int, dialect: Dialect) -> Int:
+def _kinds(table: Encoded, category: Int, dialect: Dialect) -> Int:
     known = [KINDS.index(dialect.kinds.get(name.lower(), "slice")) for name in table.categories]
     return np.array(known, dtype=np.int8)[category]
 
 
-def _threads(table: Table) -> tuple[Int, Int, dict[tuple[int, int], str]]:
+def _threads(table: Encoded) -> tuple[Int, Int, dict[tuple[int, int], str]]:
     """Process and thread ids as integers, and the names that metadata events give them."""
     number: dict[int | str, int] = {}
     for value in [*table.pids, *table.tids, *(item for entry in table.metadata for item in entry[1:3])]:
@@ -225,7 +222,7 @@ def _nest(kind: Int, thread: Int, start: Int, end: Int) -> tuple[Int, Int]:
     return parent, depth
 
 
-def _calls(table: Table, rows: Rows, kind: Int, parent: Int, depth: Int) -> links.Calls:
+def _calls(table: Encoded, rows: Rows, kind: Int, parent: Int, depth: Int) -> links.Calls:
     def named(test: Any) -> NDArray[np.bool_]:
         return np.array([bool(test(name)) for name in table.names], dtype=bool)[rows.table.name]
 
@@ -242,7 +239,7 @@ def _calls(table: Table, rows: Rows, kind: Int, parent: Int, depth: Int) -> link
     )
 
 
-def _flows(table: Table, dialect: Dialect, pids: Int, tids: Int) -> links.Flows:
+def _flows(table: Encoded, dialect: Dialect, pids: Int, tids: Int) -> links.Flows:
     columns = table.columns
     wanted = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
     arrow = np.isin(columns.category, wanted)
@@ -280,26 +277,25 @@ def _link(
     return {"kernel_id": gpu, "launch_id": launch, "op_id": op}, linked
 
 
-def _ops(table: Table, rows: Rows, kind: Int) -> pd.DataFrame:
+def _ops(table: Encoded, rows: Rows, kind: Int) -> Table:
     """One row an op; ops without recorded arguments have empty texts."""
     op_events = np.flatnonzero(kind == KINDS.index("op"))
     place = np.full(len(table.columns.phase), -1, dtype=np.int64)
     place[table.ops.event] = np.arange(len(table.ops.event))
     at = place[rows.source[op_events]]
-    parts = [blob.decode("utf-8", "replace").split(SEPARATOR.decode()) for blob in table.blobs]
-    blob = np.where(at >= 0, table.ops.blob[at], len(parts)) if len(table.ops.blob) else np.zeros_like(at)
-    parts.append([""] * 4)
-    if not len(table.ops.blob):
-        parts = parts[-1:]
+    # All texts in one list, four a blob (dims, types, strides, values); the last blob stands for none.
+    joined = SEPARATOR.join([*table.blobs, SEPARATOR * 3]).decode("utf-8", "replace")
+    parts = joined.split(SEPARATOR.decode())
+    none = len(table.blobs)
+    blob = np.where(at >= 0, table.ops.blob[at], none) if none else np.zeros_like(at)
     texts = {
-        name: categorical(blob, [part[position] for part in parts])
-        for position, name in enumerate(("shapes", "dtypes", "strides", "values"))
+        name: coded(blob, parts[place::4]) for place, name in enumerate(("shapes", "dtypes", "strides", "values"))
     }
 
     def number(values: Int) -> Int:
         return np.where(at >= 0, values[at], -1) if len(values) else np.full(len(at), -1, dtype=np.int64)
 
-    return OPS.frame(
+    return OPS.table(
         texts
         | {
             "event_id": op_events,
@@ -319,7 +315,7 @@ def _inherit_forward(op: Int, op_rows: Int, forward: Int, parent: Int, depth: In
 
 
 def _meta(
-    splitter: Splitter, table: Table, rows: Rows, dialect: Dialect, threads: dict[tuple[int, int], str]
+    splitter: Splitter, table: Encoded, rows: Rows, dialect: Dialect, threads: dict[tuple[int, int], str]
 ) -> TraceMeta:
     keys = splitter.header | splitter.tail
     info = keys.get("distributedInfo")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tracelens.parsers import parser
 from tracelens.parsers.build import build
-from tracelens.parsers.columns import Table
+from tracelens.parsers.columns import Encoded
 from tracelens.parsers.kineto import DIALECT
 from tracelens.parsers.split import Splitter
 from tracelens.trace.trace import Trace
 
 
 @parser("chrome", sniff=lambda _: True)
-def chrome(splitter: Splitter, table: Table) -> Trace:
+def chrome(splitter: Splitter, table: Encoded) -> Trace:
     """Chrome / Perfetto trace JSON of any program; begin/end and async pairs become slices."""
     return build(splitter, table, DIALECT._replace(name="chrome"))

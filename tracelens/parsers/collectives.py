@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.parsers.columns import CollectiveRow
+from tracelens.schema import Table
 from tracelens.trace.tables import COLLECTIVES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Int = NDArray[np.int64]
 
@@ -26,7 +22,7 @@ DTYPE_BYTES = {
 
 def collectives_table(
     records: list[CollectiveRow], source: Int, link: dict[str, Int], start: Int
-) -> pd.DataFrame:
+) -> Table:
     """Build it.
 
     Args:
@@ -66,12 +62,10 @@ def collectives_table(
         }
         for name, value in values.items():
             data[name].append(value)
-    import pandas as pd
-
     integer = {column.name for column in COLLECTIVES.columns if column.dtype == "int64"}
-    return COLLECTIVES.frame(
+    return COLLECTIVES.table(
         {
-            name: np.array(values, dtype=np.int64) if name in integer else pd.Categorical(values)
+            name: np.array(values, dtype=np.int64) if name in integer else values
             for name, values in data.items()
         }
     )

@@ -70,7 +70,7 @@ class CollectiveRow(NamedTuple):
 
 
 @dataclass
-class Table:
+class Encoded:
     """All events of one trace as columns, with the dictionaries of their codes.
 
     Attributes:
@@ -206,7 +206,7 @@ class Part:
                 self.async_ids[index] = ids
 
 
-def merge(parts: list[Part]) -> Table:
+def merge(parts: list[Part]) -> Encoded:
     """Join what several processes encoded, in order of the chunks."""
     keys = list(parts[0].dictionaries)
     merged = {key: Codes() for key in keys}
@@ -231,7 +231,7 @@ def merge(parts: list[Part]) -> Table:
             collectives.append(row._replace(event=row.event + start))
         async_ids |= {row + start: value for row, value in part.async_ids.get(index, {}).items()}
         start += len(block.phase)
-    return Table(
+    return Encoded(
         _concatenate(Columns, columns),
         _concatenate(OpRows, ops),
         [str(value) for value in merged["phase"]],

@@ -6,7 +6,7 @@ import re
 
 from tracelens.parsers import parser
 from tracelens.parsers.build import Dialect, build
-from tracelens.parsers.columns import Table
+from tracelens.parsers.columns import Encoded
 from tracelens.parsers.split import Splitter
 from tracelens.trace.trace import Trace
 
@@ -49,6 +49,6 @@ def looks_like_kineto(splitter: Splitter) -> bool:
 
 
 @parser("kineto", sniff=looks_like_kineto)
-def kineto(splitter: Splitter, table: Table) -> Trace:
+def kineto(splitter: Splitter, table: Encoded) -> Trace:
     """torch.profiler (Kineto) JSON of CUDA and ROCm runs."""
     return build(splitter, table, DIALECT)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.columns import Table
+from tracelens.parsers.columns import Encoded
 from tracelens.parsers.decode import MISSING
 
 _OPEN, _CLOSE = ("B", "b"), ("E", "e")
@@ -21,7 +21,7 @@ class Pairs(NamedTuple):
     dur_ns: NDArray[np.int64]
 
 
-def pair_begin_end(table: Table) -> tuple[Pairs, NDArray[np.bool_]]:
+def pair_begin_end(table: Encoded) -> tuple[Pairs, NDArray[np.bool_]]:
     """Pair them in order of time; an end closes the last open begin of its thread (B/E) or id (b/e).
 
     Returns:
@@ -52,7 +52,7 @@ def pair_begin_end(table: Table) -> tuple[Pairs, NDArray[np.bool_]]:
     return Pairs(begin, columns.ts_ns[end] - columns.ts_ns[begin]), alone
 
 
-def _key(table: Table, row: int, phase: str) -> tuple[object, ...]:
+def _key(table: Encoded, row: int, phase: str) -> tuple[object, ...]:
     columns = table.columns
     pid = table.pids[columns.pid[row]]
     if phase in ("B", "E"):

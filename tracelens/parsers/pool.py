@@ -1,61 +1,47 @@
-"""Decoding a trace on several cores: chunks go to child processes and to this one, whoever is free."""
+"""Decoding one trace on several cores: chunks go to child processes and to this one, whoever is free."""
 
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO
 
 from tracelens.errors import ParseError, TracelensError
-from tracelens.parsers.columns import Part, Table, merge
+from tracelens.parsers.columns import Encoded, Part, merge
 from tracelens.parsers.decode import decode, salvage
 from tracelens.parsers.split import Chunk, Splitter
 from tracelens.parsers.worker import FRAME, encode
 
-_MIN_CHUNKS = 8
-"""Traces below this many chunks (4 MiB) are decoded sooner than a child process starts."""
-
-_CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from tracelens.parsers.worker import main; main()"
+_MIN_CHUNKS = 4
+"""Traces of fewer chunks (2 MiB) are not worth the hand-over."""
 
 
-def jobs() -> int:
-    """Number of decoding processes: TRACELENS_JOBS, else the cores this process may use, at most 8."""
-    configured = os.environ.get("TRACELENS_JOBS", "")
-    if configured:
-        if not configured.isdigit() or int(configured) < 1:
-            raise TracelensError(f"TRACELENS_JOBS={configured!r} is not a positive number")
-        return int(configured)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8)
-
-
-def decode_all(splitter: Splitter) -> Table:
+def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] = ()) -> Encoded:
     """Decode every chunk of a trace.
 
+    Args:
+        splitter: the trace.
+        processes: idle children (children.py); without any everything is decoded here.
+
     Raises:
-        ParseError: a chunk reader failed (for instance an unreadable archive member).
+        ParseError: a chunk could not be read (for instance an encrypted archive member).
         TracelensError: a decoding process died.
     """
     feed = _Feed(splitter)
     part, unsettled = Part(), []
     with _no_gc():
-        ahead = feed.peek(_MIN_CHUNKS)
-        children = [_Child(feed) for _ in range(jobs() - 1)] if ahead == _MIN_CHUNKS else []
-        if children:
-            import pandas  # noqa: F401 - imported now, while the children already decode
+        enough = bool(processes) and feed.peek(_MIN_CHUNKS) == _MIN_CHUNKS
+        helpers = [_Helper(process, feed) for process in processes] if enough else []
         for chunk in feed:
             if (back := encode(part, chunk)) is not None:
                 unsettled.append(back)
         parts = [part]
-        for child in children:
-            other, more = child.result()
+        for helper in helpers:
+            other, more = helper.result()
             parts.append(other)
             unsettled += more
         feed.check()
@@ -93,21 +79,16 @@ class _Feed:
                 return None
 
     def check(self) -> None:
+        """Raise what went wrong while reading."""
         if self._error is not None:
             raise self._error
 
 
-class _Child:
-    """A decoding process and the thread that feeds it."""
+class _Helper:
+    """The thread that feeds one child and takes its answer."""
 
-    def __init__(self, feed: _Feed) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, root],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
+    def __init__(self, process: subprocess.Popen[bytes], feed: _Feed) -> None:
+        self._process = process
         self._feed = feed
         self._answer: tuple[Part, list[Chunk]] | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -118,20 +99,19 @@ class _Child:
         assert stdin is not None
         assert stdout is not None
         try:
-            with stdin:
-                for chunk in self._feed:
-                    _send(stdin, chunk)
-                _send(stdin, Chunk(-1, 0, b""))
-            with stdout:
-                self._answer = pickle.load(stdout)
+            for chunk in self._feed:
+                _send(stdin, chunk)
+            _send(stdin, Chunk(-1, 0, b""))
+            stdin.flush()
+            self._answer = pickle.load(stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             self._answer = None
 
     def result(self) -> tuple[Part, list[Chunk]]:
         """Wait for the child; raises TracelensError when it died, since its events would be missing."""
         self._thread.join()
-        code = self._process.wait()
         if self._answer is None:
+            code = self._process.wait()
             raise TracelensError(f"a decoding process died (exit code {code}); try TRACELENS_JOBS=1")
         return self._answer
 

@@ -1,8 +1,4 @@
-"""One decoding process: chunks come in on stdin, their encoded columns go out on stdout at the end.
-
-A plain child process instead of multiprocessing: a script without a `__main__` guard, a notebook and an
-embedding server can all load traces, and the child imports neither the caller's modules nor pandas.
-"""
+"""One decoding process: chunks come in on stdin, the encoded columns of a trace go out when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from tracelens.parsers.decode import decode
 from tracelens.parsers.split import Chunk
 
 FRAME = Struct("<qqq")
-"""Header of a chunk: index, offset, length of the text that follows; index -1 ends the stream."""
+"""Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""
 
 
 def encode(part: Part, chunk: Chunk) -> Chunk | None:
@@ -30,15 +26,15 @@ def encode(part: Part, chunk: Chunk) -> Chunk | None:
 
 
 def main(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
-    """Serve one trace: read frames until the end frame, then write (part, unsettled chunks)."""
+    """Serve traces until stdin is closed: read frames up to an end frame, write (part, unsettled chunks)."""
     source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
     gc.disable()  # Nothing here makes cycles; the collector would only walk the decoded events.
     part, unsettled = Part(), []
-    while True:
-        index, offset, length = FRAME.unpack(source.read(FRAME.size))
+    while header := source.read(FRAME.size):
+        index, offset, length = FRAME.unpack(header)
         if index < 0:
-            break
-        if (chunk := encode(part, Chunk(index, offset, source.read(length)))) is not None:
+            pickle.dump((part, unsettled), target, protocol=5)
+            target.flush()
+            part, unsettled = Part(), []
+        elif (chunk := encode(part, Chunk(index, offset, source.read(length)))) is not None:
             unsettled.append(chunk)
-    pickle.dump((part, unsettled), target, protocol=5)
-    target.flush()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 DTYPES = {
     "float": "fp32",
@@ -24,7 +26,8 @@ DTYPES = {
 }
 """Names that the profiler uses for element types (without `c10::`), lower case, to the usual short ones."""
 
-_MANY = 8
+_NO_TENSOR = frozenset({"", "None", "Scalar", "ScalarList", "TensorList", "GenericList"})
+_SHOWN = 8
 
 
 def describe(shapes: str, dtypes: str) -> str:
@@ -33,14 +36,18 @@ def describe(shapes: str, dtypes: str) -> str:
     >>> describe("[[2, 3], [], [[4], [4]]]", '["c10::BFloat16", "Scalar", "TensorList"]')
     'bf16[2,3] [4]x2'
     """
-    dims, types = _list(shapes), _list(dtypes)
-    words = [
-        word
-        for place, dim in enumerate(dims)
-        if (word := _tensor(dim, str(types[place]) if place < len(types) else ""))
-    ]
-    if len(words) > _MANY:
-        words = [*words[:_MANY], f"+{len(words) - _MANY}"]
+    words = []
+    types = _types(dtypes)
+    for place, dim in enumerate(_list(shapes)):
+        dtype = types[place] if place < len(types) else ""
+        if not isinstance(dim, list):
+            continue
+        if dim and isinstance(dim[0], list):
+            words.append(_many(dim))
+        elif dtype or dim:
+            words.append(f"{dtype}[{','.join(map(str, dim))}]")
+    if len(words) > _SHOWN:
+        words = [*words[:_SHOWN], f"+{len(words) - _SHOWN}"]
     return " ".join(words)
 
 
@@ -50,26 +57,21 @@ def short_dtype(name: str) -> str:
     return DTYPES.get(plain, plain)
 
 
-def _tensor(dim: Any, dtype: str) -> str:
-    if not isinstance(dim, list):
-        return ""
-    if dim and isinstance(dim[0], list):
-        distinct = {json.dumps(entry) for entry in dim}
-        first = _dims(dim[0])
-        return f"{first}x{len(dim)}" if len(distinct) == 1 else f"{first}..x{len(dim)}"
-    known = dtype in ("Scalar", "ScalarList", "", "None", "TensorList", "GenericList")
-    if known:
-        return _dims(dim) if dim else ""
-    return f"{short_dtype(dtype)}{_dims(dim)}"
+def _many(dims: list[Any]) -> str:
+    """A list of tensors: the shape of the first, and how many there are."""
+    same = all(dim == dims[0] for dim in dims)
+    return f"[{','.join(map(str, dims[0]))}]{'' if same else '..'}x{len(dims)}"
 
 
-def _dims(dim: list[Any]) -> str:
-    return f"[{','.join(str(size) for size in dim)}]"
+@lru_cache(maxsize=4096)
+def _types(dtypes: str) -> tuple[str, ...]:
+    """Short element types by argument, '' where the argument is no tensor."""
+    return tuple("" if str(name) in _NO_TENSOR else short_dtype(str(name)) for name in _list(dtypes))
 
 
 def _list(text: str) -> list[Any]:
     try:
-        value = json.loads(text) if text else []
-    except ValueError:
+        value = msgspec.json.decode(text) if text else []
+    except (msgspec.MsgspecError, RecursionError):
         return []
     return value if isinstance(value, list) else []

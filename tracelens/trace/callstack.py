@@ -14,8 +14,9 @@ TOLERANCE_NS = 1000
 def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
     """Parent and depth of each event by containment within its thread.
 
-    An event that overlaps another without lying inside it (a profiler step that begins in one frame and
-    ends in the next) is no child of it; that other event takes no more children from there on.
+    The parent is the last event to start before this one that lasts until its end. An event that overlaps
+    another without lying inside it (a profiler step that begins in one frame and ends in the next) is no
+    child of it.
 
     Args:
         thread: any integer that tells threads apart.
@@ -27,33 +28,34 @@ def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
     """
     count = len(start)
     order = np.lexsort((np.arange(count), rank, -end, start, thread))
-    parents, depths = [-1] * count, [0] * count
-    rows: list[int] = []
-    ends: list[int] = []
-    current = None
-    tolerance = TOLERANCE_NS
-    for row, where, begin, finish in zip(
-        order.tolist(), thread[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True
-    ):
-        if where != current:
-            current = where
-            rows.clear()
-            ends.clear()
-        while ends:
-            top = ends[-1]
-            # An event without extent at its parent's very end still belongs to it (us-resolution traces).
-            if top > begin or (top == begin == finish):
-                if finish <= top + tolerance:
-                    break
-            rows.pop()
-            ends.pop()
-        if rows:
-            parents[row] = rows[-1]
-            depths[row] = len(rows)
-            finish = min(finish, ends[-1])
-        rows.append(row)
-        ends.append(finish)
-    return np.array(parents, dtype=np.int64), np.array(depths, dtype=np.int64)
+    thread, start, end = thread[order], start[order], end[order]
+    # Every row asks the one before it, and on "no" whom that one has come to ask meanwhile: none of those
+    # in between can contain it either. So a row of n siblings is passed in log2(n) rounds.
+    above = np.arange(-1, count - 1)
+    asking = np.arange(count)
+    while len(asking):
+        asking = asking[above[asking] >= 0]
+        other = above[asking]
+        same = thread[other] == thread[asking]
+        # An event without extent at its parent's very end still belongs to it (us-resolution traces).
+        begun, finish = start[asking], end[asking]
+        open_ = (end[other] > begun) | ((end[other] == begun) & (begun == finish))
+        refused = ~(same & open_ & (finish <= end[other] + TOLERANCE_NS))
+        asking, other = asking[refused], other[refused]
+        above[asking] = np.where(same[refused], above[other], -1)
+    parent = np.full(count, -1, dtype=np.int64)
+    parent[order] = np.where(above >= 0, order[above], -1)
+    return parent, _depth(parent)
+
+
+def _depth(parent: Int) -> Int:
+    """Number of ancestors, by doubling the distance looked up in each round."""
+    depth = (parent >= 0).astype(np.int64)
+    ancestor = parent
+    while (found := ancestor >= 0).any():
+        depth = depth + np.where(found, depth[ancestor], 0)
+        ancestor = np.where(found, ancestor[ancestor], -1)
+    return depth
 
 
 def nearest(parent: Int, depth: Int, chosen: NDArray[np.bool_]) -> Int:

@@ -35,7 +35,7 @@ _OWN_CHARS = 160
 
 _RETURN_TYPE = re.compile(r"(?:void |(?:typename )?(?:std::)?enable_if(?:<.*?>::type|_t<.*?>) )+")
 _PARAMETERS = ("(at::", "(c10::", ">(")
-_MANGLED_LENGTH = re.compile(r"(?:St|L)?(\d+)")
+_MANGLED_LENGTH = re.compile(r"(?:St|L)?(\d{1,4})")
 # 128x256_64x4 of a GEMM says nothing about its class; without it hundreds of names are one.
 _TILE_SIZES = re.compile(r"\d+(?:x\d+)+")
 _AUTOGRAD_PREFIX = re.compile(r"^(?:autograd::engine::evaluate_function: )?(?:torch::autograd::)?")
@@ -96,8 +96,7 @@ def matching_classes(name: str) -> tuple[str, ...]:
 
 def matching_op_classes(name: str) -> tuple[str, ...]:
     """The classes of the winning level for an op name; more than one is a tie, none is unknown."""
-    text = _AUTOGRAD_PREFIX.sub("", name).lower().replace("_", "").replace(" ", "")
-    return _winners("ops", _BACKWARD_SUFFIX.sub("", text))
+    return _winners("ops", _plain_op(name))
 
 
 @cache
@@ -122,6 +121,12 @@ def _winners(table: _Table, text: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def _plain_op(name: str) -> str:
+    """`aten::_foo_backward` as aten::foo, `FooBackward0` as foo."""
+    text = _AUTOGRAD_PREFIX.sub("", name).lower().replace("_", "").replace(" ", "")
+    return _BACKWARD_SUFFIX.sub("", text)
+
+
 def _own_name(name: str) -> tuple[str, str]:
     """(qualified function name, first template arguments) of a kernel name, both in lower case."""
     if name.startswith("_Z"):
@@ -132,7 +137,8 @@ def _own_name(name: str) -> tuple[str, str]:
         start = prefix.end() if prefix else 0
         template, parameters = text.find("<", start), text.find("(", start)
         end = min((at for at in (template, parameters) if at >= 0), default=len(text))
-        own, arguments = text[start:end], text[end:] if end == template else ""
+        own = text[start:end].removesuffix(".kd").removesuffix(" [clone .kd]")
+        arguments = text[end:] if end == template else ""
     return _TILE_SIZES.sub("#", own[:_OWN_CHARS]).lower(), _functor(arguments).lower()
 
 

@@ -85,7 +85,7 @@ def exclusive(start: Int, end: Int, group: Int) -> Int:
         return start
     order = np.lexsort((start, group))
     base, span = int(start.min()), int(end.max() - start.min()) + 1
-    if (int(group.max()) + 1) * span >= 1 << 62:  # what follows would overflow: hours of a million groups
+    if group.max() and (int(group.max()) + 1) * span >= 1 << 62:  # overflow: hours of a million groups
         middle = int(group.max()) // 2
         own, low = start.copy(), group <= middle
         own[low] = exclusive(start[low], end[low], group[low])
@@ -111,11 +111,13 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
         edges: sorted window borders; time before the first or behind the last is in no window.
 
     Returns:
-        (row, window, dur): one entry a pair that overlaps, with its exclusive nanoseconds (may be 0).
+        (row, window, dur): one entry a pair that overlaps, with its exclusive nanoseconds (may be 0). What
+        has no extent is in the window that begins there, at the last border in the last window.
         Summed over a window they equal the union of all intervals in it, exactly.
     """
     own_start = exclusive(start, end, priority)
     first = np.maximum(np.searchsorted(edges, start, side="right") - 1, 0)
+    first -= (start == end) & (start == edges[-1])
     last = np.minimum(np.searchsorted(edges, np.maximum(end, start + 1), side="left") - 1, len(edges) - 2)
     count = np.maximum(last - first + 1, 0)
     row = np.repeat(np.arange(len(start)), count)

@@ -11,8 +11,6 @@ from tracelens.errors import ParseError
 from tracelens.trace.trace import Trace
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
-TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz", ".pftrace.json")
-"""What is taken from a directory; a file that is named is read whatever its suffix."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,3 @@ def _rank(trace: Trace, alone: bool) -> int:
     raise ParseError(
         trace.meta.path, "which rank this is stands neither in the trace nor in its name; name it rank<N>.json"
     )
-
-
-def trace_files(paths: Iterable[str]) -> list[str]:
-    """The files that the given files, directories and "-" stand for, in order of name.
-
-    Raises:
-        ParseError: a directory holds no trace.
-    """
-    files: list[str] = []
-    for path in paths:
-        if path != "-" and Path(path).is_dir():
-            inside = sorted(str(p) for p in Path(path).iterdir() if p.name.lower().endswith(TRACE_SUFFIXES))
-            if not inside:
-                raise ParseError(path, f"no trace in this directory (looked for {', '.join(TRACE_SUFFIXES)})")
-            files += inside
-        else:
-            files.append(path)
-    return files

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.trace.tables import COLLECTIVES, EVENTS, LINKS, OPS
+from tracelens.schema import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,37 +80,47 @@ class Events(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank's trace. Tables have the schemas of trace/tables.py; event i is row i of `events`."""
+    """One rank's trace: tables with the schemas of trace/tables.py; event i is row i of `events`.
+
+    `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames.
+    """
 
     meta: TraceMeta
-    events: pd.DataFrame
-    ops: pd.DataFrame
-    collectives: pd.DataFrame
-    links: pd.DataFrame
+    tables: Mapping[str, Table]
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """Everything that happened, see EVENTS."""
+        return self.tables["events"].frame
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """Arguments of the framework ops, see OPS."""
+        return self.tables["ops"].frame
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """Recorded collectives, see COLLECTIVES."""
+        return self.tables["collectives"].frame
+
+    @property
+    def links(self) -> pd.DataFrame:
+        """From GPU work to what caused it, see LINKS."""
+        return self.tables["links"].frame
 
     @cached_property
     def arrays(self) -> Events:
         """The events as numpy arrays."""
-        table = self.events
-
-        def column(name: str) -> Any:
-            return table[name].to_numpy()
-
-        start = column("ts_ns")
+        table = self.tables["events"]
+        kind, name, start = table.columns["kind"], table.columns["name"], table.array("ts_ns")
         return Events(
-            table["kind"].cat.codes.to_numpy(),
-            table["name"].cat.codes.to_numpy(),
+            kind.codes,
+            name.codes,
             start,
-            start + column("dur_ns"),
-            column("pid"),
-            column("tid"),
-            column("device"),
-            column("stream"),
-            column("parent_id"),
-            column("depth"),
-            column("linked"),
-            table["kind"].cat.categories.tolist(),
-            table["name"].cat.categories.tolist(),
+            start + table.array("dur_ns"),
+            *(table.array(key) for key in ("pid", "tid", "device", "stream", "parent_id", "depth", "linked")),
+            list(kind.values),
+            list(name.values),
         )
 
     @cached_property
@@ -119,8 +129,3 @@ class Trace:
         from tracelens.trace.work import build
 
         return build(self)
-
-    def check(self) -> None:
-        """Raise SchemaError unless every table fits its schema; parsers are tested with it."""
-        for schema in (EVENTS, OPS, COLLECTIVES, LINKS):
-            schema.check(getattr(self, schema.title))

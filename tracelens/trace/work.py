@@ -73,13 +73,13 @@ def gpu_work(trace: Trace, scope: Scope = "all") -> Work:
 
 def build(trace: Trace) -> Work:
     """Assemble it; use `gpu_work`, which keeps the result."""
-    events, links = trace.arrays, trace.links
-    gpu = links["kernel_id"].to_numpy()
+    events, links = trace.arrays, trace.tables["links"]
+    gpu = links.array("kernel_id")
     order = np.argsort(events.start[gpu], kind="stable")
     gpu = gpu[order]
 
     def link(name: str) -> Int:
-        return links[name].to_numpy()[order]
+        return links.array(name)[order]
 
     is_kernel = events.where("kernel")[gpu]
     op = link("op_id")

@@ -1,0 +1,1 @@
+"""Benchmarks, run by `make bench`; nothing here is a test and nothing is imported by the package."""

@@ -1,0 +1,82 @@
+"""Decoding processes, started before anything heavy is imported so that both sides start up at once.
+
+Plain child processes instead of multiprocessing: a script without a `__main__` guard, a notebook and an
+embedding server can all load traces, and a child imports neither the caller's modules nor pandas.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tracelens.errors import TracelensError
+
+_CODE = "import sys; sys.path[:] = sys.argv[1:]; from tracelens.parsers.worker import main; main()"
+
+_WORTH_BYTES = 400_000
+"""Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""
+
+
+def jobs() -> int:
+    """Number of processes that decode: TRACELENS_JOBS, else the cores this process may use, at most 8."""
+    configured = os.environ.get("TRACELENS_JOBS", "")
+    if configured:
+        if not configured.isdigit() or int(configured) < 1:
+            raise TracelensError(f"TRACELENS_JOBS={configured!r} is not a positive number")
+        return int(configured)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
+
+
+class Children:
+    """The decoding processes of one load; a context manager that ends them.
+
+    Attributes:
+        processes: running children, each serving one trace after the other (see worker.py).
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        count = jobs() - 1 if sys.executable and _size(files) >= _WORTH_BYTES else 0
+        self.processes = [_start() for _ in range(count)]
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            if error is not None:
+                process.kill()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+            process.wait()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -S -E: the child gets this process's search path as arguments and needs no start-up of its own.
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _CODE, root, *(path or os.getcwd() for path in sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _size(files: Sequence[str]) -> int:
+    """Bytes on disk; stdin counts as large, what cannot be read as nothing (opening it says why)."""
+    total = 0
+    for file in files:
+        if file == "-":
+            return _WORTH_BYTES
+        try:
+            total += os.stat(file).st_size
+        except OSError:
+            continue
+    return total

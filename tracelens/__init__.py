@@ -74,13 +74,19 @@ def analyze(run: Run, name: str, **options: Any) -> Result:
 
 
 def report(
-    run: Run, names: Iterable[str] | None = None, *, progress: Callable[[str], None] = _quiet, **options: Any
+    run: Run,
+    names: Iterable[str] | None = None,
+    *,
+    step: str | None = None,
+    progress: Callable[[str], None] = _quiet,
+    **options: Any,
 ) -> Report:
     """Run several analyzers.
 
     Args:
         run: from `load`.
         names: which analyzers, all registered ones by default.
+        step: only this step, "2" for ProfilerStep#2.
         progress: called with a line of text before each analyzer.
         options: as in `analyze`.
 
@@ -90,6 +96,11 @@ def report(
     from tracelens.analyzers import ANALYZERS, in_order
     from tracelens.schema import Report
 
+    if step is not None:
+        from tracelens.trace.steps import select_step
+
+        run = select_step(run, step)
+        options["step"] = step
     chosen = in_order() if names is None else [ANALYZERS.get(name) for name in names]
     results = []
     for item in chosen:

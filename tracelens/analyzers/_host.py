@@ -44,6 +44,11 @@ def innermost(events: Events, rows: Int) -> Pieces:
     # At one point in time: ends before begins, inner ends first, outer begins first.
     order = np.lexsort((depth, is_start, time))
     time, owner = time[order], owner[order]
+    # An event without extent, or one whose child overruns it, is over by now: time goes to who still runs.
+    over = np.flatnonzero((owner >= 0) & (events.end[owner] <= time))
+    while len(over):
+        owner[over] = events.parent[owner[over]]
+        over = over[(owner[over] >= 0) & (events.end[owner[over]] <= time[over])]
     return Pieces(time[:-1], time[1:], owner[:-1])
 
 

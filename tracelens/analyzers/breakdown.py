@@ -14,7 +14,7 @@ from tracelens.analyzers._tree import Leaves, Level, depth_first, levels
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.schema import Coded, Column, Result, Schema, Skip
 from tracelens.trace.arguments import describe
-from tracelens.trace.callstack import subtree_sums
+from tracelens.trace.callstack import nearest, subtree_sums
 from tracelens.trace.intervals import shares
 from tracelens.trace.run import Run
 from tracelens.trace.steps import Steps, find_steps
@@ -89,8 +89,8 @@ def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
     starts_here |= (work.start[row] >= steps.edges[-1]) & (window == len(steps.labels) - 1)
     path, labels = _paths(trace, work, steps)
     leaves = Leaves([window, *(key[row] for key in path)], exclusive, work.dur[row], starts_here)
-    found = levels(leaves)
-    subtree = _subtree(trace, work, found[2], row)
+    found = _every_step(levels(leaves), len(steps.labels))
+    subtree = _subtree(trace, work, found[2].group[starts_here], row[starts_here], len(found[2].key))
     return _rows(trace.meta.rank, found, labels, steps, subtree)
 
 
@@ -146,20 +146,41 @@ def _shape(shapes: Coded, dtypes: Coded, joint: int) -> str:
     return describe(shapes.values[shape], dtypes.values[dtype]) or "()"
 
 
-def _subtree(trace: Trace, work: Work, ops: Level, row: Int) -> Int:
-    """Of each op group: summed durations of its calls with everything they call."""
-    events = trace.arrays
+def _every_step(found: list[Level], count: int) -> list[Level]:
+    """The levels with a row for each step: one without GPU work is idle, but a step."""
+    top, below, *rest = found
+    columns = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
+    for name, values in top.columns.items():
+        columns[name][top.key] = values
+    whole = Level(np.arange(count), np.full(count, -1), top.key[top.group], columns)
+    return [whole, below._replace(parent=top.key[below.parent]), *rest]
+
+
+def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int:
+    """Of each op group: summed durations of its calls with everything they call.
+
+    `group` and `row` are the op group and the position in Work of each piece of work, once each.
+    """
+    events, count = trace.arrays, len(trace.arrays.start)
     has_op = work.op >= 0
-    direct = sums(work.op[has_op], work.dur[has_op], len(events.start))
+    direct = sums(work.op[has_op], work.dur[has_op], count)
     total = subtree_sums(events.parent, events.depth, direct)
+    is_call = np.zeros(count, dtype=bool)
+    is_call[work.op[has_op]] = True
+    around = nearest(events.parent, events.depth, is_call)
     call = work.op[row]
-    groups = len(ops.parent)
-    pair = np.unique(np.stack((ops.group[call >= 0], call[call >= 0])), axis=1) if len(call) else np.empty((2, 0), int)
-    value = sums(pair[0], total[pair[1]], groups)
     # Work without an op has no calls below it: its subtree is itself.
-    alone = np.zeros(groups, dtype=np.int64)
-    np.add.at(alone, ops.group[call < 0], work.dur[row][call < 0])
-    return value + alone
+    value = sums(group[call < 0], work.dur[row[call < 0]], groups)
+    pair = np.unique(group[call >= 0] * count + call[call >= 0])
+    owner, call = np.divmod(pair, count)
+    # A recursive op's inner calls are part of the outer one's subtree.
+    outermost = np.ones(len(pair), dtype=bool)
+    at = call
+    while (at >= 0).any():
+        above = np.where(at >= 0, events.parent[np.maximum(at, 0)], -1)
+        at = np.where(above >= 0, around[np.maximum(above, 0)], -1)
+        outermost &= (at < 0) | ~np.isin(owner * count + at, pair)
+    return value + sums(owner[outermost], total[call[outermost]], groups)
 
 
 def _rows(rank: int, found: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int) -> dict[str, Any]:

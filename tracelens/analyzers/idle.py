@@ -41,6 +41,7 @@ BLOCKING = re.compile(
     r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^hipMemcpyWithStream$|^(?:cuda|hip)Memcpy(?:2D|3D)?$"
     r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc)$"
 )
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 
 CAUSE_TABLE = Schema(
@@ -106,12 +107,16 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
     parts: dict[str, list[dict[str, Any]]] = {"causes": [], "hosts": [], "gaps": []}
     skips: list[Skip] = []
     for trace in run.traces:
-        work = gpu_work(trace, scope)
-        if len(work.event):
-            for name, rows in _explain(trace, work).items():
-                parts[name].append(rows)
-        else:
-            skips.append(Skip(f"rank {trace.meta.rank}", no_gpu_work(trace, scope)))
+        rank, work = trace.meta.rank, gpu_work(trace, scope)
+        if not len(work.event):
+            skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
+            continue
+        found = _explain(trace, work)
+        for name, rows in found.items():
+            parts[name].append(rows)
+        if not len(found["gaps"]["rank"]):
+            short = f"no gap is longer than {GAP_NS} ns" if len(found["causes"]["rank"]) else "the GPU never waits"
+            skips.append(Skip(f"rank {rank}: gaps", short))
     schemas = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS}
     return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
 
@@ -165,15 +170,20 @@ def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
 
 
 def _host_names(trace: Trace, host: Int) -> tuple[Int, Int, list[str]]:
-    """Name codes of host events and of the ops around them, and the names; unknown is the last, ''."""
+    """Name codes of host events and of the ops around them, and the names; unknown is ''.
+
+    Python frames of one method on several objects carry addresses; without them they are one.
+    """
     events = trace.arrays
-    nothing = len(events.names)
+    place: dict[str, int] = {}
+    plain = [place.setdefault(_ADDRESS.sub("", name), len(place)) for name in [*events.names, ""]]
+    code, nothing = np.array(plain, dtype=np.int64), len(events.names)
     around = nearest(events.parent, events.depth, events.where("op"))
     op = np.where(host >= 0, around[np.maximum(host, 0)], -1)
     return (
-        np.where(host >= 0, events.name[np.maximum(host, 0)], nothing),
-        np.where(op >= 0, events.name[np.maximum(op, 0)], nothing),
-        [*events.names, ""],
+        code[np.where(host >= 0, events.name[np.maximum(host, 0)], nothing)],
+        code[np.where(op >= 0, events.name[np.maximum(op, 0)], nothing)],
+        list(place),
     )
 
 

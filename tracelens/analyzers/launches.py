@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._group import stats
 from tracelens.schema import Column, Result, Schema, Skip
-from tracelens.trace.intervals import union
+from tracelens.trace.intervals import clip, union
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work, gpu_work
@@ -140,15 +140,14 @@ def launch_bound(everything: Work, work: Work, called: Int) -> tuple[int, int]:
     Returns:
         (that time, first start to last end of the GPU work), ns.
     """
-    idle = union(everything.start, everything.end).gaps()
+    low, high = int(everything.start.min()), int(everything.end.max())
+    busy = union(everything.start, everything.end)
     time, depth = _depth(called, work.end)
-    shallow = np.flatnonzero(depth[:-1] <= 1)
-    alone = union(time[shallow], time[shallow + 1])
-    # Before the first launch the queue is empty as well.
-    span = int(everything.end.max() - everything.start.min())
-    covered = int(alone.covered(idle.start, idle.end).sum())
-    before = np.minimum(idle.end, time[0]) - idle.start
-    return covered + int(np.maximum(before, 0).sum()), max(span, 1)
+    # Before the first launch and after the last launched work the queue is empty as well.
+    time = np.concatenate(([min(low, time[0])], time, [max(high, time[-1])]))
+    shallow = np.flatnonzero(np.concatenate(([0], depth)) <= 1)
+    alone = union(*clip(time[shallow], time[shallow + 1], low, high))
+    return alone.total - int(busy.covered(alone.start, alone.end).sum()), max(high - low, 1)
 
 
 def _depth(called: Int, end: Int) -> tuple[Int, Int]:
@@ -192,7 +191,8 @@ def _histogram(rank: int, latency: Int) -> dict[str, Any]:
 
 def _queue(rank: int, work: Work, called: Int, origin: int) -> dict[str, Any]:
     time, depth = _depth(called, work.end)
-    edges = np.unique(np.linspace(time[0], time[-1], QUEUE_BINS + 1).astype(np.int64))
+    # From 0: doubles do not hold nanoseconds since 1970.
+    edges = np.unique(np.linspace(0, time[-1] - time[0], QUEUE_BINS + 1).astype(np.int64)) + time[0]
     if len(edges) < 2:
         edges = np.array([time[0], time[0] + 1])
     area = np.concatenate(([0], np.cumsum(depth[:-1] * np.diff(time))))

@@ -75,7 +75,9 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     names = events.name[call]
     group, (name,) = codes(names)
     found = stats(group, dur, len(name))
-    outermost = ~_inside_same_name(call, events.name, events.parent, direct > 0)
+    counted = np.zeros(len(events.start), dtype=bool)
+    counted[call] = True
+    outermost = ~_inside_same_name(call, events.name, events.parent, counted)
     category = _main_category(work, group, call, len(name))
     order = np.argsort(-found.total, kind="stable")
     return {

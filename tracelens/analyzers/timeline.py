@@ -94,9 +94,9 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        span = (int(work.start.min()), int(work.end.max()))
-        rows.append(_rows(rank, _metrics(trace, scope, *span)))
         found = find_steps(trace, work)
+        span = found.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
+        rows.append(_rows(rank, _metrics(trace, scope, int(span[0]), int(span[1]))))
         if found.marked:
             for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
                 steps.append(_step(rank, label, _metrics(trace, scope, int(low), int(high))))
@@ -113,7 +113,7 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
 
 def no_gpu_work(trace: Trace, scope: Scope) -> str:
     """Why an analyzer has no GPU work to look at."""
-    if scope == "linked" and len(gpu_work(trace)):
+    if scope == "linked" and len(gpu_work(trace).event):
         return "no GPU work is linked to a launch call; use --scope all"
     return "the trace has no GPU work; record with ProfilerActivity.CUDA (that is ROCm's name for it, too)"
 
@@ -182,7 +182,8 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
     if hidden := len(busy) - len(shown):
         skips.append(Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest are drawn"))
     begin, finish = int(work.start.min()), int(work.end.max())
-    edges = np.linspace(begin, finish, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64)
+    # From 0: doubles do not hold nanoseconds since 1970.
+    edges = np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
     for place in shown:
         piece = _strip(work.take(group == place), edges)
         count = len(piece["ts_ns"])
@@ -198,7 +199,7 @@ def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
     low, high = edges[:-1], edges[1:]
     covered = np.stack([work.union(kind).covered(low, high) for kind in KINDS])
     kind = covered.argmax(axis=0)
-    busy = covered.max(axis=0)
+    busy = work.union().covered(low, high)
     kept = np.flatnonzero(busy > 0)
     if not len(kept):
         return {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}

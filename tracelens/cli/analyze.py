@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Paths, Scope, ScopeChoice, progress, write_stdout
+from tracelens.cli.common import Paths, Scope, ScopeChoice, Step, print_report, progress, write_stdout
 
 
 def analyze(
@@ -14,6 +14,7 @@ def analyze(
     paths: Paths,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")] = False,
     scope: Scope = ScopeChoice.all,
+    step: Step = None,
 ) -> None:
     """Run one analyzer and print its tables.
 
@@ -29,12 +30,10 @@ def analyze(
     ANALYZERS.get(name)
     with progress() as line:
         run = tracelens.load(*paths, progress=line)
-        report = tracelens.report(run, [name], progress=line, scope=scope.value)
+        report = tracelens.report(run, [name], step=step, progress=line, scope=scope.value)
     if json:
         from tracelens.renderers.json import one
 
         write_stdout(one(report.results[0], report.meta))
     else:
-        from tracelens.renderers.console import console
-
-        write_stdout(console(report).encode())
+        print_report(report)

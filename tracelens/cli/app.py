@@ -14,7 +14,6 @@ app = typer.Typer(
     help="Where the step time of a Mixture-of-Experts run goes, from profiler traces.",
     epilog="Examples:  tracelens report trace.json.gz -o report.html   |   tracelens report traces/   |   "
     "tracelens analyze idle trace.json.gz --json   |   tracelens list analyzers",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

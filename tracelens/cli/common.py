@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tracelens.schema import Report
 
 Paths = Annotated[
     list[str],
@@ -32,6 +36,11 @@ class ScopeChoice(str, Enum):
 Scope = Annotated[
     ScopeChoice,
     typer.Option(help="Which GPU work counts: all, or only work whose launch call is in the trace."),
+]
+
+Step = Annotated[
+    str | None,
+    typer.Option(help="Only this step: 2 for ProfilerStep#2. GPU work is cut at its borders.", show_default=False),
 ]
 
 _PATIENCE_S = 1.0
@@ -74,6 +83,14 @@ def write_stdout(data: bytes) -> None:
     """Write bytes to stdout."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def print_report(report: Report) -> None:
+    """Print it, as wide and as colourful as the terminal allows."""
+    from tracelens.renderers.console import console
+
+    width = shutil.get_terminal_size((120, 24)).columns
+    write_stdout(console(report, width=width, color=sys.stdout.isatty()).encode())
 
 
 def say(text: str) -> None:

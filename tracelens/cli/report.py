@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Paths, Scope, ScopeChoice, progress, say, write_stdout
+from tracelens.cli.common import Paths, Scope, ScopeChoice, Step, print_report, progress, say
 
 
 def report(
@@ -26,6 +26,7 @@ def report(
         typer.Option(help="Run only this analyzer (repeat for more); default: all.", show_default=False),
     ] = None,
     scope: Scope = ScopeChoice.all,
+    step: Step = None,
 ) -> None:
     """Report on a run with all analyzers.
 
@@ -35,21 +36,20 @@ def report(
 
     tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx
 
-    tracelens report traces/ --only timeline --only idle
+    tracelens report traces/ --only timeline --only idle --step 2
     """
     import tracelens
     from tracelens.renderers import by_path
-    from tracelens.renderers.console import console
 
     for path in output or ():
         by_path(path)  # an unknown suffix is better said before the work than after it
     with progress() as line:
         run = tracelens.load(*paths, progress=line)
-        result = tracelens.report(run, only, progress=line, scope=scope.value)
+        result = tracelens.report(run, only, step=step, progress=line, scope=scope.value)
         for path in output or ():
             line(f"writing {path}")
             tracelens.render(result, path)
     for path in output or ():
         say(f"wrote {path}")
     if not output:
-        write_stdout(console(result).encode())
+        print_report(result)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.parsers.decode import NO_TEXT, Args, Decoded, Drop, Event
 
@@ -120,58 +121,67 @@ class Part:
         self.drops += decoded.drops
         self.mended += decoded.mended
         args = [event.args for event in events]
-        rows = [row for row, arg in enumerate(args) if arg is not None]
-        present: list[Args] = [arg for arg in args if arg is not None]
-        self.blocks[index] = (self._columns(decoded, rows, present), self._ops(rows, present))
-        self._collectives(index, rows, present)
-        self._rare(index, events)
+        # Ops, which are most events, carry shapes and never GPU fields; flows and the like carry an id.
+        ops, others, bare = [], [], []
+        for row, arg in enumerate(args):
+            if arg is None:
+                bare.append(row)
+            elif arg.dims is not NO_TEXT or arg.sequence != -1:
+                ops.append(row)
+            else:
+                others.append(row)
+        columns = self._columns(decoded, args, (ops, others, bare))
+        self.blocks[index] = (columns, self._ops(ops, args))
+        self._collectives(index, args)
+        self._rare(index, events, columns.phase)
 
-    def _columns(self, decoded: Decoded, rows: list[int], args: list[Args]) -> Columns:
+    def _columns(self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]) -> Columns:
         events = decoded.events
-        correlation = integers([event.id for event in events])
-        where = np.array(rows, dtype=np.int64)
-        correlation[where] = integers([arg.correlation for arg in args])
+        ops, others, bare = (np.array(part, dtype=np.int64) for part in rows)
+        present = [args[row] for row in rows[1]]
 
-        def spread(values: list[Any]) -> np.ndarray:
-            column = np.full(len(events), -1, dtype=np.int64)
-            column[where] = integers(values)
-            return column
+        def column(values: list[Any], where: NDArray[np.int64] = others) -> NDArray[np.int64]:
+            array = np.full(len(events), -1, dtype=np.int64)
+            array[where] = integers(values)
+            return array
 
+        correlation = column([arg.correlation for arg in present])
+        correlation[bare] = integers([events[row].id for row in rows[2]])
+        external_id = column([arg.external_id for arg in present])
+        external_id[ops] = integers([args[row].external_id for row in rows[0]])
         return Columns(
             self._code("phase", [event.ph for event in events], np.int16),
-            self._code("category", [event.cat or "" for event in events], np.int16),
-            self._code("name", [event.name or "" for event in events], np.int32),
+            self._code("category", [event.cat for event in events], np.int16),
+            self._code("name", [event.name for event in events], np.int32),
             self._code("pid", [event.pid for event in events], np.int32),
             self._code("tid", [event.tid for event in events], np.int32),
             decoded.ts_ns,
             decoded.dur_ns,
             correlation,
-            spread([arg.external_id for arg in args]),
-            spread([arg.stream for arg in args]),
-            spread([arg.device for arg in args]),
-            spread([arg.bytes for arg in args]),
+            external_id,
+            column([arg.stream for arg in present]),
+            column([arg.device for arg in present]),
+            column([arg.bytes for arg in present]),
         )
 
-    def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> np.ndarray:
-        codes = self.dictionaries[key]
-        return np.array([codes[value] for value in values], dtype=dtype)
+    def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> NDArray[Any]:
+        return np.fromiter(map(self.dictionaries[key].__getitem__, values), dtype=dtype, count=len(values))
 
-    def _ops(self, rows: list[int], args: list[Args]) -> OpRows:
+    def _ops(self, rows: list[int], args: list[Any]) -> OpRows:
         blobs, join = self.dictionaries["blob"], SEPARATOR.join
-        picked = [
-            (row, blobs[join((arg.dims, arg.types, arg.strides, arg.values))], arg.sequence, arg.forward_thread)
-            for row, arg in zip(rows, args, strict=True)
-            if arg.dims is not NO_TEXT or arg.sequence != -1
-        ]
-        event, blob, sequence, thread = zip(*picked, strict=True) if picked else ((), (), (), ())
+        found = [args[row] for row in rows]
         return OpRows(
-            np.array(event, dtype=np.int64),
-            np.array(blob, dtype=np.int32),
-            integers(list(sequence)),
-            integers(list(thread)),
+            np.array(rows, dtype=np.int64),
+            np.fromiter(
+                [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in found],
+                dtype=np.int32,
+                count=len(found),
+            ),
+            integers([arg.sequence for arg in found]),
+            integers([arg.forward_thread for arg in found]),
         )
 
-    def _collectives(self, index: int, rows: list[int], args: list[Args]) -> None:
+    def _collectives(self, index: int, args: list[Any]) -> None:
         found = [
             CollectiveRow(
                 row,
@@ -186,24 +196,24 @@ class Part:
                 bytes(arg.in_split),
                 bytes(arg.out_split),
             )
-            for row, arg in zip(rows, args, strict=True)
-            if arg.collective is not None
+            for row, arg in enumerate(args)
+            if arg is not None and arg.collective is not None
         ]
         if found:
             self.collectives[index] = found
 
-    def _rare(self, index: int, events: list[Event]) -> None:
+    def _rare(self, index: int, events: list[Event], phase: NDArray[Any]) -> None:
         """Metadata and async events: few, and their ids and labels are free text."""
-        for event in events:
-            if event.ph == "M" and event.args is not None:
+        codes = self.dictionaries["phase"]
+        for row in np.flatnonzero(phase == codes.get("M", -1)).tolist():
+            event = events[row]
+            if event.args is not None:
                 label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
-                self.metadata.append(
-                    (event.name or "", identity(event.pid), identity(event.tid), _text(label))
-                )
-        if not _ASYNC_PHASES.isdisjoint(self.dictionaries["phase"]):
-            ids = {row: str(event.id) for row, event in enumerate(events) if event.ph in _ASYNC_PHASES}
-            if ids:
-                self.async_ids[index] = ids
+                self.metadata.append((event.name or "", identity(event.pid), identity(event.tid), _text(label)))
+        wanted = [code for name, code in codes.items() if name in _ASYNC_PHASES]
+        if wanted:
+            rows = np.flatnonzero(np.isin(phase, wanted)).tolist()
+            self.async_ids[index] = {row: str(events[row].id) for row in rows}
 
 
 def merge(parts: list[Part]) -> Encoded:
@@ -235,8 +245,8 @@ def merge(parts: list[Part]) -> Encoded:
         _concatenate(Columns, columns),
         _concatenate(OpRows, ops),
         [str(value) for value in merged["phase"]],
-        [str(value) for value in merged["category"]],
-        [str(value) for value in merged["name"]],
+        [str(value or "") for value in merged["category"]],
+        [str(value or "") for value in merged["name"]],
         [identity(value) for value in merged["pid"]],
         [identity(value) for value in merged["tid"]],
         [value for value in merged["blob"] if isinstance(value, bytes)],
@@ -257,7 +267,7 @@ def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:
 def integers(values: list[Any]) -> np.ndarray:
     """A column of int64; text numbers are read, what is no number becomes -1."""
     try:
-        return np.array(values, dtype=np.int64)
+        return np.fromiter(values, dtype=np.int64, count=len(values))
     except (TypeError, ValueError, OverflowError):
         return np.array([integer(value) for value in values], dtype=np.int64)
 

@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from tracelens.parsers.repair import repair_text
+from tracelens.parsers.scan import BLANK, ends_events, is_event, skip, value_end
 
 Number = int | float | str | None
 """Numbers drift to strings and null in the wild; columns.py turns them back."""
@@ -29,7 +30,13 @@ MISSING = np.iinfo(np.int64).min
 # Below this many microseconds a double holds every nanosecond: its spacing there is under 1 ns.
 EXACT_BELOW_US = float(1 << 43)
 
-_MAX_JOIN = 24
+# Whole numbers that JSON text gives exactly; a float may have been rounded to a whole number.
+_EXACT_TYPES = {int, type(None)}
+_MOST_DIGITS = 18
+
+_MAX_TRIES = 24
+# Where a broken event may end: an object begins, after another one (group 1) or not; a list ends.
+_EDGE = re.compile(r"(?:(\})[\s,]*)?\{|(\})\s*\]|\]")
 
 
 class Args(Struct, gc=False):
@@ -114,45 +121,82 @@ _EXACT = msgspec.json.Decoder(list[ExactEvent])
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def decode(text: bytes, offset: int = 0) -> Decoded:
-    """Decode a chunk: a JSON array of events whose first event stands at byte `offset` of the input."""
+def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
+    """Decode a chunk: a JSON array of events whose first event stands at byte `offset` of the input.
+
+    `last`: it is known to be the last chunk of the trace.
+    """
     try:
         events = _EVENTS.decode(text)
     except _BAD_JSON:
-        return salvage(text, offset)
+        return salvage(text, offset, last)
     ts, dur = [event.ts for event in events], [event.dur for event in events]
     ts_ns, dur_ns = _nanoseconds(ts), _nanoseconds(dur)
     if ts_ns is None or dur_ns is None:
         try:
             return _with_exact_times(_EXACT.decode(text), [])
         except _BAD_JSON:
-            return salvage(text, offset)
+            return salvage(text, offset, last)
     return Decoded(events, ts_ns, dur_ns, [])
 
 
-def salvage(text: bytes, offset: int = 0) -> Decoded:
-    """Decode a chunk event by event; what cannot be mended is dropped with its byte offset."""
-    cuts = [found.start() + 1 for found in re.finditer(rb"\}\s*,\s*(?=\{)", text)]
-    cuts.append(text.rindex(b"]") if text.endswith(b"]") else len(text))
+def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
+    """Decode a chunk event by event; what cannot be mended is dropped with its byte offset.
+
+    Args:
+        text: the chunk.
+        offset: byte of the input where its first event starts.
+        last: whether it is the last one of the trace.
+    """
+    source = text.decode("latin-1")
+    stop = len(text) - text.endswith(b"]")
     events: list[ExactEvent] = []
     drops: list[Drop] = []
-    mended, first, begin, open_edge = 0, 0, 1, False
-    while first < len(cuts):
-        begin = _skip_separator(text, begin)
-        count, found = _join(text, begin, cuts[first : first + _MAX_JOIN])
-        if not found:
-            found = _decode_one(repair_text(text[begin : cuts[first]]))
+    mended, open_edge = 0, False
+    first = pos = skip(source, 1, BLANK + ",")
+    while pos < stop:
+        if source[pos] == "]" and ends_events(source, pos, stop, last):
+            return _with_exact_times(events, drops, mended, open_edge, pos + 1)
+        end = value_end(source, pos)
+        if pos < end <= stop:
+            found = _decode_one(text[pos:end])
+            if not found:
+                found = _decode_one(repair_text(text[pos:end]))
+                mended += len(found)
+        else:
+            end, found = _mend(text, source, pos, stop, last)
             mended += len(found)
-        if not found and (end := _closing_bracket(text, begin, cuts[first])):
-            events += _decode_one(text[begin : end[0]])
-            return _with_exact_times(events, drops, mended, open_edge, end[1])
-        if not found and text[begin : cuts[first]].strip():
-            drops.append(Drop(offset + begin - 1, "not valid JSON"))
-            open_edge |= first == 0 or first == len(cuts) - 1
+        if not found:
+            drops.append(Drop(offset + pos - 1, "not valid JSON"))
+            open_edge |= pos == first or end == stop or source[pos] in "}]"
         events += found
-        first += count
-        begin = cuts[first - 1]
+        pos = skip(source, end, BLANK + ",")
     return _with_exact_times(events, drops, mended, open_edge)
+
+
+def _mend(text: bytes, source: str, pos: int, stop: int, last: bool) -> tuple[int, list[ExactEvent]]:
+    """Find the end of the broken element at `pos`, and the event in it if it can be mended.
+
+    It ends where the next intact event begins or where the list ends, at the latest; before that, wherever
+    an object follows upon an object (either may lie in a list inside the element) it is tried.
+    """
+    tries = 0
+    for found in _EDGE.finditer(source, pos + 1, stop):
+        at = found.end()
+        is_list_end = source[at - 1] == "]"
+        if is_list_end:  # one that is broken behind its last brace can be told only where all of the text is there
+            is_end = (last or found.lastindex == 2) and ends_events(source, at - 1, stop, last)
+        else:
+            is_end = is_event(source, at - 1)
+        if not is_end and (is_list_end or found.group(1) is None):
+            continue
+        end = found.end(found.lastindex) if found.lastindex else at - 1
+        if events := _decode_one(repair_text(text[pos:end].rstrip(b" \t\r\n,"))):
+            return end, events
+        tries += 1
+        if is_end or tries == _MAX_TRIES:
+            return end, []
+    return stop, _decode_one(repair_text(text[pos:stop]))
 
 
 def exact_ns(text: str | bytes) -> int:
@@ -161,14 +205,18 @@ def exact_ns(text: str | bytes) -> int:
     >>> exact_ns("1712195495519689.047")
     1712195495519689047
     """
-    digits = bytes(text).decode("ascii", "replace") if not isinstance(text, str) else text
-    whole, _, fraction = digits.strip().strip('"').partition(".")
-    if whole.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= 3:
+    digits = text if isinstance(text, str) else bytes(text).decode("ascii", "replace")
+    digits = digits.strip().strip('"').strip()
+    whole, _, fraction = digits.partition(".")
+    if len(fraction) <= 3 and len(whole) < 19 and digits.isascii() and (whole + fraction).isdigit() and whole:
         value = int(whole) * 1000 + int(fraction.ljust(3, "0"))
     else:
         try:
-            value = int((Decimal(digits.strip().strip('"')) * 1000).to_integral_value())
-        except (InvalidOperation, ValueError, OverflowError):
+            number = Decimal(digits)
+            if not number.is_finite() or number.adjusted() > _MOST_DIGITS:
+                return int(MISSING)
+            value = int((number * 1000).to_integral_value())
+        except InvalidOperation:
             return int(MISSING)
     return value if abs(value) < 1 << 62 else int(MISSING)
 
@@ -179,11 +227,13 @@ def _nanoseconds(values: list[Number]) -> np.ndarray | None:
         us = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
+    size = np.abs(us)
+    if (size >= EXACT_BELOW_US).any() and not set(map(type, values)) <= _EXACT_TYPES:
+        return None
     whole = np.floor(us)
     fraction = us - whole
     with np.errstate(invalid="ignore"):
-        inexact = (np.abs(us) >= EXACT_BELOW_US) & (fraction != 0)
-        if inexact.any() or (np.abs(us) >= 2.0**53).any():
+        if (size >= 2.0**53).any():
             return None
         ns = whole.astype(np.int64) * 1000 + np.rint(fraction * 1000).astype(np.int64)
     return np.where(np.isfinite(us), ns, MISSING)
@@ -195,14 +245,6 @@ def _with_exact_times(
     ts = np.array([exact_ns(event.ts) for event in events], dtype=np.int64)
     dur = np.array([exact_ns(event.dur) for event in events], dtype=np.int64)
     return Decoded(list(events), ts, dur, drops, mended, open_edge, end)
-
-
-def _join(text: bytes, begin: int, cuts: list[int]) -> tuple[int, list[ExactEvent]]:
-    """Decode the shortest run of pieces that is one event: a cut may lie inside a nested list."""
-    for count, cut in enumerate(cuts, start=1):
-        if found := _decode_one(text[begin:cut]):
-            return count, found
-    return 1, []
 
 
 def _decode_one(text: bytes) -> list[ExactEvent]:
@@ -217,15 +259,19 @@ def _decode_one(text: bytes) -> list[ExactEvent]:
 def _loose(text: bytes) -> list[ExactEvent]:
     """Valid JSON whose fields have unexpected types: keep the fields that fit."""
     try:
-        value = json.loads(text, parse_float=_Literal)
+        value = json.loads(text, parse_float=_Literal, parse_int=_integer)
     except (ValueError, RecursionError):
         return []
     if not isinstance(value, dict):
         return [ExactEvent()]
-    raw = {key: value[key] for key in ("ph", "cat", "name") if isinstance(value.get(key), str)}
+    texts: dict[str, Any] = {
+        key: _plain(value[key]) for key in ("ph", "cat", "name") if isinstance(value.get(key), str | int)
+    }
     numbers = {key: value[key] for key in ("pid", "tid", "id") if isinstance(value.get(key), int | str)}
-    times = {key: Raw(str(value[key]).encode()) for key in ("ts", "dur") if key in value}
-    return [ExactEvent(**raw, **numbers, **times, args=_loose_args(value.get("args")))]
+    times: dict[str, Any] = {
+        key: Raw(str(value[key]).encode("ascii", "replace")) for key in ("ts", "dur") if key in value
+    }
+    return [ExactEvent(**texts, **numbers, **times, args=_loose_args(value.get("args")))]
 
 
 class _Literal(float):
@@ -242,6 +288,16 @@ class _Literal(float):
         return self.text
 
 
+def _integer(digits: str) -> int | _Literal:
+    """An integer; as a float where it is so long that `int` refuses it."""
+    return int(digits) if len(digits) < 100 else _Literal(digits)
+
+
+def _plain(value: object) -> str:
+    """Text without halves of surrogate pairs, which could not be written anywhere."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
 def _loose_args(args: Any) -> Args | None:
     if not isinstance(args, dict):
         return None
@@ -251,21 +307,7 @@ def _loose_args(args: Any) -> Args | None:
         if info.type is Raw and value is not None:
             fitting[info.name] = Raw(json.dumps(value).encode())
         elif info.name == "collective" and isinstance(value, str):
-            fitting[info.name] = value
+            fitting[info.name] = _plain(value)
         elif info.type is not Raw and isinstance(value, int | str) and info.name != "collective":
             fitting[info.name] = value
     return Args(**fitting)
-
-
-def _closing_bracket(text: bytes, begin: int, end: int) -> tuple[int, int] | None:
-    """In a piece that holds the array's end: (end of its event, behind the bracket)."""
-    for found in re.finditer(rb"\}\s*(\])", text[begin:end]):
-        if _decode_one(text[begin : begin + found.start() + 1]):
-            return begin + found.start() + 1, begin + found.end()
-    return None
-
-
-def _skip_separator(text: bytes, pos: int) -> int:
-    while pos < len(text) and text[pos] in b" \t\r\n,":
-        pos += 1
-    return pos

@@ -12,7 +12,7 @@ from typing import IO
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.parsers.columns import Encoded, Part, merge
-from tracelens.parsers.decode import decode, salvage
+from tracelens.parsers.decode import decode
 from tracelens.parsers.split import Chunk, Splitter
 from tracelens.parsers.worker import FRAME, encode
 
@@ -45,7 +45,7 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
             parts.append(other)
             unsettled += more
         feed.check()
-        _settle(sorted(unsettled), part, splitter)
+        _settle(sorted(unsettled), parts, splitter)
         return merge(parts)
 
 
@@ -121,18 +121,37 @@ def _send(stream: IO[bytes], chunk: Chunk) -> None:
     stream.write(chunk.text)
 
 
-def _settle(chunks: list[Chunk], part: Part, splitter: Splitter) -> None:
+def _settle(chunks: list[Chunk], parts: list[Part], splitter: Splitter) -> None:
     """Decode chunks that may have been cut inside an event: neighbours are joined again first."""
+    last = max(
+        (*(chunk.index for chunk in chunks), *(index for part in parts for index in part.blocks)), default=0
+    )
     while chunks:
         run = [chunks.pop(0)]
         while chunks and chunks[0].index == run[-1].index + 1:
             run.append(chunks.pop(0))
-        text = b"[" + b",".join(chunk.text[1:-1] for chunk in run) + b"]"
-        decoded = decode(text, run[0].offset) if len(run) > 1 else salvage(text, run[0].offset)
-        part.add(run[0].index, decoded)
+        text = _joined(run)
+        decoded = decode(text, run[0].offset, run[-1].index == last)
+        parts[0].add(run[0].index, decoded)
         if decoded.end >= 0:
+            _forget(parts, run[-1].index, run[0].offset + decoded.end)
             splitter.close(text[decoded.end : -1])
             return
+
+
+def _joined(run: list[Chunk]) -> bytes:
+    """One array of the events of neighbouring chunks; events keep their distance from the first one."""
+    text = bytearray(run[0].text[:-1])
+    for chunk in run[1:]:
+        text += b",".ljust(chunk.offset - run[0].offset - len(text) + 1) + chunk.text[1:-1]
+    return bytes(text + b"]")
+
+
+def _forget(parts: list[Part], last: int, end: int) -> None:
+    """Leave out what looked like events behind the end of the list: the keys there may hold lists as well."""
+    for part in parts:
+        part.blocks = {index: block for index, block in part.blocks.items() if index <= last}
+        part.drops = [drop for drop in part.drops if drop.offset < end]
 
 
 @contextmanager

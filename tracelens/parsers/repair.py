@@ -1,7 +1,7 @@
 """Mending JSON text that profilers got wrong, one event at a time.
 
-Seen in the wild: unescaped quotes, backslashes and control bytes in names, invalid UTF-8, bare `N/A`,
-`NaN` and `Infinity`, a missing value (`"k": ,`), trailing commas.
+Seen in the wild: unescaped quotes, backslashes and control bytes in names, invalid UTF-8, halves of
+surrogate pairs, bare `N/A`, `NaN`, `Infinity` and `None`, a missing value (`"k": ,`), trailing commas.
 """
 
 from __future__ import annotations
@@ -10,41 +10,67 @@ import re
 
 _TOKEN = re.compile(
     r'"|'  # a string starts
-    r"-?(?:NaN|Infinity|inf|nan)\b|N/A|\bNone\b|"  # bare words that stand for "no value"
+    r"(?<![\w.+-])(?:0[xX][0-9a-fA-F]+|-?[A-Za-z_][\w/]*)|"  # bare words, most of them stand for "no value"
     r",(?=\s*[}\]])|"  # trailing comma
     r":(?=\s*[,}\]])"  # missing value
 )
-# A quote ends a string only where JSON can go on: before : , } ] and, after a comma, a new key or value.
-_CLOSING = re.compile(r'"(?=\s*(?::|\}|\]|$|,\s*(?:["{\[\-\d]|true|false|null|N/A|NaN|-?Infinity)))')
+_WORDS = {"true": "true", "false": "false", "True": "true", "False": "false"}
+# A string that needs no mending, where JSON goes on behind it.
+_INTACT = re.compile(
+    r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"(?=\s*(?:[:,}\]]|$))'
+)
+# Otherwise a quote ends a string only before } or ], after a comma a new key or value, and a key before :
+_CLOSING = r'\}|\]|$|,\s*(?:["{\[\-\d]|true|false|null|N/A|NaN|-?Infinity)'
+_CLOSING_VALUE = re.compile(rf'"(?=\s*(?:{_CLOSING}))')
+_CLOSING_ANY = re.compile(rf'"(?=\s*(?::|{_CLOSING}))')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _UNSAFE = re.compile(r'[\x00-\x1f"\\]')
+_SURROGATE = re.compile(
+    r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 
 
 def repair_text(text: bytes) -> bytes:
     """A valid-JSON reading of `text` where one is plausible; words without a value become null.
 
-    The result need not be valid JSON: text that is cut off stays cut off, nothing is invented.
+    The result need not be valid JSON: text that is cut off stays cut off, nothing is invented. Text that
+    is valid JSON stays as it is.
     """
     source = text.decode("utf-8", "replace")
     out: list[str] = []
     pos = 0
+    before = ""
     while match := _TOKEN.search(source, pos):
-        out.append(source[pos : match.start()])
+        between = source[pos : match.start()]
+        before = between.rstrip()[-1:] or before
+        out.append(between)
         token = match.group()
         pos = match.end()
         if token == '"':
-            closing = _CLOSING.search(source, pos)
-            if closing is None:
-                out.append(source[match.start() :])
-                return "".join(out).encode()
-            out.append(f'"{_escape(source[pos : closing.start()])}"')
-            pos = closing.end()
+            body, pos = _string(source, match.start(), before == ":")
+            out.append(body)
         elif token == ":":
             out.append(": null")
         elif token != ",":
-            out.append("null")
+            out.append(f'"{token}"' if token[0] == "0" else _WORDS.get(token, "null"))
+        before = token[0] if token in ",:" else "v"
     out.append(source[pos:])
     return "".join(out).encode()
+
+
+def _string(source: str, pos: int, is_value: bool) -> tuple[str, int]:
+    """The string that starts at `pos`, mended, and where it ends; an open one is returned as it is."""
+    if intact := _INTACT.match(source, pos):
+        return _SURROGATE.sub(_whole_pair, intact.group()), intact.end()
+    closing = (_CLOSING_VALUE if is_value else _CLOSING_ANY).search(source, pos + 1)
+    if closing is None:
+        return source[pos:], len(source)
+    return f'"{_escape(source[pos + 1 : closing.start()])}"', closing.end()
+
+
+def _whole_pair(match: re.Match[str]) -> str:
+    """Half of a surrogate pair is no character."""
+    return r"\ufffd" if match.group(1) else match.group()
 
 
 def _escape(body: str) -> str:
@@ -62,4 +88,4 @@ def _escape(body: str) -> str:
             out.append(f"\\{char}" if char in '"\\' else f"\\u{ord(char):04x}")
             pos = match.end()
     out.append(body[pos:])
-    return "".join(out)
+    return _SURROGATE.sub(_whole_pair, "".join(out))

@@ -9,30 +9,43 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import IO, Any, Protocol
 
 from tracelens.errors import ParseError
+from tracelens.parsers.files import TRACE_SUFFIXES
 
-try:  # Inflates 2-3 times as fast as zlib, with the same interface.
+inflate: Any = zlib
+LzmaError: type[Exception] = zlib.error
+
+with suppress(ImportError):  # Inflates 2-3 times as fast as zlib, with the same interface.
     from isal import isal_zlib as inflate
-except ImportError:  # pragma: no cover - platforms without a wheel
-    inflate = zlib
+with suppress(ImportError):  # Some builds of Python lack it.
+    from lzma import LZMAError as LzmaError
 
 BLOCK = 512 * 1024
 """Bytes handed on at a time: small enough for the decoded events of one block to stay in the L2 cache."""
 
-_GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+_HEAD = 4
 _IGNORED_MEMBERS = ("__MACOSX/", ".DS_Store")
+_LARGEST_WINDOW = 1 << 31
 
 
 class _Inflater(Protocol):
-    eof: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class _Damage(Exception):
+    """The bytes end here, though not as they should; the text says why."""
 
 
 @dataclass
@@ -49,22 +62,19 @@ class Source:
     compression: str
     _blocks: Iterable[bytes]
     damage: str = ""
-    _started: bool = field(default=False, repr=False)
 
     def blocks(self) -> Iterator[bytes]:
-        """The decompressed bytes in order; can be iterated once. A damaged end sets `damage`, never raises."""
+        """The decompressed bytes in order, once; where they end too early, `damage` is set."""
         try:
             for block in self._blocks:
                 if block:
                     yield block
-        except (zlib.error, inflate.error, zipfile.BadZipFile, EOFError) as error:
+        except (zlib.error, inflate.error, LzmaError, zipfile.BadZipFile, EOFError) as error:
             self.damage = f"compressed data is damaged ({error})"
-        except _Truncated:
-            self.damage = "compressed data ends too early"
-
-
-class _Truncated(Exception):
-    """The compressed stream ends before its end marker."""
+        except _Damage as error:
+            self.damage = str(error)
+        except OSError as error:
+            self.damage = f"reading failed ({error.strerror or error})"
 
 
 def open_source(path: str) -> list[Source]:
@@ -73,35 +83,77 @@ def open_source(path: str) -> list[Source]:
     Raises:
         ParseError: missing, unreadable, empty or undecodable as a whole.
     """
-    if path == "-":
-        return _sources(BytesIO(sys.stdin.buffer.read()), "-")
     try:
-        return _sources(Path(path).open("rb"), path)
+        stream = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 - see _closing
     except FileNotFoundError:
         raise ParseError(path, "no such file or directory") from None
+    except IsADirectoryError:
+        raise ParseError(path, "is a directory; name a file in it") from None
     except OSError as error:
-        raise ParseError(path, f"cannot be read ({error.strerror})") from None
-
-
-def _sources(stream: BinaryIO, path: str) -> list[Source]:
-    head = stream.read(4)
-    stream.seek(0)
-    if not head:
-        raise ParseError(path, "the file is empty")
-    if head.startswith(_ZIP):
-        return _members(stream, path)
-    if head.startswith(_GZIP):
-        return [Source(path, "gzip", _decompress(stream, lambda: inflate.decompressobj(31)))]
-    if head == _ZSTD:
-        return [Source(path, "zstd", _zstd(stream, path))]
-    return [Source(path, "none", iter(lambda: stream.read(BLOCK), b""))]
-
-
-def _members(stream: BinaryIO, path: str) -> list[Source]:
+        raise ParseError(path, f"cannot be read ({error.strerror}); check its permissions") from None
+    except ValueError as error:
+        raise ParseError(path, f"is no file name ({error})") from None
+    sources: list[Source] = []
     try:
-        archive = zipfile.ZipFile(stream)
+        sources = _sources(stream, path)
+    except OSError as error:
+        raise ParseError(path, f"cannot be read ({error.strerror or error})") from None
+    finally:
+        if not sources and path != "-":
+            stream.close()
+    return sources
+
+
+def _sources(stream: IO[bytes], path: str) -> list[Source]:
+    head = stream.read(_HEAD)
+    if not head:
+        raise ParseError(path, "the file is empty; record or copy it again")
+    if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
+        # The table of contents stands at the end; a pipe has to be read to the end for it.
+        seekable = stream if stream.seekable() else BytesIO(head + stream.read())
+        return _members(seekable, path)
+    kind = "gzip" if _is_gzip(head) else "zstd" if _is_zstd(head) else "none"
+    return [Source(path, kind, _closing(stream, _unpacked(stream, head)))]
+
+
+def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
+    with stream:
+        yield from blocks
+
+
+def _unpacked(stream: IO[bytes], head: bytes) -> Iterator[bytes]:
+    """The decompressed content of a stream whose first bytes have been read already."""
+    if _is_gzip(head):
+        return _inflate(_read(stream, head, BLOCK // 8), lambda: inflate.decompressobj(31), _is_gzip)
+    if _is_zstd(head):
+        return _zstd(_read(stream, head, BLOCK // 8))
+    return _read(stream, head, BLOCK)
+
+
+def _read(stream: IO[bytes], head: bytes, size: int) -> Iterator[bytes]:
+    # Compressed reads are small so that one inflated block stays near BLOCK.
+    size = max(size, _HEAD + 1)
+    yield head + stream.read(size - len(head))
+    yield from iter(lambda: stream.read(size), b"")
+
+
+def _is_gzip(head: bytes) -> bool:
+    return head.startswith(b"\x1f\x8b")
+
+
+def _is_zstd(head: bytes) -> bool:
+    """A zstd frame, or a skippable one, which parallel writers put in front."""
+    return head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+
+
+def _members(stream: IO[bytes], path: str) -> list[Source]:
+    try:
+        archive = zipfile.ZipFile(stream if path == "-" or isinstance(stream, BytesIO) else path)
     except zipfile.BadZipFile as error:
-        raise ParseError(path, f"damaged zip archive ({error})") from None
+        raise ParseError(path, f"damaged zip archive ({error}); copy it again") from None
+    finally:
+        if path != "-":
+            stream.close()
     names = [
         info.filename
         for info in archive.infolist()
@@ -109,60 +161,51 @@ def _members(stream: BinaryIO, path: str) -> list[Source]:
     ]
     if not names:
         raise ParseError(path, "the zip archive holds no file")
-    return [Source(f"{path}!{name}", "zip", _member(archive, name, path)) for name in names]
+    # As with directories: where some members are named like traces, the others are notes, logs and the like.
+    traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
+    return [Source(f"{path}!{name}", "zip", _member(archive, name, path)) for name in traces or names]
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: str) -> Iterator[bytes]:
+    """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
     try:
         with archive.open(name) as member:
-            yield from _decompressed_member(member)
+            yield from _unpacked(member, member.read(_HEAD))
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown method
         raise ParseError(f"{path}!{name}", f"cannot be unpacked ({error})") from None
 
 
-def _decompressed_member(member: Any) -> Iterator[bytes]:
-    """A member may itself be gzip: profilers write .json.gz and people zip directories of them."""
-    first = member.read(BLOCK)
-    blocks = _chain(first, member)
-    if first.startswith(_GZIP):
-        yield from _inflate(blocks, lambda: inflate.decompressobj(31))
-    else:
-        yield from blocks
-
-
-def _chain(first: bytes, stream: Any) -> Iterator[bytes]:
-    yield first
-    yield from iter(lambda: stream.read(BLOCK), b"")
-
-
-def _zstd(stream: BinaryIO, path: str) -> Iterator[bytes]:
+def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
     import zstandard
 
+    def new() -> _Inflater:
+        return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
+
     try:
-        yield from _decompress(stream, lambda: zstandard.ZstdDecompressor().decompressobj())
+        yield from _inflate(blocks, new, _is_zstd)
     except zstandard.ZstdError as error:
         raise zlib.error(str(error)) from None
 
 
-def _decompress(stream: BinaryIO, new: Callable[[], _Inflater]) -> Iterator[bytes]:
-    # Compressed reads are small so that one inflated block stays near BLOCK.
-    with stream:
-        yield from _inflate(iter(lambda: stream.read(BLOCK // 8), b""), new)
-
-
-def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater]) -> Iterator[bytes]:
-    """Inflate one or more concatenated streams; bytes after the last one are ignored, as gzip does."""
+def _inflate(
+    blocks: Iterable[bytes], new: Callable[[], _Inflater], starts: Callable[[bytes], bool]
+) -> Iterator[bytes]:
+    """Inflate one or more concatenated streams, each of which `starts` recognises by its first bytes."""
     inflater = new()
-    started = False
+    data = b""
     for block in blocks:
-        data = block
+        data += block
         while data:
             if inflater.eof:
-                if not data.startswith((_GZIP, _ZSTD)):
-                    return
+                data = data.lstrip(b"\0")  # tapes and some file systems pad
+                if len(data) < _HEAD:
+                    break
+                if not starts(data[:_HEAD]):
+                    raise _Damage("what follows the compressed data is not compressed and was left out")
                 inflater = new()
-            started = True
             yield inflater.decompress(data)
             data = inflater.unused_data if inflater.eof else b""
-    if started and not inflater.eof:
-        raise _Truncated
+    if not inflater.eof:
+        raise _Damage("compressed data ends too early")
+    if data:
+        raise _Damage("what follows the compressed data is not compressed and was left out")

@@ -8,23 +8,43 @@ chunks verifies them that way (see decode.py).
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from tracelens.errors import ParseError
+from tracelens.parsers import source as sources
 from tracelens.parsers.repair import repair_text
-from tracelens.parsers.source import Source
+from tracelens.parsers.scan import BLANK, ends_events, first_value, is_event, skip, value_end
 
 MAX_HEADER = 256 << 20
 """A trace whose events begin later than this (bytes) is not recognised as one."""
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-_BOUNDARY = re.compile(rb'\}\s*,\s*\{(?:\s*"[^"\\]{1,40}"\s*:)?')
-_ARRAY_END = re.compile(rb"\s*,?\s*\]")
-_RELEARN_AFTER = 8 << 20
+_BOUNDARY = re.compile(r'\}\s*,\s*\{(?:\s*"[^"\\]{1,40}"\s*:)?')
+_ARRAY_END = re.compile(r"\s*,?\s*\]")
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+_OPENING = b"\xef\xbb\xbf \t\r\n"
+_PADDING = b" \t\r\n\0"
+_LONGEST_KEY = 256
+_SAMPLE_EVENTS = 64
+_SAMPLE_BYTES = 4096
+
+_NO_TRACES = (
+    (b"SQLite format 3", "an SQLite database, as of nsys or rocprofv3"),
+    (b"\x7fELF", "a program"),
+    (b"PK\x03\x04", "a zip archive inside of one; unpack it first"),
+    (b"\xfd7zXZ", "compressed with xz; unpack it first"),
+    (b"BZh", "compressed with bzip2; unpack it first"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4; unpack it first"),
+    (b"7z\xbc\xaf", "a 7z archive; unpack it first"),
+    (b"<", "HTML or XML, perhaps a page saved in place of the file"),
+    (b"version https://git-lfs", "a Git LFS pointer; fetch the file itself with git lfs pull"),
+    (b"\x0a", "perhaps a Perfetto protobuf; convert it with Perfetto's traceconv json"),
+)
+_UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")
 
 
 class Chunk(NamedTuple):
@@ -36,7 +56,7 @@ class Chunk(NamedTuple):
         text: the events as a JSON array.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
     offset: int
     text: bytes
 
@@ -49,19 +69,31 @@ class Splitter:
         tail: keys after the events; complete once `chunks` is exhausted.
         ended: the end of the event array was seen; False for a cut-off trace.
         end_offset: byte offset where the input ends.
-        problems: what was wrong with header or tail, for people.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: sources.Source) -> None:
         self.source = source
         self.header: dict[str, object] = {}
         self.tail: dict[str, object] = {}
         self.ended = False
         self.end_offset = 0
-        self.problems: list[str] = []
+        self._problems: list[str] = []
         self._array_form = False
         self._blocks = source.blocks()
         self._rest = self._open()
+        while len(self._rest) < min(_SAMPLE_BYTES, sources.BLOCK) and (block := self._more()):
+            self._rest += block
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with header, tail or end, for people; final once all chunks are decoded."""
+        if self.source.damage:
+            return [*self._problems, f"{self.source.damage} at byte {self.end_offset} of its contents"]
+        if self.ended or self._array_form:
+            # The array form may lack its bracket on purpose, so that a crashing program leaves a valid trace.
+            return self._problems
+        cut = f"the file is cut off at byte {self.end_offset}: the event list has no end"
+        return [*self._problems, cut]
 
     def head(self) -> bytes:
         """The first bytes of the events, for recognising the kind of trace."""
@@ -69,26 +101,26 @@ class Splitter:
 
     def chunks(self) -> Iterator[Chunk]:
         """Whole events, a block at a time; the last chunk holds whatever the input ends with."""
-        offset, carry, index = self.end_offset - len(self._rest), self._rest, 0
+        offset, carry, index = self.end_offset - len(self._rest), bytearray(self._rest), 0
         separator = _separator(carry)
+        learn_at = 2 * len(carry)
         for block in self._blocks:
             self.end_offset += len(block)
-            cut = block.rfind(separator)
+            cut = block.rfind(separator) if separator else -1
             if cut >= 0:
                 text = b"".join((b"[", carry, block[: cut + 1], b"]"))
                 yield Chunk(index, offset, text)
                 offset += len(text) - 2
                 skipped = block.index(b"{", cut + 1) - cut - 1
                 offset += skipped
-                carry = block[cut + 1 + skipped :]
+                carry = bytearray(block[cut + 1 + skipped :])
                 index += 1
             else:
                 carry += block
-                if len(carry) % _RELEARN_AFTER < len(block):
-                    separator = _separator(carry, common=True)
+                if len(carry) >= learn_at:
+                    separator, learn_at = _separator(carry) or separator, 2 * len(carry)
         if index == 0 or carry.strip():
-            yield from self._last(carry, offset, index)
-        self._check_end()
+            yield from self._last(bytes(carry), offset, index)
 
     def _last(self, carry: bytes, offset: int, index: int) -> Iterator[Chunk]:
         end, tail = array_end(carry)
@@ -101,54 +133,74 @@ class Splitter:
     def close(self, tail: bytes) -> None:
         """Take `tail`, the text after the array's closing bracket, as the keys after the events."""
         self.ended = True
-        if self._array_form:
-            return
-        text = b"{" + tail.strip().removeprefix(b",") + (b"" if tail.rstrip().endswith(b"}") else b"}")
-        self.tail = self._object(text, "after the events")
-
-    def _check_end(self) -> None:
-        if self.source.damage:
-            self.problems.append(f"{self.source.damage} at byte {self.end_offset} of its contents")
-        elif not self.ended and not self._array_form:
-            # The array form may lack its bracket on purpose, so that a crashing program leaves a valid trace.
-            self.problems.append(f"the file is cut off at byte {self.end_offset}: the event list has no end")
+        rest = tail.decode("utf-8", "replace")
+        if not self._array_form:
+            value, rest = _object(b"{" + tail.strip(_PADDING).removeprefix(b","))
+            if value is None:
+                self._problems.append("the keys after the events are not valid JSON and were left out")
+                return
+            if value.pop("traceEvents", None):
+                self._problems.append('a second "traceEvents" list was left out')
+            self.tail |= value
+        if rest := rest.strip(_PADDING.decode()):
+            self._problems.append(f"{len(rest)} characters after the end of the trace were left out")
 
     def _open(self) -> bytes:
         """Read up to the first event; returns the bytes from there on that were read already."""
-        text = b""
-        for block in self._blocks:
-            self.end_offset += len(block)
+        text = bytearray()
+        while not (text := text.lstrip(_OPENING)) and (block := self._more()):
             text += block
-            start = text.lstrip(b"\xef\xbb\xbf \t\r\n")
-            if not start:
-                continue
-            if start[:1] == b"[":
-                self._array_form = True
-                return start[1:]
-            if start[:1] != b"{":
-                raise ParseError(self.source.path, "not a JSON trace: it starts with neither { nor [", 0)
-            if found := _EVENTS_KEY.search(text):
-                header = text[: found.end()].lstrip(b"\xef\xbb\xbf \t\r\n")
-                self.header = self._object(header + b"]}", "before the events")
-                self.header.pop("traceEvents", None)
-                return text[found.end() :]
-            if len(text) > MAX_HEADER:
-                break
-        if not text.strip():
+        if not text:
             what = self.source.damage or "it is empty"
-            raise ParseError(self.source.path, f"nothing to read: {what}")
-        why = f" ({self.source.damage})" if self.source.damage else ""
-        raise ParseError(self.source.path, f'JSON without a "traceEvents" list is not a profiler trace{why}')
+            raise ParseError(self.source.path, f"nothing to read: {what}; record or copy it again")
+        if text[:2] in _UTF16:
+            raise ParseError(self.source.path, "is UTF-16 text; run: iconv -f UTF-16 -t UTF-8 OLD > NEW", 0)
+        if text[:1] == b"[":
+            self._array_form = True
+            return bytes(text[1:])
+        if text[:1] != b"{":
+            raise ParseError(self.source.path, _not_json(text), 0)
+        end = self._find_events(text)
+        return bytes(text[end:])
 
-    def _object(self, text: bytes, where: str) -> dict[str, object]:
-        for candidate in (text, repair_text(text)):
-            try:
-                value = json.loads(candidate)
-            except (ValueError, RecursionError):
-                continue
-            return value if isinstance(value, dict) else {}
-        self.problems.append(f"the keys {where} are not valid JSON and were left out")
-        return {}
+    def _find_events(self, text: bytearray) -> int:
+        """Read on until the outermost "traceEvents" list begins in `text`, and take the keys before it."""
+        searched, first = 0, -1
+        while True:
+            for found in _EVENTS_KEY.finditer(text, searched):
+                searched = found.end()
+                if self._take_header(text[:searched]):
+                    return searched
+                first = max(first, searched) if first < 0 else first
+            searched = max(searched, len(text) - _LONGEST_KEY)
+            if len(text) > MAX_HEADER or not (block := self._more()):
+                break
+            text += block
+        if first >= 0:
+            self._problems.append("the keys before the events are not valid JSON and were left out")
+            return first
+        why = f" ({self.source.damage})" if self.source.damage else ""
+        what = f'JSON without a "traceEvents" list is not a profiler trace{why}'
+        raise ParseError(self.source.path, f"{what}; pass what export_chrome_trace wrote")
+
+    def _take_header(self, text: bytearray) -> bool:
+        """Take the keys before the events; False where the list just found lies inside one of them."""
+        value, _ = _object(bytes(text) + b"]}")
+        if value is None:
+            opened = Counter(found.group() for found in _STRUCTURE.finditer(text))
+            if opened[b"{"] - opened[b"}"] != 1 or opened[b"["] - opened[b"]"] != 1:
+                return False
+            self._problems.append("the keys before the events are not valid JSON and were left out")
+            return True
+        value.pop("traceEvents", None)
+        self.header = value
+        return True
+
+    def _more(self) -> bytes:
+        """The next block, b"" at the end."""
+        block = next(self._blocks, b"")
+        self.end_offset += len(block)
+        return block
 
 
 def array_end(text: bytes) -> tuple[int, int]:
@@ -159,52 +211,49 @@ def array_end(text: bytes) -> tuple[int, int]:
         end in `text` or an event before its end is not valid JSON.
     """
     source = text.decode("latin-1")
-    scan = json.JSONDecoder().raw_decode
     pos = 0
     while True:
-        if found := _ARRAY_END.match(text, pos):
+        found = _ARRAY_END.match(source, pos)
+        if found and ends_events(source, found.end() - 1, len(source), True):
             return pos, found.end()
-        start = _skip(source, pos, " \t\r\n,")
-        if start == len(source):
+        start = skip(source, pos, BLANK + ",")
+        pos = value_end(source, start)
+        if pos < 0:
             return -1, -1
+
+
+def _object(text: bytes) -> tuple[dict[str, object] | None, str]:
+    """(object at the start of `text`, what follows it); mended where needed, None if that is in vain."""
+    for candidate in (text, text + b"}", repaired := repair_text(text), repaired + b"}"):
         try:
-            _, pos = scan(source, start)
+            value, rest = first_value(candidate.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
-            return _guess_end(text, start)
+            continue
+        return (value, rest) if isinstance(value, dict) else (None, "")
+    return None, ""
 
 
-def _guess_end(text: bytes, start: int) -> tuple[int, int]:
-    """Behind a damaged event: the last bracket after which nothing but keys of the outer object follow."""
-    for found in reversed(list(re.finditer(rb'\}\s*\](?=\s*(?:\}\s*$|,\s*"[^"\\]*"\s*:|$))', text[start:]))):
-        tail = text[start + found.end() :].strip()
-        if not tail or _balanced(b"{" + tail.removeprefix(b",")):
-            return start + found.start() + 1, start + found.end()
-    return -1, -1
+def _separator(text: bytearray) -> bytes:
+    """The bytes from the end of one event to the first key of the next one, b"" if `text` does not tell.
+
+    Learnt by walking from event to event, so that objects inside of events have no say.
+    """
+    source = text.decode("latin-1")
+    start = skip(source, 0, BLANK + ",")
+    if value_end(source, start) < 0:
+        braces = islice(re.finditer(r"\{", source[start:]), _SAMPLE_EVENTS)
+        start = next((start + at.start() for at in braces if is_event(source, start + at.start())), -1)
+    seen: Counter[str] = Counter()
+    for _ in range(_SAMPLE_EVENTS):
+        end = value_end(source, start)
+        found = _BOUNDARY.match(source, end - 1) if 0 <= start < end else None
+        if not found:
+            break
+        seen[found.group()] += 1
+        start = source.index("{", end)
+    return seen.most_common(1)[0][0].encode("latin-1") if seen else b""
 
 
-def _balanced(text: bytes) -> bool:
-    try:
-        json.loads(repair_text(text))
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _skip(source: str, pos: int, characters: str) -> int:
-    while pos < len(source) and source[pos] in characters:
-        pos += 1
-    return pos
-
-
-def _separator(text: bytes, common: bool = False) -> bytes:
-    """The bytes from the end of one event to the first key of the next one."""
-    if not common:
-        try:
-            source = text.decode("latin-1")
-            _, end = json.JSONDecoder().raw_decode(source, _skip(source, 0, " \t\r\n"))
-        except (ValueError, RecursionError):
-            end = -1
-        if end > 0 and (found := _BOUNDARY.match(text, end - 1)):
-            return found.group()
-    seen = Counter(_BOUNDARY.findall(text))
-    return seen.most_common(1)[0][0] if seen else b"},{"
+def _not_json(text: bytearray) -> str:
+    what = next((what for magic, what in _NO_TRACES if text.startswith(magic)), "")
+    return f"not a JSON trace: it starts with neither {{ nor [{f' ({what})' if what else ''}"

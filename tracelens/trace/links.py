@@ -124,7 +124,7 @@ def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, s
 
     Several nested ops carry the number that the node they are about to create will get; the one that
     starts last is the one that creates it. The profiler's own thread numbers stand for the threads that
-    share most sequence numbers with them.
+    share most sequence numbers with them, each for another one where several share the same.
 
     Args:
         op_rows: event rows of ops; the other arguments are aligned with it.
@@ -142,13 +142,16 @@ def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, s
     forward = np.flatnonzero(is_forward)
     if not len(backward) or not len(forward):
         return result
+    threads = np.unique(thread[forward])
+    taken = np.zeros(len(threads), dtype=bool)
     for number in np.unique(forward_thread[backward]):
         rows = backward[forward_thread[backward] == number]
         candidates = forward
-        threads = np.unique(thread[forward])
         if len(threads) > 1:
             shared = [np.isin(sequence[rows], sequence[forward[thread[forward] == t]]).sum() for t in threads]
-            candidates = forward[thread[forward] == threads[int(np.argmax(shared))]]
+            best = int(np.lexsort((taken, -np.array(shared)))[0])
+            taken[best] = True
+            candidates = forward[thread[forward] == threads[best]]
         candidates = candidates[np.lexsort((start[candidates], sequence[candidates]))]
         at = np.searchsorted(sequence[candidates], sequence[rows], side="right") - 1
         hit = (at >= 0) & (sequence[candidates[np.maximum(at, 0)]] == sequence[rows])

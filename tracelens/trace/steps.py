@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.trace.trace import Trace
-from tracelens.trace.work import Work
+from tracelens.errors import TracelensError
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace, Window
+from tracelens.trace.work import Work, gpu_work
 
 Int = NDArray[np.int64]
 
@@ -39,6 +42,8 @@ def find_steps(trace: Trace, work: Work) -> Steps:
     until its mark ends and all GPU work launched in it has ended. GPU work outside of all steps gets
     windows of its own, so that nothing is lost.
     """
+    if trace.window is not None:
+        return Steps([trace.window.label], np.array([trace.window.start, trace.window.end]), True)
     begin, finish = int(work.start.min()), int(work.end.max())
     events = trace.arrays
     marks = [code for code, name in enumerate(events.names) if STEP_MARK.match(name)]
@@ -59,3 +64,26 @@ def find_steps(trace: Trace, work: Work) -> Steps:
     if finish > last_end:
         labels, edges = [*labels, AFTER], [*edges, finish]
     return Steps(labels, np.array(edges), True)
+
+
+def select_step(run: Run, step: str) -> Run:
+    """The run narrowed to one step; GPU work that crosses the step's borders is cut there.
+
+    Args:
+        run: all of it.
+        step: "2" for ProfilerStep#2, or the whole mark.
+
+    Raises:
+        TracelensError: a rank has no such step; the message lists the ones it has.
+    """
+    return Run(tuple(replace(trace, window=_window(trace, step)) for trace in run.traces))
+
+
+def _window(trace: Trace, step: str) -> Window:
+    work = gpu_work(trace)
+    found = find_steps(trace, work) if len(work.event) else Steps([], np.empty(0, dtype=np.int64), False)
+    for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
+        if label in (step, f"ProfilerStep#{step}"):
+            return Window(label, int(low), int(high))
+    known = ", ".join(found.labels) if found.marked else "no step marks"
+    raise TracelensError(f"{trace.meta.path}: no step {step!r} (has: {known})")

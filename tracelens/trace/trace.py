@@ -55,6 +55,14 @@ class TraceMeta:
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
+class Window(NamedTuple):
+    """A named piece of the trace's time, [start, end) in ns."""
+
+    label: str
+    start: int
+    end: int
+
+
 class Events(NamedTuple):
     """The events table as plain arrays, for analyzers: codes into `kinds` and `names`, times in ns."""
 
@@ -83,10 +91,12 @@ class Trace:
     """One rank's trace: tables with the schemas of trace/tables.py; event i is row i of `events`.
 
     `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames.
+    `window`, if set, narrows what analyzers see as GPU work to one step, see steps.select_step.
     """
 
     meta: TraceMeta
     tables: Mapping[str, Table]
+    window: Window | None = None
 
     @property
     def events(self) -> pd.DataFrame:

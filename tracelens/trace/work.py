@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracelens.trace.classify import KINDS as WORK_KINDS
 from tracelens.trace.classify import OPAQUE, classify_kernels, classify_op, kind_of
 from tracelens.trace.classify import classes as kernel_classes
-from tracelens.trace.intervals import Union, union
+from tracelens.trace.intervals import Union, clip, union
 
 if TYPE_CHECKING:
     from tracelens.trace.trace import Events, Trace
@@ -81,14 +81,19 @@ def build(trace: Trace) -> Work:
     def link(name: str) -> Int:
         return links.array(name)[order]
 
+    start, end = events.start[gpu], events.end[gpu]
+    if trace.window is not None:
+        inside = (end > trace.window.start) & (start < trace.window.end)
+        gpu, order = gpu[inside], order[inside]
+        start, end = clip(start[inside], end[inside], trace.window.start, trace.window.end)
     is_kernel = events.where("kernel")[gpu]
     op = link("op_id")
     category, categories = _categories(events, gpu, op, is_kernel)
     kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int8)
     return Work(
         event=gpu,
-        start=events.start[gpu],
-        end=events.end[gpu],
+        start=start,
+        end=end,
         kind=kinds[category] if len(gpu) else np.empty(0, dtype=np.int8),
         category=category,
         name=events.name[gpu],

@@ -1,0 +1,70 @@
+"""What was read, and what of it was lost."""
+
+from __future__ import annotations
+
+from tests.builders import draw, draw_run, events, read, records
+from tracelens import analyze
+from tracelens.trace.run import make_run
+
+DRAWING = """
+    op f   | ---
+    launch |  a
+    s7 k   |   aa ==
+"""
+
+
+def test_a_whole_trace() -> None:
+    devices = [{"id": 0, "name": "AMD Instinct MI300X"}, {"id": 1, "name": "not used"}]
+    result = analyze(make_run([draw(DRAWING, deviceProperties=devices)]), "input")
+    # op, launch, two kernels and the two ends of an arrow
+    assert records(result["input"]) == [(0, "drawn.json", "kineto", "AMD Instinct MI300X", 6, 6, 0, 2, 0.5)]
+    assert "losses" not in result.tables
+    assert result.skips == ()
+
+
+def test_losses_are_counted_by_reason() -> None:
+    drawn = events(DRAWING)
+    broken = [
+        {**drawn[0], "dur": -5},
+        {key: value for key, value in drawn[0].items() if key != "dur"},
+        {key: value for key, value in drawn[0].items() if key != "ts"},
+        {"ph": "C", "name": "memory", "pid": 0, "ts": 1, "args": {"bytes": 5}},
+        {"ph": "B", "name": "never ends", "pid": 0, "tid": 0, "ts": 1},
+    ]
+    result = analyze(make_run([read([*drawn, *broken])]), "input")
+    (read_, kept, dropped) = records(result["input"], "events_read", "events_kept", "events_dropped")[0]
+    assert (read_, kept, dropped) == (11, 7, 4)
+    outcome = {
+        what: (outcome, count)
+        for what, outcome, count in records(result["losses"], "what", "outcome", "count")
+    }
+    assert outcome == {
+        "complete event without duration": ("dropped", 1),
+        "no start time": ("dropped", 1),
+        "kind of event that is not analysed (counter, object, ...)": ("dropped", 1),
+        "begin or end without its partner": ("dropped", 1),
+        "negative duration set to 0": ("repaired", 1),
+    }
+
+
+def test_a_trace_without_gpu_work() -> None:
+    result = analyze(make_run([draw("op f | --")]), "input")
+    assert records(result["input"], "device", "gpu_events", "linked_fraction") == [("unknown", 0, 0.0)]
+
+
+def test_several_gpus_in_one_trace_are_said_to_be_seen_as_one() -> None:
+    result = analyze(
+        make_run([
+            draw("""
+            s7 k          | ==
+            s7 k device=1 | ==
+        """)
+        ]),
+        "input",
+    )  # fmt: skip
+    assert [skip.subject for skip in result.skips] == ["rank 0: single GPUs"]
+
+
+def test_each_rank_is_a_row() -> None:
+    table = analyze(draw_run(DRAWING, "s7 k | =="), "input")["input"]
+    assert records(table, "rank", "gpu_events", "linked_fraction") == [(0, 2, 0.5), (1, 1, 0.0)]

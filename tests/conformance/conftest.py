@@ -1,0 +1,23 @@
+"""Traces of the corpus, each loaded once: pytest groups tests by the parameter of a session fixture."""
+
+from pathlib import Path
+
+import pytest
+
+import tracelens
+from tests.conformance.corpus import Case, Reference, report_params, run_params, trace_of
+
+
+@pytest.fixture(scope="session", params=run_params())
+def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
+    """Every trace of the corpus in turn; pytest drops it with the last test that uses it."""
+    path = corpus / request.param
+    return Case(request.param, path, tracelens.load(path))
+
+
+@pytest.fixture(scope="session", params=report_params())
+def reference(request: pytest.FixtureRequest, corpus: Path) -> Reference:
+    """Every trace that another tool has reported on."""
+    report = corpus / request.param
+    path = trace_of(report)
+    return Reference(report, Case(path.name, path, tracelens.load(path)))

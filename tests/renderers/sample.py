@@ -1,0 +1,293 @@
+"""Hand-built results with nasty names: what renderers are tested on, with no trace and no analyzer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.schema import Coded, Column, Report, Result, Schema, Skip, Table
+
+SCRIPT = "<script>window.__pwned=1;alert(1)</script>"
+IMAGE = "</script><img src=x onerror=window.__pwned=1>"
+FORMULA = "=cmd|' /C calc'!A0"
+LONG = (
+    "void cutlass::Kernel<" + ", ".join(f"cute::tuple<cute::C<{n}>, int>" for n in range(280)) + ">(Params)"
+)
+NASTY = (
+    SCRIPT,
+    IMAGE,
+    FORMULA,
+    LONG,
+    "two\nlines\tand | pipe and `tick` and *star* <b>bold</b> __all__",
+    "line\u2028separator & paragraph\u2029 ünïcödé 核心 \u202eright to left",
+    '"quoted" \'single\' <a href="https://example.org">link</a> %{x}',
+    "\x1b[31mred\x07 bell \ud800 surrogate",
+    "",
+    "@sum(1)",
+)
+RANK = Column("rank", "int64", doc="Rank of the process.")
+NS = "ns"
+
+
+def table(title: str, columns: tuple[Column, ...], data: dict[str, Any], **rest: Any) -> Table:
+    """A table under a schema of its own."""
+    return Schema(title, columns, **rest).table(data)
+
+
+def result(analyzer: str, title: str, tables: dict[str, Table], **rest: Any) -> Result:
+    """A result of tables."""
+    return Result(analyzer, title, tables, **rest)
+
+
+def coded(texts: list[str]) -> Coded:
+    """A text column by dictionary."""
+    values = list(dict.fromkeys(texts))
+    return Coded(np.array([values.index(text) for text in texts], np.int64), values)
+
+
+def timeline(ranks: int = 2, bins: int = 120) -> Result:
+    """One total, computation, exposed and idle row a rank; two streams a rank in the strip."""
+    metrics = ("total", "computation", "comm", "exposed_comm", "exposed_memcpy", "idle")
+    share = np.array([1, 0.62, 0.21, 0.13, 0.01, 0.24])
+    total = 412_345_678 + 1_234_567 * np.arange(ranks)
+    fraction = np.tile(share, ranks)
+    columns = (
+        RANK,
+        Column("metric", "category", doc="What the time was spent on."),
+        Column("dur_ns", "int64", NS, "Time in all steps."),
+        Column("fraction", "float64", "fraction", "Share of the rank's total."),
+    )
+    data = {
+        "rank": np.repeat(np.arange(ranks), len(metrics)),
+        "metric": list(metrics) * ranks,
+        "dur_ns": (np.repeat(total, len(metrics)) * fraction).astype(np.int64),
+        "fraction": fraction,
+    }
+    tables = {
+        "timeline": table("GPU time", columns, data, doc="Exposed is what computation does not hide."),
+        "strip": strip(ranks, bins),
+    }
+    skip = Skip("steps", "the trace has no ProfilerStep annotation; call prof.step() in the training loop")
+    meta = {"scope": "all", "step_ns": 103_086_419}
+    doc = "What the GPUs of each rank were doing."
+    return result("timeline", "Timeline", tables, doc=doc, skips=(skip,), meta=meta)
+
+
+def strip(ranks: int, bins: int) -> Table:
+    """Two streams a rank: computation on 7, comm on 20, with copies in between."""
+    width = 412_000_000 // max(bins, 1)
+    lanes = [(7, "computation"), (20, "comm"), (7, "memcpy"), (20, "memset")]
+    rows = [(rank, stream, kind, at) for rank in range(ranks) for stream, kind in lanes for at in range(bins)]
+    busy = [0.5 + 0.5 * np.sin(at / 7 + rank + 2 * lanes.index((s, k))) for rank, s, k, at in rows]
+    columns = (
+        RANK,
+        Column("device", "int64"),
+        Column("stream", "int64"),
+        Column("kind", "category"),
+        Column("ts_ns", "int64", NS),
+        Column("dur_ns", "int64", NS),
+        Column("busy_fraction", "float64", "fraction"),
+    )
+    data = {
+        "rank": np.array([row[0] for row in rows], np.int64),
+        "device": np.zeros(len(rows), np.int64),
+        "stream": np.array([row[1] for row in rows], np.int64),
+        "kind": coded([row[2] for row in rows]),
+        "ts_ns": np.array([row[3] * width for row in rows], np.int64),
+        "dur_ns": np.full(len(rows), width),
+        "busy_fraction": np.array(busy, np.float64),
+    }
+    return table("Strip", columns, data, detail=True)
+
+
+def breakdown(kernels: int = 3, names: tuple[str, ...] = NASTY, ranks: int = 1) -> Result:
+    """step > category > op > kernel; children add up to their parent exactly."""
+    rows: list[list[Any]] = []
+    for rank in range(ranks):
+        node = len(rows)
+        step = [rank, node, -1, "step", "ProfilerStep#3", "", 0]
+        rows.append(step)
+        for category in ("gemm", "attention", "moe", "collective"):
+            top = [rank, len(rows), node, "category", category, "", 0]
+            rows.append(top)
+            for op in range(4):
+                name = f"aten::{category}_{op}" if op else names[len(category) % len(names)]
+                parent = [rank, len(rows), top[1], "op", name, "MoEBlock", 0]
+                rows.append(parent)
+                for index in range(kernels):
+                    size = 4_000_000 * (op + 1) // (index + 1) + 1_001 * len(category)
+                    leaf = names[(index + op) % len(names)]
+                    rows.append([rank, len(rows), parent[1], "kernel", leaf, "", size])
+                    for ancestor in (parent, top, step):
+                        ancestor[6] += size
+    sizes = np.array([row[6] for row in rows], np.int64)
+    count = np.array([1 + row[6] // 2_000_000 for row in rows], np.int64)
+    columns = (
+        RANK,
+        Column("node", "int64"),
+        Column("parent", "int64"),
+        Column("level", "category"),
+        Column("name", "str", doc="Name of the step, category, operator or kernel."),
+        Column("forward_op", "category"),
+        Column("exclusive_ns", "int64", NS, "Time that no other node has."),
+        Column("count", "int64", "count"),
+        Column("mean_ns", "float64", NS),
+        Column("fraction", "float64", "fraction", "Share of the step."),
+    )
+    data: dict[str, Any] = {
+        name: np.array([row[index] for row in rows], np.int64)
+        for index, name in enumerate(("rank", "node", "parent"))
+    }
+    data |= {
+        name: [row[index] for row in rows] for index, name in ((3, "level"), (4, "name"), (5, "forward_op"))
+    }
+    data |= {"exclusive_ns": sizes, "count": count, "mean_ns": sizes / count, "fraction": sizes / sizes.max()}
+    return result("breakdown", "Breakdown", {"breakdown": table("GPU time by cause", columns, data)})
+
+
+def ranking(analyzer: str, value: str, rows: int = 30, names: tuple[str, ...] = NASTY) -> Result:
+    """A flat table of names: what `ops` and `kernels` give."""
+    size = 90_000_000 // (np.arange(rows, dtype=np.int64) + 1)
+    count = np.arange(1, rows + 1, dtype=np.int64) * 24
+    columns = (
+        RANK,
+        Column("name", "category"),
+        Column("category", "category", doc="Kind of work."),
+        Column("count", "int64", "count", "Calls."),
+        Column(value, "int64", NS, "Time of all calls."),
+        Column("mean_ns", "float64", NS),
+        Column("read_bytes", "int64", "bytes", "Bytes read; -1 where unknown."),
+        Column("achieved_flops_per_s", "float64", "flops/s"),
+        Column("fraction", "float64", "fraction"),
+        Column("tensor_core", "bool"),
+    )
+    data = {
+        "rank": np.zeros(rows, np.int64),
+        "name": [names[i] if i < len(names) else f"aten::op_{i:04d}" for i in range(rows)],
+        "category": coded([("gemm", "attention", "elementwise", "moe")[i % 4] for i in range(rows)]),
+        "count": count,
+        value: size,
+        "mean_ns": size / count,
+        "read_bytes": np.where(np.arange(rows) % 3 == 0, -1, size * 17),
+        "achieved_flops_per_s": size * 7.1e6,
+        "fraction": size / size.sum(),
+        "tensor_core": np.arange(rows) % 2 == 0,
+    }
+    return result(analyzer, analyzer.capitalize(), {analyzer: table(f"All {analyzer}", columns, data)})
+
+
+def idle(ranks: int = 2) -> Result:
+    """Two causes a rank."""
+    columns = (
+        RANK,
+        Column("cause", "category"),
+        Column("count", "int64", "count"),
+        Column("dur_ns", "int64", NS),
+        Column("fraction", "float64", "fraction"),
+    )
+    data = {
+        "rank": np.repeat(np.arange(ranks), 2),
+        "cause": ["waits for launch", "waits for sync"] * ranks,
+        "count": np.full(2 * ranks, 12_345),
+        "dur_ns": np.tile([61_000_000, 37_000_000], ranks),
+        "fraction": np.tile([0.62, 0.38], ranks),
+    }
+    return result("idle", "Idle time", {"causes": table("Causes", columns, data)})
+
+
+def launches(points: int = 400) -> Result:
+    """A queue that fills and drains."""
+    at = np.arange(points)
+    queue = (
+        RANK,
+        Column("ts_ns", "int64", NS),
+        Column("depth_max", "int64"),
+        Column("depth_mean", "float64"),
+    )
+    depth = (300 * (1 + np.sin(at / 25))).astype(np.int64)
+    histogram = (RANK, Column("bucket", "str"), Column("count", "int64", "count"))
+    buckets = ["< 10 µs", "10-100 µs", "0.1-1 ms", "> 1 ms"]
+    tables = {
+        "latency_histogram": table(
+            "Latency",
+            histogram,
+            {"rank": np.zeros(4, np.int64), "bucket": buckets, "count": [9, 1234, 567, 8]},
+        ),
+        "queue": table(
+            "Queue",
+            queue,
+            {"rank": 0 * at, "ts_ns": at * 1_000_000, "depth_max": depth, "depth_mean": depth * 0.8},
+            detail=True,
+        ),
+    }
+    return result("launches", "Launches", tables)
+
+
+def unknown() -> Result:
+    """An analyzer that no renderer has heard of, with every dtype, extreme values and an empty table."""
+    columns = (
+        Column("what", "str", doc=f"Nasty doc {SCRIPT}"),
+        Column("big", "int64"),
+        Column("ratio", "float64"),
+        Column("delta_count", "int64", "count"),
+        Column("ok", "bool"),
+    )
+    data = {
+        "what": list(NASTY),
+        "big": [2**63 - 1, -(2**63), 2**53 + 1, 0, -1, 1, 2, 3, 4, 5],
+        "ratio": [1e-9, 1.5, float("inf"), -2.25, 0.0, 1e12, 3.0, 4.0, 5.0, 6.0],
+        "delta_count": [-1, 1, 0, 2, 3, 4, 5, 6, 7, 8],
+        "ok": [True, False] * 5,
+    }
+    empty = {
+        "what": [],
+        "big": np.zeros(0, np.int64),
+        "ratio": [],
+        "delta_count": np.zeros(0, np.int64),
+        "ok": [],
+    }
+    tables = {
+        "a_table_with_a_name_longer_than_31": table(
+            "Everything " + SCRIPT, columns, data, doc=f"Doc {IMAGE}"
+        ),
+        "a_table_with_a_name_longer_than_31_too": table("Nothing", columns, empty),
+    }
+    skips = (Skip(IMAGE, "no | pipe\nno trace " + SCRIPT), Skip(FORMULA, "=1+1"))
+    return result("brand_new", "Brand new " + SCRIPT, tables, doc=IMAGE, skips=skips, meta={"option": SCRIPT})
+
+
+def report() -> Report:
+    """Every known figure, every nasty name, an unknown analyzer; small enough to read as a gold file."""
+    results = (
+        timeline(bins=6),
+        breakdown(),
+        ranking("ops", "dur_ns"),
+        ranking("kernels", "sum_ns"),
+        idle(),
+        launches(20),
+        unknown(),
+    )
+    meta = {
+        "version": "0.1.0",
+        "inputs": ["rank0.json.gz", SCRIPT],
+        "ranks": 2,
+        "devices": ["AMD Instinct MI300X"],
+    }
+    return Report(results, title="Report of " + SCRIPT, meta=meta)
+
+
+def small() -> Report:
+    """What the gold files show: a flat table, a tree, an unknown analyzer."""
+    flat = ranking("ops", "dur_ns", rows=4, names=("aten::mm", SCRIPT, "a|b `c`", "aten::copy_"))
+    tree = breakdown(1, names=("Cijk_Ailk_Bljk", "nccl<all_to_all>"))
+    return Report(
+        (timeline(bins=3), tree, flat, unknown()),
+        title="Small report",
+        meta={"version": "0.1.0", "inputs": []},
+    )
+
+
+def empty() -> Report:
+    """No result at all."""
+    return Report(())

@@ -1,0 +1,163 @@
+"""Figures: bounded, exact, and none where a table or a column is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.renderers import sample
+from tracelens.renderers._format import values
+from tracelens.renderers.figures import FIGURES, Figure, figures
+from tracelens.schema import Result, Table
+
+RESULTS = {
+    "timeline": (sample.timeline, 2),
+    "breakdown": (sample.breakdown, 1),
+    "ops": (lambda: sample.ranking("ops", "dur_ns"), 1),
+    "kernels": (lambda: sample.ranking("kernels", "sum_ns"), 1),
+    "idle": (sample.idle, 1),
+    "launches": (sample.launches, 2),
+}
+EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
+
+
+def points(figure: Figure) -> int:
+    """Number of drawn marks."""
+    return sum(len(trace.get("y", trace.get("ids", ()))) for trace in figure["data"])
+
+
+def without(result: Result, column: str) -> Result:
+    """The same result where no table has that column."""
+    data = {}
+    for name, table in result.data.items():
+        kept = tuple(item for item in table.schema.columns if item.name != column)
+        columns = {item.name: table.columns[item.name] for item in kept}
+        data[name] = Table(replace(table.schema, columns=kept), columns)
+    return replace(result, data=data)
+
+
+def appended(result: Result, name: str, **changes: Callable[[NDArray[Any]], NDArray[Any]]) -> Result:
+    """The same result with the rows of a table once more, some columns changed."""
+    table = result.data[name]
+    data: dict[str, Any] = {}
+    for column in table.schema.columns:
+        cells = values(table, column)
+        more = changes[column.name](np.array(cells)).tolist() if column.name in changes else cells
+        data[column.name] = [*cells, *more]
+    return replace(result, data={name: table.schema.table(data)})
+
+
+def test_every_figure_module_has_a_sample() -> None:
+    assert [name for name, _ in FIGURES.items()] == sorted(RESULTS)
+
+
+@EVERY
+def test_draws_compact_json(analyzer: str) -> None:
+    make, count = RESULTS[analyzer]
+    drawn = figures(make())
+    assert len(drawn) == count
+    for figure in drawn:
+        text = json.dumps(figure, allow_nan=False)
+        assert len(text) < 200_000
+        assert figure["layout"]["title"]["text"]
+        assert figure["layout"]["height"] >= 100
+        assert "<script" not in text
+
+
+@EVERY
+def test_draws_nothing_where_a_column_or_the_rows_are_missing(analyzer: str) -> None:
+    result = RESULTS[analyzer][0]()
+    assert figures(without(result, "rank")) == []
+    assert figures(replace(result, data={})) == []
+    empty = {
+        name: table.schema.table({column: [] for column in table.schema.names})
+        for name, table in result.data.items()
+    }
+    assert figures(replace(result, data=empty)) == []
+
+
+def test_an_unknown_analyzer_has_no_figures() -> None:
+    assert figures(sample.unknown()) == []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        sample.timeline(64, 200),
+        sample.breakdown(1500),
+        sample.ranking("kernels", "sum_ns", 5000),
+        sample.idle(500),
+        sample.launches(100_000),
+    ],
+    ids=lambda result: result.analyzer,
+)
+def test_figures_are_bounded(result: Result) -> None:
+    for figure in figures(result):
+        assert 0 < points(figure) <= 5000
+
+
+def test_a_coarser_strip_keeps_the_busy_time() -> None:
+    result = sample.timeline(4, 1000)
+    table = result["strip"]
+    exact = float((table["dur_ns"] * table["busy_fraction"]).sum()) / 1e6
+    bars = figures(result)[0]["data"]
+    drawn = sum(x * busy for trace in bars for x, busy in zip(trace["x"], trace["customdata"], strict=True))
+    assert drawn == pytest.approx(exact, rel=0.01)
+
+
+def test_lanes_of_the_strip_do_not_overlap() -> None:
+    for trace in figures(sample.timeline(3, 50))[0]["data"]:
+        lower = np.array(trace["offset"])
+        upper = lower + np.array(trace["width"])
+        assert lower.min() >= -0.41
+        assert upper.max() <= 0.41
+
+
+@pytest.mark.parametrize(("kernels", "ranks"), [(3, 1), (3, 2), (900, 1)])
+def test_boxes_of_the_icicle_add_up(kernels: int, ranks: int) -> None:
+    (figure,) = figures(sample.breakdown(kernels, ranks=ranks))
+    (trace,) = figure["data"]
+    size = dict(zip(trace["ids"], trace["values"], strict=True))
+    assert len(size) == len(trace["ids"]) <= 1500
+    inside: dict[str, int] = {}
+    for parent, value in zip(trace["parents"], trace["values"], strict=True):
+        inside[parent] = inside.get(parent, 0) + value
+    assert trace["parents"].count("") == 1
+    for parent, total in inside.items():
+        if parent:
+            assert total == size[parent]
+    assert any("more" in label for label in trace["labels"]) == (kernels > 3)
+    assert ("rank 0" in figure["layout"]["title"]["text"]) == (ranks > 1)
+
+
+def test_several_steps_get_one_root() -> None:
+    one = sample.breakdown(2)
+    both = appended(
+        one,
+        "breakdown",
+        node=lambda node: node + 1000,
+        parent=lambda node: np.where(node < 0, -1, node + 1000),
+    )
+    (figure,) = figures(both)
+    assert figure["data"][0]["labels"][0] == "all"
+    assert figure["data"][0]["values"][0] == 2 * int(one["breakdown"]["exclusive_ns"].max())
+
+
+def test_names_in_figures_are_no_markup() -> None:
+    text = json.dumps([figures(make()) for make, _ in RESULTS.values()])
+    assert "<a " not in text
+    assert "<b>" not in text
+    assert "&lt;a href" in text
+
+
+def test_values_are_summed_over_ranks() -> None:
+    one = sample.ranking("ops", "dur_ns", 5, names=())
+    (single,), (double,) = figures(one), figures(appended(one, "ops", rank=lambda rank: rank + 1))
+    assert "summed over 2 ranks" in double["layout"]["title"]["text"]
+    assert [x * 2 for x in single["data"][0]["x"]] == pytest.approx(double["data"][0]["x"])

@@ -1,0 +1,143 @@
+"""Nesting against a plain O(n^2) model, and the sums over subtrees."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import draw
+from tracelens.trace.callstack import TOLERANCE_NS, nearest, nest, subtree_sums
+
+# (thread, start, length, rank); in units of half the tolerance, so that some overruns are within it.
+UNIT = TOLERANCE_NS // 2
+spans = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 16), st.integers(0, 9), st.integers(0, 2)), max_size=12
+)
+Span = tuple[int, int, int, int]
+
+
+def nested(found: list[Span]) -> tuple[list[int], list[int]]:
+    table = np.array(found, dtype=np.int64).reshape(-1, 4)
+    thread, start, length, rank = table.T
+    parent, depth = nest(thread, start * UNIT, (start + length) * UNIT, rank)
+    return parent.tolist(), depth.tolist()
+
+
+def model(found: list[Span]) -> tuple[list[int], list[int]]:
+    """The latest event that began before this one and lasts until its end."""
+    order = sorted(range(len(found)), key=lambda i: (found[i][0], found[i][1], -found[i][2], found[i][3], i))
+    parent, depth = [-1] * len(found), [0] * len(found)
+
+    def contains(outer: Span, inner: Span) -> bool:
+        outer_end, inner_end = (outer[1] + outer[2]) * UNIT, (inner[1] + inner[2]) * UNIT
+        begin = inner[1] * UNIT
+        runs = begin < outer_end or begin == inner_end == outer_end
+        return outer[0] == inner[0] and runs and inner_end <= outer_end + TOLERANCE_NS
+
+    for place, row in enumerate(order):
+        for outer in reversed(order[:place]):
+            if contains(found[outer], found[row]):
+                parent[row], depth[row] = outer, depth[outer] + 1
+                break
+    return parent, depth
+
+
+@given(spans)
+def test_nest_against_the_model(found: list[Span]) -> None:
+    assert nested(found) == model(found)
+
+
+@given(spans)
+def test_order_of_rows_does_not_matter_where_extents_differ(found: list[Span]) -> None:
+    distinct = list({span[:3]: span for span in found}.values())
+    parent, depth = nested(distinct)
+    back_parent, back_depth = nested(distinct[::-1])
+    last = len(distinct) - 1
+    assert [last - p if p >= 0 else -1 for p in reversed(back_parent)] == parent
+    assert back_depth[::-1] == depth
+
+
+def test_a_child_may_overrun_its_parent_a_little() -> None:
+    zero = np.zeros(2, dtype=np.int64)
+    start = np.array([0, 500])
+    for overrun, want in ((TOLERANCE_NS, 0), (TOLERANCE_NS + 1, -1)):
+        parent, _ = nest(zero, start, np.array([10_000, 10_000 + overrun]), zero)
+        assert parent.tolist() == [-1, want]
+
+
+def test_a_step_that_crosses_a_frame() -> None:
+    #  f  0-10            the frame in which the step begins: takes no more children after 4
+    #  S      4-20        the step: not inside f, so a sibling of it
+    #  c        5-9       in S, though f still runs
+    #  g            12-18 the frame in which it ends
+    start, end = np.array([0, 4, 5, 12]) * 1000, np.array([10, 20, 9, 18]) * 1000
+    parent, depth = nest(np.zeros(4, dtype=np.int64), start, end, np.zeros(4, dtype=np.int64))
+    assert parent.tolist() == [-1, -1, 1, 1]
+    assert depth.tolist() == [0, 0, 1, 1]
+
+
+def test_the_lower_rank_is_outside_where_extents_are_equal() -> None:
+    same = np.full(3, 7)
+    parent, depth = nest(np.zeros(3, dtype=np.int64), same, same + 5, np.array([2, 0, 1]))
+    assert parent.tolist() == [2, -1, 1]
+    assert depth.tolist() == [2, 0, 1]
+
+
+def test_kinds_of_equal_extent_nest_from_python_to_launch() -> None:
+    trace = draw("""
+        launch      | aaaa
+        op aten::mm | ----
+        scope fwd   | ----
+        python f    | ----
+        s7 k        |     a
+    """)
+    names = trace.events["name"].astype(str).tolist()
+    parent = trace.events["parent_id"].tolist()
+    assert [names[row] if row >= 0 else "" for row in parent] == ["aten::mm", "fwd", "f", "", ""]
+
+
+def test_threads_do_not_nest_into_each_other() -> None:
+    trace = draw("""
+        op a tid=1 | --------
+        op b tid=2 |   ---
+        op c tid=1 |    --
+    """)
+    assert trace.events["parent_id"].tolist() == [-1, -1, 0]
+
+
+def test_gpu_work_and_gpu_annotations_do_not_nest() -> None:
+    trace = draw("""
+        gpu region | --------
+        s7 k       |  ---
+        s7 k       |   =
+    """)
+    assert trace.events["parent_id"].tolist() == [-1, -1, -1]
+    assert trace.events["depth"].tolist() == [0, 0, 0]
+
+
+@given(spans, st.lists(st.booleans(), min_size=12, max_size=12))
+def test_nearest_climbs_to_the_chosen(found: list[Span], chosen: list[bool]) -> None:
+    parent, depth = nested(found)
+    mask = np.array(chosen[: len(found)], dtype=bool)
+    got = nearest(np.array(parent, dtype=np.int64), np.array(depth, dtype=np.int64), mask)
+    for row in range(len(found)):
+        at = row
+        while at >= 0 and not mask[at]:
+            at = parent[at]
+        assert got[row] == at
+
+
+@given(spans, st.lists(st.integers(0, 5), min_size=12, max_size=12))
+def test_subtree_sums(found: list[Span], numbers: list[int]) -> None:
+    parent, depth = nested(found)
+    values = np.array(numbers[: len(found)], dtype=np.int64)
+    want = [0] * len(found)
+    for row in range(len(found)):
+        at = row
+        while at >= 0:
+            want[at] += numbers[row]
+            at = parent[at]
+    got = subtree_sums(np.array(parent, dtype=np.int64), np.array(depth, dtype=np.int64), values)
+    assert got.tolist() == want
+    assert values.tolist() == numbers[: len(found)], "the argument was changed"

@@ -1,0 +1,142 @@
+"""Plain or coloured text for a terminal: the first rows of every readable table, fitted to its width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from typing import TYPE_CHECKING, Literal
+
+from tracelens.renderers import renderer
+from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
+from tracelens.renderers._rows import cut, details, more, readable, skipped
+from tracelens.schema import Report, Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ROWS = 15
+_NAME, _TEXT = 44, 20  # what names and other texts keep in a narrow terminal
+_GAP = 2
+
+
+@renderer("console", suffix=".txt", doc="plain text, as the terminal shows it")
+def files(report: Report) -> Mapping[str, bytes]:
+    """One text file, 160 columns wide, without colour."""
+    return {"report.txt": console(report, width=160).encode()}
+
+
+def console(report: Report, *, width: int = 100, color: bool = False) -> str:
+    """The report as terminal text.
+
+    Args:
+        report: any report.
+        width: of the terminal, in columns.
+        color: with ANSI colours.
+    """
+    from rich.console import Console
+
+    # `_environ` and the explicit settings keep the output the same whatever terminal it is made for.
+    screen = Console(
+        file=StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        _environ={},
+    )
+    screen.print(one_line(report.title), style="bold", soft_wrap=True)
+    for name, text in meta_items(report.meta):
+        screen.print(f"{name}: {text}", style="dim")
+    for result in report.results:
+        _result(screen, result)
+    if not report.results:
+        screen.print("This report has no results.")
+    assert isinstance(screen.file, StringIO)
+    lines = screen.file.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _result(screen: Console, result: Result) -> None:
+    screen.print()
+    screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
+    if result.doc:
+        screen.print(one_line(result.doc), style="dim")
+    options = meta_items(result.meta)
+    if options:
+        screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
+    for name in readable(result):
+        _table(screen, result, name)
+    if details(result):
+        screen.print()
+        screen.print(details(result), style="dim")
+    for subjects, reason in skipped(result):
+        screen.print(f"Not computed: {subjects}: {reason}", style="yellow")
+
+
+def _table(screen: Console, result: Result, name: str) -> None:
+    from rich.table import Table
+
+    data = result.data[name]
+    screen.print()
+    screen.print(one_line(data.schema.title), style="bold")
+    if not len(data):
+        screen.print("no rows", style="dim")
+        return
+    part = cut(data, ROWS)
+    hows = [look(data, column) for column in part.columns]
+    columns = [how.texts(part.cells(how.column)) for how in hows]
+    if part.depth is not None:
+        columns[0] = [
+            f"{'  ' * min(depth, 8)}{text}" for text, depth in zip(columns[0], part.depth, strict=True)
+        ]
+    widths = _fit(hows, columns, screen.width)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim")
+    for index, width in widths.items():
+        side: Literal["left", "right"] = "right" if hows[index].numeric else "left"
+        table.add_column(hows[index].header, width=width, justify=side, vertical="bottom", overflow="fold")
+    cells = [[shorten(cell, width) for cell in columns[index]] for index, width in widths.items()]
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    screen.print(table)
+    hidden = [how.header for index, how in enumerate(hows) if index not in widths]
+    if hidden:
+        screen.print(f"too narrow for: {', '.join(hidden)}", style="dim")
+    if more(result, part):
+        screen.print(more(result, part), style="dim")
+
+
+def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, int]:
+    """Width by index of every column that fits: numbers are never cut, names give way to a minimum.
+
+    Names, the first quantity and fractions go before the other numbers, which are left out from the right.
+    """
+    from rich.cells import cell_len
+
+    full: list[int] = []
+    least: list[int] = []
+    for how, cells in zip(hows, columns, strict=True):
+        heading = max(map(cell_len, how.header.split()), default=1)
+        full.append(max([heading, *map(cell_len, cells)]))
+        name = _NAME if how.column.name == "name" else _TEXT
+        least.append(full[-1] if how.numeric else max(heading, min(full[-1], name)))
+    quantity = next((how for how in hows if how.unit), None)
+    first = [index for index, how in enumerate(hows) if _matters(how, quantity)]
+    chosen: dict[int, int] = {}
+    left = width
+    for index in dict.fromkeys((*first, *range(len(hows)))):
+        if chosen and least[index] + _GAP > left:
+            continue
+        chosen[index] = min(least[index], width)
+        left -= least[index] + _GAP
+    for index in chosen:
+        wider = min(full[index] - chosen[index], max(left, 0))
+        chosen[index] += wider
+        left -= wider
+    return dict(sorted(chosen.items()))
+
+
+def _matters(how: Shown, quantity: Shown | None) -> bool:
+    return not how.numeric or how is quantity or how.column.unit == "fraction"

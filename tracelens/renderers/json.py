@@ -1,0 +1,83 @@
+"""JSON: a whole report, or one result as `tracelens analyze NAME --json` prints it; raw and in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tracelens.renderers import renderer
+from tracelens.renderers._format import encodable, values
+from tracelens.schema import Report, Result, Table
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+
+@renderer("json", suffix=".json", doc="one object with every table in full, for programs")
+def files(report: Report) -> Mapping[str, bytes]:
+    """{"results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
+
+    `findings` is taken from the report's meta and is empty when there are none. An infinite float is null.
+    """
+    meta = dict(report.meta)
+    findings = meta.pop("findings", [])
+    results = {
+        result.analyzer: {"tables": _tables(result), "skips": _skips(result), "meta": dict(result.meta)}
+        for result in report.results
+    }
+    return {"report.json": dumps({"results": results, "findings": findings, "meta": meta})}
+
+
+def one(result: Result, meta: Mapping[str, Any]) -> bytes:
+    """One result: {"analyzer", "version", "inputs", "tables", "skips", "meta"}.
+
+    Args:
+        result: of any analyzer.
+        meta: as in `Report.meta`; its `version` and `inputs` stand apart, the rest joins the result's meta.
+    """
+    rest = {key: value for key, value in meta.items() if key not in ("version", "inputs")}
+    return dumps(
+        {
+            "analyzer": result.analyzer,
+            "version": meta.get("version", ""),
+            "inputs": meta.get("inputs", []),
+            "tables": _tables(result),
+            "skips": _skips(result),
+            "meta": rest | dict(result.meta),
+        }
+    )
+
+
+def dumps(value: Any, *, indent: bool = False) -> bytes:
+    """UTF-8 JSON with a final newline; numpy scalars are numbers, anything unknown is its `str`."""
+    options = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        return orjson.dumps(value, default=str, option=options)
+    except (
+        orjson.JSONEncodeError
+    ):  # a lone surrogate from a trace; rare, so only then every string is looked at
+        return orjson.dumps(_clean(value), default=str, option=options)
+
+
+def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
+    return {name: _records(table) for name, table in result.data.items()}
+
+
+def _records(table: Table) -> list[dict[str, Any]]:
+    columns = [values(table, column) for column in table.schema.columns]
+    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _skips(result: Result) -> list[dict[str, str]]:
+    return [{"subject": skip.subject, "reason": skip.reason} for skip in result.skips]
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value

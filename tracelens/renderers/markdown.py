@@ -1,0 +1,85 @@
+"""Markdown: for pull requests and job summaries, where every name must stay a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tracelens.renderers import renderer
+from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
+from tracelens.renderers._rows import cut, details, more, readable, skipped
+from tracelens.schema import Report, Result
+
+ROWS = 20
+_NAME_WIDTH = 64
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^[#>+-]")
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+@renderer("markdown", suffix=".md", doc="tables for a pull request or a job summary, the first rows of each")
+def files(report: Report) -> Mapping[str, bytes]:
+    """One Markdown file."""
+    return {"report.md": markdown(report).encode()}
+
+
+def markdown(report: Report) -> str:
+    """The report as GitHub-flavoured Markdown; names are escaped, shortened and on one line."""
+    lines = [f"# {escaped(report.title)}", ""]
+    lines += [f"- {escaped(name)}: {escaped(text)}" for name, text in meta_items(report.meta)]
+    for result in report.results:
+        lines += ["", *_result(result)]
+    if not report.results:
+        lines += ["", "This report has no results."]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """`text` on one line, with nothing in it that Markdown or HTML would act on."""
+    return _SPECIAL.sub(r"\\\g<0>", one_line(text).strip()).translate(_HTML)
+
+
+def _result(result: Result) -> list[str]:
+    lines = [f"## {escaped(result.title)}"]
+    if result.doc:
+        lines += ["", escaped(result.doc)]
+    options = meta_items(result.meta)
+    if options:
+        lines += ["", ", ".join(f"{escaped(name)}: {escaped(text)}" for name, text in options)]
+    for name in readable(result):
+        lines += ["", *_table(result, name)]
+    if details(result):
+        lines += ["", escaped(details(result))]
+    if result.skips:
+        lines += ["", "Not computed:", ""]
+        lines += [f"- **{escaped(subjects)}**: {escaped(reason)}" for subjects, reason in skipped(result)]
+    return lines
+
+
+def _table(result: Result, name: str) -> list[str]:
+    table = result.data[name]
+    schema = table.schema
+    lines = [f"### {escaped(schema.title)}", ""]
+    if schema.doc:
+        lines += [escaped(schema.doc), ""]
+    if not len(table):
+        return [*lines, "No rows."]
+    part = cut(table, ROWS)
+    hows = [look(table, column) for column in part.columns]
+    cells = [_cells(how, part.cells(how.column)) for how in hows]
+    if part.depth is not None:
+        cells[0] = [f"{'&emsp;' * depth}{text}" for text, depth in zip(cells[0], part.depth, strict=True)]
+    lines.append(_row([escaped(how.header) for how in hows]))
+    lines.append(_row(["---:" if how.numeric else ":---" for how in hows]))
+    lines += map(_row, zip(*cells, strict=True))
+    note = more(result, part)
+    return [*lines, "", escaped(note)] if note else lines
+
+
+def _cells(how: Shown, column: list[Any]) -> list[str]:
+    texts = how.texts(column)
+    return texts if how.numeric else [escaped(shorten(text, _NAME_WIDTH)) for text in texts]
+
+
+def _row(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -90,13 +90,7 @@ def test_one_file_is_an_analyzer_everywhere(tmp_path: Path, trace: Path) -> None
         ),
         ("import no_such_library", ["extra.py", "does not import", "no_such_library"]),
         ("def broken(:", ["extra.py", "does not import", "SyntaxError"]),
-        pytest.param(
-            "raise RuntimeError('boom')",
-            ["extra.py", "does not import", "boom"],
-            marks=pytest.mark.xfail(
-                reason="registry: a RuntimeError is not caught when a plugin is imported"
-            ),
-        ),
+        ("raise RuntimeError('boom')", ["extra.py", "does not import", "boom"]),
     ],
     ids=["duplicate", "missing library", "syntax", "raises"],
 )

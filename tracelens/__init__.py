@@ -39,8 +39,8 @@ def load(*paths: str | os.PathLike[str], progress: Callable[[str], None] = _quie
     Raises:
         ParseError: a file holds no intact trace, or two claim one rank; the message names them.
     """
-    from tracelens.parsers.files import trace_files
     from tracelens.parsers.children import Children
+    from tracelens.parsers.files import trace_files
 
     files = trace_files(str(path) for path in paths)
     with Children(files) as children:  # before the imports below, which take as long as they do

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
+from zlib import crc32
 
 from tracelens.errors import TracelensError, UnknownName
 
@@ -87,8 +88,25 @@ def load_plugins(paths: str) -> None:
             _import_file(file)
 
 
+_PLUGIN_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What somebody else's module may raise while it is imported; a TracelensError passes as it is."""
+
+
 def _import_file(file: Path) -> None:
-    name = f"tracelens_plugin_{file.stem}"
+    # Two directories may hold a file of the same name.
+    name = f"tracelens_plugin_{file.stem}_{crc32(str(file.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise TracelensError(f"plugin {file} is not a Python file")
@@ -96,5 +114,5 @@ def _import_file(file: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError) as error:
+    except _PLUGIN_ERRORS as error:
         raise TracelensError(f"plugin {file} does not import: {type(error).__name__}: {error}") from error

@@ -67,7 +67,9 @@ class Schema:
         if set(data) != set(self.names):
             wrong = sorted(set(data).symmetric_difference(self.names))
             raise SchemaError(f"table {self.title!r}: columns missing or undeclared: {', '.join(wrong)}")
-        table = Table(self, {column.name: self._checked(column, data[column.name]) for column in self.columns})
+        table = Table(
+            self, {column.name: self._checked(column, data[column.name]) for column in self.columns}
+        )
         if len({len(column) for column in table.columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(column)}" for name, column in table.columns.items())
             raise SchemaError(f"table {self.title!r}: columns differ in length: {lengths}")
@@ -79,10 +81,14 @@ class Schema:
 
     def _checked(self, column: Column, values: Any) -> Any:
         if column.dtype in ("str", "category"):
-            return values if isinstance(values, Coded | list) else [str(value) for value in values]
+            texts = values.values if isinstance(values, Coded) else values
+            if not all(isinstance(text, str) for text in texts):
+                raise SchemaError(f"table {self.title!r}: {column.name} has values that are no text")
+            return values if isinstance(values, Coded | list) else list(values)
         array = np.asarray(values)
-        if column.dtype == "int64" and array.dtype.kind == "f" and array.size:
-            raise SchemaError(f"table {self.title!r}: {column.name} is declared int64 but holds floats")
+        if column.dtype == "int64" and array.size and not np.can_cast(array.dtype, np.int64):
+            kind = "floats" if array.dtype.kind == "f" else str(array.dtype)
+            raise SchemaError(f"table {self.title!r}: {column.name} is declared int64 but holds {kind}")
         if array.dtype.kind == "f" and np.isnan(array).any():
             raise SchemaError(f"table {self.title!r}: {column.name} has missing values; say it with a Skip")
         return array.astype(column.dtype, copy=False)
@@ -100,8 +106,9 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Columns under a schema. It becomes a DataFrame when somebody asks for one: importing pandas takes
-    longer than most analyses, and writing a report does not need it.
+    """Columns under a schema; a DataFrame when somebody asks for one.
+
+    Importing pandas takes longer than most analyses, and writing a report does not need it.
 
     Attributes:
         schema: what the columns are.
@@ -139,7 +146,9 @@ class Table:
                 return pd.Series(self.texts(column.name), dtype="str")
             if isinstance(values, Coded):
                 categories = pd.Index(list(values.values), dtype=object)
-                return pd.Series(pd.Categorical.from_codes(values.codes, categories=categories, validate=False))
+                return pd.Series(
+                    pd.Categorical.from_codes(values.codes, categories=categories, validate=False)
+                )
             if column.dtype == "category":
                 return pd.Series(pd.Categorical(values))
             return pd.Series(values, copy=False)

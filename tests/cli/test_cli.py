@@ -73,7 +73,9 @@ def test_a_trace_comes_in_on_stdin() -> None:
     assert json.loads(done.stdout)["tables"]["input"][0]["path"] == "-"
 
 
-@pytest.mark.parametrize(("kind", "name"), [("analyzers", "breakdown"), ("parsers", "kineto"), ("renderers", "xlsx")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("analyzers", "breakdown"), ("parsers", "kineto"), ("renderers", "xlsx")]
+)
 def test_list_names_what_is_registered(run, kind: str, name: str) -> None:
     outcome = run("list", kind)
     assert outcome.code == 0
@@ -123,7 +125,9 @@ def test_bad_jobs_setting_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> N
     assert (outcome.code, outcome.err) == (2, "tracelens: TRACELENS_JOBS='many' is not a positive number\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["report", "--help"], ["analyze", "-h"], ["list", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["report", "--help"], ["analyze", "-h"], ["list", "--help"]]
+)
 def test_help_teaches_by_example(run, arguments: list[str]) -> None:
     outcome = run(*arguments)
     assert outcome.code == 0
@@ -133,6 +137,8 @@ def test_help_teaches_by_example(run, arguments: list[str]) -> None:
 
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m tracelens report {SAMPLE} | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "tracelens report\n"
     assert done.stderr == ""

@@ -123,7 +123,7 @@ def test_steps_add_up_to_the_timeline(case: Case, scope: Scope) -> None:
 def test_unlinked_work_is_told_in_either_scope(case: Case, scope: Scope) -> None:
     for rank, trace, _ in case.each(scope):
         work = gpu_work(trace)
-        unlinked = work.take(~work.linked)
+        unlinked = work.take(work.unlinked)
         expected = naive.covered(zip(unlinked.start.tolist(), unlinked.end.tolist(), strict=True))
         assert case.metrics(rank, scope)["unlinked"] == expected
 

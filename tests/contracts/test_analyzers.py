@@ -238,14 +238,7 @@ def test_meta_is_json(name: str, case: str) -> None:
     json.dumps(dict(result_of(name, case).meta), allow_nan=False)
 
 
-# The HTML renderer stumbles over a tree table without rows (_cells._nested).
-NO_ROWS = {"no GPU work", "one op", "one instant"}
-_known = pytest.mark.xfail(reason="html: a tree without rows", raises=ValueError)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=_known) if case in NO_ROWS else case for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_every_renderer_takes_every_result(case: str) -> None:
     whole = report(run_of(case))
     for name, item in RENDERERS.items():

@@ -13,7 +13,7 @@ Int = NDArray[np.int64]
 class Stats(NamedTuple):
     """Per group, in order of its code: number, sum, mean, median, min and max of the values (0 if empty)."""
 
-    count: Int
+    number: Int
     total: Int
     mean: NDArray[np.float64]
     median: NDArray[np.float64]
@@ -67,5 +67,7 @@ def codes(*keys: Int) -> tuple[Int, list[Int]]:
     number = np.cumsum(changed)
     group = np.empty(len(order), dtype=np.int64)
     group[order] = number
-    first = np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, dtype=np.int64)
+    first = (
+        np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, dtype=np.int64)
+    )
     return group, [key[order[first]] for key in keys]

@@ -66,7 +66,8 @@ def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
 
     Args:
         pieces: of one thread.
-        start, end: disjoint intervals, ns.
+        start: ns, of disjoint intervals.
+        end: ns.
 
     Returns:
         (event row or -1, ns of its share).

@@ -63,7 +63,7 @@ def _columns(leaves: Leaves, group: Int, groups: int) -> dict[str, Any]:
     return {
         "exclusive_ns": sums(group, leaves.exclusive, groups),
         "sum_ns": whole.total,
-        "count": whole.count,
+        "count": whole.number,
         "mean_ns": whole.mean,
         "median_ns": whole.median,
         "min_ns": whole.min,

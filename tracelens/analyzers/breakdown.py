@@ -77,7 +77,9 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(Skip(f"rank {trace.meta.rank}", no_gpu_work(trace, scope)))
             continue
         if not any(trace.tables["ops"].columns["shapes"].values):
-            skips.append(Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)"))
+            skips.append(
+                Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)")
+            )
         parts.append(_breakdown(trace, work, find_steps(trace, work)))
     return result({"breakdown": stack(BREAKDOWN, parts)}, skips, scope=scope)
 
@@ -97,8 +99,7 @@ def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
 def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list[Label]]]:
     """Keys of category, op, shape and kernel of each piece of work, and their (name, forward op) labels."""
     events = trace.arrays
-    unlinked = (work.launch < 0) & (work.op < 0)
-    category = np.where(unlinked, len(work.categories), work.category)
+    category = np.where(work.unlinked, len(work.categories), work.category)
     no_name = len(events.names)
     op_name = np.where(work.op >= 0, events.name[np.maximum(work.op, 0)], no_name)
     forward = np.where(work.forward >= 0, events.name[np.maximum(work.forward, 0)], no_name)
@@ -183,7 +184,9 @@ def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int
     return value + sums(owner[outermost], total[call[outermost]], groups)
 
 
-def _rows(rank: int, found: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int) -> dict[str, Any]:
+def _rows(
+    rank: int, found: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int
+) -> dict[str, Any]:
     """Nodes of all levels and an idle row a step, in depth-first order."""
     length = np.diff(steps.edges)[found[0].key]
     idle = length - found[0].columns["exclusive_ns"]
@@ -197,11 +200,15 @@ def _rows(rank: int, found: list[Level], labels: list[list[Label]], steps: Steps
     columns["exclusive_ns"] = np.concatenate([length, columns["exclusive_ns"][count[0] : -len(idle)], idle])
     columns["subtree_ns"] = columns["sum_ns"].copy()
     columns["subtree_ns"][offset[2] : offset[3]] = subtree
-    above = [np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(found)]
+    above = [
+        np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(found)
+    ]
     parent = np.concatenate([*above, np.arange(len(idle))])
     first = np.cumsum([0, *(len(texts) for texts in labels)])
-    label = np.concatenate([level.key + start for level, start in zip(found, first, strict=False)]
-                           + [np.full(len(idle), first[-1])])
+    label = np.concatenate(
+        [level.key + start for level, start in zip(found, first, strict=False)]
+        + [np.full(len(idle), first[-1])]
+    )
     depth = np.repeat([*range(len(LEVELS)), 1], [*count, len(idle)])
     root = np.arange(len(parent))
     for _ in LEVELS:

@@ -60,7 +60,9 @@ HOSTS = Schema(
     (
         Column("rank", "int64"),
         Column("cause", "str"),
-        Column("host", "category", doc="what the launching thread was in: the blocking call, else the most of it"),
+        Column(
+            "host", "category", doc="what the launching thread was in: the blocking call, else the most of it"
+        ),
         Column("op", "category", doc="innermost op around that"),
         Column("count", "int64", "count", "gaps"),
         Column("dur_ns", "int64", "ns"),
@@ -76,7 +78,9 @@ GAPS = Schema(
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
         Column("dur_ns", "int64", "ns"),
         Column("cause", "str"),
-        Column("host", "category", doc="what the launching thread was in: the blocking call, else the most of it"),
+        Column(
+            "host", "category", doc="what the launching thread was in: the blocking call, else the most of it"
+        ),
         Column("op", "category", doc="innermost op around that"),
         Column("next_work", "category", doc="GPU work that ends the gap"),
         Column("stream", "int64", doc="stream of that work"),
@@ -115,7 +119,11 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         for name, rows in found.items():
             parts[name].append(rows)
         if not len(found["gaps"]["rank"]):
-            short = f"no gap is longer than {GAP_NS} ns" if len(found["causes"]["rank"]) else "the GPU never waits"
+            short = (
+                f"no gap is longer than {GAP_NS} ns"
+                if len(found["causes"]["rank"])
+                else "the GPU never waits"
+            )
             skips.append(Skip(f"rank {rank}: gaps", short))
     schemas = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS}
     return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
@@ -128,7 +136,7 @@ def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
     names = list(CAUSES)
     by_cause = stats(cause, dur, len(names))
     total = max(int(dur.sum()), 1)
-    shown = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.count[code]]
+    shown = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
     host_name, op_name, texts = _host_names(trace, host)
     told = np.flatnonzero(dur > GAP_NS)
     group, (cause_key, host_key, op_key) = codes(cause[told], host_name[told], op_name[told])
@@ -141,7 +149,7 @@ def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
         "causes": {
             "rank": np.full(len(shown), rank),
             "cause": [names[code] for code in shown],
-            "count": by_cause.count[shown],
+            "count": by_cause.number[shown],
             "dur_ns": by_cause.total[shown],
             "fraction": by_cause.total[shown] / total,
         },
@@ -150,7 +158,7 @@ def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
             "cause": [names[code] for code in cause_key[order]],
             "host": [texts[code] for code in host_key[order]],
             "op": [texts[code] for code in op_key[order]],
-            "count": by_host.count[order],
+            "count": by_host.number[order],
             "dur_ns": by_host.total[order],
             "mean_ns": by_host.mean[order],
             "max_ns": by_host.max[order],

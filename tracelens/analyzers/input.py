@@ -20,7 +20,9 @@ INPUT = Schema(
         Column("events_kept", "int64", "count"),
         Column("events_dropped", "int64", "count", "read = kept + dropped"),
         Column("gpu_events", "int64", "count"),
-        Column("linked_fraction", "float64", "fraction", "of GPU events whose launch call is in the trace"),
+        Column(
+            "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
+        ),
     ),
 )
 LOSSES = Schema(
@@ -63,7 +65,9 @@ def inputs(run: Run) -> Result:
                 "linked_fraction": np.array([linked]),
             }
         )
-        entries = [(what, "dropped", count, meta.first_drop.get(what, -1)) for what, count in meta.dropped.items()]
+        entries = [
+            (what, "dropped", count, meta.first_drop.get(what, -1)) for what, count in meta.dropped.items()
+        ]
         entries += [(what, "repaired", count, -1) for what, count in meta.repaired.items()]
         entries += [(what, "problem", 0, -1) for what in meta.problems]
         losses += [(meta.rank, *entry) for entry in entries]

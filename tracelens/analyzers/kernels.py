@@ -56,7 +56,7 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
                 "rank": np.full(len(order), trace.meta.rank),
                 "name": used(work.names, name[order]),
                 "category": used(work.categories, category[order]),
-                "count": found.count[order],
+                "count": found.number[order],
                 "sum_ns": found.total[order],
                 "mean_ns": found.mean[order],
                 "median_ns": found.median[order],

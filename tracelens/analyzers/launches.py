@@ -87,7 +87,9 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         tables `launches` (summary), `calls` (CPU time by runtime call), `latency_histogram`, and `queue`
         (depth over time, for figures).
     """
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in ("launches", "calls", "latency_histogram", "queue")}
+    parts: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("launches", "calls", "latency_histogram", "queue")
+    }
     skips = []
     for trace in run.traces:
         everything = gpu_work(trace, scope)
@@ -97,35 +99,43 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
             continue
         rank = trace.meta.rank
         called = trace.arrays.start[work.launch]
-        parts["launches"].append(_summary(rank, everything, work, called))
+        parts["launches"].append(_summary(trace, everything, work, called))
         parts["calls"].append(_calls(rank, trace, work))
-        parts["latency_histogram"].append(_histogram(rank, work.start - called))
+        parts["latency_histogram"].append(_histogram(rank, _latency(trace, work)))
         parts["queue"].append(_queue(rank, work, called, int(everything.start.min())))
     schemas = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
     return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
-def _summary(rank: int, everything: Work, work: Work, called: Int) -> dict[str, Any]:
-    latency = work.start - called
+def _latency(trace: Trace, work: Work) -> Int:
+    """Launch call to start; the start itself, also where a step's border cut the work."""
+    events = trace.arrays
+    return events.start[work.event] - events.start[work.launch]
+
+
+def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[str, Any]:
+    latency = _latency(trace, work)
     kernels = work.take(work.is_kernel)
     small = kernels.dur < SMALL_NS
     bound, span = launch_bound(everything, work, called)
     kernel_time = max(int(kernels.dur.sum()), 1)
+    early, small_time = latency < 0, int(kernels.dur[small].sum())
+    p50, p99 = (int(np.percentile(latency, share)) for share in (50, 99))
     rows: list[tuple[str, int, int, float, str]] = [
-        ("launched", len(work.event), -1, len(work.event) / len(everything.event), "GPU work with its launch call"),
-        ("latency p50", -1, int(np.percentile(latency, 50)), 0.0, "launch call to start; includes time in the queue"),
-        ("latency p99", -1, int(np.percentile(latency, 99)), 0.0, "the same, 99th percentile"),
-        ("started before its launch", int((latency < 0).sum()), -1, float((latency < 0).mean()),
+        ("launched", len(work.event), -1, len(work.event) / len(everything.event), "with its launch call"),
+        ("latency p50", -1, p50, 0.0, "launch call to start; includes time in the queue"),
+        ("latency p99", -1, p99, 0.0, "the same, 99th percentile"),
+        ("started before its launch", int(early.sum()), -1, float(early.mean()),
          "clocks of CPU and GPU disagree; their latencies mean little"),
-        ("launch bound", -1, bound, bound / span, "GPU idle with nothing launched that could run; of wall time"),
-        ("small kernels", int(small.sum()), int(kernels.dur[small].sum()), float(small.sum() / max(len(small), 1)),
+        ("launch bound", -1, bound, bound / span, "GPU idle with nothing launched to run; of wall time"),
+        ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
          f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
-        ("small kernels, time", int(small.sum()), int(kernels.dur[small].sum()),
-         float(kernels.dur[small].sum() / kernel_time), "the same; fraction of kernel time"),
+        ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
+         "the same; fraction of kernel time"),
     ]  # fmt: skip
     metric, count, dur, fraction, meaning = zip(*rows, strict=True)
     return {
-        "rank": np.full(len(rows), rank),
+        "rank": np.full(len(rows), trace.meta.rank),
         "metric": list(metric),
         "count": np.array(count),
         "dur_ns": np.array(dur),
@@ -170,7 +180,7 @@ def _calls(rank: int, trace: Trace, work: Work) -> dict[str, Any]:
     return {
         "rank": np.full(len(order), rank),
         "name": [events.names[code] for code in names[order]],
-        "count": found.count[order],
+        "count": found.number[order],
         "sum_ns": found.total[order],
         "mean_ns": found.mean[order],
         "median_ns": found.median[order],
@@ -180,7 +190,9 @@ def _calls(rank: int, trace: Trace, work: Work) -> dict[str, Any]:
 
 
 def _histogram(rank: int, latency: Int) -> dict[str, Any]:
-    count = np.bincount(np.searchsorted(_EDGES, latency, side="right"), minlength=len(_BUCKETS)).astype(np.int64)
+    count = np.bincount(np.searchsorted(_EDGES, latency, side="right"), minlength=len(_BUCKETS)).astype(
+        np.int64
+    )
     return {
         "rank": np.full(len(count), rank),
         "bucket": list(_BUCKETS),

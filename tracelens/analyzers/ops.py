@@ -60,9 +60,13 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
             parts.append(_ops(trace, mine, max(int(work.dur.sum()), 1)))
             left = int(work.dur.sum() - mine.dur.sum())
             if left:
-                skips.append(Skip(f"rank {trace.meta.rank}: {left:,} ns of GPU work", "no op around its launch"))
+                skips.append(
+                    Skip(f"rank {trace.meta.rank}: {left:,} ns of GPU work", "no op around its launch")
+                )
         else:
-            skips.append(Skip(f"rank {trace.meta.rank}", "no GPU work with an op; record ProfilerActivity.CPU"))
+            skips.append(
+                Skip(f"rank {trace.meta.rank}", "no GPU work with an op; record ProfilerActivity.CPU")
+            )
     return result({"ops": stack(OPS, parts)}, skips, scope=scope)
 
 
@@ -84,7 +88,7 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
         "rank": np.full(len(order), trace.meta.rank),
         "name": used(events.names, name[order]),
         "category": used(work.categories, category[order]),
-        "count": found.count[order],
+        "count": found.number[order],
         "dur_ns": found.total[order],
         "subtree_dur_ns": sums(group[outermost], subtree[call[outermost]], len(name))[order],
         "mean_ns": found.mean[order],

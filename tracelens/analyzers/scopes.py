@@ -48,7 +48,9 @@ def _schema(title: str, what: str) -> Schema:
     )
 
 
-MODULES = _schema("GPU time by nn.Module", "Modules as recorded by profile(with_stack=True, with_modules=True).")
+MODULES = _schema(
+    "GPU time by nn.Module", "Modules as recorded by profile(with_stack=True, with_modules=True)."
+)
 SCOPES = _schema("GPU time by record_function scope", "Scopes that the program marked with record_function.")
 
 
@@ -80,13 +82,16 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
             else:
                 skips.append(Skip(f"rank {rank}: {table}", missing))
     schemas = {"modules": MODULES, "scopes": SCOPES}
-    return result({name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope)
+    return result(
+        {name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope
+    )
 
 
 def _modules(trace: Trace) -> NDArray[np.bool_]:
     events = trace.arrays
     named = np.array([name.startswith(MODULE_MARK) for name in events.names], dtype=bool)
-    return events.where("python") & named[events.name]
+    mask: NDArray[np.bool_] = events.where("python") & named[events.name]
+    return mask
 
 
 def _scopes(trace: Trace) -> NDArray[np.bool_]:
@@ -94,7 +99,8 @@ def _scopes(trace: Trace) -> NDArray[np.bool_]:
     named = np.array(
         [not STEP_MARK.match(name) and not _LIBRARY_SCOPE.match(name) for name in events.names], dtype=bool
     )
-    return events.where("annotation") & named[events.name]
+    mask: NDArray[np.bool_] = events.where("annotation") & named[events.name]
+    return mask
 
 
 def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ METRICS = {
     "exposed_memset": "fills without anything else",
     "unlinked": "work whose launch call is not in the trace",
 }
-"""All may overlap but the exposed ones: busy = computation + exposed_comm + exposed_memcpy + exposed_memset."""
+"""Only the exposed ones add up: busy = computation + exposed_comm + exposed_memcpy + exposed_memset."""
 
 TIMELINE = Schema(
     "GPU timeline",
@@ -43,7 +43,18 @@ TIMELINE = Schema(
     doc="Exposed means not hidden behind computation: busy = computation + exposed_comm + exposed_memcpy + "
     "exposed_memset. Work is unlinked when it was launched before the recording began.",
 )
-_IN_STEPS = ("total", "busy", "idle", "computation", "comm", "exposed_comm", "memcpy", "exposed_memcpy", "unlinked")
+_IN_STEPS = (
+    "total",
+    "busy",
+    "idle",
+    "computation",
+    "comm",
+    "exposed_comm",
+    "memcpy",
+    "exposed_memcpy",
+    "exposed_memset",
+    "unlinked",
+)
 STEPS = Schema(
     "GPU timeline by step",
     (
@@ -96,7 +107,11 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
             continue
         found = find_steps(trace, work)
         span = found.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
-        rows.append(_rows(rank, _metrics(trace, scope, int(span[0]), int(span[1]))))
+        metrics = _metrics(trace, scope, int(span[0]), int(span[1]))
+        if not trace.window:  # all of it, also what lies outside of the linked work
+            metrics["unlinked"] = _unlinked(trace).total
+        hidden = ("memset", "exposed_memset") if scope == "linked" else ()  # fills are computation there
+        rows.append(_rows(rank, {name: dur for name, dur in metrics.items() if name not in hidden}))
         if found.marked:
             for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
                 steps.append(_step(rank, label, _metrics(trace, scope, int(low), int(high))))
@@ -120,11 +135,11 @@ def no_gpu_work(trace: Trace, scope: Scope) -> str:
 
 def _metrics(trace: Trace, scope: Scope, low: int, high: int) -> dict[str, int]:
     """Nanoseconds of each metric in one window."""
-    work, everything = gpu_work(trace, scope), gpu_work(trace)
+    work = gpu_work(trace, scope)
     sets = {name: _within(mask, work, low, high) for name, mask in _kind_masks(work, scope).items()}
     comp, comm, copy, fill = (sets[kind] for kind in KINDS)
     busy = _within(np.ones(len(work.event), dtype=bool), work, low, high)
-    metrics = {
+    return {
         "total": high - low,
         "busy": busy.total,
         "idle": high - low - busy.total,
@@ -135,11 +150,13 @@ def _metrics(trace: Trace, scope: Scope, low: int, high: int) -> dict[str, int]:
         "exposed_comm": subtract(comm, comp),
         "exposed_memcpy": subtract(copy, comp, comm),
         "exposed_memset": subtract(fill, comp, comm, copy),
-        "unlinked": _within(~everything.linked, everything, low, high).total,
+        "unlinked": int(_unlinked(trace).covered(np.array([low]), np.array([high]))[0]),
     }
-    if scope == "linked":  # fills count as computation there
-        del metrics["memset"], metrics["exposed_memset"]
-    return metrics
+
+
+def _unlinked(trace: Trace) -> Union:
+    everything = gpu_work(trace)
+    return union(everything.start[everything.unlinked], everything.end[everything.unlinked])
 
 
 def _rows(rank: int, metrics: dict[str, int]) -> dict[str, Any]:
@@ -183,7 +200,9 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
         skips.append(Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest are drawn"))
     begin, finish = int(work.start.min()), int(work.end.max())
     # From 0: doubles do not hold nanoseconds since 1970.
-    edges = np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
+    edges = (
+        np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
+    )
     for place in shown:
         piece = _strip(work.take(group == place), edges)
         count = len(piece["ts_ns"])

@@ -12,14 +12,15 @@ from tracelens.cli.common import Paths, Scope, ScopeChoice, Step, print_report, 
 def analyze(
     name: Annotated[str, typer.Argument(help="As in `tracelens list analyzers`.", show_default=False)],
     paths: Paths,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with every table in full.")
+    ] = False,
     scope: Scope = ScopeChoice.all,
     step: Step = None,
 ) -> None:
     """Run one analyzer and print its tables.
 
     Examples:
-
     tracelens analyze timeline trace.json.gz --scope linked
 
     tracelens analyze ops traces/ --json

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +26,7 @@ Paths = Annotated[
 ]
 
 
-class ScopeChoice(str, Enum):
+class ScopeChoice(StrEnum):
     """Values of --scope."""
 
     all = "all"
@@ -40,7 +40,9 @@ Scope = Annotated[
 
 Step = Annotated[
     str | None,
-    typer.Option(help="Only this step: 2 for ProfilerStep#2. GPU work is cut at its borders.", show_default=False),
+    typer.Option(
+        help="Only this step: 2 for ProfilerStep#2. GPU work is cut at its borders.", show_default=False
+    ),
 ]
 
 _PATIENCE_S = 1.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What can be listed."""
 
     analyzers = "analyzers"
@@ -22,7 +22,6 @@ def listing(
     """List analyzers, parsers or renderers, with one line on each.
 
     Example:
-
     tracelens list analyzers
     """
     rows = _rows(kind)

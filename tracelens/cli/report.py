@@ -31,7 +31,6 @@ def report(
     """Report on a run with all analyzers.
 
     Examples:
-
     tracelens report trace.json.gz -o report.html
 
     tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx

@@ -18,7 +18,7 @@ from tracelens.parsers.pairs import pair_begin_end
 from tracelens.parsers.split import Splitter
 from tracelens.schema import Coded, Table
 from tracelens.trace import links
-from tracelens.trace.callstack import nest
+from tracelens.trace.callstack import nearest, nest
 from tracelens.trace.tables import EVENTS, GPU_KINDS, KINDS, LINKS, OPS, STACK_KINDS
 from tracelens.trace.trace import Trace, TraceMeta
 
@@ -132,7 +132,8 @@ def _select(table: Encoded) -> Rows:
     nothing = np.zeros(len(phase), dtype=bool)
 
     def of(*names: str) -> NDArray[np.bool_]:
-        return np.logical_or.reduce([codes.get(name, nothing) for name in names])
+        mask: NDArray[np.bool_] = np.logical_or.reduce([codes.get(name, nothing) for name in names])
+        return mask
 
     ts, dur = columns.ts_ns, columns.dur_ns
     timed = ts != MISSING
@@ -168,7 +169,7 @@ def _count(counter: Counter[str], reason: str, mask: NDArray[np.bool_]) -> None:
 
 def _kinds(table: Encoded, category: Int, dialect: Dialect) -> Int:
     known = [KINDS.index(dialect.kinds.get(name.lower(), "slice")) for name in table.categories]
-    return np.array(known, dtype=np.int8)[category]
+    return np.array(known, dtype=np.int64)[category]
 
 
 def _threads(table: Encoded) -> tuple[Int, Int, dict[tuple[int, int], str]]:
@@ -182,9 +183,7 @@ def _threads(table: Encoded) -> tuple[Int, Int, dict[tuple[int, int], str]]:
         return number[value] if isinstance(value, str) else value
 
     names = {
-        (to_int(pid), to_int(tid)): label
-        for kind, pid, tid, label in table.metadata
-        if kind == "thread_name"
+        (to_int(pid), to_int(tid)): label for kind, pid, tid, label in table.metadata if kind == "thread_name"
     }
     pids = np.array([to_int(value) for value in table.pids], dtype=np.int64)
     return pids, np.array([to_int(value) for value in table.tids], dtype=np.int64), names
@@ -224,7 +223,8 @@ def _nest(kind: Int, thread: Int, start: Int, end: Int) -> tuple[Int, Int]:
 
 def _calls(table: Encoded, rows: Rows, kind: Int, parent: Int, depth: Int) -> links.Calls:
     def named(test: Any) -> NDArray[np.bool_]:
-        return np.array([bool(test(name)) for name in table.names], dtype=bool)[rows.table.name]
+        mask: NDArray[np.bool_] = np.array([bool(test(name)) for name in table.names], dtype=bool)
+        return mask[rows.table.name] if len(mask) else np.zeros(len(rows.source), dtype=bool)
 
     return links.Calls(
         is_launch=kind == KINDS.index("launch"),
@@ -289,7 +289,8 @@ def _ops(table: Encoded, rows: Rows, kind: Int) -> Table:
     none = len(table.blobs)
     blob = np.where(at >= 0, table.ops.blob[at], none) if none else np.zeros_like(at)
     texts = {
-        name: coded(blob, parts[place::4]) for place, name in enumerate(("shapes", "dtypes", "strides", "values"))
+        name: coded(blob, parts[place::4])
+        for place, name in enumerate(("shapes", "dtypes", "strides", "values"))
     }
 
     def number(values: Int) -> Int:
@@ -309,7 +310,7 @@ def _inherit_forward(op: Int, op_rows: Int, forward: Int, parent: Int, depth: In
     """Kernels of ops inside a backward node belong to the forward op of that node."""
     of_event = np.full(len(parent), -1, dtype=np.int64)
     of_event[op_rows] = forward
-    node = links.nearest(parent, depth, of_event >= 0)
+    node = nearest(parent, depth, of_event >= 0)
     at = np.where(op >= 0, node[np.maximum(op, 0)], -1)
     return np.where(at >= 0, of_event[np.maximum(at, 0)], -1)
 

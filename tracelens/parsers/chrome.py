@@ -1,4 +1,4 @@
-"""Generic Chrome / Perfetto JSON: whatever names its events as Kineto does is understood, the rest is slices."""
+"""Generic Chrome / Perfetto JSON: what is named as Kineto names it is understood, the rest is slices."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ DTYPE_BYTES = {
 """Bytes of an element by the names that profilers use (`c10::` and case aside)."""
 
 
-def collectives_table(
-    records: list[CollectiveRow], source: Int, link: dict[str, Int], start: Int
-) -> Table:
+def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str, Int], start: Int) -> Table:
     """Build it.
 
     Args:
@@ -34,8 +32,12 @@ def collectives_table(
     A CPU record and the kernel that repeats its metadata become one row.
     """
     row_of = {place: row for row, place in enumerate(source.tolist())} if records else {}
-    kernel_of_op = dict(zip(link["op_id"].tolist(), link["kernel_id"].tolist(), strict=True)) if records else {}
-    op_of_kernel = dict(zip(link["kernel_id"].tolist(), link["op_id"].tolist(), strict=True)) if records else {}
+    kernel_of_op = (
+        dict(zip(link["op_id"].tolist(), link["kernel_id"].tolist(), strict=True)) if records else {}
+    )
+    op_of_kernel = (
+        dict(zip(link["kernel_id"].tolist(), link["op_id"].tolist(), strict=True)) if records else {}
+    )
     known = [(row_of[record.event], record) for record in records if record.event in row_of]
     cpu = {row for row, _ in known if row not in op_of_kernel}
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]

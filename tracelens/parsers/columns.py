@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.decode import NO_TEXT, Args, Decoded, Drop, Event
+from tracelens.parsers.decode import NO_TEXT, Decoded, Drop, Event
 
 _INT64 = np.iinfo(np.int64)
 _ASYNC_PHASES = frozenset("bneSTFpN")
@@ -105,9 +104,7 @@ class Part:
 
     blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
     dictionaries: dict[str, Codes] = field(
-        default_factory=lambda: {
-            key: Codes() for key in ("phase", "category", "name", "pid", "tid", "blob")
-        }
+        default_factory=lambda: {key: Codes() for key in ("phase", "category", "name", "pid", "tid", "blob")}
     )
     collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
     metadata: list[tuple[str, int | str, int | str, str]] = field(default_factory=list)
@@ -135,7 +132,9 @@ class Part:
         self._collectives(index, args)
         self._rare(index, events, columns.phase)
 
-    def _columns(self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]) -> Columns:
+    def _columns(
+        self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
+    ) -> Columns:
         events = decoded.events
         ops, others, bare = (np.array(part, dtype=np.int64) for part in rows)
         present = [args[row] for row in rows[1]]
@@ -146,7 +145,9 @@ class Part:
             return array
 
         correlation = column([arg.correlation for arg in present])
-        correlation[bare] = integers([events[row].id for row in rows[2]])
+        # Flows carry their id beside the arguments, which they mostly lack.
+        flows = np.concatenate((bare, others[correlation[others] == -1]))
+        correlation[flows] = integers([events[row].id for row in flows.tolist()])
         external_id = column([arg.external_id for arg in present])
         external_id[ops] = integers([args[row].external_id for row in rows[0]])
         return Columns(
@@ -209,7 +210,9 @@ class Part:
             event = events[row]
             if event.args is not None:
                 label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
-                self.metadata.append((event.name or "", identity(event.pid), identity(event.tid), _text(label)))
+                self.metadata.append(
+                    (event.name or "", identity(event.pid), identity(event.tid), _text(label))
+                )
         wanted = [code for name, code in codes.items() if name in _ASYNC_PHASES]
         if wanted:
             rows = np.flatnonzero(np.isin(phase, wanted)).tolist()
@@ -221,7 +224,10 @@ def merge(parts: list[Part]) -> Encoded:
     keys = list(parts[0].dictionaries)
     merged = {key: Codes() for key in keys}
     maps = [
-        {key: np.array([merged[key][value] for value in part.dictionaries[key]], dtype=np.int32) for key in keys}
+        {
+            key: np.array([merged[key][value] for value in part.dictionaries[key]], dtype=np.int32)
+            for key in keys
+        }
         for part in parts
     ]
     owner = {index: number for number, part in enumerate(parts) for index in part.blocks}

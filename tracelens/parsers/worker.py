@@ -29,7 +29,8 @@ def main(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> Non
     """Serve traces until stdin is closed: read frames up to an end frame, write (part, unsettled chunks)."""
     source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
     gc.disable()  # Nothing here makes cycles; the collector would only walk the decoded events.
-    part, unsettled = Part(), []
+    part = Part()
+    unsettled: list[Chunk] = []
     while header := source.read(FRAME.size):
         index, offset, length = FRAME.unpack(header)
         if index < 0:

@@ -115,7 +115,7 @@ def _name_cell(text: str) -> str:
 
 
 def _nested(cells: list[str], depths: list[int], buttons: bool) -> list[str]:
-    inner = [*depths[1:], 0]
+    inner = [*depths[1:], 0][: len(depths)]
     button = "<button type=button class=tw aria-label=children aria-expanded={}></button>"
     nested = []
     for cell, depth, following in zip(cells, depths, inner, strict=True):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Int = NDArray[np.int64]
 
 TOLERANCE_NS = 1000
-"""A child may overrun its parent by this much: clocks are read one after the other, old traces round to us."""
+"""A child may overrun its parent by this much: clocks are read in turn, and old traces round to us."""
 
 
 def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
@@ -20,7 +20,8 @@ def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
 
     Args:
         thread: any integer that tells threads apart.
-        start, end: int64 ns.
+        start: ns.
+        end: ns.
         rank: for events of identical extent, the lower rank is the outer one; then the earlier row.
 
     Returns:

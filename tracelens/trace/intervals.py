@@ -1,4 +1,4 @@
-"""Sums over sets of time intervals, vectorised; times are int64 nanoseconds, intervals half-open [start, end)."""
+"""Sums over sets of time intervals [start, end), vectorised; times are int64 nanoseconds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def exclusive(start: Int, end: Int, group: Int) -> Int:
     own end. The shares of a group add up to the group's union, exactly.
 
     Args:
-        start, end: ns; `end` not before `start`.
+        start: ns.
+        end: ns, not before `start`.
         group: non-negative; groups do not affect each other.
 
     Returns:
@@ -106,7 +107,8 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
     The lowest `priority` number wins; among equals the one that started first.
 
     Args:
-        start, end: ns; `end` not before `start`.
+        start: ns.
+        end: ns, not before `start`.
         priority: small non-negative numbers.
         edges: sorted window borders; time before the first or behind the last is in no window.
 

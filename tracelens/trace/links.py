@@ -35,8 +35,10 @@ class Calls(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """Launch-to-GPU flow events: `start_*` at the launch call, `end_*` at the GPU work; `key` says where
-    and when an event lies, so that flows can be matched to events without ids."""
+    """Launch-to-GPU flow events: `start_*` at the launch call, `end_*` at the GPU work.
+
+    `key` says where and when an event lies, so that flows can be matched to events without ids.
+    """
 
     start_id: Int
     start_key: NDArray[np.void]

@@ -54,5 +54,6 @@ def _rank(trace: Trace, alone: bool) -> int:
     if alone:
         return 0
     raise ParseError(
-        trace.meta.path, "which rank this is stands neither in the trace nor in its name; name it rank<N>.json"
+        trace.meta.path,
+        "which rank this is stands neither in the trace nor in its name; name it rank<N>.json",
     )

@@ -43,7 +43,7 @@ EVENTS = Schema(
         Column("parent_id", "int64", doc="enclosing event on the same thread, -1 at the top"),
         Column("depth", "int64", "count", "number of enclosing events"),
         Column("correlation_id", "int64", doc="joins a launch call and its GPU work, -1 if none"),
-        Column("linked", "bool", doc="GPU work whose launch call is in the trace"),
+        Column("linked", "bool", doc="GPU work with an arrow from a launch call in the trace: scope linked"),
     ),
 )
 

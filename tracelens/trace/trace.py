@@ -124,13 +124,19 @@ class Trace:
         table = self.tables["events"]
         kind, name, start = table.columns["kind"], table.columns["name"], table.array("ts_ns")
         return Events(
-            kind.codes,
-            name.codes,
-            start,
-            start + table.array("dur_ns"),
-            *(table.array(key) for key in ("pid", "tid", "device", "stream", "parent_id", "depth", "linked")),
-            list(kind.values),
-            list(name.values),
+            kind=kind.codes,
+            name=name.codes,
+            start=start,
+            end=start + table.array("dur_ns"),
+            pid=table.array("pid"),
+            tid=table.array("tid"),
+            device=table.array("device"),
+            stream=table.array("stream"),
+            parent=table.array("parent_id"),
+            depth=table.array("depth"),
+            linked=table.array("linked"),
+            kinds=list(kind.values),
+            names=list(name.values),
         )
 
     @cached_property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Int = NDArray[np.int64]
 Scope = Literal["all", "linked"]
-"""`all`: every GPU event; `linked`: only those whose launch call is in the trace."""
+"""`all`: every GPU event; `linked`: only those with an arrow from a launch call (links.is_linked)."""
 
 SCOPES: tuple[Scope, ...] = ("all", "linked")
 
@@ -52,7 +52,12 @@ class Work(NamedTuple):
 
     def take(self, rows: Int | NDArray[np.bool_]) -> Work:
         """The work at these positions or under this mask."""
-        return Work(*(column[rows] for column in self[:-2]), *self[-2:])
+        return self._replace(**{name: getattr(self, name)[rows] for name in self._fields[:-2]})
+
+    @property
+    def unlinked(self) -> NDArray[np.bool_]:
+        """Work that nothing in the trace launched: it was launched before the recording began."""
+        return (self.launch < 0) & (self.op < 0)
 
     @property
     def dur(self) -> Int:
@@ -83,18 +88,18 @@ def build(trace: Trace) -> Work:
 
     start, end = events.start[gpu], events.end[gpu]
     if trace.window is not None:
-        inside = (end > trace.window.start) & (start < trace.window.end)
+        inside = ((end > trace.window.start) | (start >= trace.window.start)) & (start < trace.window.end)
         gpu, order = gpu[inside], order[inside]
         start, end = clip(start[inside], end[inside], trace.window.start, trace.window.end)
     is_kernel = events.where("kernel")[gpu]
     op = link("op_id")
     category, categories = _categories(events, gpu, op, is_kernel)
-    kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int8)
+    kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)
     return Work(
         event=gpu,
         start=start,
         end=end,
-        kind=kinds[category] if len(gpu) else np.empty(0, dtype=np.int8),
+        kind=kinds[category],
         category=category,
         name=events.name[gpu],
         device=events.device[gpu],
@@ -115,7 +120,7 @@ def _categories(events: Events, gpu: Int, op: Int, is_kernel: NDArray[np.bool_])
     by_name = dict(zip(used.tolist(), classify_kernels([events.names[code] for code in used]), strict=True))
     classes = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in kernel_classes())})
     code = {name: place for place, name in enumerate(classes)}
-    lookup = np.full(len(events.names), code["copy"], dtype=np.int16)
+    lookup = np.full(len(events.names), code["copy"], dtype=np.int64)
     for name, found in by_name.items():
         lookup[name] = code[found]
     category = lookup[events.name[gpu]]

@@ -26,12 +26,21 @@ def _quiet(_: str) -> None:
     """Report no progress."""
 
 
-def load(*paths: str | os.PathLike[str], progress: Callable[[str], None] = _quiet) -> Run:
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def load(
+    *paths: str | os.PathLike[str],
+    progress: Callable[[str], None] = _quiet,
+    meanwhile: Callable[[], None] = _nothing,
+) -> Run:
     """Read traces: files (JSON, plain or .gz, .zst, .zip), directories of ranks, "-" for stdin.
 
     Args:
         paths: one or more; several traces are the ranks of one job.
         progress: called with a line of text before each file.
+        meanwhile: called once while the decoding processes start up, for imports and checks that take time.
 
     Returns:
         the run, its traces in order of rank.
@@ -44,6 +53,7 @@ def load(*paths: str | os.PathLike[str], progress: Callable[[str], None] = _quie
 
     files = trace_files(str(path) for path in paths)
     with Children(files) as children:  # before the imports below, which take as long as they do
+        meanwhile()
         from tracelens.parsers import parse
         from tracelens.trace.run import make_run
 

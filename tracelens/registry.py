@@ -2,7 +2,7 @@
 
 A registry imports every module of its package the first time a name is asked for; importing is
 registering. Files named in the environment variable TRACELENS_PLUGINS (files or directories,
-separated like PATH) and installed `tracelens.plugins` entry points are imported in the same way.
+separated like PATH) are imported in the same way.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ def _import_package(package: str) -> None:
 
 @cache
 def load_plugins(paths: str) -> None:
-    """Import plugin files and entry points once; a plugin that does not import is an error naming it."""
-    from importlib.metadata import entry_points  # slow to import, and only needed when a name is looked up
-
-    for point in entry_points(group="tracelens.plugins"):
-        point.load()
+    """Import plugin files once; a plugin that does not import is an error naming it."""
     for entry in filter(None, paths.split(os.pathsep)):
         root = Path(entry)
         if not root.exists():

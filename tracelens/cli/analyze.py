@@ -20,7 +20,8 @@ def analyze(
 ) -> None:
     """Run one analyzer and print its tables.
 
-    Examples:
+    For example:
+
     tracelens analyze timeline trace.json.gz --scope linked
 
     tracelens analyze ops traces/ --json

@@ -21,7 +21,8 @@ def listing(
 ) -> None:
     """List analyzers, parsers or renderers, with one line on each.
 
-    Example:
+    For example:
+
     tracelens list analyzers
     """
     rows = _rows(kind)

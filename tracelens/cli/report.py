@@ -30,7 +30,8 @@ def report(
 ) -> None:
     """Report on a run with all analyzers.
 
-    Examples:
+    For example:
+
     tracelens report trace.json.gz -o report.html
 
     tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx
@@ -38,12 +39,19 @@ def report(
     tracelens report traces/ --only timeline --only idle --step 2
     """
     import tracelens
-    from tracelens.renderers import by_path
 
-    for path in output or ():
-        by_path(path)  # an unknown suffix is better said before the work than after it
+    def check() -> None:
+        """An unknown suffix or analyzer is better said before the work than after it."""
+        from tracelens.analyzers import ANALYZERS
+        from tracelens.renderers import by_path
+
+        for path in output or ():
+            by_path(path)
+        for name in only or ():
+            ANALYZERS.get(name)
+
     with progress() as line:
-        run = tracelens.load(*paths, progress=line)
+        run = tracelens.load(*paths, progress=line, meanwhile=check)
         result = tracelens.report(run, only, step=step, progress=line, scope=scope.value)
         for path in output or ():
             line(f"writing {path}")

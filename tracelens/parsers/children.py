@@ -32,6 +32,9 @@ def jobs() -> int:
     return min(cores, 8)
 
 
+_PIPE_BYTES = 1 << 20
+
+
 class Children:
     """The decoding processes of one load; a context manager that ends them.
 
@@ -60,11 +63,13 @@ class Children:
 
 def _start() -> subprocess.Popen[bytes]:
     # -S -E: the child gets this process's search path as arguments and needs no start-up of its own.
+    # One chunk fits into the pipe, so handing it over is one call that does not wait.
     root = str(Path(__file__).resolve().parents[2])
     return subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _CODE, root, *(path or os.getcwd() for path in sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        pipesize=_PIPE_BYTES,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
 

@@ -6,7 +6,6 @@ The kind of compression is read from the first bytes, never from the file name.
 from __future__ import annotations
 
 import sys
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,21 +15,16 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tracelens.errors import ParseError
-from tracelens.parsers.files import TRACE_SUFFIXES
 
 inflate: Any = zlib
-LzmaError: type[Exception] = zlib.error
 
 with suppress(ImportError):  # Inflates 2-3 times as fast as zlib, with the same interface.
     from isal import isal_zlib as inflate
-with suppress(ImportError):  # Some builds of Python lack it.
-    from lzma import LZMAError as LzmaError
 
 BLOCK = 512 * 1024
 """Bytes handed on at a time: small enough for the decoded events of one block to stay in the L2 cache."""
 
-_HEAD = 4
-_IGNORED_MEMBERS = ("__MACOSX/", ".DS_Store")
+HEAD = 4
 _LARGEST_WINDOW = 1 << 31
 
 
@@ -44,7 +38,7 @@ class _Inflater(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-class _Damage(Exception):
+class Damage(Exception):
     """The bytes end here, though not as they should; the text says why."""
 
 
@@ -69,9 +63,9 @@ class Source:
             for block in self._blocks:
                 if block:
                     yield block
-        except (zlib.error, inflate.error, LzmaError, zipfile.BadZipFile, EOFError) as error:
+        except (zlib.error, inflate.error, EOFError) as error:
             self.damage = f"compressed data is damaged ({error})"
-        except _Damage as error:
+        except Damage as error:
             self.damage = str(error)
         except OSError as error:
             self.damage = f"reading failed ({error.strerror or error})"
@@ -105,15 +99,17 @@ def open_source(path: str) -> list[Source]:
 
 
 def _sources(stream: IO[bytes], path: str) -> list[Source]:
-    head = stream.read(_HEAD)
+    head = stream.read(HEAD)
     if not head:
         raise ParseError(path, "the file is empty; record or copy it again")
     if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
         # The table of contents stands at the end; a pipe has to be read to the end for it.
         seekable = stream if stream.seekable() else BytesIO(head + stream.read())
-        return _members(seekable, path)
+        from tracelens.parsers.archive import members  # few traces are archives
+
+        return members(seekable, path)
     kind = "gzip" if _is_gzip(head) else "zstd" if _is_zstd(head) else "none"
-    return [Source(path, kind, _closing(stream, _unpacked(stream, head)))]
+    return [Source(path, kind, _closing(stream, unpacked(stream, head)))]
 
 
 def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -121,7 +117,7 @@ def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield from blocks
 
 
-def _unpacked(stream: IO[bytes], head: bytes) -> Iterator[bytes]:
+def unpacked(stream: IO[bytes], head: bytes) -> Iterator[bytes]:
     """The decompressed content of a stream whose first bytes have been read already."""
     if _is_gzip(head):
         return _inflate(_read(stream, head, BLOCK // 8), lambda: inflate.decompressobj(31), _is_gzip)
@@ -132,7 +128,7 @@ def _unpacked(stream: IO[bytes], head: bytes) -> Iterator[bytes]:
 
 def _read(stream: IO[bytes], head: bytes, size: int) -> Iterator[bytes]:
     # Compressed reads are small so that one inflated block stays near BLOCK.
-    size = max(size, _HEAD + 1)
+    size = max(size, HEAD + 1)
     yield head + stream.read(size - len(head))
     yield from iter(lambda: stream.read(size), b"")
 
@@ -144,35 +140,6 @@ def _is_gzip(head: bytes) -> bool:
 def _is_zstd(head: bytes) -> bool:
     """A zstd frame, or a skippable one, which parallel writers put in front."""
     return head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
-
-
-def _members(stream: IO[bytes], path: str) -> list[Source]:
-    try:
-        archive = zipfile.ZipFile(stream if path == "-" or isinstance(stream, BytesIO) else path)
-    except zipfile.BadZipFile as error:
-        raise ParseError(path, f"damaged zip archive ({error}); copy it again") from None
-    finally:
-        if path != "-":
-            stream.close()
-    names = [
-        info.filename
-        for info in archive.infolist()
-        if not info.is_dir() and not any(part in info.filename for part in _IGNORED_MEMBERS)
-    ]
-    if not names:
-        raise ParseError(path, "the zip archive holds no file")
-    # As with directories: where some members are named like traces, the others are notes, logs and the like.
-    traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
-    return [Source(f"{path}!{name}", "zip", _member(archive, name, path)) for name in traces or names]
-
-
-def _member(archive: zipfile.ZipFile, name: str, path: str) -> Iterator[bytes]:
-    """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
-    try:
-        with archive.open(name) as member:
-            yield from _unpacked(member, member.read(_HEAD))
-    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown method
-        raise ParseError(f"{path}!{name}", f"cannot be unpacked ({error})") from None
 
 
 def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -198,14 +165,14 @@ def _inflate(
         while data:
             if inflater.eof:
                 data = data.lstrip(b"\0")  # tapes and some file systems pad
-                if len(data) < _HEAD:
+                if len(data) < HEAD:
                     break
-                if not starts(data[:_HEAD]):
-                    raise _Damage("what follows the compressed data is not compressed and was left out")
+                if not starts(data[:HEAD]):
+                    raise Damage("what follows the compressed data is not compressed and was left out")
                 inflater = new()
             yield inflater.decompress(data)
             data = inflater.unused_data if inflater.eof else b""
     if not inflater.eof:
-        raise _Damage("compressed data ends too early")
+        raise Damage("compressed data ends too early")
     if data:
-        raise _Damage("what follows the compressed data is not compressed and was left out")
+        raise Damage("what follows the compressed data is not compressed and was left out")

@@ -1,0 +1,59 @@
+"""Zip archives: one source a member."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import IO
+
+from tracelens.errors import ParseError
+from tracelens.parsers.files import TRACE_SUFFIXES
+from tracelens.parsers.source import HEAD, Damage, Source, unpacked
+
+LzmaError: type[Exception] = EOFError
+with suppress(ImportError):  # Some builds of Python lack it.
+    from lzma import LZMAError as LzmaError
+
+_IGNORED = ("__MACOSX/", ".DS_Store")
+
+
+def members(stream: IO[bytes], path: str) -> list[Source]:
+    """The traces in an archive.
+
+    Args:
+        stream: the archive, at its start or not; closed unless it is stdin or in memory.
+        path: as the user named it, "-" for stdin.
+
+    Raises:
+        ParseError: damaged, or without any file.
+    """
+    try:
+        archive = zipfile.ZipFile(stream if path == "-" or isinstance(stream, BytesIO) else path)
+    except zipfile.BadZipFile as error:
+        raise ParseError(path, f"damaged zip archive ({error}); copy it again") from None
+    finally:
+        if path != "-":
+            stream.close()
+    names = [
+        info.filename
+        for info in archive.infolist()
+        if not info.is_dir() and not any(part in info.filename for part in _IGNORED)
+    ]
+    if not names:
+        raise ParseError(path, "the zip archive holds no file")
+    # As with directories: where some members are named like traces, the others are notes, logs and the like.
+    traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
+    return [Source(f"{path}!{name}", "zip", _blocks(archive, name, path)) for name in traces or names]
+
+
+def _blocks(archive: zipfile.ZipFile, name: str, path: str) -> Iterator[bytes]:
+    """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
+    try:
+        with archive.open(name) as member:
+            yield from unpacked(member, member.read(HEAD))
+    except (zipfile.BadZipFile, LzmaError) as error:
+        raise Damage(f"compressed data is damaged ({error})") from None
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown method
+        raise ParseError(f"{path}!{name}", f"cannot be unpacked ({error})") from None

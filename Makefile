@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Traces in sample_traces/ that have an example report in reports/.
-REPORTS := moe_loop
+REPORTS := moe_loop moe_grouped
 BENCH ?=
 
 .DEFAULT_GOAL := help

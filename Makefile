@@ -10,11 +10,11 @@ BENCH ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint reports bench clean
+.PHONY: help demo test test-workload lint reports bench clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.core ## make a report of a sample trace: demo_report.html
 	$(BIN)/tracelens report sample_traces/moe_loop.json.gz -o demo_report.html
@@ -22,6 +22,9 @@ demo: $(VENV)/.core ## make a report of a sample trace: demo_report.html
 
 test: lint ## run the linters, the type checker and the whole test suite
 	$(BIN)/python -m pytest -n 2
+
+test-workload: $(VENV)/.torch ## run the tests of the reference workload, which need torch
+	$(BIN)/python -m pytest -n 2 tests/workload
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff check
@@ -57,3 +60,7 @@ $(VENV)/.core: $(VENV)/.python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]' -c constraints.txt
 	@touch $@ $(VENV)/.core
+
+$(VENV)/.torch: $(VENV)/.dev
+	$(PIP) -e '.[dev,workload]' -c constraints.txt
+	@touch $@

@@ -184,9 +184,8 @@ def _mend(text: bytes, source: str, pos: int, stop: int, last: bool) -> tuple[in
     for found in _EDGE.finditer(source, pos + 1, stop):
         at = found.end()
         is_list_end = source[at - 1] == "]"
-        if (
-            is_list_end
-        ):  # one that is broken behind its last brace can be told only where all of the text is there
+        if is_list_end:
+            # One that is broken behind its last brace can be told only where all of the text is there.
             is_end = (last or found.lastindex == 2) and ends_events(source, at - 1, stop, last)
         else:
             is_end = is_event(source, at - 1)

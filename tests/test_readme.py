@@ -1,0 +1,64 @@
+"""What the README shows works as shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tracelens.analyzers import in_order
+from tracelens.cli import run
+from tracelens.schema import Result
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SAMPLE = "sample_traces/moe_loop.json.gz"
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_analyzer_of_the_readme_is_one_file(tmp_path: Path) -> None:
+    (code,) = [block for block in blocks("python") if "@analyzer" in block]
+    plugin = tmp_path / "kernel_counts.py"
+    plugin.write_text(code)
+    command = [sys.executable, "-m", "tracelens", "analyze", "kernel_counts", SAMPLE, "--json"]
+    done = subprocess.run(
+        command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
+    )
+    assert sum(row["calls"] for row in json.loads(done.stdout)["tables"]["counts"]) == 1966
+
+
+def test_the_python_example() -> None:
+    (code,) = [block for block in blocks("python") if "tracelens.load" in block]
+    names: dict[str, object] = {}
+    exec(compile(code.replace("trace.json.gz", SAMPLE), "README.md", "exec"), names)
+    assert isinstance(names["result"], Result)
+
+
+def test_every_analyzer_is_in_the_table() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
+    assert named == [item.name for item in in_order()]
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in "\n".join(blocks("sh")).splitlines() if line.startswith("tracelens ")]
+)
+def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    words = line.partition("#")[0].replace("rank0.json.gz rank1.json.gz", SAMPLE).split()[1:]
+    words = [SAMPLE if word == "trace.json.gz" else word for word in words]
+    words = ["3" if word == "2" else word for word in words]
+    words = [str(tmp_path / word) if word.endswith(".html") else word for word in words]
+    assert run(words) == 0, capfdbinary.readouterr().err

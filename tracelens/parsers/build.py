@@ -223,8 +223,9 @@ def _nest(kind: Int, thread: Int, start: Int, end: Int) -> tuple[Int, Int]:
 
 def _calls(table: Encoded, rows: Rows, kind: Int, parent: Int, depth: Int) -> links.Calls:
     def named(test: Any) -> NDArray[np.bool_]:
-        mask: NDArray[np.bool_] = np.array([bool(test(name)) for name in table.names], dtype=bool)
-        return mask[rows.table.name]
+        of_name = np.array([bool(test(name)) for name in table.names], dtype=bool)
+        mask: NDArray[np.bool_] = of_name[rows.table.name]
+        return mask
 
     return links.Calls(
         is_launch=kind == KINDS.index("launch"),

@@ -103,7 +103,6 @@ class Decoded(NamedTuple):
         ts_ns, dur_ns: their times, int64 nanoseconds, MISSING where absent.
         drops: broken events that were left out.
         mended: number of events whose text had to be mended first.
-        open_edge: the first or last piece is broken, which a cut inside an event would cause as well.
         end: offset in the chunk's text behind the array's closing bracket if it was met, else -1.
     """
 
@@ -112,7 +111,6 @@ class Decoded(NamedTuple):
     dur_ns: np.ndarray
     drops: list[Drop]
     mended: int = 0
-    open_edge: bool = False
     end: int = -1
 
 
@@ -152,11 +150,11 @@ def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
     stop = len(text) - text.endswith(b"]")
     events: list[ExactEvent] = []
     drops: list[Drop] = []
-    mended, open_edge = 0, False
-    first = pos = skip(source, 1, BLANK + ",")
+    mended = 0
+    pos = skip(source, 1, BLANK + ",")
     while pos < stop:
         if source[pos] == "]" and ends_events(source, pos, stop, last):
-            return _with_exact_times(events, drops, mended, open_edge, pos + 1)
+            return _with_exact_times(events, drops, mended, pos + 1)
         end = value_end(source, pos)
         if pos < end <= stop:
             found = _decode_one(text[pos:end])
@@ -168,10 +166,9 @@ def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
             mended += len(found)
         if not found:
             drops.append(Drop(offset + pos - 1, "not valid JSON"))
-            open_edge |= pos == first or end == stop or source[pos] in "}]"
         events += found
         pos = skip(source, end, BLANK + ",")
-    return _with_exact_times(events, drops, mended, open_edge)
+    return _with_exact_times(events, drops, mended)
 
 
 def _mend(text: bytes, source: str, pos: int, stop: int, last: bool) -> tuple[int, list[ExactEvent]]:
@@ -240,12 +237,10 @@ def _nanoseconds(values: list[Number]) -> np.ndarray | None:
     return np.where(np.isfinite(us), ns, MISSING)
 
 
-def _with_exact_times(
-    events: list[ExactEvent], drops: list[Drop], mended: int = 0, open_edge: bool = False, end: int = -1
-) -> Decoded:
+def _with_exact_times(events: list[ExactEvent], drops: list[Drop], mended: int = 0, end: int = -1) -> Decoded:
     ts = np.array([exact_ns(event.ts) for event in events], dtype=np.int64)
     dur = np.array([exact_ns(event.dur) for event in events], dtype=np.int64)
-    return Decoded(list(events), ts, dur, drops, mended, open_edge, end)
+    return Decoded(list(events), ts, dur, drops, mended, end)
 
 
 def _decode_one(text: bytes) -> list[ExactEvent]:

@@ -17,9 +17,9 @@ FRAME = Struct("<qqq")
 
 
 def encode(part: Part, chunk: Chunk) -> Chunk | None:
-    """Decode a chunk into `part`; a chunk that may be cut inside an event is handed back instead."""
+    """Decode a chunk into `part`; one that may be cut inside an event, and so loses it, is handed back."""
     decoded = decode(chunk.text, chunk.offset)
-    if decoded.open_edge or decoded.end >= 0:
+    if decoded.drops or decoded.end >= 0:
         return chunk
     part.add(chunk.index, decoded)
     return None

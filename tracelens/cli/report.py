@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -40,18 +41,8 @@ def report(
     """
     import tracelens
 
-    def check() -> None:
-        """An unknown suffix or analyzer is better said before the work than after it."""
-        from tracelens.analyzers import ANALYZERS
-        from tracelens.renderers import by_path
-
-        for path in output or ():
-            by_path(path)
-        for name in only or ():
-            ANALYZERS.get(name)
-
     with progress() as line:
-        run = tracelens.load(*paths, progress=line, meanwhile=check)
+        run = tracelens.load(*paths, progress=line, meanwhile=lambda: _prepare(output or (), only or ()))
         result = tracelens.report(run, only, step=step, progress=line, scope=scope.value)
         for path in output or ():
             line(f"writing {path}")
@@ -60,3 +51,22 @@ def report(
         say(f"wrote {path}")
     if not output:
         print_report(result)
+
+
+def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
+    """Check and import what the report will need, while the trace is being decoded.
+
+    An unknown suffix or analyzer is better said before the work than after it, and the decoding processes
+    make better use of this time than they would of it later.
+    """
+    from tracelens.analyzers import ANALYZERS
+    from tracelens.renderers import by_path
+    from tracelens.trace.classify import classes
+
+    for path in output:
+        if by_path(path).name == "html":
+            import jinja2  # noqa: F401
+    ANALYZERS.load()
+    for name in only:
+        ANALYZERS.get(name)
+    classes()

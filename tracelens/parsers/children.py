@@ -16,7 +16,11 @@ from types import TracebackType
 
 from tracelens.errors import TracelensError
 
-_CODE = "import sys; sys.path[:] = sys.argv[1:]; from tracelens.parsers.worker import main; main()"
+# Ended at once: taking its dictionaries apart would keep the parent waiting.
+_CODE = (
+    "import os, sys; sys.path[:] = sys.argv[1:]; "
+    "from tracelens.parsers.worker import main; main(); os._exit(0)"
+)
 
 _WORTH_BYTES = 400_000
 """Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""

@@ -272,8 +272,9 @@ def _link(
         found = links.launches_by_flow(
             rows, _place(*(x[rows] for x in place)), _place(*(x[launches] for x in place)), flows
         )
-        launch[bare] = np.where(found >= 0, launches[found], -1)
-        linked[rows] = found >= 0
+        hit = found >= 0
+        launch[bare[hit]] = launches[found[hit]]
+        linked[rows] = hit
     op = links.find_ops(gpu, launch, calls)
     return {"kernel_id": gpu, "launch_id": launch, "op_id": op}, linked
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.columns import CollectiveRow
+from tracelens.parsers.columns import CollectiveRow, plain_text
 from tracelens.schema import Table
 from tracelens.trace.tables import COLLECTIVES
 
@@ -46,20 +46,20 @@ def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str,
     data: dict[str, list[object]] = {column.name: [] for column in COLLECTIVES.columns}
     for row, record in rows:
         order = seen[record.group] = seen.get(record.group, -1) + 1
-        width = DTYPE_BYTES.get(_plain(record.dtype).lower().removeprefix("c10::"), -1)
+        width = DTYPE_BYTES.get(plain_text(record.dtype).lower().removeprefix("c10::"), -1)
         values = {
             "event_id": row,
             "kernel_id": row if row in op_of_kernel else kernel_of_op.get(row, -1),
             "collective": record.collective,
-            "group": _plain(record.group),
-            "group_description": _plain(record.description),
-            "group_ranks": _plain(record.ranks),
+            "group": plain_text(record.group),
+            "group_description": plain_text(record.description),
+            "group_ranks": plain_text(record.ranks),
             "group_size": record.size,
-            "dtype": _plain(record.dtype),
+            "dtype": plain_text(record.dtype),
             "in_bytes": record.in_elements * width if width > 0 <= record.in_elements else -1,
             "out_bytes": record.out_elements * width if width > 0 <= record.out_elements else -1,
-            "in_split": _plain(record.in_split),
-            "out_split": _plain(record.out_split),
+            "in_split": plain_text(record.in_split),
+            "out_split": plain_text(record.out_split),
             "order": order,
         }
         for name, value in values.items():
@@ -71,7 +71,3 @@ def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str,
             for name, values in data.items()
         }
     )
-
-
-def _plain(text: bytes) -> str:
-    return text.decode("utf-8", "replace").strip().strip('"')

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -211,7 +212,7 @@ class Part:
             if event.args is not None:
                 label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
                 self.metadata.append(
-                    (event.name or "", identity(event.pid), identity(event.tid), _text(label))
+                    (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
                 )
         wanted = [code for name, code in codes.items() if name in _ASYNC_PHASES]
         if wanted:
@@ -306,5 +307,12 @@ def identity(value: object) -> int | str:
     return integer(value)
 
 
-def _text(raw: object) -> str:
-    return bytes(raw).decode("utf-8", "replace").strip('"') if raw is not None else ""  # type: ignore[call-overload]
+def plain_text(raw: Any) -> str:
+    """JSON text of an argument as plain text: a string without its quotes, anything else as it stands."""
+    text = bytes(raw).strip()
+    if text.startswith(b'"'):
+        try:
+            return msgspec.json.decode(text, type=str)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            text = text.strip(b'"')
+    return text.decode("utf-8", "replace")

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from tracelens.parsers.repair import repair_text
-from tracelens.parsers.scan import BLANK, ends_events, is_event, skip, value_end
+from tracelens.parsers.scan import BLANK, ends_events, inside_list, is_event, skip, value_end
 
 Number = int | float | str | None
 """Numbers drift to strings and null in the wild; columns.py turns them back."""
@@ -184,6 +184,7 @@ def _mend(text: bytes, source: str, pos: int, stop: int, last: bool) -> tuple[in
         if is_list_end:
             # One that is broken behind its last brace can be told only where all of the text is there.
             is_end = (last or found.lastindex == 2) and ends_events(source, at - 1, stop, last)
+            is_end = is_end and not inside_list(source, pos, at - 1)
         else:
             is_end = is_event(source, at - 1)
         if not is_end and (is_list_end or found.group(1) is None):

@@ -23,6 +23,7 @@ _scan = json.JSONDecoder(parse_int=len, parse_float=len).raw_decode
 _decode = json.JSONDecoder(parse_int=_integer).raw_decode
 # What a truncated file ends with: an open string, part of a literal, a comma.
 _CUT_OFF = re.compile(r'(?:"(?:[^"\\]|\\.?)*|t|tr|tru|f|fa|fal|fals|n|nu|nul|-|\.|[eE][+-]?|,\s*)\Z')
+_LISTS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]]')
 _GOES_ON = re.compile(r"\s*[,}\]]")
 
 
@@ -77,6 +78,12 @@ def ends_events(source: str, pos: int, stop: int, last: bool) -> bool:
         return last
     behind = members[end:]
     return last and end > 0 and not _GOES_ON.match(behind) and '"ph"' not in behind
+
+
+def inside_list(source: str, start: int, pos: int) -> bool:
+    """Whether a list that begins behind `start` is still open at `pos`, as in an event that is cut off."""
+    marks = [found.group() for found in _LISTS.finditer(source, start, pos)]
+    return marks.count("[") > marks.count("]")
 
 
 def first_value(text: str) -> tuple[Any, str]:

@@ -72,7 +72,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
 
 def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     events = trace.arrays
-    call, dur = call_time(work)
+    call, dur = call_time(work, work.op)
     direct = np.zeros(len(events.start), dtype=np.int64)
     direct[call] = dur
     subtree = subtree_sums(events.parent, events.depth, direct)
@@ -99,16 +99,20 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     }
 
 
-def call_time(work: Work) -> tuple[Int, Int]:
-    """GPU time of each op call: the union of the work it launched itself.
+def call_time(work: Work, call: Int) -> tuple[Int, Int]:
+    """GPU time of each call: the union of its work.
+
+    Args:
+        work: GPU work.
+        call: which call each piece of it belongs to, any number.
 
     Returns:
-        (event row of the op, ns), one entry a call.
+        (call, ns), one entry a call, in order of the number.
     """
-    group, (call,) = codes(work.op)
+    group, (calls,) = codes(call)
     # Within one call the one that started first owns the time, so the shares add up to the union.
     own = work.end - exclusive(work.start, work.end, group)
-    return call, sums(group, own, len(call))
+    return calls, sums(group, own, len(calls))
 
 
 def _main_category(work: Work, group_of_call: Int, call: Int, groups: int) -> Int:

@@ -96,6 +96,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
             "device": device,
             "stream": stream,
             "bytes": rows.table.bytes,
+            "blocks": rows.table.blocks,
             "parent_id": parent,
             "depth": depth,
             "correlation_id": rows.table.correlation,

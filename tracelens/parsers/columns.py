@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,7 +30,8 @@ class Columns(NamedTuple):
     """One row an event, in file order.
 
     `phase, category, name, pid, tid` are codes into the dictionaries of the same name; `correlation` of
-    a flow is its id; absent integers are -1, absent times decode.MISSING.
+    a flow is its id; `blocks` is the product of a launch grid; absent integers are -1, absent times
+    decode.MISSING.
     """
 
     phase: np.ndarray
@@ -43,6 +46,7 @@ class Columns(NamedTuple):
     stream: np.ndarray
     device: np.ndarray
     bytes: np.ndarray
+    blocks: np.ndarray
 
 
 class OpRows(NamedTuple):
@@ -164,6 +168,7 @@ class Part:
             column([arg.stream for arg in present]),
             column([arg.device for arg in present]),
             column([arg.bytes for arg in present]),
+            column([-1 if arg.grid is NO_TEXT else _blocks(bytes(arg.grid)) for arg in present]),
         )
 
     def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> NDArray[Any]:
@@ -298,6 +303,17 @@ def integer(value: object) -> int:
     if not -(1 << 63) <= value < 1 << 64:
         return -1
     return value - (1 << 64) if value > _INT64.max else value
+
+
+@lru_cache(maxsize=4096)
+def _blocks(grid: bytes) -> int:
+    """Thread blocks of a launch grid as a profiler writes it, `[32, 4, 1]`; -1 where it is none."""
+    try:
+        sides = msgspec.json.decode(grid, type=list[int])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return -1
+    blocks = prod(sides)
+    return blocks if sides and min(sides) > 0 and blocks <= _INT64.max else -1
 
 
 def identity(value: object) -> int | str:

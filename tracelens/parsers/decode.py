@@ -47,6 +47,7 @@ class Args(Struct, gc=False):
     stream: Number = -1
     device: Number = -1
     bytes: Number = -1
+    grid: Raw = NO_TEXT
     sequence: Number = field(default=-1, name="Sequence number")
     forward_thread: Number = field(default=-1, name="Fwd thread id")
     dims: Raw = field(default=NO_TEXT, name="Input Dims")

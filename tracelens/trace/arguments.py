@@ -23,6 +23,15 @@ DTYPES = {
     "signed char": "i8",
     "unsigned char": "u8",
     "bool": "bool",
+    "byte": "u8",
+    "char": "i8",
+    "unsigned short": "u16",
+    "unsigned int": "u32",
+    "unsigned long": "u64",
+    "complex<float>": "c64",
+    "complex<double>": "c128",
+    "float8_e8m0fnu": "fp8e8m0",
+    "float4_e2m1fn_x2": "fp4x2",
 }
 """Names that the profiler uses for element types (without `c10::`), lower case, to the usual short ones."""
 
@@ -37,7 +46,7 @@ def describe(shapes: str, dtypes: str) -> str:
     'bf16[2,3] [4]x2'
     """
     words = []
-    types = _types(dtypes)
+    types = argument_dtypes(dtypes)
     for place, dim in enumerate(_list(shapes)):
         dtype = types[place] if place < len(types) else ""
         if not isinstance(dim, list):
@@ -64,8 +73,8 @@ def _many(dims: list[Any]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _types(dtypes: str) -> tuple[str, ...]:
-    """Short element types by argument, '' where the argument is no tensor."""
+def argument_dtypes(dtypes: str) -> tuple[str, ...]:
+    """Short element types by argument, "" where the argument is no tensor (JSON text as in the ops table)."""
     return tuple("" if str(name) in _NO_TENSOR else short_dtype(str(name)) for name in _list(dtypes))
 
 

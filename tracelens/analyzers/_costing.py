@@ -1,0 +1,276 @@
+"""Which cost model counts which GPU work, and why the rest is not counted.
+
+GPU work is grouped into calls: all that one op launched is one call, and what has no usable op is a call of
+its own. A call is counted by the first of these that can:
+
+1. a copy between host and device, or between devices: by its bytes, against the link;
+2. communication: by the sizes that the profiler recorded with it;
+3. the op's own cost model, then that of the nearest op around it (when nothing else in there is counted);
+4. the copy's or fill's own bytes, or the kernel's name and launch grid;
+5. launched before the recording began: the same work at the end of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._group import codes
+from tracelens.analyzers._opcalls import OpCalls
+from tracelens.analyzers._repeat import repeats
+from tracelens.analyzers._transfers import Found, collectives, copies, copy_cost
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import NO_SHAPES
+from tracelens.trace.callstack import nearest
+from tracelens.trace.classify import KINDS
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Work
+
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+NO_MODEL = "no cost model"
+"""The one reason that is a hole of tracelens and not of the trace."""
+CUSTOM_OP = "custom op without a registered cost model"
+REPEATED = "launched before the recording: arguments of the same work at its end"
+_BEFORE = "launched before the recording began, and not repeated in it"
+_NO_OP = "launched outside of any recorded op"
+_GRAPH = "launched by a graph, for which no ops are recorded"
+_PARTLY = "launched before the recording began, its call only in part on the GPU's record"
+# Ops of these namespaces are PyTorch's own: not to know them is our hole, not the trace's.
+_OWN = ("aten::", "c10d::", "torch::", "quantized::", "prim::")
+
+_LOCAL = ("dtod", "memset")
+
+
+class Counted(NamedTuple):
+    """A kind of call that was counted; calls of one kind are one row of the roofline.
+
+    Attributes:
+        name: op, copy or kernel.
+        shapes: its tensor arguments as text.
+        cost: of one call.
+        note: what else there is to say.
+    """
+
+    name: str
+    shapes: str
+    cost: OpCost
+    note: str
+
+
+class Costing(NamedTuple):
+    """What was counted how; aligned with the GPU work.
+
+    Attributes:
+        call: number of the call that each piece of work belongs to.
+        item: place in `items` of its call, -1 where it was not counted.
+        reason: place in `reasons` of why it was not, -1 where it was.
+        items: all kinds of counted calls.
+        reasons: why calls were not counted.
+    """
+
+    call: Int
+    item: Int
+    reason: Int
+    items: list[Counted]
+    reasons: list[str]
+
+
+def costing(trace: Trace, work: Work) -> Costing:
+    """Count the GPU work of one rank."""
+    return _Costing(trace, work).run()
+
+
+class _Costing:
+    def __init__(self, trace: Trace, work: Work) -> None:
+        self.trace, self.work = trace, work
+        self.events = trace.arrays
+        self.ops = OpCalls(trace)
+        self.blocks = trace.tables["events"].array("blocks")[work.event]
+        count = len(work.event)
+        # A call is known by the event row of its op, or by a number beyond all event rows.
+        self.call = len(self.events.start) + np.arange(count)
+        self.item = np.full(count, -1, dtype=np.int64)
+        self.reason = np.full(count, -1, dtype=np.int64)
+        self._items: dict[Counted, int] = {}
+        self._reasons: dict[str, int] = {}
+
+    def run(self) -> Costing:
+        """All rules in order."""
+        self._links()
+        self._ops()
+        self._surroundings()
+        self._alone()
+        self._early()
+        self._name_reasons()
+        return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
+
+    @property
+    def _left(self) -> Int:
+        return np.flatnonzero(self.item < 0)
+
+    def _set(self, rows: Int, counted: Counted | str) -> None:
+        if isinstance(counted, str):
+            self.reason[rows] = self._reasons.setdefault(counted, len(self._reasons))
+        else:
+            self.item[rows] = self._items.setdefault(counted, len(self._items))
+            self.reason[rows] = -1
+
+    def _links(self) -> None:
+        """What goes over links: copies and communication."""
+        for rows, kind, found in copies(self.trace, self.work):
+            if kind not in _LOCAL:
+                self._set(rows, found if isinstance(found, str) else _counted(found))
+                if isinstance(found, str):
+                    self._copies_of_ops(rows, kind)
+        for rows, found in collectives(self.trace, self.work):
+            self._set(rows, found if isinstance(found, str) else _counted(found))
+
+    def _copies_of_ops(self, rows: Int, kind: str) -> None:
+        """Copies whose size was not recorded move what their op writes."""
+        rows = rows[self.ops.row[np.maximum(self.work.op[rows], 0)] >= 0]
+        rows = rows[self.work.op[rows] >= 0]
+        for row in rows.tolist():
+            found = self._count(row, int(self.work.op[row]), -1)
+            if isinstance(found, Counted):
+                cost = copy_cost(kind, found.cost.write_bytes)
+                self._set(np.array([row]), Counted(self.work.names[self.work.name[row]], found.shapes, cost, cost.note))
+
+    def _ops(self) -> None:
+        left = self._left
+        left = left[self.work.op[left] >= 0]
+        left = left[self.ops.row[self.work.op[left]] >= 0]
+        self._count_ops(left, self.work.op[left])
+
+    def _count_ops(self, rows: Int, op: Int) -> None:
+        """Count work at `rows` by the cost models of the ops `op`, aligned with it."""
+        if not len(rows):
+            return
+        needs = {name for name in self._names(op) if (model := find(name)) and model.forward}
+        forward = np.where(self._named(op, needs), self.work.forward[rows], -1)
+        group, (*_,) = codes(*self.ops.keys(op), *self.ops.keys(forward)[1:])
+        order = np.lexsort((self.work.end[rows] - self.work.start[rows], group))
+        last = np.flatnonzero(np.diff(group[order], append=-1))
+        borders = np.concatenate(([0], last + 1))
+        for place, longest in enumerate(order[last].tolist()):
+            mine = order[borders[place] : borders[place + 1]]
+            counted = self._count(int(rows[longest]), int(op[longest]), int(forward[longest]))
+            self._set(rows[mine], counted)
+            if isinstance(counted, Counted):
+                self.call[rows[mine]] = op[mine]
+
+    def _names(self, op: Int) -> Iterable[str]:
+        return (self.events.names[code] for code in np.unique(self.events.name[op]).tolist())
+
+    def _named(self, op: Int, names: set[str]) -> Bool:
+        wanted = [code for code, name in enumerate(self.events.names) if name in names] if names else []
+        return np.isin(self.events.name[op], wanted)
+
+    def _count(self, row: int, op: int, forward: int) -> Counted | str:
+        """One call of an op, or why it cannot be counted; `row` is its longest piece of work."""
+        name = self.ops.name(op)
+        model = find(name)
+        if model is None:
+            return NO_MODEL if name.startswith(_OWN) else CUSTOM_OP
+        kernel = self.work.names[self.work.name[row]]
+        call = self.ops.call(op, kernel, int(self.blocks[row]), forward)
+        try:
+            cost = model.function(call)
+        except Uncounted as why:
+            return str(why) if self.ops.recorded(op) else NO_SHAPES
+        return Counted(name, self.ops.describe(op), cost, cost.note)
+
+    def _surroundings(self) -> None:
+        """Ops that could not be counted, by an op around them in which nothing else was."""
+        left = self._left
+        left = left[self.work.op[left] >= 0]
+        if not len(left):
+            return
+        parent, depth = self.events.parent, self.events.depth
+        done = self.call[(self.item >= 0) & (self.call < len(parent))]
+        taken = np.zeros(len(parent), dtype=bool)
+        at = done
+        while len(at := np.unique(at[at >= 0])):
+            at = at[~taken[at]]
+            taken[at] = True
+            at = parent[at]
+        names = np.array([find(name) is not None for name in self.events.names], dtype=bool)
+        usable = names[self.events.name] & (self.ops.row >= 0)
+        around = nearest(parent, depth, usable)
+        above = parent[self.work.op[left]]
+        outer = np.where(above >= 0, around[above], -1)
+        keep = (outer >= 0) & ~taken[outer]
+        self._count_ops(left[keep], outer[keep])
+
+    def _alone(self) -> None:
+        """Copies, fills and kernels that say enough themselves."""
+        free = self.item < 0
+        for rows, kind, found in copies(self.trace, self.work):
+            if kind in _LOCAL and not isinstance(found, str):
+                self._set(rows[free[rows]], _counted(found))
+        left = self._left
+        left = left[self.work.is_kernel[left]]
+        group, (name, blocks) = codes(self.work.name[left], self.blocks[left])
+        for place, (code, count) in enumerate(zip(name.tolist(), blocks.tolist(), strict=True)):
+            kernel = self.work.names[code]
+            model = find(f"kernel::{kernel}")
+            if model is None:
+                continue
+            mine = left[group == place]
+            try:
+                cost = model.function(OpCall(f"kernel::{kernel}", kernel=kernel, blocks=count))
+            except Uncounted as why:
+                self._set(mine, str(why))
+                continue
+            op = self.work.op[mine]
+            for caller in np.unique(op).tolist():
+                label = self.ops.name(caller) if caller >= 0 else kernel
+                self._set(mine[op == caller], Counted(label, f"{count:,} blocks", cost, cost.note))
+
+    def _early(self) -> None:
+        """Work that was launched before the recording began."""
+        again = repeats(self.work)
+        rows = np.flatnonzero((self.item < 0) & (again >= 0))
+        rows = rows[self.item[again[rows]] >= 0]
+        if not len(rows):
+            return
+        # The call must be there with all its work: half of it did not do what the whole call has to do.
+        call = self.call[again[rows]]
+        known, whole = np.unique(self.call, return_counts=True)
+        here, inverse, part = np.unique(call, return_inverse=True, return_counts=True)
+        complete = (whole[np.searchsorted(known, here)] == part)[inverse]
+        self._set(rows[~complete], _PARTLY)
+        rows, call = rows[complete], call[complete]
+        items = list(self._items)
+        item = self.item[again[rows]]
+        for place in np.unique(item).tolist():
+            counted = items[place]
+            self._set(rows[item == place], counted._replace(note=_join(REPEATED, counted.note)))
+        _, first, of_call = np.unique(call, return_index=True, return_inverse=True)
+        self.call[rows] = len(self.events.start) + rows[first][of_call]
+
+    def _name_reasons(self) -> None:
+        """Why the rest could not be counted, where no cost model said so."""
+        work = self.work
+        left = np.flatnonzero((self.item < 0) & (self.reason < 0))
+        launch = work.launch[left]
+        graph = np.array(["GraphLaunch" in name for name in self.events.names], dtype=bool)
+        by_graph = (launch >= 0) & graph[self.events.name[np.maximum(launch, 0)]]
+        self._set(left[work.unlinked[left]], _BEFORE)
+        self._set(left[~work.unlinked[left] & by_graph], _GRAPH)
+        comm = ~work.unlinked[left] & ~by_graph & (work.kind[left] == KINDS.index("comm"))
+        self._set(left[comm], "communication without a record of its sizes")
+        self._set(left[~work.unlinked[left] & ~by_graph & ~comm], _NO_OP)
+
+
+def _counted(found: Found) -> Counted:
+    name, shapes, cost = found
+    return Counted(name, shapes, cost, cost.note)
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(filter(None, notes))

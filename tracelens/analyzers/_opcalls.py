@@ -1,0 +1,100 @@
+"""The arguments that a trace recorded for its ops, as `OpCall`s for the cost models."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.costs import OpCall
+from tracelens.schema import Coded
+from tracelens.trace.arguments import argument_dtypes, describe
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+
+_COLUMNS = ("shapes", "dtypes", "values", "strides")
+_EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
+_DECODER = msgspec.json.Decoder(list[Any])
+
+
+class OpCalls:
+    """The recorded ops of one trace.
+
+    Attributes:
+        row: row in the ops table by event row, -1 for events that are no op.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        table = trace.tables["ops"]
+        event = table.array("event_id")
+        self.row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+        self.row[event] = np.arange(len(event))
+        self._name, self._names = trace.arrays.name, trace.arrays.names
+        self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
+        # Strides matter only where a dimension was expanded, which few calls have.
+        strides = self._text["strides"]
+        expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
+        self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
+        self._decoded: dict[str, list[Any]] = {}
+
+    def keys(self, op: Int) -> tuple[Int, ...]:
+        """What tells two calls of the same op apart: codes of its name and recorded arguments.
+
+        Args:
+            op: event rows of ops; -1 is a call of its own kind.
+        """
+        row = self.row[op]
+        keys = [self._text[name].codes[row] for name in _COLUMNS[:3]]
+        if self._strides is not None:
+            keys.append(self._strides[row])
+        return tuple(np.where(op >= 0, key, -1).astype(np.int64) for key in (self._name[op], *keys))
+
+    def name(self, op: int) -> str:
+        """Name of the op at an event row."""
+        return self._names[self._name[op]]
+
+    def recorded(self, op: int) -> bool:
+        """Whether any argument of this op was recorded."""
+        return bool(self._texts("shapes", op) or self._texts("values", op))
+
+    def call(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCall:
+        """The op at an event row as `OpCall`.
+
+        Args:
+            op: event row.
+            kernel: name of the kernel it spends its time in.
+            blocks: thread blocks of that kernel.
+            forward: event row of its forward op, -1 if none.
+        """
+        expanded = self._strides is not None and self._strides[self.row[op]] >= 0
+        return OpCall(
+            self.name(op),
+            self._list("shapes", op),
+            argument_dtypes(self._texts("dtypes", op)),
+            [value if isinstance(value, str) else "" for value in self._list("values", op)],
+            self._list("strides", op) if expanded else (),
+            kernel,
+            blocks,
+            self.call(forward) if forward >= 0 else None,
+        )
+
+    def describe(self, op: int) -> str:
+        """The tensor arguments of the op at an event row as short text."""
+        return describe(self._texts("shapes", op), self._texts("dtypes", op))
+
+    def _texts(self, column: str, op: int) -> str:
+        coded = self._text[column]
+        return coded.values[coded.codes[self.row[op]]]
+
+    def _list(self, column: str, op: int) -> list[Any]:
+        text = self._texts(column, op)
+        if text not in self._decoded:
+            try:
+                self._decoded[text] = _DECODER.decode(text) if text else []
+            except (msgspec.MsgspecError, RecursionError):
+                self._decoded[text] = []
+        return self._decoded[text]

@@ -1,0 +1,148 @@
+"""Copies, fills and collectives as calls for the cost models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._group import codes
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.schema import Table
+from tracelens.trace.arguments import short_dtype
+from tracelens.trace.classify import KINDS
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Work
+
+Int = NDArray[np.int64]
+
+Found = tuple[str, str, OpCost]
+"""Name, arguments as text and cost of a call."""
+
+_DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
+_NO_LETTERS = re.compile(r"[^a-z]")
+
+
+def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, Found | str]]:
+    """Copies and fills by the copy engines, those of one name and size together.
+
+    Yields:
+        (positions in `work`, kind - htod, dtoh, ptop, dtod or memset -, cost or why it is not known).
+    """
+    rows = np.flatnonzero(~work.is_kernel)
+    sizes = trace.tables["events"].array("bytes")[work.event[rows]]
+    memset = KINDS.index("memset")
+    group, (name, kind, size) = codes(work.name[rows], work.kind[rows], sizes)
+    for place in range(len(name)):
+        label = work.names[name[place]]
+        what = "memset" if kind[place] == memset else direction(label)
+        mine = rows[group == place]
+        if size[place] < 0:
+            yield mine, what, "size of the copy not recorded"
+        else:
+            yield mine, what, (label, f"{size[place]:,} bytes", copy_cost(what, int(size[place])))
+
+
+def direction(name: str) -> str:
+    """htod, dtoh, ptop or dtod, from the name that a profiler gives a copy; dtod where it does not say."""
+    found = _DIRECTION.search(_NO_LETTERS.sub("", name.lower()))
+    return f"{found[1][0]}to{found[2][0]}" if found else "dtod"
+
+
+def copy_cost(what: str, size: int) -> OpCost:
+    """Cost of a copy or fill of so many bytes."""
+    model = find(f"memcpy::{what}" if what != "memset" else "memset::device") or find("memcpy::dtod")
+    assert model is not None  # the models are tracelens's own
+    return model.function(OpCall(model.name, [[size]], ["u8"]))
+
+
+def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
+    """Communication kernels with the record that the profiler made of their sizes.
+
+    Yields:
+        (positions in `work`, cost or why it is not known).
+    """
+    table = trace.tables["collectives"]
+    if not len(table):
+        return
+    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+    place[work.event] = np.arange(len(work.event))
+    kernel = table.array("kernel_id")
+    row = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
+    for at in np.unique(row[row >= 0]).tolist():
+        # Several records of one kernel are one launch of several sends and receives.
+        parts = [_collective(table, record, trace.meta.rank) for record in np.flatnonzero(row == at).tolist()]
+        yield np.array([at]), _together(parts)
+
+
+def _together(parts: list[Found | str]) -> Found | str:
+    counted = [part for part in parts if not isinstance(part, str)]
+    if len(counted) < len(parts):
+        return next(part for part in parts if isinstance(part, str))
+    name, text, cost = counted[0]
+    for _, more, other in counted[1:]:
+        text = f"{text} {more}"
+        cost = replace(
+            cost,
+            read_bytes=cost.read_bytes + other.read_bytes,
+            write_bytes=cost.write_bytes + other.write_bytes,
+            link_bytes=cost.link_bytes + other.link_bytes,
+        )
+    return name, text, cost
+
+
+def _collective(table: Table, record: int, rank: int) -> Found | str:
+    """One record of the collectives table."""
+
+    def text(column: str) -> str:
+        return table.texts(column, [record])[0]
+
+    def number(column: str) -> int:
+        return int(table.array(column)[record])
+
+    name = text("collective")
+    model = find(f"collective::{name}")
+    if model is None:
+        return f"collective {name!r} is not known"
+    sizes = [number("in_bytes"), number("out_bytes")]
+    if min(sizes) < 0:
+        return "size of the collective not recorded"
+    group = number("group_size")
+    place = _place(text("group_ranks"), rank)
+    others = [str(_to_others(text(side), place, size)) for side, size in zip(("in_split", "out_split"), sizes, strict=True)]
+    call = OpCall(
+        model.name, [[size] for size in sizes], ["u8", "u8"], [str(group), *("" if o == "-1" else o for o in others)]
+    )
+    try:
+        cost = model.function(call)
+    except Uncounted as why:
+        return str(why)
+    dtype = short_dtype(text("dtype"))
+    shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {group} ranks"
+    return f"{name} ({text('group_description') or 'group ' + text('group')})", shown, replace(cost, dtype=dtype)
+
+
+def _to_others(split: str, place: int, size: int) -> int:
+    """Bytes of a message that are for (or from) other ranks, by its split sizes; -1 where not known."""
+    parts = _numbers(split)
+    if not 0 <= place < len(parts) or sum(parts) <= 0:
+        return -1
+    return size - size * parts[place] // sum(parts)
+
+
+def _place(ranks: str, rank: int) -> int:
+    numbers = _numbers(ranks)
+    return numbers.index(rank) if rank in numbers else -1
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        value: Any = json.loads(text) if text else []
+    except ValueError:  # the profiler cuts long lists off
+        return []
+    return value if isinstance(value, list) and all(isinstance(item, int) for item in value) else []

@@ -1,0 +1,94 @@
+"""Model FLOPs utilisation of the steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._costing import Costing
+from tracelens.analyzers._group import codes
+from tracelens.schema import Column, Schema
+from tracelens.trace.callstack import nearest
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Work
+
+Int = NDArray[np.int64]
+
+UTILISATION = Schema(
+    "Utilisation of the matrix units",
+    (
+        Column("rank", "int64"),
+        Column("step", "str"),
+        Column("dur_ns", "int64", "ns", "wall time of the step"),
+        Column("flops", "float64", "flops", "of matrix products, convolutions and attention"),
+        Column("recompute_flops", "float64", "flops", "of these, forward work done again in the backward pass"),
+        Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
+        Column("mfu_fraction", "float64", "fraction", "model FLOPs utilisation: without recompute, of peak"),
+        Column("hfu_fraction", "float64", "fraction", "hardware FLOPs utilisation: with recompute, of peak"),
+    ),
+    doc="Each element type counts against its own peak; -1 where the device is not known. Vector work is not "
+    "counted, as is usual for this figure.",
+)
+
+_AGAIN = ("CheckpointFunctionBackward",)
+_AGAIN_FRAME = "recompute_fn"
+_AUTOGRAD = "autograd::engine::evaluate_function: "
+
+
+def utilisation(trace: Trace, work: Work, costing: Costing, peak: NDArray[np.float64]) -> dict[str, Any]:
+    """Rows of UTILISATION for one rank.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work.
+        costing: how it was counted.
+        peak: FLOP/s per kind of call, 0 where not known (see Bounds.peak).
+    """
+    steps = find_steps(trace, work)
+    # One entry a call: where it begins, and what it is.
+    counted = np.flatnonzero(costing.item >= 0)
+    _, first = np.unique(costing.call[counted], return_index=True)
+    calls = counted[first]
+    item = costing.item[calls]
+    costs = [entry.cost for entry in costing.items]
+    amount = np.array([cost.flops if cost.engine == "matrix" else 0 for cost in costs], dtype=float)
+    flops = amount[item] if len(costs) else np.empty(0)
+    at_peak = np.divide(flops, peak[item], out=np.zeros(len(item)), where=peak[item] > 0)
+    known = not len(costs) or bool((peak[amount > 0] > 0).all())
+    again = recomputed(trace)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
+    step = np.clip(np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1)
+    number = len(steps.labels)
+
+    def total(values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.bincount(step, weights=values, minlength=number)
+
+    dur = np.diff(steps.edges)
+    seconds = np.maximum(dur, 1) / 1e9
+    return {
+        "rank": np.full(number, trace.meta.rank),
+        "step": steps.labels,
+        "dur_ns": dur,
+        "flops": total(flops),
+        "recompute_flops": total(flops * again),
+        "flops_per_s": total(flops) / seconds,
+        "mfu_fraction": total(at_peak * ~again) / seconds if known else np.full(number, -1.0),
+        "hfu_fraction": total(at_peak) / seconds if known else np.full(number, -1.0),
+    }
+
+
+def recomputed(trace: Trace) -> NDArray[np.bool_]:
+    """Events in which the forward pass runs again for the backward pass (activation checkpointing).
+
+    The nearest of checkpointing's own frame or node, and of an autograd node, says which of the two it is.
+    """
+    events = trace.arrays
+    mark = np.array([name in _AGAIN or name.endswith(_AGAIN_FRAME) for name in events.names], dtype=bool)
+    node = np.array([name.startswith(_AUTOGRAD) for name in events.names], dtype=bool)
+    if not mark.any():
+        return np.zeros(len(events.start), dtype=bool)
+    around = nearest(events.parent, events.depth, (mark | node)[events.name])
+    found: NDArray[np.bool_] = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
+    return found

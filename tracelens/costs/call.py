@@ -1,0 +1,152 @@
+"""`OpCall`: one call of an op as its trace recorded it, with readers that fail in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from tracelens.errors import TracelensError
+
+BITS = {
+    "fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8e4m3": 8, "fp8e5m2": 8,
+    "fp8e8m0": 8, "fp6": 6, "fp4": 4, "fp4x2": 8, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8,
+    "u16": 16, "u32": 32, "u64": 64, "bool": 8, "c64": 64, "c128": 128, "c32": 32,
+}  # fmt: skip
+"""Bits of one element in memory, by short dtype name. fp4x2 is a byte that holds two fp4."""
+
+NO_SHAPES = "no shapes recorded (record_shapes=True)"
+LONG_LIST = "a list of more than 30 tensors, of which the profiler records no shapes"
+
+
+class Uncounted(TracelensError):
+    """This call cannot be counted; the message says what the trace lacks, without a name or a full stop."""
+
+
+class Tensor(NamedTuple):
+    """A tensor argument.
+
+    Attributes:
+        shape: its dimensions.
+        dtype: short name, as in BITS.
+        stored: elements that lie in memory: an expanded dimension (stride 0) counts once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    stored: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory; raises Uncounted for an unknown element type."""
+        return size(self.stored, self.dtype)
+
+
+def size(elements: int, dtype: str) -> int:
+    """Bytes of so many elements, rounded up; raises Uncounted for an unknown element type."""
+    if dtype not in BITS:
+        raise Uncounted(f"element type {dtype!r} is not known" if dtype else "no element type recorded")
+    return -(-elements * BITS[dtype] // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of an op.
+
+    Attributes:
+        name: of the op.
+        shapes: one entry an argument: dimensions of a tensor, a list of dimensions for a list of tensors,
+            [] for anything else.
+        dtypes: short element type of each tensor argument, "" for anything else and for lists of tensors.
+        values: each scalar argument as text, "" for anything else.
+        strides: like shapes; may be empty.
+        kernel: name of the GPU kernel that the call spends its time in, "" where not known.
+        blocks: thread blocks of that kernel, -1 where not known.
+        forward: for backward ops, the forward op where the trace has it.
+    """
+
+    name: str
+    shapes: Sequence[Any] = ()
+    dtypes: Sequence[str] = ()
+    values: Sequence[str] = ()
+    strides: Sequence[Any] = ()
+    kernel: str = ""
+    blocks: int = -1
+    forward: OpCall | None = None
+
+    def has(self, place: int) -> bool:
+        """Whether argument `place` is a tensor."""
+        return place < len(self.dtypes) and bool(self.dtypes[place])
+
+    def tensor(self, place: int) -> Tensor:
+        """Tensor argument `place`; raises Uncounted where it is none or was not recorded."""
+        if not self.shapes:
+            raise Uncounted(NO_SHAPES)
+        if not self.has(place):
+            raise Uncounted(f"argument {place} is not a recorded tensor")
+        return self._tensor(place)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensor arguments in order, without those in lists; raises Uncounted where none was recorded."""
+        found = [self._tensor(place) for place, dtype in enumerate(self.dtypes) if dtype]
+        if not found:
+            raise Uncounted(NO_SHAPES)
+        return found
+
+    def listed(self, place: int, dtype: str) -> list[Tensor]:
+        """The tensors in list argument `place`, taken to be of `dtype`, which the profiler does not record.
+
+        Raises:
+            Uncounted: the list is missing, or too long for the profiler.
+        """
+        if not self.shapes:
+            raise Uncounted(NO_SHAPES)
+        shapes = self.shapes[place] if place < len(self.shapes) else []
+        if not shapes or not isinstance(shapes[0], list):
+            raise Uncounted(LONG_LIST)
+        return [Tensor(shape, dtype, prod(shape)) for shape in map(_dimensions, shapes)]
+
+    def text(self, place: int) -> str:
+        """Scalar argument `place` as recorded, "" where it was not."""
+        return self.values[place] if place < len(self.values) else ""
+
+    def flag(self, place: int, default: bool = False) -> bool:
+        """Boolean argument `place`."""
+        text = self.text(place).lower()
+        return text == "true" if text in ("true", "false") else default
+
+    def integer(self, place: int, default: int | None = None) -> int:
+        """Integer argument `place`; raises Uncounted where it was not recorded and has no default."""
+        text = self.text(place)
+        if text.lstrip("-").isdigit():
+            return int(text)
+        if default is None:
+            raise Uncounted(f"argument {place} has no recorded value")
+        return default
+
+    def integers(self, place: int) -> list[int]:
+        """Argument `place` as list of integers ("[1, 1]"), empty where it was not recorded."""
+        words = self.text(place).strip("[]()").replace(",", " ").split()
+        return [int(word) for word in words] if all(word.lstrip("-").isdigit() for word in words) else []
+
+    def _tensor(self, place: int) -> Tensor:
+        dims = _dimensions(self.shapes[place] if place < len(self.shapes) else [])
+        strides = self.strides[place] if place < len(self.strides) else []
+        stored = (
+            prod(dim for dim, stride in zip(dims, strides, strict=True) if stride)
+            if isinstance(strides, list | tuple) and len(strides) == len(dims)
+            else prod(dims)
+        )
+        return Tensor(dims, self.dtypes[place], stored)
+
+
+def _dimensions(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, list | tuple) or not all(isinstance(dim, int) and dim >= 0 for dim in shape):
+        raise Uncounted(f"a recorded shape is no list of sizes: {str(shape)[:40]}")
+    return tuple(shape)

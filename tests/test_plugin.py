@@ -81,6 +81,38 @@ def test_one_file_is_an_analyzer_everywhere(tmp_path: Path, trace: Path) -> None
     assert "Head count" in page.read_text(encoding="utf-8")
 
 
+COST = '''
+"""An op of one's own."""
+
+from tracelens.costs import OpCall, OpCost, cost
+
+
+@cost("mylib::scale*")
+def scale(call: OpCall) -> OpCost:
+    """x * factor."""
+    x = call.tensor(0)
+    return OpCost(flops=x.numel, read_bytes=x.bytes, write_bytes=x.bytes, dtype=x.dtype)
+'''
+
+
+def test_one_file_counts_an_op_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "scale.py").write_text(COST)
+    drawn = events("""
+        op mylib::scale_rows shapes=[[4,8]] types=["float"] | --
+        launch                                              | a
+        s7 k                                                |  aa
+    """)
+    path = write(tmp_path / "trace.json", drawn, rank=0)
+    found = tracelens(tmp_path / "scale.py", "analyze", "roofline", path, "--json")
+    assert found.returncode == 0, found.stderr
+    (row,) = json.loads(found.stdout)["tables"]["roofline"]
+    assert (row["name"], row["flops"], row["read_bytes"], row["write_bytes"]) == (
+        "mylib::scale_rows", 32, 128, 128,
+    )  # fmt: skip
+    listed = tracelens(tmp_path / "scale.py", "list", "costs")
+    assert "mylib::scale*" in listed.stdout
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Dtype = Literal["int64", "float64", "bool", "str", "category"]
-Unit = Literal["", "ns", "bytes", "fraction", "count", "flops", "flops/s", "bytes/s", "flops/byte"]
+Unit = Literal["", "ns", "bytes", "fraction", "ratio", "count", "flops", "flops/s", "bytes/s", "flops/byte"]
+"""A fraction lies in 0 to 1; a ratio may exceed 1. Both are shown as percentages."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, dtype, unit and meaning. Absent integers are -1, absent strings are ''."""
+    """One column: its name, dtype, unit and meaning. Absent numbers are -1, absent strings are ''."""
 
     name: str
     dtype: Dtype

@@ -12,7 +12,7 @@ import pytest
 from tracelens.cli import run as run_cli
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
-ANALYZERS = ["input", "timeline", "breakdown", "scopes", "ops", "kernels", "idle", "launches"]
+ANALYZERS = ["input", "timeline", "breakdown", "scopes", "ops", "roofline", "kernels", "idle", "launches"]
 
 
 class Outcome:

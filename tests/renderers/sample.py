@@ -224,6 +224,61 @@ def launches(points: int = 400) -> Result:
     return result("launches", "Launches", tables)
 
 
+def roofline(rows: int = 40) -> Result:
+    """Ops from memory- to compute-bound with nasty names, a copy over a link, and roofs of two devices."""
+    at = np.arange(rows)
+    linked = at == 1
+    flops = np.where(linked, 0, 10 ** (6 + 6 * at // rows) * (1 + at % 7))
+    moved = 10_000_000 + 1000 * at
+    dur = 10_000 + 3_000 * (at % 11)
+    least = np.where(at % 9 == 8, -1, dur // 3)
+    known = least >= 0
+    amounts = {
+        "count": (Column("count", "int64", "count"), 1 + at % 5),
+        "dur_ns": (Column("dur_ns", "int64", NS), dur),
+        "efficiency": (Column("efficiency", "float64", "ratio"), np.where(known, least / dur, -1.0)),
+        "recoverable_ns": (Column("recoverable_ns", "int64", NS), np.where(known, dur - least, -1)),
+        "flops": (Column("flops", "int64", "flops"), flops),
+        "flops_per_s": (Column("flops_per_s", "float64", "flops/s"), flops / dur * 1e9),
+        "bytes_per_s": (Column("bytes_per_s", "float64", "bytes/s"), moved / dur * 1e9),
+        "intensity": (Column("intensity", "float64", "flops/byte"), flops / moved),
+    }
+    texts = {
+        "name": [NASTY[place % len(NASTY)] for place in range(rows)],
+        "shapes": [f"bf16[{place},{SCRIPT}]" for place in range(rows)],
+        "dtype": ["bf16" if place % 3 else "fp32" for place in range(rows)],
+        "bound": ["host link" if linked[place] else "memory" for place in range(rows)],
+        "note": [IMAGE if place % 4 == 0 else "" for place in range(rows)],
+    }
+    columns = (
+        RANK,
+        *(Column(name, "category") for name in texts),
+        *(column for column, _ in amounts.values()),
+    )
+    data = {"rank": 0 * at, **texts, **{name: values for name, (_, values) in amounts.items()}}
+    roofs = (
+        Column("device", "category"),
+        Column("chosen", "bool"),
+        Column("kind", "category"),
+        Column("dtype", "category"),
+        Column("flops_per_s", "float64", "flops/s"),
+        Column("bytes_per_s", "float64", "bytes/s"),
+    )
+    peaks = {
+        "device": [f"Own {SCRIPT}"] * 3 + ["Other"],
+        "chosen": [True, True, True, False],
+        "kind": ["matrix", "vector", "maf", "matrix"],
+        "dtype": ["bf16", "fp32", "bf16", "bf16"],
+        "flops_per_s": [1e15, 1e14, 7e14, 2e15],
+        "bytes_per_s": [4e12, 4e12, 4e12, 8e12],
+    }
+    tables = {
+        "roofline": table("Roofline", columns, data),
+        "roofs": table("Roofs", roofs, peaks, detail=True),
+    }
+    return result("roofline", "Roofline", tables)
+
+
 def unknown() -> Result:
     """An analyzer that no renderer has heard of, with every dtype, extreme values and an empty table."""
     columns = (

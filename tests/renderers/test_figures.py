@@ -23,6 +23,7 @@ RESULTS = {
     "kernels": (lambda: sample.ranking("kernels", "sum_ns"), 1),
     "idle": (sample.idle, 1),
     "launches": (sample.launches, 2),
+    "roofline": (sample.roofline, 2),
 }
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
@@ -94,6 +95,7 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.ranking("kernels", "sum_ns", 5000),
         sample.idle(500),
         sample.launches(100_000),
+        sample.roofline(5000),
     ],
     ids=lambda result: result.analyzer,
 )
@@ -161,3 +163,43 @@ def test_values_are_summed_over_ranks() -> None:
     (single,), (double,) = figures(one), figures(appended(one, "ops", rank=lambda rank: rank + 1))
     assert "summed over 2 ranks" in double["layout"]["title"]["text"]
     assert [x * 2 for x in single["data"][0]["x"]] == pytest.approx(double["data"][0]["x"])
+
+
+def roofline_parts(rows: int = 40) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(lines, bubbles) of the first roofline figure."""
+    drawn = figures(sample.roofline(rows))[0]["data"]
+    return (
+        [trace for trace in drawn if trace["mode"] == "lines"],
+        [trace for trace in drawn if trace["mode"] == "markers"],
+    )
+
+
+def test_roofs_bend_at_their_ridge() -> None:
+    lines, _ = roofline_parts()
+    assert [line["name"] for line in lines] == ["matrix bf16", "vector fp32", "max-achievable bf16", "Other"]
+    for line, (peak, bandwidth) in zip(
+        lines, [(1e15, 4e12), (1e14, 4e12), (7e14, 4e12), (2e15, 8e12)], strict=True
+    ):
+        assert line["x"][1] == pytest.approx(peak / bandwidth)
+        assert line["y"][1:] == [peak, peak]
+        assert line["y"][0] == pytest.approx(line["x"][0] * bandwidth)
+
+
+def test_bubbles_are_ops_with_flops_under_the_memory_roof() -> None:
+    table = sample.roofline()["roofline"]
+    expected = table[(table["flops"] > 0) & (table["bound"] != "host link")]
+    _, bubbles = roofline_parts()
+    places = sorted((x, y) for trace in bubbles for x, y in zip(trace["x"], trace["y"], strict=True))
+    assert len(places) == len(expected)
+    assert [x for x, _ in places] == pytest.approx(sorted(expected["intensity"]), abs=1e-4)
+    areas = sum(size for trace in bubbles for size in trace["marker"]["size"])
+    assert areas == pytest.approx(expected["dur_ns"].sum() / 1e6)
+    assert len({trace["marker"]["sizeref"] for trace in bubbles}) == 1
+
+
+def test_savings_add_up_over_rows_of_one_op_and_shape() -> None:
+    result = appended(sample.roofline(5), "roofline", rank=lambda rank: rank + 1)
+    table = result["roofline"]
+    bars = figures(result)[-1]["data"]
+    (saved,) = (trace for trace in bars if trace["name"] == "recoverable")
+    assert sum(saved["x"]) == pytest.approx(table["recoverable_ns"].clip(lower=0).sum() / 1e6)

@@ -69,7 +69,8 @@ def bounds(items: list[Counted], device: Device | None) -> Bounds:
     maf = np.array([mafs.get(cost.dtype, 0.0) if cost.engine == "matrix" else 0.0 for cost in costs])
     link = np.array([links.get(cost.link, 0.0) for cost in costs])
     compute = _time(flops, peak)
-    memory = _time(np.array([cost.read_bytes + cost.write_bytes for cost in costs], dtype=float), device.hbm_bytes_per_s)
+    moved = np.array([cost.read_bytes + cost.write_bytes for cost in costs], dtype=float)
+    memory = _time(moved, device.hbm_bytes_per_s)
     over_link = _time(np.array([cost.link_bytes for cost in costs], dtype=float), link)
     is_link = np.array([cost.link != "" for cost in costs], dtype=bool)
     # The far end of a link is another memory, so what a linked call moves is scored against the link alone.
@@ -89,29 +90,30 @@ def bounds(items: list[Counted], device: Device | None) -> Bounds:
 
 
 def _time(amount: Float, rate: Float | float) -> Float:
-    """ns for an amount at a rate per second; -1 where there is something to do and no rate."""
+    """Ns for an amount at a rate per second; -1 where there is something to do and no rate."""
     rates = np.broadcast_to(np.asarray(rate, dtype=float), amount.shape)
     ns = np.divide(amount * 1e9, rates, out=np.full(amount.shape, -1.0), where=rates > 0)
     return np.where(amount > 0, ns, 0.0)
 
 
-def explain(item: Counted, bound: str, device: Device, projected: bool) -> str:
-    """Why a call could be faster than its roofline; "" where nothing accounts for it."""
+def explain(item: Counted, bound: str, device: Device, projected: bool, efficiency: float) -> str:
+    """Why a call was faster than its roofline; "" where it was not."""
+    if efficiency <= EXPLAIN_ABOVE:
+        return ""
     cost = item.cost
     if projected:
-        return f"device mismatch: times are not {device.title}'s"
-    if bound == "compute" and cost.dtype == "fp32" and cost.engine == "matrix":
-        return "beyond FP32: it ran in TF32 or in split BF16"
+        return f"device mismatch: not measured on {device.title}"
+    if bound == "compute":
+        if cost.engine == "matrix" and cost.dtype == "fp32":
+            return "beyond FP32: it ran in TF32 or in split BF16"
+        return f"beyond the {cost.dtype} peak: computed in a narrower type, sparse, or less done than counted"
     if bound == "memory":
-        cache = device.cache_bytes
-        moved = cost.read_bytes + cost.write_bytes
-        if moved <= cache:
-            return f"cached input: all of it fits in the {cache >> 20} MiB cache"
+        cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
         if moved <= _CACHED * cache:
-            return f"cached input: a good part of it fits in the {cache >> 20} MiB cache"
-    if cost.note:
-        return "more is counted than was done"
-    return ""
+            part = "all" if moved <= cache else "a good part"
+            return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
+        return "beyond the memory's bandwidth: cached input, or less moved than counted"
+    return f"beyond the {bound}: less went over it than counted, or another link was used"
 
 
 def roofs(chosen: Device | None) -> Table:

@@ -20,30 +20,32 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes
 from tracelens.analyzers._opcalls import OpCalls
+from tracelens.analyzers._reasons import (
+    BEYOND,
+    CUSTOM_OP,
+    CUT_OFF,
+    NO_MODEL,
+    PARTLY,
+    REPEATED,
+    cut_off,
+    lacking,
+    unknown,
+    with_surroundings,
+)
 from tracelens.analyzers._repeat import repeats
 from tracelens.analyzers._transfers import Found, collectives, copies, copy_cost
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.costs.call import NO_SHAPES
 from tracelens.trace.callstack import nearest
-from tracelens.trace.classify import KINDS
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
-NO_MODEL = "no cost model"
-"""The one reason that is a hole of tracelens and not of the trace."""
-CUSTOM_OP = "custom op without a registered cost model"
-REPEATED = "launched before the recording: arguments of the same work at its end"
-_BEFORE = "launched before the recording began, and not repeated in it"
-_NO_OP = "launched outside of any recorded op"
-_GRAPH = "launched by a graph, for which no ops are recorded"
-_PARTLY = "launched before the recording began, its call only in part on the GPU's record"
-# Ops of these namespaces are PyTorch's own: not to know them is our hole, not the trace's.
-_OWN = ("aten::", "c10d::", "torch::", "quantized::", "prim::")
-
 _LOCAL = ("dtod", "memset")
+# A call with more FLOPs or bytes than this would take minutes on any device: its sizes are wrong.
+_LARGEST = 1 << 56
 
 
 class Counted(NamedTuple):
@@ -138,7 +140,8 @@ class _Costing:
             found = self._count(row, int(self.work.op[row]), -1)
             if isinstance(found, Counted):
                 cost = copy_cost(kind, found.cost.write_bytes)
-                self._set(np.array([row]), Counted(self.work.names[self.work.name[row]], found.shapes, cost, cost.note))
+                copy = self.work.names[self.work.name[row]]
+                self._set(np.array([row]), Counted(copy, found.shapes, cost, cost.note))
 
     def _ops(self) -> None:
         left = self._left
@@ -150,15 +153,17 @@ class _Costing:
         """Count work at `rows` by the cost models of the ops `op`, aligned with it."""
         if not len(rows):
             return
-        needs = {name for name in self._names(op) if (model := find(name)) and model.forward}
-        forward = np.where(self._named(op, needs), self.work.forward[rows], -1)
-        group, (*_,) = codes(*self.ops.keys(op), *self.ops.keys(forward)[1:])
-        order = np.lexsort((self.work.end[rows] - self.work.start[rows], group))
-        last = np.flatnonzero(np.diff(group[order], append=-1))
-        borders = np.concatenate(([0], last + 1))
-        for place, longest in enumerate(order[last].tolist()):
-            mine = order[borders[place] : borders[place + 1]]
-            counted = self._count(int(rows[longest]), int(op[longest]), int(forward[longest]))
+        calls, of_row = np.unique(op, return_inverse=True)
+        order = np.lexsort((self.work.end[rows] - self.work.start[rows], of_row))
+        longest = rows[order[np.flatnonzero(np.diff(of_row[order], append=-1))]]
+        needs = {name for name in self._names(calls) if (model := find(name)) and model.forward}
+        forward = np.where(self._named(calls, needs), self.work.forward[longest], -1)
+        # The kernel tells what arguments do not (TF32 or FP32, element type of a list of tensors).
+        kernel = (self.work.name[longest], self.blocks[longest])
+        group, _ = codes(*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
+        _, first = np.unique(group, return_index=True)
+        for mine, call in zip(_places(group[of_row]), first.tolist(), strict=True):
+            counted = self._count(int(longest[call]), int(calls[call]), int(forward[call]))
             self._set(rows[mine], counted)
             if isinstance(counted, Counted):
                 self.call[rows[mine]] = op[mine]
@@ -175,13 +180,15 @@ class _Costing:
         name = self.ops.name(op)
         model = find(name)
         if model is None:
-            return NO_MODEL if name.startswith(_OWN) else CUSTOM_OP
+            return unknown(name)
         kernel = self.work.names[self.work.name[row]]
         call = self.ops.call(op, kernel, int(self.blocks[row]), forward)
         try:
             cost = model.function(call)
         except Uncounted as why:
             return str(why) if self.ops.recorded(op) else NO_SHAPES
+        if max(cost.flops, cost.read_bytes, cost.write_bytes, cost.link_bytes) > _LARGEST:
+            return BEYOND
         return Counted(name, self.ops.describe(op), cost, cost.note)
 
     def _surroundings(self) -> None:
@@ -191,13 +198,7 @@ class _Costing:
         if not len(left):
             return
         parent, depth = self.events.parent, self.events.depth
-        done = self.call[(self.item >= 0) & (self.call < len(parent))]
-        taken = np.zeros(len(parent), dtype=bool)
-        at = done
-        while len(at := np.unique(at[at >= 0])):
-            at = at[~taken[at]]
-            taken[at] = True
-            at = parent[at]
+        taken = with_surroundings(self.events, self.call[(self.item >= 0) & (self.call < len(parent))])
         names = np.array([find(name) is not None for name in self.events.names], dtype=bool)
         usable = names[self.events.name] & (self.ops.row >= 0)
         around = nearest(parent, depth, usable)
@@ -243,7 +244,7 @@ class _Costing:
         known, whole = np.unique(self.call, return_counts=True)
         here, inverse, part = np.unique(call, return_inverse=True, return_counts=True)
         complete = (whole[np.searchsorted(known, here)] == part)[inverse]
-        self._set(rows[~complete], _PARTLY)
+        self._set(rows[~complete], PARTLY)
         rows, call = rows[complete], call[complete]
         items = list(self._items)
         item = self.item[again[rows]]
@@ -254,17 +255,20 @@ class _Costing:
         self.call[rows] = len(self.events.start) + rows[first][of_call]
 
     def _name_reasons(self) -> None:
-        """Why the rest could not be counted, where no cost model said so."""
-        work = self.work
-        left = np.flatnonzero((self.item < 0) & (self.reason < 0))
-        launch = work.launch[left]
-        graph = np.array(["GraphLaunch" in name for name in self.events.names], dtype=bool)
-        by_graph = (launch >= 0) & graph[self.events.name[np.maximum(launch, 0)]]
-        self._set(left[work.unlinked[left]], _BEFORE)
-        self._set(left[~work.unlinked[left] & by_graph], _GRAPH)
-        comm = ~work.unlinked[left] & ~by_graph & (work.kind[left] == KINDS.index("comm"))
-        self._set(left[comm], "communication without a record of its sizes")
-        self._set(left[~work.unlinked[left] & ~by_graph & ~comm], _NO_OP)
+        """Take back what the chosen step cut off, and say why the rest was not counted."""
+        cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
+        self.item[cut] = -1
+        self._set(cut, CUT_OFF)
+        opaque = [place for reason, place in self._reasons.items() if reason in (NO_MODEL, CUSTOM_OP)]
+        unexplained = (self.item < 0) & (self.reason < 0)
+        for rows, reason in lacking(self.trace, self.work, np.isin(self.reason, opaque), unexplained):
+            self._set(rows, reason)
+
+
+def _places(group: Int) -> list[Int]:
+    """Places of each of the numbers 0, 1, ... in `group`."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 def _counted(found: Found) -> Counted:

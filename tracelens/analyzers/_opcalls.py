@@ -55,7 +55,8 @@ class OpCalls:
 
     def name(self, op: int) -> str:
         """Name of the op at an event row."""
-        return self._names[self._name[op]]
+        name: str = self._names[self._name[op]]
+        return name
 
     def recorded(self, op: int) -> bool:
         """Whether any argument of this op was recorded."""
@@ -88,7 +89,8 @@ class OpCalls:
 
     def _texts(self, column: str, op: int) -> str:
         coded = self._text[column]
-        return coded.values[coded.codes[self.row[op]]]
+        text: str = coded.values[coded.codes[self.row[op]]]
+        return text
 
     def _list(self, column: str, op: int) -> list[Any]:
         text = self._texts(column, op)

@@ -114,25 +114,28 @@ def _collective(table: Table, record: int, rank: int) -> Found | str:
         return "size of the collective not recorded"
     group = number("group_size")
     place = _place(text("group_ranks"), rank)
-    others = [str(_to_others(text(side), place, size)) for side, size in zip(("in_split", "out_split"), sizes, strict=True)]
-    call = OpCall(
-        model.name, [[size] for size in sizes], ["u8", "u8"], [str(group), *("" if o == "-1" else o for o in others)]
-    )
+    splits = zip((text("in_split"), text("out_split")), sizes, strict=True)
+    values = [str(group), *(_to_others(split, place, size) for split, size in splits)]
+    call = OpCall(f"collective::{name}", [[size] for size in sizes], ["u8", "u8"], values)
     try:
         cost = model.function(call)
     except Uncounted as why:
         return str(why)
     dtype = short_dtype(text("dtype"))
     shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {group} ranks"
-    return f"{name} ({text('group_description') or 'group ' + text('group')})", shown, replace(cost, dtype=dtype)
+    return (
+        f"{name} ({text('group_description') or 'group ' + text('group')})",
+        shown,
+        replace(cost, dtype=dtype),
+    )
 
 
-def _to_others(split: str, place: int, size: int) -> int:
-    """Bytes of a message that are for (or from) other ranks, by its split sizes; -1 where not known."""
+def _to_others(split: str, place: int, size: int) -> str:
+    """Bytes of a message that are for (or from) other ranks, by its split sizes; "" where not known."""
     parts = _numbers(split)
     if not 0 <= place < len(parts) or sum(parts) <= 0:
-        return -1
-    return size - size * parts[place] // sum(parts)
+        return ""
+    return str(size - size * parts[place] // sum(parts))
 
 
 def _place(ranks: str, rank: int) -> int:

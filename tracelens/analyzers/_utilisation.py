@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._costing import Costing
-from tracelens.analyzers._group import codes
 from tracelens.schema import Column, Schema
 from tracelens.trace.callstack import nearest
 from tracelens.trace.steps import find_steps
@@ -24,10 +23,12 @@ UTILISATION = Schema(
         Column("step", "str"),
         Column("dur_ns", "int64", "ns", "wall time of the step"),
         Column("flops", "float64", "flops", "of matrix products, convolutions and attention"),
-        Column("recompute_flops", "float64", "flops", "of these, forward work done again in the backward pass"),
+        Column(
+            "recompute_flops", "float64", "flops", "of these, forward work done again in the backward pass"
+        ),
         Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
-        Column("mfu_fraction", "float64", "fraction", "model FLOPs utilisation: without recompute, of peak"),
-        Column("hfu_fraction", "float64", "fraction", "hardware FLOPs utilisation: with recompute, of peak"),
+        Column("mfu", "float64", "ratio", "model FLOPs utilisation: without recompute, of peak"),
+        Column("hfu", "float64", "ratio", "hardware FLOPs utilisation: with recompute, of peak"),
     ),
     doc="Each element type counts against its own peak; -1 where the device is not known. Vector work is not "
     "counted, as is usual for this figure.",
@@ -59,11 +60,13 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: NDArray[np.flo
     at_peak = np.divide(flops, peak[item], out=np.zeros(len(item)), where=peak[item] > 0)
     known = not len(costs) or bool((peak[amount > 0] > 0).all())
     again = recomputed(trace)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
-    step = np.clip(np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1)
+    step = np.clip(
+        np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1
+    )
     number = len(steps.labels)
 
     def total(values: NDArray[Any]) -> NDArray[np.float64]:
-        return np.bincount(step, weights=values, minlength=number)
+        return np.bincount(step, weights=values, minlength=number).astype(np.float64)
 
     dur = np.diff(steps.edges)
     seconds = np.maximum(dur, 1) / 1e9
@@ -74,8 +77,8 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: NDArray[np.flo
         "flops": total(flops),
         "recompute_flops": total(flops * again),
         "flops_per_s": total(flops) / seconds,
-        "mfu_fraction": total(at_peak * ~again) / seconds if known else np.full(number, -1.0),
-        "hfu_fraction": total(at_peak) / seconds if known else np.full(number, -1.0),
+        "mfu": total(at_peak * ~again) / seconds if known else np.full(number, -1.0),
+        "hfu": total(at_peak) / seconds if known else np.full(number, -1.0),
     }
 
 

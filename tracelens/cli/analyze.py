@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Paths, Scope, ScopeChoice, Step, print_report, progress, write_stdout
+from tracelens.cli.common import (
+    Device,
+    DeviceFile,
+    Paths,
+    Scope,
+    ScopeChoice,
+    Step,
+    options,
+    print_report,
+    progress,
+    write_stdout,
+)
 
 
 def analyze(
@@ -17,6 +28,8 @@ def analyze(
     ] = False,
     scope: Scope = ScopeChoice.all,
     step: Step = None,
+    device: Device = None,
+    device_file: DeviceFile = None,
 ) -> None:
     """Run one analyzer and print its tables.
 
@@ -25,14 +38,17 @@ def analyze(
     tracelens analyze timeline trace.json.gz --scope linked
 
     tracelens analyze ops traces/ --json
+
+    tracelens analyze roofline trace.json.gz --device mi355x
     """
     import tracelens
     from tracelens.analyzers import ANALYZERS
 
     ANALYZERS.get(name)
+    given = options(scope, device, device_file)
     with progress() as line:
         run = tracelens.load(*paths, progress=line)
-        report = tracelens.report(run, [name], step=step, progress=line, scope=scope.value)
+        report = tracelens.report(run, [name], step=step, progress=line, **given)
     if json:
         from tracelens.renderers.json import one
 

@@ -45,6 +45,31 @@ Step = Annotated[
     ),
 ]
 
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure against this device instead of the one in the trace; see `tracelens list devices`.",
+        show_default=False,
+    ),
+]
+
+DeviceFile = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure against the device that this TOML file describes.", metavar="FILE", show_default=False
+    ),
+]
+
+
+def options(scope: ScopeChoice, device: str | None, device_file: str | None) -> dict[str, Any]:
+    """What the analyzers are given; a wrong device is told here, before the work begins."""
+    if device or device_file:
+        from tracelens.analyzers.roofline import choose_device
+
+        choose_device(device, device_file)
+    return {"scope": scope.value, "device": device, "device_file": device_file}
+
+
 _PATIENCE_S = 1.0
 
 

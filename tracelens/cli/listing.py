@@ -1,11 +1,14 @@
-"""`tracelens list`: what is registered."""
+"""`tracelens list`: what is registered, and the devices whose figures are known."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tracelens.devices import Device
 
 
 class Kind(StrEnum):
@@ -14,24 +17,40 @@ class Kind(StrEnum):
     analyzers = "analyzers"
     parsers = "parsers"
     renderers = "renderers"
+    devices = "devices"
+    costs = "costs"
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
-    """List analyzers, parsers or renderers, with one line on each.
+    """List analyzers, parsers, renderers, devices or cost models, with one line on each.
 
     For example:
 
     tracelens list analyzers
+
+    tracelens list devices
     """
-    rows = _rows(kind)
-    width = max(len(name) for name, _ in rows)
-    for name, doc in rows:
-        typer.echo(f"{name:{width}}  {doc}")
+    if kind is Kind.devices:
+        _table(_devices())
+        typer.echo(_about_devices())
+    else:
+        _table(_costs() if kind is Kind.costs else _rows(kind))
 
 
-def _rows(kind: Kind) -> list[tuple[str, str]]:
+def _table(rows: list[tuple[str, ...]]) -> None:
+    """Print rows in columns; columns of numbers are set to the right."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(cell == "-" or cell.replace(".", "").isdigit() for cell in column[1:]) for column in columns]
+    for row in rows:
+        cells = zip(row, widths, right, strict=True)
+        line = "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells)
+        typer.echo(line.rstrip())
+
+
+def _rows(kind: Kind) -> list[tuple[str, ...]]:
     if kind is Kind.analyzers:
         from tracelens.analyzers import in_order
 
@@ -43,3 +62,60 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
     from tracelens.renderers import RENDERERS
 
     return [(name, item.doc) for name, item in RENDERERS.items()]
+
+
+def _costs() -> list[tuple[str, ...]]:
+    from tracelens.costs import COSTS
+
+    return [
+        (name, model.function.__module__.removeprefix("tracelens.costs."), model.doc)
+        for name, model in COSTS.items()
+    ]
+
+
+_DEVICE_COLUMNS = (
+    "name", "title", "units", "HBM GB", "TB/s", "bf16", "fp8", "fp32", "MAF bf16", "link GB/s", "sources",
+)  # fmt: skip
+
+
+def _devices() -> list[tuple[str, ...]]:
+    from tracelens.devices import devices
+
+    return [_DEVICE_COLUMNS, *map(_device, devices())]
+
+
+def _device(device: Device) -> tuple[str, ...]:
+    from tracelens.devices.read import SECONDARY
+
+    secondary = sum(text.endswith(SECONDARY) for text in device.sources.values())
+    return (
+        device.name,
+        device.title,
+        str(device.units),
+        _scaled(device.hbm_bytes, 1e9),
+        _scaled(device.hbm_bytes_per_s, 1e12),
+        _scaled(device.matrix.get("bf16"), 1e12),
+        _scaled(device.matrix.get("fp8"), 1e12),
+        _scaled(device.vector.get("fp32"), 1e12),
+        _scaled(device.maf.get("bf16"), 1e12),
+        _scaled(device.gpu_link_bytes_per_s, 1e9),
+        f"{secondary} of {len(device.sources)} secondary" if secondary else device.vendor,
+    )
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    """A number in a larger unit, at four digits; "-" where it is not known."""
+    return f"{value / unit:.4g}" if value else "-"
+
+
+def _about_devices() -> str:
+    from pathlib import Path
+
+    import tracelens.devices
+
+    return (
+        "Dense TFLOP/s: bf16 and fp8 of the matrix units, fp32 of the vector units; MAF: max-achievable, as "
+        "published by the vendor; link: out of one GPU, one direction; -: not published or no such unit.\n"
+        f"Every number and its source, and what to copy for --device-file: "
+        f"{Path(tracelens.devices.__file__).with_name('NAME.toml')}"
+    )

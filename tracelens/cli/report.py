@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Paths, Scope, ScopeChoice, Step, print_report, progress, say
+from tracelens.cli.common import (
+    Device,
+    DeviceFile,
+    Paths,
+    Scope,
+    ScopeChoice,
+    Step,
+    options,
+    print_report,
+    progress,
+    say,
+)
 
 
 def report(
@@ -28,6 +39,8 @@ def report(
     ] = None,
     scope: Scope = ScopeChoice.all,
     step: Step = None,
+    device: Device = None,
+    device_file: DeviceFile = None,
 ) -> None:
     """Report on a run with all analyzers.
 
@@ -38,12 +51,15 @@ def report(
     tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx
 
     tracelens report traces/ --only timeline --only idle --step 2
+
+    tracelens report trace.json.gz --device mi355x -o projected.html
     """
     import tracelens
 
+    given = options(scope, device, device_file)
     with progress() as line:
         run = tracelens.load(*paths, progress=line, meanwhile=lambda: _prepare(output or (), only or ()))
-        result = tracelens.report(run, only, step=step, progress=line, scope=scope.value)
+        result = tracelens.report(run, only, step=step, progress=line, **given)
         for path in output or ():
             line(f"writing {path}")
             tracelens.render(result, path)
@@ -60,6 +76,7 @@ def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
     make better use of this time than they would of it later.
     """
     from tracelens.analyzers import ANALYZERS
+    from tracelens.costs import COSTS
     from tracelens.renderers import by_path
     from tracelens.trace.classify import classes
 
@@ -70,3 +87,4 @@ def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
     for name in only:
         ANALYZERS.get(name)
     classes()
+    COSTS.load()

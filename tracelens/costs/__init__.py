@@ -93,6 +93,9 @@ def cost(*names: str, forward: bool = False) -> Callable[[CostFunction], CostFun
     def keep(function: CostFunction) -> CostFunction:
         for name in names:
             COSTS.add(name, CostModel(name, function, forward), f"{function.__module__}.{function.__name__}")
+        # A notebook may register a model after the first analysis.
+        _models.cache_clear()
+        find.cache_clear()
         return function
 
     return keep

@@ -82,7 +82,7 @@ class OpCall:
 
     def has(self, place: int) -> bool:
         """Whether argument `place` is a tensor."""
-        return place < len(self.dtypes) and bool(self.dtypes[place])
+        return 0 <= place < len(self.dtypes) and bool(self.dtypes[place])
 
     def tensor(self, place: int) -> Tensor:
         """Tensor argument `place`; raises Uncounted where it is none or was not recorded."""
@@ -114,7 +114,7 @@ class OpCall:
 
     def text(self, place: int) -> str:
         """Scalar argument `place` as recorded, "" where it was not."""
-        return self.values[place] if place < len(self.values) else ""
+        return self.values[place] if 0 <= place < len(self.values) else ""
 
     def flag(self, place: int, default: bool = False) -> bool:
         """Boolean argument `place`."""
@@ -123,9 +123,9 @@ class OpCall:
 
     def integer(self, place: int, default: int | None = None) -> int:
         """Integer argument `place`; raises Uncounted where it was not recorded and has no default."""
-        text = self.text(place)
-        if text.lstrip("-").isdigit():
-            return int(text)
+        number = _whole(self.text(place))
+        if number is not None:
+            return number
         if default is None:
             raise Uncounted(f"argument {place} has no recorded value")
         return default
@@ -133,20 +133,28 @@ class OpCall:
     def integers(self, place: int) -> list[int]:
         """Argument `place` as list of integers ("[1, 1]"), empty where it was not recorded."""
         words = self.text(place).strip("[]()").replace(",", " ").split()
-        return [int(word) for word in words] if all(word.lstrip("-").isdigit() for word in words) else []
+        numbers = [number for word in words if (number := _whole(word)) is not None]
+        return numbers if len(numbers) == len(words) else []
 
     def _tensor(self, place: int) -> Tensor:
         dims = _dimensions(self.shapes[place] if place < len(self.shapes) else [])
-        strides = self.strides[place] if place < len(self.strides) else []
-        stored = (
-            prod(dim for dim, stride in zip(dims, strides, strict=True) if stride)
-            if isinstance(strides, list | tuple) and len(strides) == len(dims)
-            else prod(dims)
-        )
+        strides = self.strides[place] if place < len(self.strides) else ()
+        stored = prod(dims)
+        if strides and isinstance(strides, list | tuple) and len(strides) == len(dims):
+            stored = prod(dim for dim, stride in zip(dims, strides, strict=True) if stride)
         return Tensor(dims, self.dtypes[place], stored)
 
 
+def _whole(text: str) -> int | None:
+    """The integer that `text` is, None where it is none or beyond 64 bits."""
+    digits = text.removeprefix("-")
+    return int(text) if len(digits) < 20 and digits.isascii() and digits.isdigit() else None
+
+
+_INT = {int}
+
+
 def _dimensions(shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, list | tuple) or not all(isinstance(dim, int) and dim >= 0 for dim in shape):
+    if not isinstance(shape, list | tuple) or (shape and (set(map(type, shape)) != _INT or min(shape) < 0)):
         raise Uncounted(f"a recorded shape is no list of sizes: {str(shape)[:40]}")
     return tuple(shape)

@@ -25,8 +25,11 @@ def product(
 
     Args:
         call: its kernel's name tells TF32 from FP32.
-        a, b: what is read.
-        m, n, k: sizes of one product.
+        a: left operand.
+        b: right operand.
+        m: rows of the result.
+        n: columns of the result.
+        k: length of the inner products.
         batch: number of products.
         extra: further bytes read (bias, addend, scales).
         out: element type of the result, that of `a` by default.
@@ -54,7 +57,7 @@ def mm(call: OpCall) -> OpCost:
 
 @cost("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
 def addmm(call: OpCall) -> OpCost:
-    """bias + (M, K) x (K, N)."""
+    """Bias + (M, K) x (K, N)."""
     bias, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
     _agree(k, k2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tracelens.renderers._format import Shown, look, one_line, shorten
+from tracelens.renderers._format import PERCENT, Shown, look, one_line, shorten
 from tracelens.renderers._rows import Cut, cut, more
 from tracelens.schema import Result
 
@@ -95,7 +95,7 @@ def _column(how: Shown, cells: list[Any]) -> list[str]:
     if not how.numeric:
         return [_name_cell(text) for text in texts]
     pairs = zip(cells, texts, strict=True)
-    if how.column.unit != "fraction":
+    if how.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]
     return [
         f'<td class=f data-v={value!r} style="--f:{min(max(value, 0), 1):.3f}">{text}</td>'

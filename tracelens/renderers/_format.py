@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from tracelens.schema import Column, Table, Unit
 
 ABSENT = "–"
+PERCENT = ("fraction", "ratio")
+"""Units that are shown as percentages."""
 
 # unit -> (shown from this peak on, divisor, name, decimals), largest first. Times switch at ten of the
 # larger unit, so that the small values of a column keep their digits.
@@ -41,6 +43,7 @@ _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_s", "flops/s"),
     ("bytes_per_s", "bytes/s"),
     ("fraction", "fraction"),
+    ("coverage", "fraction"),
     ("bytes", "bytes"),
     ("flops", "flops"),
     ("ns", "ns"),
@@ -90,7 +93,7 @@ class Shown:
             return ["yes" if value else "no" for value in values]
         if not self.numeric:
             return [one_line(value) for value in values]
-        if self.column.unit == "fraction":
+        if self.column.unit in PERCENT:
             cells = [f"{value:,.{self.decimals}%}" for value in values]
         elif self.decimals == 0 and self.divisor == 1:
             cells = [f"{value:,.0f}" if isinstance(value, float) else f"{value:,}" for value in values]
@@ -105,18 +108,18 @@ class Shown:
 def shown(column: Column, numbers: NDArray[Any] | None) -> Shown:
     """Choose unit and decimals for a column from its largest magnitude.
 
-    -1 in an integer column means absent and is shown as a dash, unless the column is signed: its name says
-    so (delta, offset, ...) or it holds a value below -1. A text column needs no `numbers`.
+    -1 means absent and is shown as a dash, unless the column is signed: its name says so (delta, offset, ...)
+    or it holds a value below -1. A text column needs no `numbers`.
     """
     if numbers is None or column.dtype not in ("int64", "float64"):
         return Shown(column, 1, "", 0, False)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
-    peak = max((abs(end) for end in ends if isfinite(end)), default=0.0)
-    absent = column.dtype == "int64" and ends[0] == -1 and not _SIGNED.search(column.name)
+    absent = ends[0] == -1 and not _SIGNED.search(column.name)
+    peak = max((abs(end) for end in ends[absent:] if isfinite(end)), default=0.0)
     if column.unit in _SCALES:
         _, divisor, unit, decimals = next(scale for scale in _SCALES[column.unit] if peak >= scale[0])
         return Shown(column, divisor, unit, decimals, absent)
-    if column.unit == "fraction":
+    if column.unit in PERCENT:
         return Shown(column, 1, "", 1 if peak >= 0.1 else 2, absent)
     if column.dtype == "int64":
         return Shown(column, 1, "", 0, absent)
@@ -195,7 +198,7 @@ def quantity(column: Column, value: float) -> str:
 
 def rounded(column: Column, low: float, high: float) -> str:
     """A number, or a range of numbers, to about three digits: '412 ms', '86.6 – 88.4 ms', '62.0%'."""
-    if column.unit == "fraction":
+    if column.unit in PERCENT:
         return " – ".join(dict.fromkeys(f"{value:,.1%}" for value in (low, high)))
     scales = _SCALES[column.unit]
     fitting = next((scale for scale in scales if high >= scale[1]), scales[-1])

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
 from tracelens.renderers import renderer
-from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
+from tracelens.renderers._format import PERCENT, Shown, look, meta_items, one_line, shorten
 from tracelens.renderers._rows import cut, details, more, readable, skipped
 from tracelens.schema import Report, Result
 
@@ -111,7 +111,8 @@ def _table(screen: Console, result: Result, name: str) -> None:
 def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, int]:
     """Width by index of every column that fits: numbers are never cut, names give way to a minimum.
 
-    Names, the first quantity and fractions go before the other numbers, which are left out from the right.
+    The names on the left, the first quantity and the first percentage go before the other columns, which are
+    left out from the right.
     """
     from rich.cells import cell_len
 
@@ -122,8 +123,7 @@ def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, i
         full.append(max([heading, *map(cell_len, cells)]))
         name = _NAME if how.column.name == "name" else _TEXT
         least.append(full[-1] if how.numeric else max(heading, min(full[-1], name)))
-    quantity = next((how for how in hows if how.unit), None)
-    first = [index for index, how in enumerate(hows) if _matters(how, quantity)]
+    first = _first(hows)
     chosen: dict[int, int] = {}
     left = width
     for index in dict.fromkeys((*first, *range(len(hows)))):
@@ -138,5 +138,9 @@ def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, i
     return dict(sorted(chosen.items()))
 
 
-def _matters(how: Shown, quantity: Shown | None) -> bool:
-    return not how.numeric or how is quantity or how.column.unit == "fraction"
+def _first(hows: list[Shown]) -> list[int]:
+    """Index of the columns that no table should lack."""
+    names = next((index for index, how in enumerate(hows) if how.unit), len(hows))
+    found = [index for index, how in enumerate(hows[:names]) if not how.numeric]
+    found += [index for index, how in enumerate(hows) if how.unit][:1]
+    return found + [index for index, how in enumerate(hows) if how.column.unit in PERCENT][:1]

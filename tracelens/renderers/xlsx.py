@@ -30,6 +30,7 @@ _NUMBER = {
     "bytes/s": "0.000E+00",
     "flops/byte": "#,##0.0",
     "fraction": "0.0%",
+    "ratio": "0.0%",
 }
 
 

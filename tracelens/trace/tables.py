@@ -40,7 +40,9 @@ EVENTS = Schema(
         Column("device", "int64", doc="GPU index of GPU work, else -1"),
         Column("stream", "int64", doc="stream of GPU work, else -1"),
         Column("bytes", "int64", "bytes", "moved by a copy or fill where recorded, else -1"),
-        Column("blocks", "int64", "count", "thread blocks of a kernel or its launch call, -1 if not recorded"),
+        Column(
+            "blocks", "int64", "count", "thread blocks of a kernel or its launch call, -1 if not recorded"
+        ),
         Column("parent_id", "int64", doc="enclosing event on the same thread, -1 at the top"),
         Column("depth", "int64", "count", "number of enclosing events"),
         Column("correlation_id", "int64", doc="joins a launch call and its GPU work, -1 if none"),

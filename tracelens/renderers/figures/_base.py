@@ -47,6 +47,8 @@ _KNOWN = KINDS | {
     "fused": "#7c6bd0",
     "unlinked": "#b4bac3",
     "other": GREY,
+    "at the roofline": BLUE,
+    "recoverable": ORANGE,
 }
 _PALETTE = ("#58b0c9", "#b0506a", "#c98a2b", "#7d8ba8", "#5a9ea0", "#d58a94", "#93b06b", "#6c8fd9", "#b58fc9")
 _TOP = 20

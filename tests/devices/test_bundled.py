@@ -1,0 +1,183 @@
+"""The bundled device files: closed forms of their numbers, a source for each, names that mean one device."""
+
+import subprocess
+import sys
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import tracelens.devices
+from tracelens.devices import DTYPES, Device, device, devices
+from tracelens.devices.names import words
+from tracelens.devices.read import SECONDARY, numbers
+
+FILES = sorted(Path(tracelens.devices.__file__).parent.glob("*.toml"))
+DEVICES = devices()
+each_device = pytest.mark.parametrize("item", DEVICES, ids=lambda item: item.name)
+
+
+def test_every_file_is_a_device_of_that_name() -> None:
+    assert sorted(item.name for item in DEVICES) == sorted(file.stem for file in FILES)
+
+
+def test_order_is_by_vendor_and_then_by_memory_speed() -> None:
+    assert [item.name for item in DEVICES] == [
+        "mi250x", "mi300x", "mi325x", "mi355x",
+        "v100", "v100-32gb", "a100-40gb", "a100", "h100", "h200", "b200",
+    ]  # fmt: skip
+
+
+@each_device
+def test_every_number_has_a_source(item: Device) -> None:
+    assert set(item.sources) == set(numbers(item))
+    assert all("https://" in text for text in item.sources.values())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_source_is_complete_and_used(file: Path) -> None:
+    values = tomllib.loads(file.read_text())
+    assert all({"title", "url", "date"} <= set(entry) for entry in values["sources"].values())
+    used = {
+        key
+        for entry in values["source"].values()
+        for key in (entry.values() if isinstance(entry, dict) else [entry])
+    }
+    assert used == set(values["sources"])
+
+
+def test_what_is_not_the_vendors_word_says_so() -> None:
+    secondary = {item.name for item in DEVICES if any(SECONDARY in text for text in item.sources.values())}
+    assert secondary == {"h100", "h200", "b200"}
+
+
+@pytest.mark.parametrize("name", ["mi300x", "mi325x"])
+def test_cdna3_peaks_are_units_times_clock_times_flops(name: str) -> None:
+    per_clock = 304 * 2.1e9  # 8 XCD x 38 CU at 2.1 GHz
+    matrix = {"fp64": 256, "fp32": 256, "tf32": 1024, "bf16": 2048, "fp16": 2048, "fp8": 4096, "i8": 4096}
+    item = device(name)
+    assert item.units == 304
+    assert item.matrix == pytest.approx({key: per_clock * flops for key, flops in matrix.items()}, rel=2e-4)
+    assert item.vector == pytest.approx({"fp64": per_clock * 128, "fp32": per_clock * 256}, rel=6e-4)
+
+
+def test_mi355x_peaks_are_units_times_clock_times_flops() -> None:
+    per_clock = 256 * 2.4e9  # 8 XCD x 32 CU at 2.4 GHz
+    matrix = {
+        "fp64": 128, "fp32": 256, "bf16": 4096, "fp16": 4096, "fp8": 8192, "i8": 8192,
+        "fp6": 16384, "fp4": 16384,
+    }  # fmt: skip
+    item = device("mi355x")
+    assert item.units == 256
+    assert item.matrix == pytest.approx({key: per_clock * flops for key, flops in matrix.items()}, rel=6e-4)
+    vector = {"fp64": per_clock * 128, "fp32": per_clock * 256, "fp16": per_clock * 256}
+    assert item.vector == pytest.approx(vector, rel=6e-4)
+
+
+def test_mi250x_is_one_of_the_two_dies() -> None:
+    per_clock = 110 * 1.7e9
+    item = device("mi250x")
+    assert item.matrix["bf16"] == pytest.approx(per_clock * 1024, rel=2e-4)
+    assert item.matrix["fp64"] == pytest.approx(per_clock * 256, rel=2e-4)
+    assert item.vector["fp64"] == pytest.approx(per_clock * 128, rel=2e-4)
+    assert item.hbm_bytes_per_s == 4096 / 8 * 3.2e9  # half of 8192 bit at 3.2 Gb/s
+    assert "one GCD" in item.title
+
+
+@pytest.mark.parametrize(("name", "sms", "clock"), [("v100", 80, 1.53e9), ("a100", 108, 1.41e9)])
+def test_nvidia_fp32_is_64_fused_multiply_adds_an_sm(name: str, sms: int, clock: float) -> None:
+    assert device(name).vector["fp32"] == pytest.approx(sms * clock * 128, rel=5e-3)
+
+
+def test_nvidia_matrix_peaks_are_dense() -> None:
+    # Data sheets lead with 2:4 sparsity, twice as much.
+    assert [device(name).matrix["bf16"] for name in ("a100", "h100", "h200", "b200")] == [
+        312e12, 989.4e12, 989.4e12, 2250e12,
+    ]  # fmt: skip
+
+
+def test_memory() -> None:
+    found = {item.name: (item.hbm_bytes, item.hbm_bytes_per_s) for item in DEVICES}
+    assert found == {
+        "mi250x": (64_000_000_000, 1.6384e12),
+        "mi300x": (192_000_000_000, 5.3e12),
+        "mi325x": (256_000_000_000, 6e12),
+        "mi355x": (288_000_000_000, 8e12),
+        "v100": (16_000_000_000, 0.9e12),
+        "v100-32gb": (32_000_000_000, 0.9e12),
+        "a100-40gb": (40_000_000_000, 1.555e12),
+        "a100": (80_000_000_000, 2.039e12),
+        "h100": (80_000_000_000, 3.35e12),
+        "h200": (141_000_000_000, 4.8e12),
+        "b200": (180_000_000_000, 7.7e12),
+    }
+    # 8192 bit at 5.2 Gb/s; 7680 bit at 2 x 3.996 Gb/s.
+    assert device("mi300x").hbm_bytes_per_s == pytest.approx(8192 / 8 * 5.2e9, rel=0.01)
+    assert device("b200").hbm_bytes_per_s == pytest.approx(7680 / 8 * 2 * 3.996e9, rel=0.01)
+
+
+def test_links_are_one_direction() -> None:
+    assert device("mi300x").gpu_link_bytes_per_s == 7 * 128e9 / 2
+    assert device("mi355x").gpu_link_bytes_per_s == pytest.approx(7 * 153.6e9 / 2)
+    assert device("h100").gpu_link_bytes_per_s == 900e9 / 2
+    assert device("b200").gpu_link_bytes_per_s == 1800e9 / 2
+    assert device("mi300x").host_link_bytes_per_s == 16 * 32e9 / 8  # PCIe 5 x16: 16 lanes of 32 GT/s
+
+
+def test_max_achievable_is_there_only_where_published() -> None:
+    published = {item.name: dict(item.maf) for item in DEVICES if item.maf}
+    assert published == {
+        "mi300x": {"fp16": 654e12, "bf16": 708e12, "fp8": 1273e12},
+        "mi325x": {"fp16": 794e12, "bf16": 843e12, "fp8": 1519e12},
+    }
+
+
+@each_device
+def test_numbers_are_of_a_sensible_size(item: Device) -> None:
+    assert isinstance(item.units, int)
+    assert isinstance(item.hbm_bytes, int)
+    assert isinstance(item.cache_bytes, int)
+    assert 1 << 20 < item.cache_bytes < 1 << 30
+    for key, value in numbers(item).items():
+        if key.startswith(("matrix", "vector", "maf")):
+            assert 1e12 < value < 20e15, key
+    for dtype, rate in item.maf.items():
+        assert 0.4 < rate / item.matrix[dtype] < 1
+
+
+@each_device
+def test_matrix_units_are_no_slower_for_smaller_types(item: Device) -> None:
+    order = [dtype for dtype in ("fp64", "fp32", "tf32", "bf16", "fp8", "fp6", "fp4") if dtype in item.matrix]
+    rates = [item.matrix[dtype] for dtype in order]
+    assert rates == sorted(rates)
+
+
+@each_device
+def test_element_types_are_known(item: Device) -> None:
+    assert {*item.matrix, *item.vector, *item.maf} <= set(DTYPES)
+
+
+def test_a_device_is_plain_data() -> None:
+    item = device("mi300x")
+    assert len({item, device("MI300X")}) == 1
+    assert asdict(item)["matrix"]["bf16"] == 1307.4e12
+    assert Device(**{name: getattr(item, name) for name in asdict(item)}) == item
+    with pytest.raises(AttributeError):
+        item.units = 1  # type: ignore[misc]
+
+
+def test_aliases_are_of_one_device_only() -> None:
+    spelt = [words(name) for item in DEVICES for name in {item.name, *map(str.lower, item.aliases)}]
+    assert len(spelt) == len(set(spelt))
+
+
+def test_the_list_of_devices_is_ones_own() -> None:
+    devices().clear()
+    assert len(devices()) == len(FILES)
+
+
+def test_importing_reads_no_file() -> None:
+    code = "import tracelens.devices, sys; print('tomllib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

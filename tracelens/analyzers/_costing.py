@@ -116,11 +116,13 @@ class _Costing:
         return np.flatnonzero(self.item < 0)
 
     def _set(self, rows: Int, counted: Counted | str) -> None:
+        self.item[rows], self.reason[rows] = self._code(counted)
+
+    def _code(self, counted: Counted | str) -> tuple[int, int]:
+        """(item, reason) of what was counted or not."""
         if isinstance(counted, str):
-            self.reason[rows] = self._reasons.setdefault(counted, len(self._reasons))
-        else:
-            self.item[rows] = self._items.setdefault(counted, len(self._items))
-            self.reason[rows] = -1
+            return -1, self._reasons.setdefault(counted, len(self._reasons))
+        return self._items.setdefault(counted, len(self._items)), -1
 
     def _links(self) -> None:
         """What goes over links: copies and communication."""
@@ -162,11 +164,15 @@ class _Costing:
         kernel = (self.work.name[longest], self.blocks[longest])
         group, _ = codes(*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
         _, first = np.unique(group, return_index=True)
-        for mine, call in zip(_places(group[of_row]), first.tolist(), strict=True):
-            counted = self._count(int(longest[call]), int(calls[call]), int(forward[call]))
-            self._set(rows[mine], counted)
-            if isinstance(counted, Counted):
-                self.call[rows[mine]] = op[mine]
+        found = [
+            self._code(self._count(*call))
+            for call in zip(*(key[first].tolist() for key in (longest, calls, forward)), strict=True)
+        ]
+        item, reason = (
+            np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*found, strict=True)
+        )
+        self.item[rows], self.reason[rows] = item, reason
+        self.call[rows[item >= 0]] = op[item >= 0]
 
     def _names(self, op: Int) -> Iterable[str]:
         return (self.events.names[code] for code in np.unique(self.events.name[op]).tolist())
@@ -257,18 +263,11 @@ class _Costing:
     def _name_reasons(self) -> None:
         """Take back what the chosen step cut off, and say why the rest was not counted."""
         cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
-        self.item[cut] = -1
         self._set(cut, CUT_OFF)
         opaque = [place for reason, place in self._reasons.items() if reason in (NO_MODEL, CUSTOM_OP)]
         unexplained = (self.item < 0) & (self.reason < 0)
         for rows, reason in lacking(self.trace, self.work, np.isin(self.reason, opaque), unexplained):
             self._set(rows, reason)
-
-
-def _places(group: Int) -> list[Int]:
-    """Places of each of the numbers 0, 1, ... in `group`."""
-    order = np.argsort(group, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 def _counted(found: Found) -> Counted:

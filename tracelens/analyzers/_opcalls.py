@@ -35,6 +35,7 @@ class OpCalls:
         self.row[event] = np.arange(len(event))
         self._name, self._names = trace.arrays.name, trace.arrays.names
         self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
+        self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
         # Strides matter only where a dimension was expanded, which few calls have.
         strides = self._text["strides"]
         expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
@@ -60,7 +61,8 @@ class OpCalls:
 
     def recorded(self, op: int) -> bool:
         """Whether any argument of this op was recorded."""
-        return bool(self._texts("shapes", op) or self._texts("values", op))
+        row = int(self.row[op])
+        return bool(self._recorded("shapes", row) or self._recorded("values", row))
 
     def call(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCall:
         """The op at an event row as `OpCall`.
@@ -71,13 +73,14 @@ class OpCalls:
             blocks: thread blocks of that kernel.
             forward: event row of its forward op, -1 if none.
         """
-        expanded = self._strides is not None and self._strides[self.row[op]] >= 0
+        row = int(self.row[op])
+        expanded = self._strides is not None and self._strides[row] >= 0
         return OpCall(
             self.name(op),
-            self._list("shapes", op),
-            argument_dtypes(self._texts("dtypes", op)),
-            [value if isinstance(value, str) else "" for value in self._list("values", op)],
-            self._list("strides", op) if expanded else (),
+            self._list("shapes", row),
+            argument_dtypes(self._recorded("dtypes", row)),
+            [value if isinstance(value, str) else "" for value in self._list("values", row)],
+            self._list("strides", row) if expanded else (),
             kernel,
             blocks,
             self.call(forward) if forward >= 0 else None,
@@ -85,15 +88,15 @@ class OpCalls:
 
     def describe(self, op: int) -> str:
         """The tensor arguments of the op at an event row as short text."""
-        return describe(self._texts("shapes", op), self._texts("dtypes", op))
+        row = int(self.row[op])
+        return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
-    def _texts(self, column: str, op: int) -> str:
-        coded = self._text[column]
-        text: str = coded.values[coded.codes[self.row[op]]]
+    def _recorded(self, column: str, row: int) -> str:
+        text: str = self._text[column].values[self._codes[column][row]]
         return text
 
-    def _list(self, column: str, op: int) -> list[Any]:
-        text = self._texts(column, op)
+    def _list(self, column: str, row: int) -> list[Any]:
+        text = self._recorded(column, row)
         if text not in self._decoded:
             try:
                 self._decoded[text] = _DECODER.decode(text) if text else []

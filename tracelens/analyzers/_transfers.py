@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,8 +86,7 @@ def _together(parts: list[Found | str]) -> Found | str:
     name, text, cost = counted[0]
     for _, more, other in counted[1:]:
         text = f"{text} {more}"
-        cost = replace(
-            cost,
+        cost = cost._replace(
             read_bytes=cost.read_bytes + other.read_bytes,
             write_bytes=cost.write_bytes + other.write_bytes,
             link_bytes=cost.link_bytes + other.link_bytes,
@@ -126,7 +124,7 @@ def _collective(table: Table, record: int, rank: int) -> Found | str:
     return (
         f"{name} ({text('group_description') or 'group ' + text('group')})",
         shown,
-        replace(cost, dtype=dtype),
+        cost._replace(dtype=dtype),
     )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted
 from tracelens.registry import Registry
@@ -36,8 +36,7 @@ Engine = Literal["matrix", "vector"]
 Link = Literal["", "host", "gpu"]
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
+class OpCost(NamedTuple):
     """What one call must do at least.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -55,8 +54,7 @@ def size(elements: int, dtype: str) -> int:
     return -(-elements * BITS[dtype] // 8)
 
 
-@dataclass(frozen=True, slots=True)
-class OpCall:
+class OpCall(NamedTuple):
     """One call of an op.
 
     Attributes:
@@ -152,9 +150,10 @@ def _whole(text: str) -> int | None:
 
 
 _INT = {int}
+_LISTS = (list, tuple)
 
 
 def _dimensions(shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, list | tuple) or (shape and (set(map(type, shape)) != _INT or min(shape) < 0)):
-        raise Uncounted(f"a recorded shape is no list of sizes: {str(shape)[:40]}")
-    return tuple(shape)
+    if type(shape) in _LISTS and (not shape or (set(map(type, shape)) == _INT and min(shape) >= 0)):
+        return tuple(shape)
+    raise Uncounted(f"a recorded shape is no list of sizes: {str(shape)[:40]}")

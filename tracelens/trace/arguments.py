@@ -39,6 +39,7 @@ _NO_TENSOR = frozenset({"", "None", "Scalar", "ScalarList", "TensorList", "Gener
 _SHOWN = 8
 
 
+@lru_cache(maxsize=1 << 14)
 def describe(shapes: str, dtypes: str) -> str:
     """Tensor arguments of one call as text; scalars are left out, '' where nothing was recorded.
 
@@ -54,10 +55,10 @@ def describe(shapes: str, dtypes: str) -> str:
         if dim and isinstance(dim[0], list):
             words.append(_many(dim))
         elif dtype or dim:
-            words.append(f"{dtype}[{','.join(map(str, dim))}]")
+            words.append(f"{dtype}{dim}")
     if len(words) > _SHOWN:
         words = [*words[:_SHOWN], f"+{len(words) - _SHOWN}"]
-    return " ".join(words)
+    return _plain(" ".join(words))
 
 
 def short_dtype(name: str) -> str:
@@ -68,8 +69,13 @@ def short_dtype(name: str) -> str:
 
 def _many(dims: list[Any]) -> str:
     """A list of tensors: the shape of the first, and how many there are."""
-    same = all(dim == dims[0] for dim in dims)
-    return f"[{','.join(map(str, dims[0]))}]{'' if same else '..'}x{len(dims)}"
+    same = dims.count(dims[0]) == len(dims)
+    return f"{dims[0]}{'' if same else '..'}x{len(dims)}"
+
+
+def _plain(text: str) -> str:
+    """Lists as Python writes them without blanks, and without the quotes of sizes that are text."""
+    return text.replace(", ", ",").replace("'", "")
 
 
 @lru_cache(maxsize=4096)

@@ -292,6 +292,9 @@ def test_another_device_is_a_projection() -> None:
     assert projected.meta["measured_on"] == "NVIDIA H200"
     (note,) = projected["roofline"]["note"]
     assert note.startswith("device mismatch: not measured on")
+    roles = set(records(projected["roofs"], "device", "role"))
+    assert {role for _, role in roles} == {"chosen", "measured", "other"}
+    assert {("AMD Instinct MI355X", "chosen"), ("NVIDIA H200 SXM", "measured")} < roles
 
 
 def test_wrong_devices_are_told(device_file: str) -> None:

@@ -258,7 +258,7 @@ def roofline(rows: int = 40) -> Result:
     data = {"rank": 0 * at, **texts, **{name: values for name, (_, values) in amounts.items()}}
     roofs = (
         Column("device", "category"),
-        Column("chosen", "bool"),
+        Column("role", "category"),
         Column("kind", "category"),
         Column("dtype", "category"),
         Column("flops_per_s", "float64", "flops/s"),
@@ -266,7 +266,7 @@ def roofline(rows: int = 40) -> Result:
     )
     peaks = {
         "device": [f"Own {SCRIPT}"] * 3 + ["Other"],
-        "chosen": [True, True, True, False],
+        "role": ["chosen", "chosen", "chosen", "measured"],
         "kind": ["matrix", "vector", "maf", "matrix"],
         "dtype": ["bf16", "fp32", "bf16", "bf16"],
         "flops_per_s": [1e15, 1e14, 7e14, 2e15],

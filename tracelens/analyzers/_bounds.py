@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ ROOFS = Schema(
     "Roofs of the devices",
     (
         Column("device", "category"),
-        Column("chosen", "bool", doc="the device of the report"),
+        Column("role", "category", doc="chosen: sets the bounds; measured: ran the work; other"),
         Column("kind", "category", doc="matrix, vector, maf (max-achievable) or memory"),
         Column("dtype", "category", doc="element type, '' for memory"),
         Column("flops_per_s", "float64", "flops/s", "0 for memory"),
@@ -116,17 +117,24 @@ def explain(item: Counted, bound: str, device: Device, projected: bool, efficien
     return f"beyond the {bound}: less went over it than counted, or another link was used"
 
 
-def roofs(chosen: Device | None) -> Table:
-    """All roofs of the chosen device and of the bundled ones."""
-    rows: list[tuple[str, bool, str, str, float, float]] = []
+def roofs(chosen: Device | None, measured: Iterable[Device]) -> Table:
+    """All roofs of the chosen device and of the bundled ones.
+
+    Args:
+        chosen: the device that sets the bounds.
+        measured: devices that the work ran on, which are others in a projection.
+    """
+    ran_on = {device.name for device in measured}
+    rows: list[tuple[str, str, str, str, float, float]] = []
     bundled = [device for device in devices() if chosen is None or device.name != chosen.name]
     for device in [*([chosen] if chosen else []), *bundled]:
+        role = "chosen" if device is chosen else "measured" if device.name in ran_on else "other"
         parts = (("matrix", device.matrix), ("vector", device.vector), ("maf", device.maf))
         for kind, peaks in parts:
             rows += [
-                (device.title, device is chosen, kind, dtype, peak, device.hbm_bytes_per_s)
+                (device.title, role, kind, dtype, peak, device.hbm_bytes_per_s)
                 for dtype, peak in peaks.items()
             ]
-        rows.append((device.title, device is chosen, "memory", "", 0.0, device.hbm_bytes_per_s))
+        rows.append((device.title, role, "memory", "", 0.0, device.hbm_bytes_per_s))
     columns = zip(*rows, strict=True)
     return ROOFS.table(dict(zip(ROOFS.names, map(list, columns), strict=True)))

@@ -30,8 +30,8 @@ UTILISATION = Schema(
         Column("mfu", "float64", "ratio", "model FLOPs utilisation: without recompute, of peak"),
         Column("hfu", "float64", "ratio", "hardware FLOPs utilisation: with recompute, of peak"),
     ),
-    doc="Each element type counts against its own peak; nothing where the device is not known. Vector work is not "
-    "counted, as is usual for this figure.",
+    doc="Each element type counts against its own peak; nothing where the device is not known. Vector work "
+    "is not counted, as is usual for this figure.",
 )
 
 _AGAIN = ("CheckpointFunctionBackward",)

@@ -70,7 +70,8 @@ def roofline(
         parts["coverage"].append(coverage(rank, work, found))
         parts["uncovered"].append(uncovered(trace, work, found))
     tables = {name: stack(_TABLES[name], rows) for name, rows in parts.items()}
-    tables["roofs"] = roofs(chosen or next(iter(used_devices.values()), None))
+    own = filter(None, map(_own_device, run.traces))
+    tables["roofs"] = roofs(chosen or next(iter(used_devices.values()), None), own)
     return result(tables, skips, scope=scope, **_meta(run, chosen, used_devices, parts["coverage"]))
 
 

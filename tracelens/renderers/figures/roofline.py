@@ -144,7 +144,7 @@ def _hover(shown: Table) -> list[str]:
 
 def _roofs(result: Result, shown: Table, ends: Sequence[float]) -> list[dict[str, Any]]:
     """The chosen device's roofs for the element types in use; of other devices the main type's roof."""
-    found = table(result, "roofs", "device", "chosen", "kind", "dtype", "flops_per_s", "bytes_per_s")
+    found = table(result, "roofs", "device", "role", "kind", "dtype", "flops_per_s", "bytes_per_s")
     if found is None:
         return []
     time: dict[str, int] = {}
@@ -152,27 +152,28 @@ def _roofs(result: Result, shown: Table, ends: Sequence[float]) -> list[dict[str
         time[dtype] = time.get(dtype, 0) + dur
     rows = list(
         zip(
-            *(found.texts(name) for name in ("device", "kind", "dtype")),
-            *(found.array(name).tolist() for name in ("chosen", "flops_per_s", "bytes_per_s")),
+            *(found.texts(name) for name in ("device", "kind", "dtype", "role")),
+            *(found.array(name).tolist() for name in ("flops_per_s", "bytes_per_s")),
             strict=True,
         )
     )
     used = {dtype for dtype in time if any(dtype == row[2] and row[1] == "matrix" for row in rows)}
     main = max(used, key=lambda dtype: time[dtype], default="bf16")
     color = colors(row[0] for row in rows)
-    own = max((row[4] for row in rows if row[1:4] == ("matrix", main, True)), default=0.0)
+    own = max((row[4] for row in rows if row[1:4] == ("matrix", main, "chosen")), default=0.0)
     lines = []
-    for device, kind, dtype, is_chosen, peak, bandwidth in rows:
-        if is_chosen and (dtype in used or (kind == "vector" and dtype == "fp32")):
+    for device, kind, dtype, role, peak, bandwidth in rows:
+        if role == "chosen" and (dtype in used or (kind == "vector" and dtype == "fp32")):
             name = f"{'max-achievable' if kind == 'maf' else kind} {dtype}"
             lines.append(
                 _line(name, device, peak, bandwidth, ends, color=_INK, dash=_DASH.get(kind, "solid"))
             )
-        elif not is_chosen and kind == "matrix" and dtype == main:
+        elif role != "chosen" and kind == "matrix" and dtype == main:
             other = _line(device, f"{main} matrix roof of others", peak, bandwidth, ends, color=color[device])
             other["line"] |= {"width": 0.9, "dash": "longdashdot"}
             # Devices of earlier generations are one click away.
-            lines.append(other if peak >= own / 2 else other | {"visible": "legendonly"})
+            near = role == "measured" or peak >= own / 2
+            lines.append(other if near else other | {"visible": "legendonly"})
     return lines
 
 

@@ -10,9 +10,11 @@ import pytest
 import tracelens
 from tracelens.errors import TracelensError
 from tracelens.parsers.children import Children, jobs
+from tracelens.parsers.columns import Part, merge
 from tracelens.parsers.pool import decode_all
 from tracelens.parsers.source import open_source
 from tracelens.parsers.split import Splitter
+from tracelens.parsers.worker import encode
 
 
 @pytest.fixture
@@ -40,6 +42,17 @@ def test_any_number_of_processes_reads_the_same(
     events = tracelens.load(large).traces[0].events
     assert events["ts_ns"].tolist() == [1000 * number for number in range(40_000)]
     assert events["name"].tolist() == [f"op{number % 50}" for number in range(40_000)]
+
+
+@pytest.mark.parametrize("shares", [[0, 1], [1, 0, 0], [0, 0, 1, 1, 1, 0]])
+def test_whoever_decodes_a_chunk_values_are_numbered_as_they_appear(large: str, shares: list[int]) -> None:
+    """Codes decide the order of equals in tables, so they must not depend on which process was free."""
+    parts = [Part(), Part()]
+    for chunk in Splitter(open_source(large)[0]).chunks():
+        assert encode(parts[shares[chunk.index % len(shares)]], chunk) is None
+    merged = merge(parts)
+    assert merged.names == [f"op{number}" for number in range(50)]
+    assert merged.columns.name.tolist() == [number % 50 for number in range(40_000)]
 
 
 def test_a_process_that_dies_is_an_error_not_a_hole(large: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ class Part:
         default_factory=lambda: {key: Codes() for key in ("phase", "category", "name", "pid", "tid", "blob")}
     )
     collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
-    metadata: list[tuple[str, int | str, int | str, str]] = field(default_factory=list)
+    metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
     drops: list[Drop] = field(default_factory=list)
     mended: int = 0
@@ -216,7 +216,7 @@ class Part:
             event = events[row]
             if event.args is not None:
                 label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
-                self.metadata.append(
+                self.metadata.setdefault(index, []).append(
                     (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
                 )
         wanted = [code for name, code in codes.items() if name in _ASYNC_PHASES]
@@ -241,6 +241,7 @@ def merge(parts: list[Part]) -> Encoded:
     ops: list[OpRows] = []
     collectives: list[CollectiveRow] = []
     async_ids: dict[int, str] = {}
+    metadata: list[tuple[str, int | str, int | str, str]] = []
     start = 0
     for index in sorted(owner):
         part, codes = parts[owner[index]], maps[owner[index]]
@@ -251,23 +252,39 @@ def merge(parts: list[Part]) -> Encoded:
         ops.append(op_rows._replace(event=op_rows.event + start, blob=codes["blob"][op_rows.blob]))
         for row in part.collectives.get(index, ()):
             collectives.append(row._replace(event=row.event + start))
+        metadata += part.metadata.get(index, [])
         async_ids |= {row + start: value for row, value in part.async_ids.get(index, {}).items()}
         start += len(block.phase)
+    table, op_table = _concatenate(Columns, columns), _concatenate(OpRows, ops)
+    # Which process met a value first is a matter of luck, and must not decide the order of any table.
+    category, categories = _by_appearance(table.category, list(merged["category"]))
+    name, names = _by_appearance(table.name, list(merged["name"]))
+    blob, blobs = _by_appearance(op_table.blob, list(merged["blob"]))
     return Encoded(
-        _concatenate(Columns, columns),
-        _concatenate(OpRows, ops),
+        table._replace(category=category, name=name),
+        op_table._replace(blob=blob),
         [str(value) for value in merged["phase"]],
-        [str(value or "") for value in merged["category"]],
-        [str(value or "") for value in merged["name"]],
+        [str(value or "") for value in categories],
+        [str(value or "") for value in names],
         [identity(value) for value in merged["pid"]],
         [identity(value) for value in merged["tid"]],
-        [value for value in merged["blob"] if isinstance(value, bytes)],
+        [value for value in blobs if isinstance(value, bytes)],
         collectives,
-        [entry for part in parts for entry in part.metadata],
+        metadata,
         async_ids,
         sorted(drop for part in parts for drop in part.drops),
         sum(part.mended for part in parts),
     )
+
+
+def _by_appearance(codes: NDArray[Any], values: list[Hashable]) -> tuple[NDArray[Any], list[Hashable]]:
+    """The same column with its values numbered in the order in which they appear."""
+    first = np.full(len(values), len(codes))
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of several rows the last assignment stays
+    order = np.argsort(first, kind="stable")
+    place = np.empty(len(values), dtype=codes.dtype)
+    place[order] = np.arange(len(values))
+    return place[codes], [values[row] for row in order.tolist()]
 
 
 def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -13,8 +14,9 @@ import pytest
 
 from tests.builders import draw, draw_run
 from tracelens import analyze, report
-from tracelens.analyzers import in_order
+from tracelens.analyzers import ANALYZERS, in_order
 from tracelens.renderers import RENDERERS
+from tracelens.renderers._format import values as cells_of
 from tracelens.schema import Coded, Result, Table
 from tracelens.trace.run import Run, make_run
 from tracelens.trace.work import SCOPES
@@ -88,9 +90,9 @@ CASES = {
 NOTHING_TO_TELL = {("input", "losses")}
 """Tables whose absence is good news."""
 
-ANALYZERS = [item.name for item in in_order()]
+NAMES = [item.name for item in in_order()]
 cases = pytest.mark.parametrize("case", CASES)
-analyzers = pytest.mark.parametrize("name", ANALYZERS)
+analyzers = pytest.mark.parametrize("name", NAMES)
 
 
 @cache
@@ -196,6 +198,29 @@ def test_the_same_again(name: str, case: str) -> None:
 
 
 @analyzers
+@cases
+@pytest.mark.parametrize("scope", SCOPES)
+def test_ranks_analyzed_apart_give_the_same(name: str, case: str, scope: str) -> None:
+    """What a part holds can travel, and from the parts of all ranks comes what the run itself gives."""
+    whole = result_of(name, case, scope)
+    item = ANALYZERS.get(name)
+    parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
+    apart = item.combine(parts, scope=scope)
+    assert same(plain(apart), plain(whole))
+    assert list(apart.data) == list(whole.data)
+    assert replace(apart, data={}) == replace(whole, data={})
+
+
+def plain(result: Result) -> dict[tuple[str, str], np.ndarray]:
+    """Every column of a result by itself, texts as texts."""
+    return {
+        (name, column.name): np.array(cells_of(table, column))
+        for name, table in result.data.items()
+        for column in table.schema.columns
+    }
+
+
+@analyzers
 def test_the_order_of_ranks_given_does_not_matter(name: str) -> None:
     run = _both_ranks()
     turned = make_run(reversed(run.traces))
@@ -258,7 +283,7 @@ def test_json_has_no_nan_and_every_table() -> None:
         raise AssertionError(f"{constant} in JSON")
 
     found = json.loads(content, parse_constant=refuse)["results"]
-    assert list(found) == ANALYZERS
+    assert list(found) == NAMES
     for result in whole.results:
         assert set(found[result.analyzer]["tables"]) == set(result.data)
     total = next(row["dur_ns"] for row in found["timeline"]["tables"]["timeline"] if row["metric"] == "total")

@@ -12,22 +12,29 @@ from numpy.typing import NDArray
 
 from tracelens.registry import Registry
 from tracelens.schema import Coded, Result, Schema, Skip, Table
+from tracelens.trace.run import Run
 
 if TYPE_CHECKING:
-    from tracelens.trace.run import Run
+    from tracelens.trace.trace import Trace
 
 
 @dataclass(frozen=True)
 class Analyzer:
     """A registered analyzer.
 
+    Most look at one rank after the other: they are functions of a run whose tables are the tables of its
+    ranks, one below the other. Those that compare ranks have a `part`, which makes of one trace the little
+    that the comparison needs, and a function of all parts. Either way the work on one rank can be done
+    where its trace is, and only tables travel.
+
     Attributes:
         name: as in `tracelens analyze NAME`.
         title: heading of its section in a report.
         doc: the question it answers, one line.
         order: position in a report; ties go by name.
-        function: (run, **options) -> Result.
-        options: names of the options the function takes.
+        function: (run, **options) -> Result, or (parts, **options) -> Result where there is a `part`.
+        part: (trace, **options) -> what the function needs of this rank; None for most.
+        options: names of the options that it takes.
     """
 
     name: str
@@ -35,12 +42,33 @@ class Analyzer:
     doc: str
     order: int
     function: Callable[..., Result]
+    part: Callable[..., Any] | None
     options: tuple[str, ...]
 
     def __call__(self, run: Run, **options: Any) -> Result:
         """Analyze `run`; options that this analyzer does not have are ignored."""
-        given = {key: value for key, value in options.items() if key in self.options and value is not None}
-        result = self.function(run, **given)
+        given = self._given(options)
+        if self.part is None:
+            return self._named(self.function(run, **given), given)
+        return self.combine([self.part_of(trace, **options) for trace in run.traces], **options)
+
+    def part_of(self, trace: Trace, **options: Any) -> Any:
+        """What `combine` needs of one rank; it can be pickled, and holds no trace."""
+        if self.part is None:
+            return self.function(Run((trace,)), **self._given(options))
+        return self.part(trace, **_chosen(options, self.part))
+
+    def combine(self, parts: Sequence[Any], **options: Any) -> Result:
+        """The result for a run, from the parts of its ranks in order of rank."""
+        given = self._given(options)
+        if self.part is None:
+            return self._named(join(parts), given)
+        return self._named(self.function(parts, **_chosen(options, self.function)), given)
+
+    def _given(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in options.items() if key in self.options and value is not None}
+
+    def _named(self, result: Result, given: Mapping[str, Any]) -> Result:
         doc = inspect.getdoc(self.function) or ""
         return replace(
             result,
@@ -54,20 +82,38 @@ class Analyzer:
 ANALYZERS: Registry[Analyzer] = Registry("analyzer", "tracelens.analyzers")
 
 
-def analyzer(name: str, *, title: str = "", order: int = 1000) -> Callable[[Callable[..., Result]], Analyzer]:
+def analyzer(
+    name: str, *, title: str = "", order: int = 1000, part: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Result]], Analyzer]:
     """Register a function (run, *, options) -> Result as an analyzer.
 
     The first paragraph of its docstring is the text of its section in a report.
+
+    Args:
+        name: as in `tracelens analyze NAME`.
+        title: heading of its section.
+        order: position in a report.
+        part: for an analyzer that compares ranks: (trace, *, options) -> part; the function then takes the
+            list of parts instead of a run.
     """
 
     def keep(function: Callable[..., Result]) -> Analyzer:
         doc = (inspect.getdoc(function) or name).splitlines()[0]
-        options = tuple(inspect.signature(function).parameters)[1:]
-        item = Analyzer(name, title or name.capitalize(), doc, order, function, options)
+        options = dict.fromkeys(_options(function) + (_options(part) if part else ()))
+        item = Analyzer(name, title or name.capitalize(), doc, order, function, part, tuple(options))
         ANALYZERS.add(name, item, function.__module__)
         return item
 
     return keep
+
+
+def _options(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)[1:]
+
+
+def _chosen(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    names = _options(function)
+    return {key: value for key, value in options.items() if key in names and value is not None}
 
 
 def in_order() -> list[Analyzer]:
@@ -78,6 +124,22 @@ def in_order() -> list[Analyzer]:
 def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any) -> Result:
     """A Result without name and text, which the registration adds."""
     return Result("", "", tables, skips=tuple(skips), meta=meta)
+
+
+def join(results: Sequence[Result]) -> Result:
+    """One result from those of single ranks: tables one below the other, what has no rank once."""
+    found: dict[str, list[Table]] = {}
+    for one in results:
+        for name, table in one.data.items():
+            found.setdefault(name, []).append(table)
+    tables = {
+        name: stack(same[0].schema, [table.columns for table in same])
+        if "rank" in same[0].schema.names
+        else same[0]
+        for name, same in found.items()
+    }
+    skips = dict.fromkeys(skip for one in results for skip in one.skips)
+    return Result("", "", tables, skips=tuple(skips), meta=results[0].meta)
 
 
 def stack(schema: Schema, parts: Sequence[Mapping[str, Any]]) -> Table:
@@ -92,9 +154,14 @@ def _join(columns: Sequence[Any]) -> Any:
         return columns[0]
     if all(isinstance(column, np.ndarray) for column in columns):
         return np.concatenate(columns)
-    if all(isinstance(column, Coded) for column in columns):
-        return recode([column.values for column in columns], [column.codes for column in columns])
+    if any(isinstance(column, Coded) for column in columns):
+        same = [column if isinstance(column, Coded) else _coded(column) for column in columns]
+        return recode([column.values for column in same], [column.codes for column in same])
     return [value for column in columns for value in column]
+
+
+def _coded(texts: Sequence[str]) -> Coded:
+    return Coded(np.arange(len(texts)), texts)
 
 
 def recode(values: Sequence[Sequence[str]], codes: Sequence[NDArray[Any]]) -> Coded:

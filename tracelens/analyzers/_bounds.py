@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
@@ -117,18 +117,17 @@ def explain(item: Counted, bound: str, device: Device, projected: bool, efficien
     return f"beyond the {bound}: less went over it than counted, or another link was used"
 
 
-def roofs(chosen: Device | None, measured: Iterable[Device]) -> Table:
+def roofs(chosen: Device | None, measured: Container[str]) -> Table:
     """All roofs of the chosen device and of the bundled ones.
 
     Args:
         chosen: the device that sets the bounds.
-        measured: devices that the work ran on, which are others in a projection.
+        measured: names of the devices that the work ran on, which are others in a projection.
     """
-    ran_on = {device.name for device in measured}
     rows: list[tuple[str, str, str, str, float, float]] = []
     bundled = [device for device in devices() if chosen is None or device.name != chosen.name]
     for device in [*([chosen] if chosen else []), *bundled]:
-        role = "chosen" if device is chosen else "measured" if device.name in ran_on else "other"
+        role = "chosen" if device is chosen else "measured" if device.name in measured else "other"
         parts = (("matrix", device.matrix), ("vector", device.vector), ("maf", device.maf))
         for kind, peaks in parts:
             rows += [

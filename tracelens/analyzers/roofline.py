@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._bounds import bounds, roofs
@@ -17,27 +15,67 @@ from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.devices import Device, match, read_device
 from tracelens.devices import device as device_named
 from tracelens.errors import TracelensError
-from tracelens.schema import Result, Skip
-from tracelens.trace.run import Run
+from tracelens.schema import Result, Skip, Table
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, gpu_work
 
 _TABLES = {"roofline": ROOFLINE, "utilisation": UTILISATION, "coverage": COVERAGE, "uncovered": UNCOVERED}
 
 
-@analyzer("roofline", title="Roofline", order=45)
-def roofline(
-    run: Run, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
-) -> Result:
+class RankRoofline(NamedTuple):
+    """The roofline of one rank.
+
+    Attributes:
+        rows: columns of each of _TABLES; empty where the rank has no GPU work.
+        skips: what is not known of it.
+        peaks: the device that sets its bounds.
+        own: the device that it ran on, where that is known.
+        names: of its devices, as the trace has them.
+        projected: whether peaks are another device's than the one that it ran on.
+    """
+
+    rows: dict[str, dict[str, Any]]
+    skips: list[Skip]
+    peaks: Device | None
+    own: Device | None
+    names: tuple[str, ...]
+    projected: bool
+
+
+def of_rank(
+    trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
+) -> RankRoofline:
+    """The roofline of one rank; options as for `roofline`."""
+    chosen, own = choose_device(device, device_file), _own_device(trace)
+    names = tuple(trace.meta.devices.values())
+    peaks = chosen or own
+    projected = chosen is not None and any(match(name) != chosen for name in names)
+    work = gpu_work(trace, scope)
+    rank = trace.meta.rank
+    if not len(work.event):
+        skip = Skip(f"rank {rank}", no_gpu_work(trace, scope))
+        return RankRoofline({}, [skip], peaks, own, names, projected)
+    found = costing(trace, work)
+    limits = bounds(found.items, peaks)
+    rows = {
+        "roofline": distances(rank, work, found, limits, peaks, projected),
+        "utilisation": utilisation(trace, work, found, limits.peak),
+        "coverage": coverage(rank, work, found),
+        "uncovered": uncovered(trace, work, found),
+    }
+    return RankRoofline(rows, [] if peaks else [_no_device(trace)], peaks, own, names, projected)
+
+
+@analyzer("roofline", title="Roofline", order=45, part=of_rank)
+def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     """How far is each op from what the hardware allows?
 
     FLOPs and bytes come from the recorded arguments; the bound is the device that the trace names.
 
     Args:
-        run: the ranks.
+        ranks: from `of_rank`, whose options are: `scope`; `device`, to take the peaks of this device instead
+            (as in `tracelens list devices`); `device_file`, to take them from this TOML file.
         scope: "all", or "linked" for work whose launch call is in the trace.
-        device: take the peaks of this device instead (as in `tracelens list devices`).
-        device_file: take them from this TOML file.
 
     Returns:
         tables `roofline` (one row a rank, op and arguments), `utilisation` (one a rank and step), `coverage`,
@@ -48,31 +86,35 @@ def roofline(
     Raises:
         TracelensError: no such device, or the file is no device file.
     """
-    chosen = choose_device(device, device_file)
-    skips: list[Skip] = []
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in _TABLES}
-    used_devices: dict[str, Device] = {}
-    for trace in run.traces:
-        work = gpu_work(trace, scope)
-        if not len(work.event):
-            skips.append(Skip(f"rank {trace.meta.rank}", no_gpu_work(trace, scope)))
-            continue
-        peaks = chosen or _own_device(trace)
-        if peaks is None:
-            skips.append(_no_device(trace))
-        else:
-            used_devices[peaks.name] = peaks
-        found = costing(trace, work)
-        limits = bounds(found.items, peaks)
-        rank, projected = trace.meta.rank, _projected([trace], chosen)
-        parts["roofline"].append(distances(rank, work, found, limits, peaks, projected))
-        parts["utilisation"].append(utilisation(trace, work, found, limits.peak))
-        parts["coverage"].append(coverage(rank, work, found))
-        parts["uncovered"].append(uncovered(trace, work, found))
-    tables = {name: stack(_TABLES[name], rows) for name, rows in parts.items()}
-    own = filter(None, map(_own_device, run.traces))
-    tables["roofs"] = roofs(chosen or next(iter(used_devices.values()), None), own)
-    return result(tables, skips, scope=scope, **_meta(run, chosen, used_devices, parts["coverage"]))
+    parts = [rank.rows for rank in ranks if rank.rows]
+    tables = {name: stack(schema, [rows[name] for rows in parts]) for name, schema in _TABLES.items()}
+    peaks = {rank.peaks.name: rank.peaks for rank in ranks if rank.peaks is not None}
+    own = {rank.own.name: rank.own for rank in ranks if rank.own is not None}
+    tables["roofs"] = roofs(next(iter(peaks.values()), None), own)
+    meta = {
+        "roofs_of": _listed(device.title for device in peaks.values()),
+        "measured_on": _listed(sorted({name for rank in ranks for name in rank.names})),
+    }
+    if any(rank.projected for rank in ranks):
+        meta["projected_onto"] = meta["roofs_of"]
+    skips = [skip for rank in ranks for skip in rank.skips]
+    return result(tables, skips, scope=scope, **meta, **_shares(tables["coverage"]))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "not known"
+
+
+def _shares(table: Table) -> dict[str, float]:
+    """Shares of all ranks' GPU time, by how it is counted."""
+    how, dur = table.texts("how"), table.array("dur_ns")
+    totals = [int(dur[[text == name for text in how]].sum()) for name in HOW]
+    whole = max(sum(totals), 1)
+    return {
+        "coverage": sum(totals[:3]) / whole,
+        "modelled_fraction": sum(totals[:2]) / whole,
+        "repeats_fraction": totals[1] / whole,
+    }
 
 
 def choose_device(name: str | None, file: str | None) -> Device | None:
@@ -100,31 +142,3 @@ def _no_device(trace: Trace) -> Skip:
     if not names:
         return Skip(subject, "the trace names no device; say which with --device")
     return Skip(subject, f"no peaks known for {', '.join(names)}; use --device or --device-file")
-
-
-def _meta(
-    run: Run, chosen: Device | None, found: dict[str, Device], parts: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """What holds for the result as a whole."""
-    measured = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
-    totals = sum((part["dur_ns"] for part in parts), np.zeros(len(HOW), dtype=np.int64))
-    whole = max(int(totals.sum()), 1)
-    meta: dict[str, Any] = {
-        "roofs_of": ", ".join(device.title for device in found.values()) or "not known",
-        "measured_on": ", ".join(measured) or "not known",
-    }
-    if _projected(run.traces, chosen):
-        meta["projected_onto"] = chosen.title if chosen else ""
-    return meta | {
-        "coverage": float(totals[:3].sum() / whole),
-        "modelled_fraction": float(totals[:2].sum() / whole),
-        "repeats_fraction": float(totals[1] / whole),
-    }
-
-
-def _projected(traces: Sequence[Trace], chosen: Device | None) -> bool:
-    """Whether any rank ran on another device than the one that sets the roofs."""
-    if chosen is None:
-        return False
-    names = {name for trace in traces for name in trace.meta.devices.values()}
-    return any((own := match(name)) is None or own.name != chosen.name for name in names)

@@ -54,6 +54,9 @@ ARGUMENTS = {
     "dtype": "dtype",
     "in": "In msg nelems",
     "out": "Out msg nelems",
+    "insplit": "In split size",
+    "outsplit": "Out split size",
+    "description": "Process Group Description",
 }
 """Options that become event arguments: short name to Kineto's."""
 
@@ -100,6 +103,13 @@ def draw(
     """
     found = events(text, ns_per_char=ns_per_char, start_ns=start_ns, flows=flows, correlations=correlations)
     return read(found, **header)
+
+
+def aligned(text: str) -> str:
+    """A drawing with its bars in one column, behind the longest label."""
+    rows = [line.strip().partition("|") for line in text.splitlines() if line.strip()]
+    width = max(len(label) for label, _, _ in rows)
+    return "\n".join(f"{label:{width}}|{line}" for label, _, line in rows)
 
 
 def draw_run(*texts: str, **options: Any) -> Run:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze, report
 from tracelens.errors import TracelensError
 from tracelens.schema import Result
@@ -37,13 +37,6 @@ def device_file(tmp_path: Path) -> str:
     path = tmp_path / "drawn.toml"
     path.write_text(DEVICE)
     return str(path)
-
-
-def aligned(text: str) -> str:
-    """The drawing with its bars in one column, behind the longest label."""
-    parts = [line.strip().partition("|") for line in text.splitlines() if line.strip()]
-    width = max(len(label) for label, _, _ in parts)
-    return "\n".join(f"{label:{width}}|{line}" for label, _, line in parts)
 
 
 def roofline(text: str, device_file: str | None = None, **options: Any) -> Result:

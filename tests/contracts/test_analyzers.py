@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import draw, draw_run
+from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report
 from tracelens.analyzers import ANALYZERS, in_order
 from tracelens.renderers import RENDERERS
@@ -43,14 +43,8 @@ ORDINARY = """
 """
 
 
-def _aligned(text: str) -> str:
-    rows = [line.partition("|") for line in text.splitlines() if line.strip()]
-    width = max(len(label) for label, _, _ in rows)
-    return "\n".join(f"{label:{width}}|{line}" for label, _, line in rows)
-
-
 def _without(*words: str) -> str:
-    return "\n".join(line for line in _aligned(ORDINARY).splitlines() if line.split()[0] not in words)
+    return "\n".join(line for line in aligned(ORDINARY).splitlines() if line.split()[0] not in words)
 
 
 def _plain(text: str) -> str:
@@ -59,7 +53,7 @@ def _plain(text: str) -> str:
 
 
 def _both_ranks() -> Run:
-    return draw_run(_aligned(ORDINARY), _without("step", "scope"), ns_per_char=5000)
+    return draw_run(aligned(ORDINARY), _without("step", "scope"), ns_per_char=5000)
 
 
 def _one(text: str, **options: Any) -> Run:
@@ -67,17 +61,17 @@ def _one(text: str, **options: Any) -> Run:
 
 
 CASES = {
-    "ordinary": lambda: _one(_aligned(ORDINARY)),
-    "since 1970": lambda: _one(_aligned(ORDINARY), start_ns=1_712_195_495_519_689_500, ns_per_char=50),
+    "ordinary": lambda: _one(aligned(ORDINARY)),
+    "since 1970": lambda: _one(aligned(ORDINARY), start_ns=1_712_195_495_519_689_500, ns_per_char=50),
     "two ranks": _both_ranks,
-    "a rank without GPU work": lambda: draw_run(_aligned(ORDINARY), "op f | --"),
+    "a rank without GPU work": lambda: draw_run(aligned(ORDINARY), "op f | --"),
     "no GPU work": lambda: _one(_without("s7", "s9")),
     "nothing on the CPU": lambda: _one(
         _without("step", "python", "scope", "op", "launch")
     ),
-    "no arrows": lambda: _one(_aligned(ORDINARY), flows=False),
-    "no correlation ids and no arrows": lambda: _one(_aligned(ORDINARY), flows=False, correlations=False),
-    "no shapes": lambda: _one(_plain(_aligned(ORDINARY))),
+    "no arrows": lambda: _one(aligned(ORDINARY), flows=False),
+    "no correlation ids and no arrows": lambda: _one(aligned(ORDINARY), flows=False, correlations=False),
+    "no shapes": lambda: _one(_plain(aligned(ORDINARY))),
     "no python frames": lambda: _one(_without("python")),
     "no steps": lambda: _one(_without("step")),
     "one kernel": lambda: _one("s7 k | ===="),

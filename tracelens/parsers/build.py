@@ -108,7 +108,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         {
             "events": events,
             "ops": ops,
-            "collectives": collectives_table(table.collectives, rows.source, link, start),
+            "collectives": collectives_table(table.collectives, rows.source, link, events),
             "links": LINKS.table(link),
         },
     )
@@ -324,6 +324,7 @@ def _meta(
     keys = splitter.header | splitter.tail
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
+    host = keys.get("host_name")
     properties = keys.get("deviceProperties")
     devices = {
         integer(entry.get("id", place)): str(entry.get("name", ""))
@@ -335,6 +336,7 @@ def _meta(
         format=dialect.name,
         rank=integer(info.get("rank")),
         world_size=integer(info.get("world_size")),
+        host=host if isinstance(host, str) else "",
         devices=devices,
         epoch_ns=max(integer(keys.get("baseTimeNanoseconds")), 0),
         read=len(table.columns.phase) + len(table.drops),

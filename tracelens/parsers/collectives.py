@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.parsers.columns import CollectiveRow, plain_text
-from tracelens.schema import Table
+from tracelens.schema import Coded, Table
 from tracelens.trace.tables import COLLECTIVES
 
 Int = NDArray[np.int64]
@@ -20,17 +23,25 @@ DTYPE_BYTES = {
 """Bytes of an element by the names that profilers use (`c10::` and case aside)."""
 
 
-def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str, Int], start: Int) -> Table:
+POINT_TO_POINT = ("send", "recv")
+_COALESCED = "nccl:coalesced"
+
+
+def collectives_table(
+    records: list[CollectiveRow], source: Int, link: dict[str, Int], events: Table
+) -> Table:
     """Build it.
 
     Args:
         records: as decoded, `event` being the position in the file.
         source: position in the file of each row of the events table.
-        link: kernel_id and op_id columns of the links table.
-        start: ns of each row of the events table.
+        link: columns of the links table.
+        events: the events table.
 
-    A CPU record and the kernel that repeats its metadata become one row.
+    A CPU record and the kernel that repeats its metadata become one row. Sends and receives that were
+    batched share one kernel, launched when the batch ends.
     """
+    start = events.array("ts_ns")
     row_of = {place: row for row, place in enumerate(source.tolist())} if records else {}
     kernel_of_op = (
         dict(zip(link["op_id"].tolist(), link["kernel_id"].tolist(), strict=True)) if records else {}
@@ -43,7 +54,7 @@ def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str,
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
     rows.sort(key=lambda item: (int(start[item[0]]), item[0]))
     seen: dict[bytes, int] = {}
-    data: dict[str, list[object]] = {column.name: [] for column in COLLECTIVES.columns}
+    data: dict[str, list[Any]] = {column.name: [] for column in COLLECTIVES.columns}
     for row, record in rows:
         order = seen[record.group] = seen.get(record.group, -1) + 1
         width = DTYPE_BYTES.get(plain_text(record.dtype).lower().removeprefix("c10::"), -1)
@@ -64,6 +75,7 @@ def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str,
         }
         for name, value in values.items():
             data[name].append(value)
+    data["kernel_id"] = _batched(data, link, events)
     integer = {column.name for column in COLLECTIVES.columns if column.dtype == "int64"}
     return COLLECTIVES.table(
         {
@@ -71,3 +83,36 @@ def collectives_table(records: list[CollectiveRow], source: Int, link: dict[str,
             for name, values in data.items()
         }
     )
+
+
+def _batched(data: Mapping[str, list[Any]], link: Mapping[str, Int], events: Table) -> list[int]:
+    """The kernel of each record, with those of batched sends and receives filled in.
+
+    torch.distributed closes a batch with a region of its own, in which the kernel is launched; the batch is
+    what was recorded on that thread since the region before.
+    """
+    kernels: list[int] = list(data["kernel_id"])
+    names: Coded = events.columns["name"]
+    what = data["collective"]
+    loose = [place for place, kernel in enumerate(kernels) if kernel < 0 and what[place] in POINT_TO_POINT]
+    if not loose or _COALESCED not in names.values:
+        return kernels
+    start, dur, tid = (events.array(name) for name in ("ts_ns", "dur_ns", "tid"))
+    named = names.codes == list(names.values).index(_COALESCED)
+    region = np.flatnonzero(named & (events.array("stream") < 0))
+    launched = np.flatnonzero(link["launch_id"] >= 0)
+    call = link["launch_id"][launched]
+    for thread in np.unique(tid[region]).tolist():
+        mine = region[tid[region] == thread]
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        end = start[mine] + dur[mine]
+        here = launched[tid[call] == thread]
+        when = start[link["launch_id"][here]]
+        for place in loose:
+            row = data["event_id"][place]
+            at = int(np.searchsorted(end, start[row]))
+            if tid[row] != thread or at == len(mine):
+                continue
+            inside = here[(when >= start[mine[at]]) & (when < end[at])]
+            kernels[place] = int(link["kernel_id"][inside[0]]) if len(inside) else -1
+    return kernels

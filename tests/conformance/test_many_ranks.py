@@ -1,0 +1,123 @@
+"""Eight ranks of a Megatron run against another tool's tables, and analyzed apart against together.
+
+The other tool subtracts float microseconds of some 4e12, so its times are off by up to a nanosecond; its
+"GB/s" are GiB/s.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tracelens
+from tests.conformance.corpus import Case, collective_params
+from tracelens.renderers._format import values
+from tracelens.schema import Report, Result
+from tracelens.trace.classify import KINDS
+
+NOISE_NS = 2
+
+
+@pytest.fixture(scope="module", params=collective_params())
+def whole(request: pytest.FixtureRequest, corpus: Path) -> tuple[Path, Result]:
+    """A run with the tables of another tool beside it."""
+    path = corpus / request.param
+    return path, tracelens.analyze(tracelens.load(path), "collectives")
+
+
+def reference(whole: tuple[Path, Result], name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A table of the other tool, and our instances in the same order: matched by group, name and time."""
+    path, result = whole
+    theirs = pd.read_csv(path.with_name(path.name + "_collectives") / f"{name}.csv")
+    first = theirs[[column for column in theirs.columns if column.endswith("_ts")]].min(axis=1)
+    ours = result["instances"].set_index("ts_ns")
+    place = [int(np.abs(ours.index - round(ts * 1000)).argmin()) for ts in first]
+    assert len(set(place)) == len(place)
+    found = ours.iloc[place].reset_index()
+    assert (abs(found["ts_ns"] - (first * 1000).round()) <= NOISE_NS).all()
+    assert found["collective"].astype(str).tolist() == theirs["Collective name"].tolist()
+    assert found["group"].astype(str).tolist() == theirs["Process Group Name"].astype(str).tolist()
+    return theirs, found
+
+
+@pytest.mark.parametrize(
+    ("name", "latency"),
+    [("nccl_implicit_sync", "comm_latency"), ("nccl_all2allv", "min_rank_dur (us)")],
+)
+def test_latencies_and_skews(whole: tuple[Path, Result], name: str, latency: str) -> None:
+    theirs, ours = reference(whole, name)
+    for column, other in (
+        ("latency_ns", latency),
+        ("start_skew_ns", "skew in start time"),
+        ("end_skew_ns", "skew in end time"),
+    ):
+        assert abs(ours[column] - theirs[other] * 1000).max() <= NOISE_NS, column
+
+
+def test_every_instance_is_in_one_of_their_tables(whole: tuple[Path, Result]) -> None:
+    counted = sum(len(reference(whole, name)[0]) for name in ("nccl_implicit_sync", "nccl_all2allv"))
+    assert counted == len(whole[1]["instances"])
+
+
+def test_bandwidths(whole: tuple[Path, Result]) -> None:
+    """The same but for 2**30 against 10**9, and a nanosecond of latency."""
+    theirs, ours = reference(whole, "nccl_implicit_sync")
+    for column, other in (("algbw_bytes_per_s", "algo bw (GB/s)"), ("busbw_bytes_per_s", "bus bw (GB/s)")):
+        expected = theirs[other] * 2**30
+        allowed = expected * NOISE_NS / (theirs["comm_latency"] * 1000)
+        assert (abs(ours[column] - expected) <= allowed).all(), column
+
+
+def test_throughput_of_exchanges(whole: tuple[Path, Result]) -> None:
+    theirs, ours = reference(whole, "nccl_all2allv")
+    table = whole[1]["all_to_all"]
+    table = table.assign(group=table["group"].astype(str)).set_index(["group", "order"])
+    found = table.loc[list(zip(ours["group"].astype(str), ours["order"], strict=True))]
+    expected = theirs["throughput (GB/s)"].to_numpy() * 2**30
+    allowed = expected * NOISE_NS / (theirs["wall_time (us)"].to_numpy() * 1000)
+    assert (abs(found["throughput_bytes_per_s"].to_numpy() - expected) <= allowed).all()
+
+
+def test_exchanges_are_consistent(case: Case) -> None:
+    """What rank i says it sends to j is what j says it receives from i, in every exchange."""
+    result = case.result("collectives")
+    assert not [skip for skip in result.skips if skip.subject.startswith("traffic")]
+    table = result["traffic"]
+    assert table["sent_bytes"].tolist() == table["received_bytes"].tolist()
+
+
+def test_waiting_and_communication_add_up(case: Case) -> None:
+    """kernel = comm + sync, and kernel is the time of all communication kernels, to the nanosecond."""
+    table = case.result("collectives")["ranks"].set_index("rank")
+    assert (table["kernel_ns"] == table["comm_ns"] + table["sync_ns"]).all()
+    assert (table[["comm_ns", "sync_ns", "unmatched_ns"]] >= 0).all(axis=None)
+    for rank, _, work in case.each():
+        comm = work.kind == KINDS.index("comm")
+        assert table.loc[rank, "kernel_ns"] == int(work.dur[comm].sum())
+
+
+def test_what_is_waited_for_is_caused(case: Case) -> None:
+    """The waiting of all instances is that of their last ranks' causing."""
+    result = case.result("collectives")
+    instances, ranks = result["instances"], result["ranks"]
+    assert ranks["last_count"].sum() == len(instances)
+    counted = instances.groupby("last_rank").size()
+    for rank, count in counted.items():
+        assert ranks.set_index("rank").loc[rank, "last_count"] == count
+
+
+def same(one: Report, other: Report) -> None:
+    assert one.meta == other.meta
+    for left, right in zip(one.results, other.results, strict=True):
+        assert (left.analyzer, left.skips, left.meta) == (right.analyzer, right.skips, right.meta)
+        assert list(left.data) == list(right.data)
+        for name, table in left.data.items():
+            for column in table.schema.columns:
+                assert values(table, column) == values(right.data[name], column), f"{name}.{column.name}"
+
+
+@pytest.mark.slow
+def test_ranks_analyzed_apart_and_together(corpus: Path) -> None:
+    path = corpus / "nvidia-h200-megatron" / "ep8"
+    same(tracelens.report_files(path), tracelens.report(tracelens.load(path)))

@@ -1,0 +1,139 @@
+"""What one rank knows of its communication: the part that travels to where ranks are compared."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.trace.classify import KINDS
+from tracelens.trace.intervals import subtract
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Scope, gpu_work
+
+Int = NDArray[np.int64]
+
+POINT_TO_POINT = ("send", "recv")
+# Records of the host's doing, which no rank's kernel stands for.
+_NO_KERNEL = ("wait", "coalesced")
+
+
+class Record(NamedTuple):
+    """One recorded collective, or one send or receive, of a kernel.
+
+    Attributes:
+        kernel: place among the rank's communication kernels.
+        collective: name.
+        group: name of the process group.
+        description: what the program calls the group.
+        members: the ranks of the group, empty where the trace cut the list off.
+        size: of the group.
+        dtype: element type.
+        sent: bytes of the message that goes in.
+        received: bytes of the message that comes out.
+        sent_to: bytes for each member, empty where they are not recorded.
+        received_from: bytes from each member.
+    """
+
+    kernel: int
+    collective: str
+    group: str
+    description: str
+    members: tuple[int, ...]
+    size: int
+    dtype: str
+    sent: int
+    received: int
+    sent_to: tuple[int, ...]
+    received_from: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the message as nccl-tests count it: the larger of what goes in and what comes out."""
+        return max(self.sent, self.received)
+
+
+class RankComms(NamedTuple):
+    """The communication of one rank.
+
+    Attributes:
+        rank: of the trace.
+        host: name of its host, "" where the trace does not say.
+        start: of each communication kernel, ns, ascending.
+        end: of the same.
+        records: in the order in which the program asked for them.
+        exposed_ns: time with communication and no computation.
+    """
+
+    rank: int
+    host: str
+    start: Int
+    end: Int
+    records: list[Record]
+    exposed_ns: int
+
+
+def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
+    """The communication of one rank.
+
+    Args:
+        trace: of the rank.
+        scope: which GPU work counts, see work.Scope.
+    """
+    work = gpu_work(trace, scope)
+    mine = work.take(work.kind == KINDS.index("comm"))
+    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+    place[mine.event] = np.arange(len(mine.event))
+    exposed = subtract(work.union("comm"), work.union("computation"))
+    return RankComms(trace.meta.rank, trace.meta.host, mine.start, mine.end, _records(trace, place), exposed)
+
+
+def _records(trace: Trace, place: Int) -> list[Record]:
+    table = trace.tables["collectives"]
+    kernel = table.array("kernel_id")
+    rows = np.flatnonzero((kernel >= 0) & (place[np.maximum(kernel, 0)] >= 0))
+    names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
+    texts = {name: table.texts(name, rows) for name in names}
+    numbers = {name: table.array(name)[rows].tolist() for name in ("group_size", "in_bytes", "out_bytes")}
+    found = []
+    for number, at in enumerate(place[kernel[rows]].tolist()):
+        collective = texts["collective"][number]
+        if collective in _NO_KERNEL:
+            continue
+        sent, received = numbers["in_bytes"][number], numbers["out_bytes"][number]
+        found.append(
+            Record(
+                at,
+                collective,
+                texts["group"][number],
+                texts["group_description"][number],
+                tuple(integers(texts["group_ranks"][number])),
+                numbers["group_size"][number],
+                texts["dtype"][number],
+                sent,
+                received,
+                _shares(texts["in_split"][number], sent),
+                _shares(texts["out_split"][number], received),
+            )
+        )
+    return found
+
+
+def _shares(split: str, size: int) -> tuple[int, ...]:
+    """Bytes of each part of a message, from its split sizes in rows; empty where they are not recorded."""
+    parts = integers(split)
+    whole = sum(parts)
+    if whole <= 0 or size < 0 or size % whole:
+        return ()
+    return tuple(part * (size // whole) for part in parts)
+
+
+def integers(text: str) -> list[int]:
+    """A JSON list of integers; empty for anything else, such as a list that the profiler cut off."""
+    try:
+        found = json.loads(text) if text else []
+    except ValueError:
+        return []
+    return found if isinstance(found, list) and all(isinstance(item, int) for item in found) else []

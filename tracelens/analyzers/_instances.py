@@ -1,0 +1,225 @@
+"""The same collective on all its ranks: matched by process group and order, and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from tracelens.analyzers._comms import POINT_TO_POINT, RankComms, Record
+from tracelens.schema import Skip
+
+SEND_RECV = "send/recv"
+# How many collectives one rank's recording may begin before another's.
+_AHEAD = 64
+
+
+class Member(NamedTuple):
+    """One rank's share of an instance."""
+
+    rank: int
+    record: Record
+    start: int
+    end: int
+
+
+class Instance(NamedTuple):
+    """One collective, or one send with its receive, on the ranks that recorded it.
+
+    Attributes:
+        collective: name; SEND_RECV for a pair.
+        group: name of the process group.
+        order: position among the collectives of its group.
+        members: in order of rank; for a pair the sender first.
+    """
+
+    collective: str
+    group: str
+    order: int
+    members: tuple[Member, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Largest message of a rank, -1 where none is recorded."""
+        return max(member.record.bytes for member in self.members)
+
+    @property
+    def latency_ns(self) -> int:
+        """Shortest duration."""
+        return min(member.end - member.start for member in self.members)
+
+    @property
+    def start_skew_ns(self) -> int:
+        """Last start - first start."""
+        starts = [member.start for member in self.members]
+        return max(starts) - min(starts)
+
+    @property
+    def end_skew_ns(self) -> int:
+        """Last end - first end."""
+        ends = [member.end for member in self.members]
+        return max(ends) - min(ends)
+
+    @property
+    def wall_ns(self) -> int:
+        """First start to last end."""
+        return max(member.end for member in self.members) - min(member.start for member in self.members)
+
+    @property
+    def last(self) -> Member:
+        """Who arrived last, the lowest of several ranks."""
+        return max(self.members, key=lambda member: (member.start, -member.rank))
+
+    @property
+    def wait_ns(self) -> dict[int, int]:
+        """What each rank waited until the last one was there, at most its kernel's duration."""
+        arrival = self.last.start
+        return {
+            member.rank: min(arrival - member.start, member.end - member.start) for member in self.members
+        }
+
+
+class Matched(NamedTuple):
+    """All instances, and what could not be matched."""
+
+    instances: list[Instance]
+    skips: list[Skip]
+
+
+Group = tuple[str, tuple[int, ...]]
+
+
+def match(ranks: Sequence[RankComms]) -> Matched:
+    """Match the collectives and the sends and receives of all ranks, by each rank's own clock."""
+    groups: dict[Group, dict[int, list[Member]]] = {}
+    for one in ranks:
+        for record in one.records:
+            member = Member(one.rank, record, int(one.start[record.kernel]), int(one.end[record.kernel]))
+            of_group = groups.setdefault((record.group, record.members), {})
+            of_group.setdefault(one.rank, []).append(member)
+    instances: list[Instance] = []
+    skips: list[Skip] = []
+    for (name, ranks_of_group), of_group in groups.items():
+        found, wrong = _collectives(name, of_group)
+        pairs, unpaired = _pairs(name, ranks_of_group, of_group)
+        instances += [*found, *pairs]
+        skips += [*wrong, *unpaired, *_alone(name, of_group)]
+    instances.sort(key=lambda instance: min(member.start for member in instance.members))
+    return Matched(instances, skips)
+
+
+def _collectives(name: str, of_group: Mapping[int, list[Member]]) -> tuple[list[Instance], list[Skip]]:
+    """Instances of one group, and those whose ranks disagree on what they are."""
+    lists = {
+        rank: [member for member in members if member.record.collective not in POINT_TO_POINT]
+        for rank, members in of_group.items()
+    }
+    lists = {rank: members for rank, members in lists.items() if members}
+    if len(lists) < 2:
+        return [], []
+    longest = max(lists, key=lambda rank: (len(lists[rank]), -rank))
+    shift = {rank: _shift(members, lists[longest]) for rank, members in lists.items()}
+    first = min(shift.values())
+    found, wrong = [], []
+    for order in range(max(shift[rank] + len(members) for rank, members in lists.items()) - first):
+        there = [
+            members[place]
+            for rank, members in sorted(lists.items())
+            if 0 <= (place := order + first - shift[rank]) < len(members)
+        ]
+        if len({_signature(member.record) for member in there}) > 1:
+            wrong.append((order, there))
+        elif len(there) > 1:
+            found.append(Instance(there[0].record.collective, name, order, tuple(there)))
+    return found, _disagreement(name, wrong)
+
+
+def _shift(members: list[Member], longest: list[Member]) -> int:
+    """Where in the longest list this one begins: where all agree, and ends lie closest together."""
+    mine, theirs = ([_signature(member.record) for member in some] for some in (members, longest))
+    if mine == theirs:
+        return 0
+    least, best = None, 0
+    for shift in range(-_AHEAD, len(theirs) - len(mine) + _AHEAD + 1):
+        pairs = [(place, place + shift) for place in range(len(mine)) if 0 <= place + shift < len(theirs)]
+        if not pairs:
+            continue
+        agree = sum(mine[left] == theirs[right] for left, right in pairs)
+        apart = median(abs(members[left].end - longest[right].end) for left, right in pairs)
+        # Agreement first; of shifts that agree alike, the one with the smallest difference of ends.
+        key = (-agree, apart)
+        if least is None or key < least:
+            least, best = key, shift
+    return best
+
+
+def _signature(record: Record) -> tuple[str, str, int]:
+    """What all ranks of a collective agree on; parts of uneven messages differ."""
+    uneven = bool(record.sent_to or record.received_from) or record.collective in (
+        "all_to_allv",
+        "all_to_all",
+    )
+    return record.collective, record.dtype, -1 if uneven else record.bytes
+
+
+def _disagreement(name: str, wrong: list[tuple[int, list[Member]]]) -> list[Skip]:
+    if not wrong:
+        return []
+    order, there = wrong[0]
+    said = "; ".join(
+        f"rank {member.rank} {member.record.collective} {member.record.dtype} {member.record.bytes:,} bytes"
+        for member in there[:3]
+    )
+    return [
+        Skip(
+            f"{len(wrong)} collective(s) of group {name}",
+            f"ranks disagree on what they are, so they are not compared; the first is number {order}: {said}",
+        )
+    ]
+
+
+def _pairs(
+    name: str, ranks: tuple[int, ...], of_group: Mapping[int, list[Member]]
+) -> tuple[list[Instance], list[Skip]]:
+    """Each send with its receive: the n-th from one rank to the other is the n-th that the other receives."""
+    kinds = {
+        (rank, kind): [member for member in members if member.record.collective == kind]
+        for rank, members in of_group.items()
+        for kind in POINT_TO_POINT
+    }
+    if not any(kinds.values()):
+        return [], []
+    if len(ranks) != 2:
+        number = sum(map(len, kinds.values()))
+        reason = "the trace does not say to or from which rank, and the group has more than two"
+        return [], [Skip(f"{number} send(s) and receive(s) of group {name}", reason)]
+    found, skips = [], []
+    for sender, receiver in (ranks, ranks[::-1]):
+        sends, receives = kinds.get((sender, "send"), []), kinds.get((receiver, "recv"), [])
+        for order, (send, receive) in enumerate(zip(sends, receives, strict=False)):
+            if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype:
+                found.append(Instance(SEND_RECV, name, order, (send, receive)))
+        left = len(sends) + len(receives) - 2 * sum(instance.members[0].rank == sender for instance in found)
+        if left and sends and receives:
+            subject = f"{left} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
+            skips.append(Skip(subject, "no counterpart of the same size in the recording"))
+    return found, skips
+
+
+def _alone(name: str, of_group: Mapping[int, list[Member]]) -> list[Skip]:
+    """Groups of which only one rank is there: nobody to compare with."""
+    if len(of_group) > 1:
+        return []
+    ((rank, members),) = of_group.items()
+    size = members[0].record.size
+    if size <= 1:
+        return []
+    names = Counter(member.record.collective for member in members)
+    listed = ", ".join(f"{count} {what}" for what, count in names.items())
+    return [
+        Skip(
+            f"waiting of rank {rank} in group {name} ({listed})",
+            f"of its {size} ranks only this one is there; one rank alone does not show who waited for whom",
+        )
+    ]

@@ -1,0 +1,135 @@
+"""Who waited for whom: collectives matched across ranks, their time split into waiting and moving data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tracelens.analyzers import analyzer, result, stack
+from tracelens.analyzers._clocks import Clock, aligned, clocks
+from tracelens.analyzers._comms import RankComms, comms
+from tracelens.analyzers._instances import Instance, match
+from tracelens.analyzers._messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_all, fit, traffic
+from tracelens.analyzers._waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
+from tracelens.schema import Column, Result, Schema, Skip
+from tracelens.trace.arguments import short_dtype
+from tracelens.trace.work import Scope
+
+INSTANCES = Schema(
+    "Collectives, each on all its ranks",
+    (
+        Column("collective", "category", doc="send/recv for a send with its receive"),
+        Column("group", "category", doc="process group"),
+        Column("description", "category", doc="what the program calls the group"),
+        Column("order", "int64", "count", "position among the collectives of the group"),
+        Column("ranks", "int64", "count", "ranks that recorded it"),
+        Column("group_size", "int64", "count"),
+        Column("dtype", "category"),
+        Column("bytes", "int64", "bytes", "largest message of a rank; of an all-gather the whole buffer"),
+        Column("ts_ns", "int64", "ns", "first start, by the clock of host 0"),
+        Column("latency_ns", "int64", "ns", "shortest duration: the last to arrive waits for nobody"),
+        Column("start_skew_ns", "int64", "ns", "last start - first start"),
+        Column("end_skew_ns", "int64", "ns", "last end - first end"),
+        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency"),
+        Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x the share that crosses the links"),
+        Column("last_rank", "int64", doc="who arrived last"),
+    ),
+    doc="Bandwidths in decimal units, by the conventions of nccl-tests.",
+)
+
+CLOCKS = Schema(
+    "Clocks",
+    (
+        Column("rank", "int64"),
+        Column("host", "int64", doc="ranks of one host share a clock"),
+        Column("offset_ns", "int64", "ns", "against host 0, already taken off all times here"),
+        Column("residual_ns", "int64", "ns", "median distance of a collective's ends after that"),
+        Column("instances", "int64", "count", "collectives that it is measured by"),
+    ),
+    doc="Estimated from the ends of collectives, which all ranks reach almost together.",
+)
+
+
+@analyzer("collectives", title="Collectives and waiting", order=60, part=comms)
+def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
+    """Who waits for whom in communication, and how fast is the data moved once all are there?
+
+    A collective's kernel runs from the rank's own arrival until the data is there: what lies before the last
+    rank's arrival is waiting (synchronisation), the rest is communication.
+
+    Args:
+        ranks: from `comms`.
+        scope: "all", or "linked" for work whose launch call is in the trace.
+
+    Returns:
+        tables `ranks` (kernel = comm + sync), `summary`, `instances`, `fit`, `all_to_all`, `traffic` and
+        `clocks`.
+    """
+    found = match(ranks)
+    clock = clocks(ranks, found.instances)
+    offset = {one.rank: one.offset_ns for one in clock}
+    instances = [instance._replace(members=aligned(instance, offset)) for instance in found.instances]
+    waited = waits(instances)
+    skips = [*found.skips, *_nothing(ranks, clock)]
+    exchanged, wrong = traffic(instances)
+    fitted, unfit = fit(instances)
+    tables = {
+        "ranks": stack(RANKS, rank_rows(ranks, waited)),
+        "summary": stack(SUMMARY, summary_rows(instances)),
+        "instances": stack(INSTANCES, _rows(instances)),
+        "fit": stack(FIT, fitted),
+        "all_to_all": stack(ALL_TO_ALL, all_to_all(instances)),
+        "traffic": stack(TRAFFIC, exchanged),
+        "clocks": stack(CLOCKS, _clock_rows(clock)),
+    }
+    return result(tables, [*skips, *wrong, *unfit], scope=scope)
+
+
+def _rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
+    """Rows of INSTANCES, in order of time."""
+    rows = []
+    for instance in instances:
+        record = instance.members[0].record
+        rate = instance.bytes / max(instance.latency_ns, 1) * 1e9 if instance.bytes >= 0 else -1.0
+        rows.append(
+            {
+                "collective": [instance.collective],
+                "group": [instance.group],
+                "description": [record.description],
+                "order": [instance.order],
+                "ranks": [len(instance.members)],
+                "group_size": [record.size],
+                "dtype": [short_dtype(record.dtype)],
+                "bytes": [instance.bytes],
+                "ts_ns": [min(member.start for member in instance.members)],
+                "latency_ns": [instance.latency_ns],
+                "start_skew_ns": [instance.start_skew_ns],
+                "end_skew_ns": [instance.end_skew_ns],
+                "algbw_bytes_per_s": [rate],
+                "busbw_bytes_per_s": [
+                    rate * bus_factor(instance.collective, record.size) if rate >= 0 else -1.0
+                ],
+                "last_rank": [instance.last.rank],
+            }
+        )
+    return rows
+
+
+def _clock_rows(clock: Sequence[Clock]) -> list[dict[str, Any]]:
+    return [{name: [value] for name, value in one._asdict().items()} for one in clock]
+
+
+def _nothing(ranks: Sequence[RankComms], clock: Sequence[Clock]) -> list[Skip]:
+    """Ranks and kernels of which nothing can be said, and ranks whose clock nothing shows."""
+    silent = [one.rank for one in ranks if not len(one.start)]
+    skips = [Skip(f"rank {rank}", "no communication kernel in the trace") for rank in silent]
+    for one in ranks:
+        loose = len(one.start) - len({record.kernel for record in one.records})
+        if loose:
+            subject = f"rank {one.rank}: waiting in {loose} communication kernel(s)"
+            skips.append(Skip(subject, "the trace has no record of their group, size and order"))
+    if any(one.instances for one in clock):
+        reason = "no collective shared with the host of rank 0 tells its offset"
+        unknown = [one.rank for one in clock if not one.instances and one.rank not in silent]
+        skips += [Skip(f"clock of rank {rank}", reason) for rank in unknown]
+    return skips

@@ -1,0 +1,75 @@
+"""What is done with one file: read it, analyze its ranks, keep the tables and drop the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from tracelens.trace.trace import TraceMeta
+
+
+class Task(NamedTuple):
+    """One file to be analyzed; it travels to where that is done.
+
+    Attributes:
+        path: of the file, as seen from there.
+        analyzers: names.
+        step: only this step.
+        options: of the analyzers, as (name, value).
+    """
+
+    path: str
+    analyzers: tuple[str, ...]
+    step: str | None
+    options: tuple[tuple[str, Any], ...]
+
+
+class Portion(NamedTuple):
+    """What came of one trace; it travels back.
+
+    Attributes:
+        meta: of the trace as read, its rank -1 where it does not say.
+        rank: that the tables are of.
+        span: first and last time of its events, ns.
+        parts: by analyzer, what its `combine` needs of this rank.
+    """
+
+    meta: TraceMeta
+    rank: int
+    span: tuple[int, int]
+    parts: Mapping[str, Any]
+
+
+Executor = Callable[[Sequence[Task]], Iterator[Portion]]
+"""Carries tasks out, in any order."""
+
+
+def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
+    """Read a file and analyze each trace in it.
+
+    Args:
+        task: the file and what is asked of it.
+        processes: see parsers.parse.
+
+    Raises:
+        TracelensError: it cannot be read, or has no such step.
+    """
+    from tracelens.analyzers import ANALYZERS
+    from tracelens.parsers import parse
+    from tracelens.trace.run import make_run
+    from tracelens.trace.steps import select_step
+
+    portions = []
+    for trace in parse(task.path, processes):
+        run = make_run([trace])
+        if task.step is not None:
+            run = select_step(run, task.step)
+        (one,) = run.traces
+        times = one.arrays
+        span = (int(times.start.min()), int(times.end.max()))
+        parts = {name: ANALYZERS.get(name).part_of(one, **dict(task.options)) for name in task.analyzers}
+        portions.append(Portion(trace.meta, one.meta.rank, span, parts))
+    return portions

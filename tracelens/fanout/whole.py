@@ -1,0 +1,55 @@
+"""From files to results: tasks go out, the tables of all ranks come back and are combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracelens.errors import ParseError
+from tracelens.fanout.task import Executor, Portion, Task
+from tracelens.schema import Result
+from tracelens.trace.run import check_ranks
+
+
+def analyze_files(
+    files: Sequence[str],
+    names: Sequence[str],
+    execute: Executor,
+    *,
+    progress: Callable[[str], None],
+    step: str | None = None,
+    **options: Any,
+) -> tuple[list[Portion], list[Result]]:
+    """Analyze the ranks of one job.
+
+    Args:
+        files: of the ranks; an archive may hold several.
+        names: analyzers, in the order of the results.
+        execute: where the work is done.
+        progress: called with a line of text.
+        step: only this step.
+        options: of the analyzers.
+
+    Returns:
+        what is known of each rank, in order of rank, and one result an analyzer.
+
+    Raises:
+        TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
+    """
+    from tracelens.analyzers import ANALYZERS
+
+    tasks = [Task(file, tuple(names), step, tuple(options.items())) for file in files]
+    found: list[Portion] = []
+    for portion in execute(tasks):
+        found.append(portion)
+        progress(f"analyzed {portion.meta.path} ({len(found)} of {len(files)})")
+    ranks = check_ranks([portion.meta for portion in found], [portion.span for portion in found])
+    for rank, portion in zip(ranks, found, strict=True):
+        if rank != portion.rank:
+            raise ParseError(portion.meta.path, "its rank is not clear; name the files rank<N>.json")
+    found.sort(key=lambda portion: portion.rank)
+    results = []
+    for name in names:
+        progress(f"combining {name}")
+        results.append(ANALYZERS.get(name).combine([portion.parts[name] for portion in found], **options))
+    return found, results

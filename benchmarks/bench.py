@@ -1,6 +1,7 @@
 """What tracelens costs: wall seconds and peak memory of whole process trees, beside the floor.
 
-Parts: `report` (the whole report of a large trace against pysimdjson's DOM parse of the same bytes),
+Parts: `report` (the whole report of a large trace against pysimdjson's DOM parse of the same bytes), `ranks`
+(the same for the eight ranks of a run),
 `startup` (importing the package, showing the help) and `linearity` (the same trace four times as long).
 Commands take turns within a round, so that a slow spell of the machine meets all of them; every command
 runs once before anything counts. Run as `make bench` or `python -m benchmarks.bench [PART...] [--runs N]`.
@@ -23,15 +24,20 @@ from benchmarks import measure, repeat
 ROOT = Path(__file__).resolve().parents[1]
 TRACELENS = Path(sys.executable).with_name("tracelens")
 LARGE = Path("nvidia-h100-hf/dsv2_eager.json.gz")
+RANKS = Path("nvidia-h200-megatron/ep8")
 TIMES = 4
 
 Command = Sequence[str | Path]
 
 
+def corpus() -> Path:
+    """The folder of real traces, which may not be there."""
+    return Path(os.environ.get("TRACELENS_CORPUS") or ROOT.parent / "shared" / "corpus")
+
+
 def large_trace() -> Path:
     """The corpus trace, or the sample trace where there is no corpus."""
-    corpus = Path(os.environ.get("TRACELENS_CORPUS") or ROOT.parent / "shared" / "corpus")
-    for trace in (corpus / LARGE, ROOT / "sample_traces" / "moe_loop.json.gz"):
+    for trace in (corpus() / LARGE, ROOT / "sample_traces" / "moe_loop.json.gz"):
         if trace.exists():
             return trace
     raise FileNotFoundError("no trace to measure: set TRACELENS_CORPUS or give --trace")
@@ -79,9 +85,23 @@ def table(usages: Mapping[str, Sequence[measure.Usage]]) -> None:
 
 def bench_report(trace: Path, runs: int, scratch: Path) -> dict[str, float]:
     """The report of `trace` against the DOM parse of its bytes; returns the ratios."""
+    return against_dom([trace], runs, scratch)
+
+
+def bench_ranks(_trace: Path, runs: int, scratch: Path) -> dict[str, float]:
+    """The report of the ranks of a run against the DOM parse of them all; returns the ratios."""
+    ranks = sorted((corpus() / RANKS).glob("rank*.json.gz"))
+    if not ranks:
+        print("  no run of several ranks: set TRACELENS_CORPUS")
+        return {}
+    return against_dom(ranks, runs, scratch)
+
+
+def against_dom(traces: Sequence[Path], runs: int, scratch: Path) -> dict[str, float]:
+    """One report of all traces against the DOM parses of all of them."""
     commands: dict[str, Command] = {
-        "report": [TRACELENS, "report", trace, "-o", scratch / "report.html"],
-        "simdjson DOM process": [sys.executable, "-m", "benchmarks.dom", trace],
+        "report": [TRACELENS, "report", *traces, "-o", scratch / "report.html"],
+        "simdjson DOM process": [sys.executable, "-m", "benchmarks.dom", *traces],
     }
     usages = rounds(commands, runs, memory=True)
     table(usages)
@@ -135,6 +155,7 @@ def bench_linearity(trace: Path, runs: int, scratch: Path) -> dict[str, float]:
 
 PARTS: dict[str, Callable[[Path, int, Path], dict[str, float]]] = {
     "report": bench_report,
+    "ranks": bench_ranks,
     "startup": bench_startup,
     "linearity": bench_linearity,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,13 @@ def test_every_analyzer_is_in_the_table() -> None:
     "line", [line for line in "\n".join(blocks("sh")).splitlines() if line.startswith("tracelens ")]
 )
 def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    words = line.partition("#")[0].replace("rank0.json.gz rank1.json.gz", SAMPLE).split()[1:]
-    words = [SAMPLE if word == "trace.json.gz" else word for word in words]
-    words = ["3" if word == "2" else word for word in words]
-    words = [str(tmp_path / word) if word.endswith(".html") else word for word in words]
+    (tmp_path / "traces").mkdir()
+    shutil.copy(SAMPLE, tmp_path / "traces" / "rank0.json.gz")
+    real = {
+        "trace.json.gz": SAMPLE,
+        "traces/": str(tmp_path / "traces"),
+        "2": "3",
+        **{name: str(tmp_path / name) for name in ("report.html", "merged.json.gz")},
+    }
+    words = [real.get(word, word) for word in line.partition("#")[0].split()[1:]]
     assert run(words) == 0, capfdbinary.readouterr().err

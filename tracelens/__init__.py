@@ -11,15 +11,16 @@ Importing this module is cheap; each function imports what it needs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracelens.schema import Report, Result
     from tracelens.trace.run import Run
+    from tracelens.trace.trace import TraceMeta
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analyze", "load", "render", "report"]
+__all__ = ["__version__", "analyze", "load", "render", "report", "report_files"]
 
 
 def _quiet(_: str) -> None:
@@ -32,13 +33,16 @@ def _nothing() -> None:
 
 def load(
     *paths: str | os.PathLike[str],
+    partial: bool = False,
     progress: Callable[[str], None] = _quiet,
     meanwhile: Callable[[], None] = _nothing,
 ) -> Run:
     """Read traces: files (JSON, plain or .gz, .zst, .zip), directories of ranks, "-" for stdin.
 
     Args:
-        paths: one or more; several traces are the ranks of one job.
+        paths: one or more; several traces are the ranks of one job. Patterns ("traces/rank*.json.gz") and,
+            with the extra `remote`, addresses (s3://, https://, ...) are files and directories too.
+        partial: whether ranks may be missing between others.
         progress: called with a line of text before each file.
         meanwhile: called once while the decoding processes start up, for imports and checks that take time.
 
@@ -61,7 +65,7 @@ def load(
         for number, file in enumerate(files, start=1):
             progress(f"reading {file}" + (f" ({number} of {len(files)})" if len(files) > 1 else ""))
             traces += parse(file, children.processes)
-    return make_run(traces)
+    return make_run(traces, partial=partial)
 
 
 def analyze(run: Run, name: str, **options: Any) -> Result:
@@ -104,7 +108,6 @@ def report(
         their results in reading order, ready for `render`.
     """
     from tracelens.analyzers import ANALYZERS, in_order
-    from tracelens.schema import Report
 
     if step is not None:
         from tracelens.trace.steps import select_step
@@ -116,15 +119,73 @@ def report(
     for item in chosen:
         progress(f"analyzing {item.name}")
         results.append(item(run, **options))
-    devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
+    return _report(results, [trace.meta for trace in run.traces], run.ranks, options)
+
+
+def _report(
+    results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
+) -> Report:
+    from tracelens.schema import Report
+
     meta = {
         "version": __version__,
-        "inputs": [trace.meta.path for trace in run.traces],
-        "ranks": run.ranks,
-        "devices": devices,
+        "inputs": [meta.path for meta in metas],
+        "ranks": list(ranks),
+        "devices": sorted({name for meta in metas for name in meta.devices.values()}),
         "options": {key: value for key, value in options.items() if value is not None},
     }
     return Report(tuple(results), meta=meta)
+
+
+def report_files(
+    *paths: str | os.PathLike[str],
+    names: Iterable[str] | None = None,
+    step: str | None = None,
+    partial: bool = False,
+    dask: str | None = None,
+    progress: Callable[[str], None] = _quiet,
+    meanwhile: Callable[[], None] = _nothing,
+    **options: Any,
+) -> Report:
+    """Read traces and run several analyzers: as `report(load(...))`, with one trace a core in memory.
+
+    Args:
+        paths: as for `load`.
+        names: as for `report`.
+        step: as for `report`.
+        partial: as for `load`.
+        dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
+        progress: called with a line of text as the work goes on.
+        meanwhile: called once while other processes start up.
+        options: as in `analyze`.
+
+    Returns:
+        the results in reading order, ready for `render`.
+
+    Raises:
+        TracelensError: a file cannot be read, or they are not the ranks of one job.
+    """
+    from tracelens.parsers.files import trace_files
+
+    files = trace_files(str(path) for path in paths)
+    if len(files) == 1 and dask is None:
+        run = load(*files, partial=partial, progress=progress, meanwhile=meanwhile)
+        return report(run, names, step=step, progress=progress, **options)
+    from tracelens.fanout.start import start
+
+    with start(files, dask) as execute:
+        meanwhile()
+        from tracelens.analyzers import ANALYZERS, in_order
+        from tracelens.fanout.whole import analyze_files
+
+        chosen = [item.name for item in in_order()] if names is None else list(names)
+        for name in chosen:
+            ANALYZERS.get(name)
+        found, results = analyze_files(
+            files, chosen, execute, step=step, partial=partial, progress=progress, **options
+        )
+    metas = [portion.meta for portion in found]
+    return _report(results, metas, [portion.rank for portion in found], {"step": step, **options})
 
 
 def render(report: Report, path: str | os.PathLike[str]) -> None:

@@ -3,7 +3,7 @@
     errors <- schema, registry <- trace <- parsers
                                   trace <- analyzers -> costs, devices
                                   analyzers <- compare
-                                  trace <- replay            devices, costs <- projection
+                                  trace <- replay, fuse      devices, costs <- projection
     renderers -> schema (never analyzers, never trace)
     cli -> everything
     workload -> torch; imported by nobody but its command, inside the command
@@ -30,8 +30,10 @@ ALLOWED: dict[str, set[str]] = {
     "devices": BASE,
     "analyzers": BASE | {"trace", "costs", "devices"},
     "compare": BASE | {"trace", "analyzers"},
+    "fuse": BASE | {"trace"},
     "replay": BASE | {"trace"},
     "projection": BASE | {"costs", "devices"},
+    "fanout": BASE | {"trace", "parsers", "analyzers"},
     "renderers": BASE,
     "workload": {"errors"},
 }

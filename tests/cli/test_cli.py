@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,19 @@ import pytest
 from tracelens.cli import run as run_cli
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
-ANALYZERS = ["input", "timeline", "breakdown", "scopes", "ops", "roofline", "kernels", "idle", "launches"]
+ANALYZERS = [
+    "input",
+    "timeline",
+    "breakdown",
+    "scopes",
+    "ops",
+    "roofline",
+    "kernels",
+    "idle",
+    "launches",
+    "collectives",
+    "overlap",
+]
 
 
 class Outcome:
@@ -90,7 +103,7 @@ def test_list_names_what_is_registered(run, kind: str, name: str) -> None:
         (["report", "TEXT"], "not a JSON trace"),
         (["report", "SAMPLE", "-o", "x.docx"], "no format is written as '.docx'"),
         (["report", "SAMPLE", "-o", "EMPTY/r.html"], "cannot write"),
-        (["report", "SAMPLE", "SAMPLE"], "is rank 0, and so is"),
+        (["report", "SAMPLE", "COPY"], "is rank 0, and so is"),
         (["report", "SAMPLE", "--only", "tmeline"], "did you mean 'timeline'?"),
         (["analyze", "tmeline", "SAMPLE"], "did you mean 'timeline'?"),
         (["report"], "tracelens report: Missing argument 'PATH...'"),
@@ -109,6 +122,7 @@ def test_errors_are_one_line_and_exit_2(run, tmp_path: Path, arguments: list[str
         "TEXT": str(tmp_path / "text.json"),
         "DIRECTORY": str(tmp_path / "directory"),
         "SAMPLE": str(SAMPLE),
+        "COPY": str(shutil.copy(SAMPLE, tmp_path / "copy.json.gz")),
     }
     outcome = run(*(words.get(word, word) for word in arguments))
     assert outcome.code == 2

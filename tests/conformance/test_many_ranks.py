@@ -4,6 +4,9 @@ The other tool subtracts float microseconds of some 4e12, so its times are off b
 "GB/s" are GiB/s.
 """
 
+import gzip
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +124,48 @@ def same(one: Report, other: Report) -> None:
 def test_ranks_analyzed_apart_and_together(corpus: Path) -> None:
     path = corpus / "nvidia-h200-megatron" / "ep8"
     same(tracelens.report_files(path), tracelens.report(tracelens.load(path)))
+
+
+HOSTS = 8
+APART_NS = 3_000_017_000
+
+
+def repeated(path: Path, folder: Path) -> Path:
+    """The eight ranks of a run on each of eight hosts, whose clocks are seconds apart."""
+    for rank in range(8):
+        text = gzip.decompress((path / f"rank{rank}.json.gz").read_bytes())
+        found = re.search(rb'"baseTimeNanoseconds": (\d+)', text)
+        assert found
+        for host in range(HOSTS):
+            here = [str(8 * host + other) for other in range(8)]
+            changed = text.replace(b"[0, 1, 2, 3, 4, 5, 6, 7]", f"[{', '.join(here)}]".encode())
+            changed = re.sub(
+                rb'("distributedInfo": \{[^}]*"rank": )\d+', rb"\g<1>%d" % (8 * host + rank), changed
+            )
+            changed = re.sub(rb'("world_size": )\d+', rb"\g<1>%d" % (8 * HOSTS), changed)
+            base = int(found[1]) + host * APART_NS
+            changed = changed.replace(found[0], b'"baseTimeNanoseconds": %d' % base)
+            target = folder / f"rank{8 * host + rank}.json.gz"
+            target.write_bytes(gzip.compress(changed, compresslevel=1))
+    return folder
+
+
+@pytest.mark.slow
+def test_64_ranks_on_a_cluster_of_4_workers(corpus: Path, tmp_path: Path) -> None:
+    """The same tables as without the cluster, and on each host those of the eight ranks."""
+    distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
+    folder = repeated(corpus / "nvidia-h200-megatron" / "ep8", tmp_path)
+    names = ["timeline", "kernels", "collectives"]
+    cluster = distributed.LocalCluster(
+        n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+    )
+    with cluster:
+        on_workers = tracelens.report_files(folder, names=names, dask=cluster.scheduler_address)
+    here = tracelens.report_files(folder, names=names)
+    same(on_workers, here)
+    assert here.meta["ranks"] == list(range(64))
+    found = next(result for result in here.results if result.analyzer == "collectives")
+    instances = found["instances"]
+    assert len(instances) == HOSTS * 120
+    latency = Counter(instances["latency_ns"].tolist())
+    assert all(count % HOSTS == 0 for count in latency.values())

@@ -120,7 +120,7 @@ def test_a_process_that_dies_is_an_error_that_names_the_file(
         process.kill()
         process.wait()
         with pytest.raises(TracelensError, match=r"rank\d.json died \(exit code -9\); try TRACELENS_JOBS=1"):
-            list(execute([Task(file, ("kernels",), None, ()) for file in files]))
+            list(execute([Task(file, -1, ("kernels",), None, ()) for file in files]))
 
 
 def test_children_end_with_the_report(ranks: Path, processes: int) -> None:

@@ -196,6 +196,48 @@ def idle(ranks: int = 2) -> Result:
     return result("idle", "Idle time", {"causes": table("Causes", columns, data)})
 
 
+def overlap(ranks: int = 2, rows: int = 12) -> Result:
+    """Collectives of several groups, and kernels with nasty names that are slower or faster beside them."""
+    hidden = np.arange(rows) * 1_000_000
+    comm = 1_000_000 * (rows * rows - np.arange(rows))
+    columns = (
+        RANK,
+        Column("group", "category"),
+        Column("collective", "category"),
+        *(Column(f"{name}_ns", "int64", NS) for name in ("comm", "hidden", "exposed")),
+    )
+    data = {
+        "rank": np.repeat(np.arange(ranks), rows),
+        "group": [NASTY[place % len(NASTY)] for place in range(rows)] * ranks,
+        "collective": [("all_to_allv", IMAGE)[place % 2] for place in range(rows)] * ranks,
+        "comm_ns": np.tile(comm, ranks),
+        "hidden_ns": np.tile(hidden, ranks),
+        "exposed_ns": np.tile(comm - hidden, ranks),
+    }
+    slower = (
+        RANK,
+        Column("name", "category"),
+        Column("shapes", "category"),
+        Column("overlapped_count", "int64", "count"),
+        Column("alone_mean_ns", "float64", NS),
+        Column("extra_ns", "int64", NS),
+    )
+    at = np.arange(rows)
+    kernels = {
+        "rank": 0 * at,
+        "name": ["(all)"] + [NASTY[place % len(NASTY)] for place in range(rows - 1)],
+        "shapes": [f"bf16[{place},{SCRIPT}]" for place in range(rows)],
+        "overlapped_count": 3 + at,
+        "alone_mean_ns": 1e6 + at,
+        "extra_ns": 10_000_000 - 1_500_000 * at,
+    }
+    tables = {
+        "overlap": table("Hidden", columns, data),
+        "slowdown": table("Slower", slower, kernels),
+    }
+    return result("overlap", "Overlap", tables)
+
+
 def launches(points: int = 400) -> Result:
     """A queue that fills and drains."""
     at = np.arange(points)
@@ -277,6 +319,34 @@ def roofline(rows: int = 40) -> Result:
         "roofs": table("Roofs", roofs, peaks, detail=True),
     }
     return result("roofline", "Roofline", tables)
+
+
+def collectives(ranks: int = 4) -> Result:
+    """Communication of some ranks, and what they send each other in two groups."""
+    rank = np.arange(ranks)
+    sync = 1_000_000 * (1 + rank)
+    comm = np.full(ranks, 500_000)
+    amounts = ("kernel_ns", "comm_ns", "sync_ns")
+    columns = (RANK, *(Column(name, "int64", NS) for name in amounts))
+    data = {"rank": rank, "kernel_ns": comm + sync, "comm_ns": comm, "sync_ns": sync}
+    sender, receiver = (part.ravel() for part in np.meshgrid(rank, rank, indexing="ij"))
+    traffic = (
+        Column("group", "category"),
+        Column("from_rank", "int64"),
+        Column("to_rank", "int64"),
+        Column("sent_bytes", "int64", "bytes"),
+    )
+    exchanged = {
+        "group": [SCRIPT] * len(sender) + ["small"] * len(sender),
+        "from_rank": [*sender, *sender],
+        "to_rank": [*receiver, *receiver],
+        "sent_bytes": [*((1 + sender) * 2**20), *(0 * sender)],
+    }
+    tables = {
+        "ranks": table("Ranks", columns, data),
+        "traffic": table("Traffic", traffic, exchanged, detail=True),
+    }
+    return result("collectives", "Collectives", tables)
 
 
 def unknown() -> Result:

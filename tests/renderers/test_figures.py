@@ -24,6 +24,8 @@ RESULTS = {
     "idle": (sample.idle, 1),
     "launches": (sample.launches, 2),
     "roofline": (sample.roofline, 2),
+    "collectives": (sample.collectives, 2),
+    "overlap": (sample.overlap, 2),
 }
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
@@ -96,6 +98,8 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.idle(500),
         sample.launches(100_000),
         sample.roofline(5000),
+        sample.collectives(200),
+        sample.overlap(500, 20),
     ],
     ids=lambda result: result.analyzer,
 )
@@ -203,3 +207,49 @@ def test_savings_add_up_over_rows_of_one_op_and_shape() -> None:
     bars = figures(result)[-1]["data"]
     (saved,) = (trace for trace in bars if trace["name"] == "recoverable")
     assert sum(saved["x"]) == pytest.approx(table["recoverable_ns"].clip(lower=0).sum() / 1e6)
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(1, 12), (8, 32), (64, 32)])
+def test_communication_bars_show_the_largest_of_each_rank(ranks: int, rows: int) -> None:
+    result = sample.overlap(ranks)
+    table = result["overlap"]
+    drawn = figures(result)[0]
+    hidden, exposed = drawn["data"]
+    assert (len(hidden["x"]), len(exposed["x"])) == (rows, rows)
+    each = max(rows // ranks, 1)
+    best = table[table["rank"] == 0].nlargest(each, "comm_ns")
+    assert hidden["x"][:each] == pytest.approx(best["hidden_ns"] / 1e6)
+    assert exposed["x"][:each] == pytest.approx(best["exposed_ns"] / 1e6)
+    assert ("of each rank the largest" in drawn["layout"]["title"]["text"]) == (ranks > 1)
+    assert all(label.startswith("rank ") == (ranks > 1) for label in drawn["layout"]["yaxis"]["ticktext"])
+
+
+def test_communication_bars_name_the_group_where_the_collective_does_not_tell() -> None:
+    result = sample.overlap(1, 3)
+    table = result.data["overlap"]
+    names = {"collective": ["all_to_allv", "allreduce", "allreduce"], "group": ["ep", "dp", "tp"]}
+    drawn = figures(replace(result, data={"overlap": table.schema.table({**table.columns, **names})}))[0]
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["all_to_allv", "allreduce dp", "allreduce tp"]
+
+
+def test_extra_time_is_summed_over_ranks_and_drawn_where_there_is_some() -> None:
+    one = sample.overlap()
+    table = one["slowdown"]
+    slower = table[(table["name"] != "(all)") & (table["extra_ns"] > 0)]
+    (drawn,) = figures(appended(one, "slowdown", rank=lambda rank: rank + 1))
+    alone, extra = drawn["data"]
+    assert extra["x"] == pytest.approx(2 * slower["extra_ns"] / 1e6)
+    assert alone["x"] == pytest.approx(2 * slower["alone_mean_ns"] * slower["overlapped_count"] / 1e6)
+    ratio = 1 + slower["extra_ns"] / (slower["alone_mean_ns"] * slower["overlapped_count"])
+    assert [about[2] for about in extra["customdata"]] == pytest.approx(ratio.tolist(), abs=1e-4)
+    faster = appended(one, "slowdown")
+    without_extra = faster.data["slowdown"].columns | {"extra_ns": -np.arange(len(faster["slowdown"]))}
+    none = Table(faster.data["slowdown"].schema, without_extra)
+    assert figures(replace(one, data={"slowdown": none})) == []
+
+
+def test_the_matrix_of_traffic_has_senders_in_rows() -> None:
+    bars, matrix = figures(sample.collectives(3))
+    assert [trace["name"] for trace in bars["data"]] == ["communication", "waiting"]
+    (trace,) = matrix["data"]
+    assert trace["z"] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]

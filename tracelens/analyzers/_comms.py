@@ -61,6 +61,7 @@ class RankComms(NamedTuple):
     Attributes:
         rank: of the trace.
         host: name of its host, "" where the trace does not say.
+        epoch_ns: base of its clock, 0 where not known.
         start: of each communication kernel, ns, ascending.
         end: of the same.
         records: in the order in which the program asked for them.
@@ -69,6 +70,7 @@ class RankComms(NamedTuple):
 
     rank: int
     host: str
+    epoch_ns: int
     start: Int
     end: Int
     records: list[Record]
@@ -87,7 +89,9 @@ def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
     place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
     place[mine.event] = np.arange(len(mine.event))
     exposed = subtract(work.union("comm"), work.union("computation"))
-    return RankComms(trace.meta.rank, trace.meta.host, mine.start, mine.end, _records(trace, place), exposed)
+    meta = trace.meta
+    records = _records(trace, place)
+    return RankComms(meta.rank, meta.host, meta.epoch_ns, mine.start, mine.end, records, exposed)
 
 
 def _records(trace: Trace, place: Int) -> list[Record]:

@@ -91,11 +91,17 @@ Group = tuple[str, tuple[int, ...]]
 
 
 def match(ranks: Sequence[RankComms]) -> Matched:
-    """Match the collectives and the sends and receives of all ranks, by each rank's own clock."""
+    """Match the collectives and the sends and receives of all ranks.
+
+    Times are by each rank's own clock, counted from where the first rank's clock begins (see `base_ns`).
+    """
     groups: dict[Group, dict[int, list[Member]]] = {}
     for one in ranks:
+        base = base_ns(one, ranks[0])
         for record in one.records:
-            member = Member(one.rank, record, int(one.start[record.kernel]), int(one.end[record.kernel]))
+            member = Member(
+                one.rank, record, base + int(one.start[record.kernel]), base + int(one.end[record.kernel])
+            )
             of_group = groups.setdefault((record.group, record.members), {})
             of_group.setdefault(one.rank, []).append(member)
     instances: list[Instance] = []
@@ -107,6 +113,11 @@ def match(ranks: Sequence[RankComms]) -> Matched:
         skips += [*wrong, *unpaired, *_alone(name, of_group)]
     instances.sort(key=lambda instance: min(member.start for member in instance.members))
     return Matched(instances, skips)
+
+
+def base_ns(one: RankComms, first: RankComms) -> int:
+    """What to add to a rank's times to count them from the base of the first rank's clock."""
+    return one.epoch_ns - first.epoch_ns if one.epoch_ns and first.epoch_ns else 0
 
 
 def _collectives(name: str, of_group: Mapping[int, list[Member]]) -> tuple[list[Instance], list[Skip]]:

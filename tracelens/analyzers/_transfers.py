@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.analyzers._comms import integers
 from tracelens.analyzers._group import codes
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.schema import Table
@@ -130,20 +129,12 @@ def _collective(table: Table, record: int, rank: int) -> Found | str:
 
 def _to_others(split: str, place: int, size: int) -> str:
     """Bytes of a message that are for (or from) other ranks, by its split sizes; "" where not known."""
-    parts = _numbers(split)
+    parts = integers(split)
     if not 0 <= place < len(parts) or sum(parts) <= 0:
         return ""
     return str(size - size * parts[place] // sum(parts))
 
 
 def _place(ranks: str, rank: int) -> int:
-    numbers = _numbers(ranks)
+    numbers = integers(ranks)
     return numbers.index(rank) if rank in numbers else -1
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        value: Any = json.loads(text) if text else []
-    except ValueError:  # the profiler cuts long lists off
-        return []
-    return value if isinstance(value, list) and all(isinstance(item, int) for item in value) else []

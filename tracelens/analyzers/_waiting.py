@@ -32,8 +32,6 @@ SUMMARY = Schema(
     (
         Column("collective", "category"),
         Column("group", "category", doc="process group"),
-        Column("description", "category"),
-        Column("group_size", "int64", "count"),
         Column("from_bytes", "int64", "bytes", "messages of at least this, and less than twice as much"),
         Column("count", "int64", "count"),
         Column("kernel_ns", "int64", "ns", "of all ranks"),
@@ -44,6 +42,8 @@ SUMMARY = Schema(
         Column("end_skew_median_ns", "float64", "ns"),
         Column("algbw_bytes_per_s", "float64", "bytes/s", "all bytes / all latencies"),
         Column("busbw_bytes_per_s", "float64", "bytes/s"),
+        Column("group_size", "int64", "count"),
+        Column("description", "category", doc="what the program calls the group"),
     ),
     doc="Sizes in powers of two, with the waiting removed: latency is that of the last rank to arrive. "
     "Kernels that serve several sends and receives count with each of them.",

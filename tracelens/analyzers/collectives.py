@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._clocks import Clock, aligned, clocks
 from tracelens.analyzers._comms import RankComms, comms
-from tracelens.analyzers._instances import Instance, match
+from tracelens.analyzers._instances import Instance, base_ns, match
 from tracelens.analyzers._messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_all, fit, traffic
 from tracelens.analyzers._waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.arguments import short_dtype
+from tracelens.trace.run import Run
 from tracelens.trace.work import Scope
 
 INSTANCES = Schema(
@@ -20,19 +21,19 @@ INSTANCES = Schema(
     (
         Column("collective", "category", doc="send/recv for a send with its receive"),
         Column("group", "category", doc="process group"),
-        Column("description", "category", doc="what the program calls the group"),
         Column("order", "int64", "count", "position among the collectives of the group"),
         Column("ranks", "int64", "count", "ranks that recorded it"),
-        Column("group_size", "int64", "count"),
-        Column("dtype", "category"),
         Column("bytes", "int64", "bytes", "largest message of a rank; of an all-gather the whole buffer"),
-        Column("ts_ns", "int64", "ns", "first start, by the clock of host 0"),
         Column("latency_ns", "int64", "ns", "shortest duration: the last to arrive waits for nobody"),
         Column("start_skew_ns", "int64", "ns", "last start - first start"),
         Column("end_skew_ns", "int64", "ns", "last end - first end"),
         Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x the share that crosses the links"),
         Column("last_rank", "int64", doc="who arrived last"),
+        Column("dtype", "category"),
+        Column("group_size", "int64", "count"),
+        Column("description", "category", doc="what the program calls the group"),
+        Column("ts_ns", "int64", "ns", "first start, by the clock of the first rank"),
     ),
     doc="Bandwidths in decimal units, by the conventions of nccl-tests.",
 )
@@ -42,7 +43,7 @@ CLOCKS = Schema(
     (
         Column("rank", "int64"),
         Column("host", "int64", doc="ranks of one host share a clock"),
-        Column("offset_ns", "int64", "ns", "against host 0, already taken off all times here"),
+        Column("offset_ns", "int64", "ns", "against the first host, already taken off all times here"),
         Column("residual_ns", "int64", "ns", "median distance of a collective's ends after that"),
         Column("instances", "int64", "count", "collectives that it is measured by"),
     ),
@@ -50,7 +51,7 @@ CLOCKS = Schema(
 )
 
 
-@analyzer("collectives", title="Collectives and waiting", order=60, part=comms)
+@analyzer("collectives", title="Collectives and waiting", order=80, part=comms)
 def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
     """Who waits for whom in communication, and how fast is the data moved once all are there?
 
@@ -83,6 +84,38 @@ def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
         "clocks": stack(CLOCKS, _clock_rows(clock)),
     }
     return result(tables, [*skips, *wrong, *unfit], scope=scope)
+
+
+class Alignment(NamedTuple):
+    """All ranks by one clock.
+
+    Attributes:
+        offsets: rank to ns that are added to its times to get them by the clock of the first rank.
+        waits: (rank, what and for whom, start, duration) of all waiting, ns by the rank's own clock.
+    """
+
+    offsets: dict[int, int]
+    waits: list[tuple[int, str, int, int]]
+
+
+def alignment(run: Run) -> Alignment:
+    """The clocks of a run and who waits when, for views that show all ranks side by side."""
+    ranks = [comms(trace) for trace in run.traces]
+    found = match(ranks)
+    clock = {one.rank: one.offset_ns for one in clocks(ranks, found.instances)}
+    own = {one.rank: one for one in ranks}
+    rows = []
+    for instance in found.instances:
+        there = instance._replace(members=aligned(instance, clock))
+        for member in there.members:
+            wait = there.wait_ns[member.rank]
+            if wait > 0:
+                label = f"{instance.collective}: waits for rank {there.last.rank}"
+                rows.append((member.rank, label, int(own[member.rank].start[member.record.kernel]), wait))
+    return Alignment(
+        {one.rank: base_ns(one, ranks[0]) - clock[one.rank] for one in ranks},
+        rows,
+    )
 
 
 def _rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:

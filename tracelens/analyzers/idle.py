@@ -97,6 +97,29 @@ class Gaps(NamedTuple):
     after: Int
 
 
+class Explained(NamedTuple):
+    """What held the GPU up in each gap.
+
+    Attributes:
+        cause: code into CAUSES.
+        host: event row of the call, op or frame that the launching thread was in, -1 if unknown: for a
+            blocking call and garbage collection that one, else `busy`.
+        busy: event row of the innermost call, op or frame with most of the time.
+        blocked: event row of the longest blocking call, -1 if none.
+        blocked_ns: its share of the gap.
+        collected: event row of the longest garbage collection, -1 if none.
+        collected_ns: its share of the gap.
+    """
+
+    cause: Int
+    host: Int
+    busy: Int
+    blocked: Int
+    blocked_ns: Int
+    collected: Int
+    collected_ns: Int
+
+
 @analyzer("idle", title="Idle time", order=60)
 def idle(run: Run, *, scope: Scope = "all") -> Result:
     """Why does the GPU stand still, and what was the host doing meanwhile?
@@ -132,12 +155,13 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
 def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
     rank, gaps = trace.meta.rank, find_gaps(work, find_steps(trace, work).edges)
     dur = gaps.end - gaps.start
-    cause, host = causes(trace, work, gaps)
+    found = causes(trace, work, gaps)
+    cause, host = found.cause, found.host
     names = list(CAUSES)
     by_cause = stats(cause, dur, len(names))
     total = max(int(dur.sum()), 1)
     shown = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
-    host_name, op_name, texts = _host_names(trace, host)
+    host_name, op_name, texts = host_names(trace, host)
     told = np.flatnonzero(dur > GAP_NS)
     group, (cause_key, host_key, op_key) = codes(cause[told], host_name[told], op_name[told])
     by_host = stats(group, dur[told], len(cause_key))
@@ -177,7 +201,7 @@ def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
     }
 
 
-def _host_names(trace: Trace, host: Int) -> tuple[Int, Int, list[str]]:
+def host_names(trace: Trace, host: Int) -> tuple[Int, Int, list[str]]:
     """Name codes of host events and of the ops around them, and the names; unknown is ''.
 
     Python frames of one method on several objects carry addresses; without them they are one.
@@ -213,15 +237,12 @@ def find_gaps(work: Work, edges: Int) -> Gaps:
     return Gaps(start, end, before, after)
 
 
-def causes(trace: Trace, work: Work, gaps: Gaps) -> tuple[Int, Int]:
+def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     """Cause and host activity of each gap.
 
     A call that blocks until the GPU is done ends just after the gap began; what delays the next launch is
     that the queue ran empty. So any blocking call of the launching thread that reaches into the time
     between the gap's start and the launch is its cause.
-
-    Returns:
-        (code into CAUSES; event row of the call, op or frame the launching thread was in, -1 if unknown).
     """
     events = trace.arrays
     code = {name: place for place, name in enumerate(CAUSES)}
@@ -234,30 +255,31 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> tuple[Int, Int]:
     cause[launch < 0] = code["no launch"]
     cause[(gaps.before < 0) | (gaps.after < 0)] = code["window"]
     cause[gaps.end - gaps.start <= GAP_NS] = code["short gaps"]
-    host = np.full(len(cause), -1, dtype=np.int64)
+    busy, blocked, collected = (np.full(len(cause), -1, dtype=np.int64) for _ in range(3))
+    blocked_ns, collected_ns = (np.zeros(len(cause), dtype=np.int64) for _ in range(2))
     thread = threads(events)
-    blocking = _blocking(trace, work)
+    blocking = blocking_calls(trace, work)
     garbage = _named(events, GARBAGE)
     late = np.flatnonzero(cause == code["host late"])
     for number in np.unique(thread[launch[late]]):
         asked = late[thread[launch[late]] == number]
         start, end = gaps.start[asked], np.minimum(called, gaps.end)[asked]
         rows = stack_rows(events, thread, number)
-        host[asked], _ = longest(innermost(events, rows), start, end)
-        blocked, _ = longest(calls(events, rows[blocking[rows]]), start, end)
-        collected, share = longest(calls(events, rows[garbage[rows]]), start, end)
-        hit = blocked >= 0
-        cause[asked[hit]], host[asked[hit]] = code["blocking call"], blocked[hit]
-        hit = share * 2 > end - start
-        cause[asked[hit]], host[asked[hit]] = code["garbage collection"], collected[hit]
-    return cause, host
+        busy[asked], _ = longest(innermost(events, rows), start, end)
+        blocked[asked], blocked_ns[asked] = longest(calls(events, rows[blocking[rows]]), start, end)
+        collected[asked], collected_ns[asked] = longest(calls(events, rows[garbage[rows]]), start, end)
+        cause[asked[blocked[asked] >= 0]] = code["blocking call"]
+        cause[asked[collected_ns[asked] * 2 > end - start]] = code["garbage collection"]
+    host = np.where(cause == code["blocking call"], blocked, busy)
+    host = np.where(cause == code["garbage collection"], collected, host)
+    return Explained(cause, host, busy, blocked, blocked_ns, collected, collected_ns)
 
 
 def _named(events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     return np.array([bool(pattern.search(name)) for name in events.names], dtype=bool)[events.name]
 
 
-def _blocking(trace: Trace, work: Work) -> NDArray[np.bool_]:
+def blocking_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
     """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done."""
     events = trace.arrays
     mask = _named(events, BLOCKING) & events.where("launch")

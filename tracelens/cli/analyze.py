@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from tracelens.cli.common import (
+    Dask,
     Device,
     DeviceFile,
+    Partial,
     Paths,
     Scope,
     ScopeChoice,
@@ -30,6 +32,8 @@ def analyze(
     step: Step = None,
     device: Device = None,
     device_file: DeviceFile = None,
+    partial: Partial = False,
+    dask: Dask = None,
 ) -> None:
     """Run one analyzer and print its tables.
 
@@ -47,8 +51,9 @@ def analyze(
     ANALYZERS.get(name)
     given = options(scope, device, device_file)
     with progress() as line:
-        run = tracelens.load(*paths, progress=line)
-        report = tracelens.report(run, [name], step=step, progress=line, **given)
+        report = tracelens.report_files(
+            *paths, names=[name], step=step, partial=partial, dask=dask, progress=line, **given
+        )
     if json:
         from tracelens.renderers.json import one
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tracelens import __version__
-from tracelens.cli import analyze, listing, report
+from tracelens.cli import analyze, fuse, listing, report
 
 app = typer.Typer(
     name="tracelens",
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("report")(report.report)
 app.command("analyze")(analyze.analyze)
+app.command("fuse")(fuse.fuse)
 app.command("list")(listing.listing)
 
 

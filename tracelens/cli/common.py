@@ -19,8 +19,8 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH...",
-        help="Traces: files (.json, .gz, .zst, .zip), directories of ranks, or - for stdin. Several are the "
-        "ranks of one job.",
+        help="Traces: files (.json, .gz, .zst, .zip), directories of ranks, quoted patterns, addresses "
+        "(s3://, https://), or - for stdin. Several are the ranks of one job.",
         show_default=False,
     ),
 ]
@@ -57,6 +57,18 @@ DeviceFile = Annotated[
     str | None,
     typer.Option(
         help="Measure against the device that this TOML file describes.", metavar="FILE", show_default=False
+    ),
+]
+
+Partial = Annotated[bool, typer.Option("--partial", help="Go on although ranks are missing between others.")]
+
+Dask = Annotated[
+    str | None,
+    typer.Option(
+        help="Read and analyze the files on the workers of this Dask cluster (tcp://host:port), where they "
+        "must be under the same paths.",
+        metavar="ADDRESS",
+        show_default=False,
     ),
 ]
 

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from tracelens.cli.common import (
+    Dask,
     Device,
     DeviceFile,
+    Partial,
     Paths,
     Scope,
     ScopeChoice,
@@ -41,6 +43,8 @@ def report(
     step: Step = None,
     device: Device = None,
     device_file: DeviceFile = None,
+    partial: Partial = False,
+    dask: Dask = None,
 ) -> None:
     """Report on a run with all analyzers.
 
@@ -58,8 +62,16 @@ def report(
 
     given = options(scope, device, device_file)
     with progress() as line:
-        run = tracelens.load(*paths, progress=line, meanwhile=lambda: _prepare(output or (), only or ()))
-        result = tracelens.report(run, only, step=step, progress=line, **given)
+        result = tracelens.report_files(
+            *paths,
+            names=only,
+            step=step,
+            partial=partial,
+            dask=dask,
+            progress=line,
+            meanwhile=lambda: _prepare(output or (), only or ()),
+            **given,
+        )
         for path in output or ():
             line(f"writing {path}")
             tracelens.render(result, path)

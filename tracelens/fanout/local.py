@@ -75,7 +75,7 @@ class Local:
                 pickle.dump(task, stdin, protocol=5)
                 stdin.flush()
                 self._done.put(pickle.load(stdout))
-            except (OSError, EOFError, pickle.UnpicklingError):
+            except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: closed meanwhile
                 code = process.wait()
                 said = f"the process that read {task.path} died (exit code {code}); try TRACELENS_JOBS=1"
                 self._done.put(TracelensError(said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ class Task(NamedTuple):
 
     Attributes:
         path: of the file, as seen from there.
+        rank: that the names of all files give this one, -1 for none; what the trace says goes first.
         analyzers: names.
         step: only this step.
         options: of the analyzers, as (name, value).
     """
 
     path: str
+    rank: int
     analyzers: tuple[str, ...]
     step: str | None
     options: tuple[tuple[str, Any], ...]
@@ -31,12 +34,14 @@ class Portion(NamedTuple):
     """What came of one trace; it travels back.
 
     Attributes:
+        file: that it is from.
         meta: of the trace as read, its rank -1 where it does not say.
         rank: that the tables are of.
         span: first and last time of its events, ns.
         parts: by analyzer, what its `combine` needs of this rank.
     """
 
+    file: str
     meta: TraceMeta
     rank: int
     span: tuple[int, int]
@@ -64,12 +69,13 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
 
     portions = []
     for trace in parse(task.path, processes):
-        run = make_run([trace])
+        said = trace.meta.rank if trace.meta.rank >= 0 else task.rank
+        run = make_run([replace(trace, meta=replace(trace.meta, rank=said))])
         if task.step is not None:
             run = select_step(run, task.step)
         (one,) = run.traces
         times = one.arrays
         span = (int(times.start.min()), int(times.end.max()))
         parts = {name: ANALYZERS.get(name).part_of(one, **dict(task.options)) for name in task.analyzers}
-        portions.append(Portion(trace.meta, one.meta.rank, span, parts))
+        portions.append(Portion(task.path, trace.meta, one.meta.rank, span, parts))
     return portions

@@ -8,7 +8,7 @@ from typing import Any
 from tracelens.errors import ParseError
 from tracelens.fanout.task import Executor, Portion, Task
 from tracelens.schema import Result
-from tracelens.trace.run import check_ranks
+from tracelens.trace.run import check_ranks, named_ranks
 
 
 def analyze_files(
@@ -18,6 +18,7 @@ def analyze_files(
     *,
     progress: Callable[[str], None],
     step: str | None = None,
+    partial: bool = False,
     **options: Any,
 ) -> tuple[list[Portion], list[Result]]:
     """Analyze the ranks of one job.
@@ -28,6 +29,7 @@ def analyze_files(
         execute: where the work is done.
         progress: called with a line of text.
         step: only this step.
+        partial: whether ranks may be missing between others.
         options: of the analyzers.
 
     Returns:
@@ -38,12 +40,15 @@ def analyze_files(
     """
     from tracelens.analyzers import ANALYZERS
 
-    tasks = [Task(file, tuple(names), step, tuple(options.items())) for file in files]
+    asked = (tuple(names), step, tuple(options.items()))
+    tasks = [Task(file, rank, *asked) for file, rank in zip(files, named_ranks(files), strict=True)]
     found: list[Portion] = []
     for portion in execute(tasks):
         found.append(portion)
         progress(f"analyzed {portion.meta.path} ({len(found)} of {len(files)})")
-    ranks = check_ranks([portion.meta for portion in found], [portion.span for portion in found])
+    found.sort(key=lambda portion: files.index(portion.file))
+    metas, spans = ([getattr(portion, name) for portion in found] for name in ("meta", "span"))
+    ranks = check_ranks(metas, spans, partial=partial)
     for rank, portion in zip(ranks, found, strict=True):
         if rank != portion.rank:
             raise ParseError(portion.meta.path, "its rank is not clear; name the files rank<N>.json")

@@ -10,6 +10,7 @@ from typing import IO
 
 from tracelens.errors import ParseError
 from tracelens.parsers.files import TRACE_SUFFIXES
+from tracelens.parsers.remote import is_url
 from tracelens.parsers.source import HEAD, Damage, Source, unpacked
 
 LzmaError: type[Exception] = EOFError
@@ -23,18 +24,19 @@ def members(stream: IO[bytes], path: str) -> list[Source]:
     """The traces in an archive.
 
     Args:
-        stream: the archive, at its start or not; closed unless it is stdin or in memory.
+        stream: the archive, at its start or not; closed unless it is stdin, remote or in memory.
         path: as the user named it, "-" for stdin.
 
     Raises:
         ParseError: damaged, or without any file.
     """
+    kept = path == "-" or is_url(path) or isinstance(stream, BytesIO)
     try:
-        archive = zipfile.ZipFile(stream if path == "-" or isinstance(stream, BytesIO) else path)
+        archive = zipfile.ZipFile(stream if kept else path)
     except zipfile.BadZipFile as error:
         raise ParseError(path, f"damaged zip archive ({error}); copy it again") from None
     finally:
-        if path != "-":
+        if not kept:
             stream.close()
     names = [
         info.filename

@@ -1,4 +1,4 @@
-"""Decoding processes, started before anything heavy is imported so that both sides start up at once.
+"""Child processes, started before anything heavy is imported so that both sides start up at once.
 
 Plain child processes instead of multiprocessing: a script without a `__main__` guard, a notebook and an
 embedding server can all load traces, and a child imports neither the caller's modules nor pandas.
@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 
 from tracelens.errors import TracelensError
+from tracelens.parsers.remote import is_url
+
+DECODE = "from tracelens.parsers.worker import main; main()"
+"""What a child that decodes runs: it serves one trace after the other (see worker.py)."""
 
 # Ended at once: taking its dictionaries apart would keep the parent waiting.
-_CODE = (
-    "import os, sys; sys.path[:] = sys.argv[1:]; "
-    "from tracelens.parsers.worker import main; main(); os._exit(0)"
-)
+_CODE = "import os, sys; sys.path[:] = sys.argv[1:]; {serve}; os._exit(0)"
 
 _WORTH_BYTES = 400_000
 """Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""
@@ -41,15 +42,20 @@ _PIPE_BYTES = 1 << 20
 
 
 class Children:
-    """The decoding processes of one load; a context manager that ends them.
+    """Child processes for some files, one less than the cores; a context manager that ends them.
+
+    Args:
+        files: what will be read; small ones are not worth a process.
+        serve: statements that each child runs.
+        most: never more children than this.
 
     Attributes:
-        processes: running children, each serving one trace after the other (see worker.py).
+        processes: running children, which take their work from stdin and answer on stdout.
     """
 
-    def __init__(self, files: Sequence[str]) -> None:
-        count = jobs() - 1 if sys.executable and _size(files) >= _WORTH_BYTES else 0
-        self.processes = [_start() for _ in range(count)]
+    def __init__(self, files: Sequence[str], serve: str = DECODE, most: int = 64) -> None:
+        count = min(jobs() - 1, most) if sys.executable and _size(files) >= _WORTH_BYTES else 0
+        self.processes = [_start(serve) for _ in range(count)]
 
     def __enter__(self) -> Children:
         return self
@@ -67,12 +73,12 @@ class Children:
             process.wait()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(serve: str) -> subprocess.Popen[bytes]:
     # -S -E: the child gets this process's search path as arguments and needs no start-up of its own.
     # One chunk fits into the pipe, so handing it over is one call that does not wait.
-    root = str(Path(__file__).resolve().parents[2])
+    root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
     return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _CODE, root, *(path or os.getcwd() for path in sys.path)],
+        [sys.executable, "-S", "-E", "-c", code, root, *(path or os.getcwd() for path in sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pipesize=_PIPE_BYTES,
@@ -81,10 +87,10 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _size(files: Sequence[str]) -> int:
-    """Bytes on disk; stdin counts as large, what cannot be read as nothing (opening it says why)."""
+    """Bytes on disk; stdin and URLs count as large, what cannot be read as nothing (opening it says why)."""
     total = 0
     for file in files:
-        if file == "-":
+        if file == "-" or is_url(file):
             return _WORTH_BYTES
         try:
             total += os.stat(file).st_size

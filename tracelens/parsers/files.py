@@ -2,28 +2,98 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
-from pathlib import Path
+from glob import iglob
 
 from tracelens.errors import ParseError
+from tracelens.parsers.remote import Listing, is_url, list_url
 
 TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
 """What is taken from a directory; a file that is named is read whatever its suffix."""
 
+_MAGIC = re.compile(r"[*?\[]")
+_NUMBER = re.compile("([0-9]+)")
+_LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
+
 
 def trace_files(paths: Iterable[str]) -> list[str]:
-    """The files that the given files, directories and "-" stand for, in order of name.
+    """The files that are meant, each once, in the order given; those of a directory with rank2 before rank10.
+
+    Args:
+        paths: files, directories, patterns (`traces/rank*.json.gz`, `traces/**/*.json`), "-" for stdin, and
+            the same as URLs where fsspec is installed (`s3://bucket/traces/`).
 
     Raises:
-        ParseError: a directory holds no trace.
+        ParseError: a directory holds no trace, nothing matches a pattern, or a URL cannot be listed.
+        MissingExtra: a URL, and fsspec is not installed.
     """
-    files: list[str] = []
+    files: dict[str, str] = {}
     for path in paths:
-        if path != "-" and Path(path).is_dir():
-            inside = sorted(str(p) for p in Path(path).iterdir() if p.name.lower().endswith(TRACE_SUFFIXES))
-            if not inside:
-                raise ParseError(path, f"no trace in this directory (looked for {', '.join(TRACE_SUFFIXES)})")
-            files += inside
-        else:
-            files.append(path)
-    return files
+        for file in _expand(_local(path)):
+            files.setdefault(_identity(file), file)
+    return list(files.values())
+
+
+def _local(path: str) -> str:
+    """Local files given as URLs are read as local files."""
+    return path.removeprefix("file://").removeprefix("local://")
+
+
+def _identity(file: str) -> str:
+    if file == "-" or is_url(file):
+        return file
+    try:
+        return os.path.realpath(file)
+    except ValueError:  # no file name at all; opening it says so
+        return file
+
+
+def _expand(path: str) -> list[str]:
+    found = None if path == "-" else _list(path)
+    if found is None:
+        return [path]
+    traces = _traces(found.files)
+    if not found.pattern:
+        if not traces:
+            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if found.folders else ""
+            raise ParseError(path, f"no trace in this directory ({_LOOKED_FOR}){inner}")
+        return sorted(traces, key=_natural)
+    for folder in found.folders:
+        inside = _list(folder)
+        traces += _traces(inside.files) if inside else []
+    # Where some are named like traces, the others are notes, logs and the like.
+    if not traces and not found.files:
+        bare = f"matches folders without a trace ({_LOOKED_FOR})"
+        raise ParseError(path, bare if found.folders else "no file matches this pattern")
+    return sorted(traces or found.files, key=_natural)
+
+
+def _traces(files: Iterable[str]) -> list[str]:
+    """Those named like traces; a leading dot is for what other systems leave beside files (._rank0.json)."""
+    named = ((file, os.path.basename(file).lower()) for file in files)
+    return [file for file, name in named if name.endswith(TRACE_SUFFIXES) and not name.startswith(".")]
+
+
+def _list(path: str) -> Listing | None:
+    """What is in a directory, or matches a pattern; None for a file, be it there or not."""
+    if is_url(path):
+        return list_url(path, TRACE_SUFFIXES)
+    pattern = False
+    if os.path.isdir(path):
+        try:
+            found = [os.path.join(path, name) for name in os.listdir(path)]
+        except OSError as error:
+            raise ParseError(path, f"cannot be listed ({error.strerror}); check its permissions") from None
+    elif _MAGIC.search(path) and not os.path.lexists(path):  # a name may hold such characters
+        pattern, found = True, list(iglob(path, recursive=True))
+    else:
+        return None
+    folders = [name for name in found if os.path.isdir(name)]
+    return Listing(pattern, sorted({*found} - {*folders}), folders)
+
+
+def _natural(path: str) -> tuple[list[str | int], str]:
+    parts = _NUMBER.split(path)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], path

@@ -1,4 +1,4 @@
-"""Where the bytes come from: files, archives and stdin, decompressed block by block.
+"""Where the bytes come from: files, URLs, archives and stdin, decompressed block by block.
 
 The kind of compression is read from the first bytes, never from the file name.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tracelens.errors import ParseError
+from tracelens.parsers.remote import is_url, open_url, shown_url
 
 inflate: Any = zlib
 
@@ -72,30 +73,38 @@ class Source:
 
 
 def open_source(path: str) -> list[Source]:
-    """Open a file, or stdin for "-". A zip archive gives one source a member.
+    """Open a file, a URL, or stdin for "-". A zip archive gives one source a member.
 
     Raises:
         ParseError: missing, unreadable, empty or undecodable as a whole.
+        MissingExtra: a URL, and fsspec is not installed.
     """
+    name = shown_url(path)
     try:
-        stream = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 - see _closing
+        stream = _open(path)
     except FileNotFoundError:
-        raise ParseError(path, "no such file or directory") from None
+        raise ParseError(name, "no such file or directory") from None
     except IsADirectoryError:
-        raise ParseError(path, "is a directory; name a file in it") from None
+        raise ParseError(name, "is a directory; name a file in it") from None
     except OSError as error:
-        raise ParseError(path, f"cannot be read ({error.strerror}); check its permissions") from None
+        raise ParseError(name, f"cannot be read ({error.strerror}); check its permissions") from None
     except ValueError as error:
-        raise ParseError(path, f"is no file name ({error})") from None
+        raise ParseError(name, f"is no file name ({error})") from None
     sources: list[Source] = []
     try:
-        sources = _sources(stream, path)
+        sources = _sources(stream, name)
     except OSError as error:
-        raise ParseError(path, f"cannot be read ({error.strerror or error})") from None
+        raise ParseError(name, f"cannot be read ({error.strerror or error})") from None
     finally:
         if not sources and path != "-":
             stream.close()
     return sources
+
+
+def _open(path: str) -> IO[bytes]:
+    if path == "-":
+        return sys.stdin.buffer
+    return open_url(path) if is_url(path) else Path(path).open("rb")
 
 
 def _sources(stream: IO[bytes], path: str) -> list[Source]:

@@ -29,6 +29,7 @@ class TraceMeta:
         format: name of the parser.
         rank: -1 where neither the trace nor its name says.
         world_size: -1 where the trace does not say.
+        host: name of the machine, "" where the trace does not say, as with older torch.
         devices: GPU names by device index.
         epoch_ns: base of the trace's clock, 0 where timestamps are absolute or the base is not given.
         read: events found in the file.
@@ -44,6 +45,7 @@ class TraceMeta:
     format: str
     rank: int = -1
     world_size: int = -1
+    host: str = ""
     devices: Mapping[int, str] = field(default_factory=dict)
     epoch_ns: int = 0
     read: int = 0

@@ -49,6 +49,7 @@ _KNOWN = KINDS | {
     "other": GREY,
     "at the roofline": BLUE,
     "recoverable": ORANGE,
+    "waiting": "rgba(152,161,173,0.55)",
 }
 _PALETTE = ("#58b0c9", "#b0506a", "#c98a2b", "#7d8ba8", "#5a9ea0", "#d58a94", "#93b06b", "#6c8fd9", "#b58fc9")
 _TOP = 20

@@ -1,0 +1,425 @@
+"""Who is late, and why: four ranks of which rank 3 is slow for a known reason. A column is 10 us here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.builders import draw, draw_run, records
+from tracelens import analyze
+from tracelens.analyzers import ANALYZERS
+from tracelens.analyzers._causes import CAUSES
+from tracelens.schema import Result
+from tracelens.trace.run import Run, make_run
+
+COLUMN = 10_000
+WORDS = {
+    "MM": 'aten::mm shapes=[[1024,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
+    "LARGER": 'aten::mm shapes=[[4096,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
+    "REDUCE": "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
+    "PAIR": "record_param_comms collective=allreduce group=1 ranks=[3,4] size=2 in=8 out=8 dtype=Float",
+    "SEND": "record_param_comms collective=send group=7 ranks=[0,1] size=2 in=8 out=8 dtype=Float",
+    "RECV": "record_param_comms collective=recv group=7 ranks=[0,1] size=2 in=8 out=8 dtype=Float",
+}
+
+# All is launched ahead. Both all-reduces end together; the first begins together, too.
+ORDINARY = """
+    op REDUCE   | - -
+    op MM       |  -
+    launch      | abc
+    s7 gemm     |       bbb
+    s9 nccl_All |    aaa   ccccccccccccc
+"""
+
+LATE = {
+    "token_load": """
+    op REDUCE   | - -
+    op LARGER   |  -
+    launch      | abc
+    s7 gemm     |       bbbbbbbbbbb
+    s9 nccl_All |    aaa           ccccc
+""",
+    "slow_kernels": """
+    op REDUCE   | - -
+    op MM       |  -
+    launch      | abc
+    s7 gemm     |       bbbbbbbbbbb
+    s9 nccl_All |    aaa           ccccc
+""",
+    "late_launch": """
+    op REDUCE        | -             -
+    op MM            |             -
+    op aten::nonzero |      -----
+    launch           | a           b c
+    s7 gemm          |              bbb
+    s9 nccl_All      |    aaa          cccccc
+""",
+    "blocking_call": """
+    op REDUCE                    | -             -
+    op aten::item                |     ------
+    launch cudaStreamSynchronize |     ------
+    op MM                        |             -
+    launch                       | a           b c
+    s7 gemm                      |              bbb
+    s9 nccl_All                  |    aaa          cccccc
+""",
+    "garbage_collection": """
+    op REDUCE        | -             -
+    python Python GC |       -----
+    op MM            |             -
+    launch           | a           b c
+    s7 gemm          |              bbb
+    s9 nccl_All      |    aaa          cccccc
+""",
+    "inherited": """
+    op REDUCE        | -  -
+    op PAIR          |  -
+    op MM            |   -
+    launch           | aebc
+    s7 gemm          |               bbb
+    s9 nccl_All      |    aaaeeeeeeee   cccccc
+""",
+    "unknown": """
+    op REDUCE   | - -
+    launch      | a c
+    s7 gemm     |              ===
+    s9 nccl_All |    aaa          cccccc
+""",
+}
+"""What rank 3 does instead, by cause."""
+
+FIGURES = {
+    "token_load": "80.0 us more computation than the median of the others: "
+    "4,096 rows against 1,024 in aten::mm 110 us against 30.0 us",
+    "slow_kernels": "80.0 us more computation than the median of the others: "
+    "aten::mm bf16[1024,64] bf16[64,64] 110 us a call against 30.0 us (1 calls)",
+    "late_launch": "GPU idle 70.0 us (others 0 ns) because the host launched late, "
+    "the longest time in aten::nonzero",
+    "blocking_call": "GPU idle 70.0 us (others 0 ns) because the host was blocked in "
+    "cudaStreamSynchronize in aten::item",
+    "garbage_collection": "GPU idle 50.0 us (others 0 ns) because of garbage collection: Python GC",
+    "inherited": "had left",
+    "unknown": "70.0 us late, unexplained",
+}
+
+
+def aligned(text: str) -> str:
+    """The drawing with its words spelt out and its bars in one column."""
+    rows = [line.partition("|") for line in text.splitlines() if line.strip()]
+    labels = [" ".join(WORDS.get(word, word) for word in label.split()) for label, _, _ in rows]
+    width = max(map(len, labels))
+    return "\n".join(f"{label:{width}} |{line}" for label, (_, _, line) in zip(labels, rows, strict=True))
+
+
+def ranks(*texts: str, starts: tuple[int, ...] = (), ns_per_char: int = COLUMN) -> Run:
+    starts = starts or (0,) * len(texts)
+    return make_run(
+        draw(aligned(text), rank=rank, start_ns=start, ns_per_char=ns_per_char)
+        for rank, (text, start) in enumerate(zip(texts, starts, strict=True))
+    )
+
+
+def verdicts(result: Result) -> list[tuple[int, int, int, str]]:
+    return records(result["stragglers"], "rank", "caused_wait_ns", "last_count", "cause")
+
+
+def four(text: str, **options: tuple[int, ...]) -> Result:
+    return analyze(ranks(ORDINARY, ORDINARY, ORDINARY, text, **options), "stragglers")
+
+
+@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])
+def test_rank_3_is_named_with_its_cause_and_the_figures(cause: str) -> None:
+    result = four(LATE[cause])
+    late = 8 if cause in ("token_load", "slow_kernels") else 7
+    # At the first all-reduce nobody waits; the lowest rank counts as the last of those that arrive together.
+    assert verdicts(result)[0] == (3, 3 * late * COLUMN, 1, cause)
+    assert verdicts(result)[1:] == [(0, 0, 1, "unknown")]
+    assert result["stragglers"]["evidence"][0].startswith(FIGURES[cause])
+    assert "(before allreduce 1 of group 0)" in result["stragglers"]["evidence"][0]
+    worst = records(
+        result["worst"], "collective", "group", "order", "last_rank", "wait_ns", "cause", "late_ns"
+    )
+    assert worst == [("allreduce", "0", 1, 3, 3 * late * COLUMN, cause, late * COLUMN)]
+
+
+def test_every_cause_is_tested() -> None:
+    assert set(LATE) == set(FIGURES) == set(CAUSES)
+
+
+# Rank 4 computes for long before it joins rank 3 in group 1, which has nobody else.
+OUTSIDE = """
+    op PAIR     |  -
+    op LARGER   | -
+    launch      | ae
+    s7 gemm     |    aaaaaaaaaaaaaa
+    s9 nccl_All |                  eee
+"""
+HELD_UP = """
+    op REDUCE   | - -
+    op PAIR     |  -
+    op MM       |   -
+    launch      | aebc
+    s7 gemm     |                     bbb
+    s9 nccl_All |    aaaeeeeeeeeeeeeee   ccccccc
+""".replace("op REDUCE   | - -", "op REDUCE   | -  -")
+WAITING = ORDINARY.replace("ccccccccccccc", "c" * 21)
+
+
+def test_a_collective_with_a_rank_outside_holds_rank_3_up() -> None:
+    result = analyze(ranks(WAITING, WAITING, WAITING, HELD_UP, OUTSIDE), "stragglers")
+    # Starts of the second all-reduce: 9, 9, 9 and 23, less two of the PAIR that ends at 20.
+    rows = {row[0]: row[1:] for row in verdicts(result)}
+    assert rows[3] == (3 * 14 * COLUMN, 1, "inherited")
+    evidence = dict(records(result["stragglers"], "rank", "evidence"))[3]
+    assert evidence.startswith("140 us in other communication (others 0 ns): allreduce 0 of group 1")
+    assert "where rank 4 was last" in evidence
+    assert rows[4][0] == 11 * COLUMN
+
+
+def test_what_was_inherited_from_a_communication_of_everybody_like_it() -> None:
+    # Each rank is in a group of its own with one of the ranks 4 to 7, which are not there.
+    alone = {
+        rank: f"record_param_comms collective=allreduce group={9 + rank} ranks=[{rank},{rank + 4}] size=2"
+        " in=8 out=8 dtype=Float"
+        for rank in range(4)
+    }
+    early = """
+    op REDUCE   | -  -
+    op ALONE    |  -
+    op MM       |   -
+    launch      | aebc
+    s7 gemm     |         bbb
+    s9 nccl_All |    aaaee   ccccccccccccccc
+    """
+    late = """
+    op REDUCE   | -  -
+    op ALONE    |  -
+    op MM       |   -
+    launch      | aebc
+    s7 gemm     |                  bbb
+    s9 nccl_All |    aaaeeeeeeeeeee   cccccc
+    """
+    texts = [
+        aligned(text.replace("ALONE", alone[rank])) for rank, text in enumerate((early, early, early, late))
+    ]
+    result = analyze(draw_run(*texts, ns_per_char=COLUMN), "stragglers")
+    assert verdicts(result)[0] == (3, 3 * 9 * COLUMN, 1, "inherited")
+    assert result["stragglers"]["evidence"][0].startswith(
+        "had left the communication before 90.0 us later than the others"
+    )
+
+
+def test_a_rank_whose_recording_began_later() -> None:
+    late = """
+    op REDUCE   |               -
+    launch      |               c
+    s9 nccl_All |                cccc
+    """
+    early = """
+    op REDUCE   |        -
+    launch      |        c
+    op aten::f  | -
+    s9 nccl_All |         ccccccccccc
+    """
+    result = analyze(ranks(early, early, early, late), "stragglers")
+    assert verdicts(result)[0] == (3, 3 * 7 * COLUMN, 1, "inherited")
+    assert result["stragglers"]["evidence"][0].startswith("its recording began 140 us later than the others'")
+
+
+def test_the_first_collective_counts_from_where_the_recording_begins() -> None:
+    early = """
+    op aten::f  | -
+    op REDUCE   |  -
+    launch      |  c
+    s9 nccl_All |   ccccccccccccccc
+    """
+    late = """
+    op aten::f  | -------------
+    op REDUCE   |              -
+    launch      |              c
+    s9 nccl_All |               ccc
+    """
+    result = analyze(ranks(early, early, early, late), "stragglers")
+    assert verdicts(result) == [(3, 3 * 12 * COLUMN, 1, "late_launch")]
+    assert "aten::f" in result["stragglers"]["evidence"][0]
+
+
+# Every rank synchronises here, as a dispatcher does that must know how many tokens it gets.
+SYNCED = """
+    op REDUCE                    | -         -
+    launch cudaStreamSynchronize |     --
+    op MM                        |         -
+    launch                       | a       b c
+    s7 gemm                      |          bbb
+    s9 nccl_All                  |    aaa      ccccccccccccccccccccccccccc
+"""
+SYNCED_AND_COLLECTED = """
+    op REDUCE                    | -                               -
+    launch cudaStreamSynchronize |     --
+    python Python GC             |        ----------------------
+    op MM                        |                               -
+    launch                       | a                              bc
+    s7 gemm                      |                                 bbb
+    s9 nccl_All                  |    aaa                             cccc
+"""
+
+
+def test_a_call_that_blocks_on_every_rank_is_not_the_cause_of_what_follows() -> None:
+    result = analyze(ranks(SYNCED, SYNCED, SYNCED, SYNCED_AND_COLLECTED), "stragglers")
+    assert verdicts(result)[0] == (3, 3 * 23 * COLUMN, 1, "garbage_collection")
+    slept = SYNCED_AND_COLLECTED.replace("Python GC", "train.py(3): log")
+    result = analyze(ranks(SYNCED, SYNCED, SYNCED, slept), "stragglers")
+    assert verdicts(result)[0][3] == "late_launch"
+    assert "the longest time in train.py(3): log" in result["stragglers"]["evidence"][0]
+
+
+def test_a_copy_that_the_host_waits_for_blocks() -> None:
+    late = """
+    op REDUCE              | -             -
+    op aten::to            |    --------
+    launch cudaMemcpyAsync |     mmmmmmm
+    op MM                  |             -
+    launch                 | a           b c
+    s7 copy                |       mmmm
+    s7 gemm                |              bbb
+    s9 nccl_All            |    aaa          cccccc
+    """
+    result = four(late)
+    assert verdicts(result)[0][0] == 3
+    assert verdicts(result)[0][3] == "blocking_call"
+    assert "cudaMemcpyAsync in aten::to" in result["stragglers"]["evidence"][0]
+
+
+def test_a_launch_that_comes_late_while_the_gpu_is_busy() -> None:
+    # All compute alike; rank 3 asks for its all-reduce later, and it could have begun at 9.
+    busy = """
+    op REDUCE   | - -
+    op MM       |  -
+    launch      | abc
+    s7 gemm     |       bbbbbbbbbbbb
+    s9 nccl_All |    aaa   ccccccccccccc
+    """
+    late = """
+    op REDUCE   | -              -
+    op MM       |  -
+    launch      | ab             c
+    s7 gemm     |       bbbbbbbbbbbb
+    s9 nccl_All |    aaa          cccccc
+    """
+    result = analyze(ranks(busy, busy, busy, late), "stragglers")
+    assert verdicts(result)[0] == (3, 3 * 7 * COLUMN, 1, "late_launch")
+    assert "its launch was called 130 us after the others'" in result["stragglers"]["evidence"][0]
+
+
+def test_a_gpu_that_is_slow_at_everything_is_slow_at_shapes_of_its_own() -> None:
+    # Rank 3 takes twice as long for what all run alike, and twice as long as well for the experts' rows,
+    # which are others on each rank.
+    def text(rows: int, slow: int) -> str:
+        alike, expert = "b" * 4 * slow, "d" * 3 * slow
+        start = 7 + len(alike) + 3 + len(expert)
+        return f"""
+    op REDUCE   | - - -
+    op MM       |  -
+    op EXPERT   |    -
+    launch      | abcde
+    s7 gemm     |       {alike}   {expert}
+    s9 nccl_All |    aaa{" " * len(alike)}ccc{" " * len(expert)}{"e" * (40 - start)}
+    """.replace("EXPERT", f'aten::bmm shapes=[[{rows},64],[64,64]] types=["Half","Half"]')
+
+    drawn = [text(1000 + rank, 1) for rank in range(3)] + [text(1003, 2)]
+    # The middle all-reduce would have to end together; here every rank has one of its own length.
+    result = analyze(ranks(*drawn), "stragglers")
+    causes = records(result["causes"], "rank", "cause")
+    assert (3, "slow_kernels") in causes
+    assert (3, "token_load") not in causes
+    assert "2.00 times as long for equal work" in " ".join(result["causes"]["evidence"])
+
+
+SEVERAL = {
+    "ordinary": """
+    op REDUCE   | -  - -   -
+    op MM       |  -
+    launch      | abcd e   f
+    s7 gemm     |       bbb
+    s9 nccl_All |    aaa   dddddddddddeeeeeeeeeeeeeeeefffffffff
+    """,
+    "loaded, then late": """
+    op REDUCE        | -  -                            - -
+    op LARGER        |  -
+    op aten::nonzero |                     --------
+    launch           | ab d                            e f
+    s7 gemm          |       bbbbbbbbbbb
+    s9 nccl_All      |    aaa           ddd             eeefffffffff
+    """,
+}
+
+
+def test_several_causes_in_one_run() -> None:
+    result = analyze(ranks(*[SEVERAL["ordinary"]] * 3, SEVERAL["loaded, then late"]), "stragglers")
+    found = records(result["causes"], "rank", "cause", "caused_wait_ns", "count")
+    assert found[:2] == [(3, "late_launch", 3 * 13 * COLUMN, 1), (3, "token_load", 3 * 8 * COLUMN, 1)]
+    assert verdicts(result)[0] == (3, 3 * 21 * COLUMN, 2, "late_launch")
+    (fraction,) = [row[1] for row in records(result["stragglers"], "rank", "cause_fraction") if row[0] == 3]
+    assert fraction == pytest.approx(13 / 21)
+
+
+def test_ranks_alike_to_within_noise_are_not_blamed_with_more_than_that() -> None:
+    # Each of the ranks is a column (1 us) late once.
+    texts = [ORDINARY, ORDINARY.replace("cccccccccccc", "  cccccccccc", 1), ORDINARY, ORDINARY]
+    result = analyze(ranks(*texts, ns_per_char=300), "stragglers")
+    assert result["stragglers"]["caused_wait_ns"].max() <= 3 * 2 * 300
+    assert set(result["stragglers"]["cause"]) == {"unknown"}
+    evidence = result["stragglers"]["evidence"][0]
+    assert evidence.startswith("the others waited 1.80 us in all")
+
+
+@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])
+def test_clocks_of_several_hosts_do_not_matter(cause: str) -> None:
+    starts = (0, 5_000_000, 7_000_000_000, 123_456_789)
+    assert verdicts(four(LATE[cause], starts=starts)) == verdicts(four(LATE[cause]))
+    since_1970 = (1_712_195_495_519_689_500,) * 4
+    shown = four(LATE[cause], starts=since_1970)
+    assert verdicts(shown) == verdicts(four(LATE[cause]))
+    assert shown["stragglers"]["evidence"].tolist() == four(LATE[cause])["stragglers"]["evidence"].tolist()
+
+
+def test_one_rank_alone_shows_nothing() -> None:
+    result = analyze(ranks(ORDINARY), "stragglers")
+    assert all(not len(result[name]) for name in ("stragglers", "causes", "worst"))
+    assert any("one rank alone" in skip.reason for skip in result.skips)
+    assert "rank 0" in {skip.subject for skip in result.skips}
+
+
+def test_a_stage_that_computes_before_it_sends_carries_no_load() -> None:
+    # The receiver stands still meanwhile: that is the order of a pipeline.
+    sender = """
+    op SEND     |  -
+    op MM       | -
+    launch      | ab
+    s7 gemm     |   aaaaaaaaaa
+    s9 nccl_P2P |             bbb
+    """
+    receiver = """
+    op RECV     | -
+    launch      | b
+    s9 nccl_P2P |  bbbbbbbbbbbbbb
+    """
+    result = analyze(ranks(sender, receiver), "stragglers")
+    assert verdicts(result) == [(0, 11 * COLUMN, 1, "unknown")]
+    assert "a pipeline stage does work of its own" in result["stragglers"]["evidence"][0]
+
+
+def test_caused_waiting_is_that_of_the_collectives() -> None:
+    run = ranks(WAITING, WAITING, WAITING, HELD_UP, OUTSIDE)
+    columns = ("rank", "caused_wait_ns", "last_count")
+    mine = sorted(records(analyze(run, "stragglers")["stragglers"], *columns))
+    theirs = records(analyze(run, "collectives")["ranks"], *columns)
+    assert mine == [row for row in theirs if row[2]]
+
+
+def test_all_time_of_a_part_is_told() -> None:
+    for text in (*LATE.values(), HELD_UP, SYNCED):
+        (trace,) = ranks(text).traces
+        part = ANALYZERS.get("stragglers").part_of(trace)
+        assert np.array_equal(part.time.sum(axis=1), np.diff(part.edges))
+        assert part.ns.sum() == part.time[:, 0].sum()

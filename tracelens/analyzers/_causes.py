@@ -1,0 +1,277 @@
+"""Why a rank was the last to arrive at a collective: its work since the one before, against the others'."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._instances import SEND_RECV, Instance, Member
+from tracelens.analyzers._segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
+from tracelens.analyzers._workload import Excess, Workloads, duration
+
+Int = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+CAUSES = (
+    "token_load",
+    "slow_kernels",
+    "late_launch",
+    "blocking_call",
+    "garbage_collection",
+    "inherited",
+    "unknown",
+)
+
+SMALL_NS = 2_000
+"""Waiting of all others together that needs no cause."""
+
+EXPLAINED = 0.3
+"""A cause accounts for at least this share of the lateness."""
+
+# A kernel that starts within this of its launch call did not stand in a queue: the host decided when.
+_UNQUEUED_NS = 30_000
+# Among how many shared instances before this one the last that was over is sought.
+_LOOK_BACK = 64
+# Sender and receiver with less work in common than this were in different parts of the program.
+_SAME_WORK = 0.5
+_IDLE = {LATE: "late_launch", BLOCKED: "blocking_call", GARBAGE: "garbage_collection"}
+
+
+class _Shared:
+    """Which instances the ranks of each instance have all been in."""
+
+    def __init__(self, instances: Sequence[Instance]) -> None:
+        self._instances = instances
+        sets = [frozenset(member.rank for member in instance.members) for instance in instances]
+        distinct = set(sets)
+        inside = {larger: [one for one in distinct if one <= larger] for larger in distinct}
+        self._places: dict[frozenset[int], list[int]] = {one: [] for one in distinct}
+        for place, ranks in enumerate(sets):
+            for one in inside[ranks]:
+                self._places[one].append(place)
+
+    def before(self, place: int, instance: Instance) -> list[Instance]:
+        """Those before this one, in order."""
+        places = self._places[frozenset(member.rank for member in instance.members)]
+        end = bisect_left(places, place)
+        return [self._instances[one] for one in places[max(end - _LOOK_BACK, 0) : end]]
+
+
+class Verdict(NamedTuple):
+    """Why the last rank of an instance was late, with the figures that say so, and by how much."""
+
+    cause: str
+    evidence: str
+    late_ns: int
+
+
+class _Span(NamedTuple):
+    """A member's time before an instance: pieces [first, last), communication kernels.
+
+    `begin` is by the common clock, since the instance's last arrival (a double would not hold it since 1970).
+    """
+
+    first: int
+    last: int
+    begin: int
+    kernels: int
+
+
+class Comparison:
+    """Compares the ranks of instances; made once for a run.
+
+    Args:
+        parts: by rank.
+        instances: all of the run by one clock, in order of time.
+        offset: of each rank's clock.
+    """
+
+    def __init__(
+        self, parts: Mapping[int, Segments], instances: Sequence[Instance], offset: Mapping[int, int]
+    ) -> None:
+        self._parts, self._offset = parts, offset
+        self._workloads = Workloads(parts)
+        self._shared = _Shared(instances)
+        self._of_kernel: dict[tuple[int, int], Instance] = {}
+        for instance in instances:
+            for member in instance.members:
+                self._of_kernel.setdefault((member.rank, member.record.kernel), instance)
+
+    def verdict(self, place: int, instance: Instance) -> Verdict:
+        """Why its last rank was late.
+
+        Args:
+            place: of the instance in the list that this comparison was made of.
+            instance: that instance.
+        """
+        last, wait = instance.last, instance.wait_ns
+        others = [member for member in instance.members if member.rank != last.rank]
+        weight = np.array([wait[member.rank] for member in others], dtype=float)
+        late = -_typical(np.array([[member.start - last.start] for member in others], dtype=float), weight)[0]
+        if sum(wait.values()) < SMALL_NS:
+            return Verdict("unknown", f"the others waited {duration(sum(wait.values()))} in all", round(late))
+        if verdict := self._launched_late(late, last, others, weight):
+            return verdict
+        spans = self._spans(self._common(place, instance), instance)
+        mine = self._numbers(last, spans)
+        theirs = np.array([self._numbers(member, spans) for member in others])
+        usual = _typical(theirs, weight)
+        more = mine - usual
+        found = {_IDLE[kind]: float(more[kind]) for kind in _IDLE}
+        # What a rank lost before, it can have caught up since.
+        found["inherited"] = min(more[COMM] + more[-1], late)
+        excess = None
+        if more[WORK] >= EXPLAINED * late:
+            ranges = [(member.rank, *spans[member.rank][:2]) for member in (last, *others)]
+            excess = self._workloads.excess(ranges, float(more[WORK]))
+            found |= {"token_load": excess.load, "slow_kernels": excess.slow}
+        cause = max(CAUSES[:-1], key=lambda name: found.get(name, 0.0))
+        if excess is not None and cause == "token_load" and _other_stage(instance, excess):
+            text = f"{excess.load_text}; a pipeline stage does work of its own, which tells nothing of load"
+            return Verdict("unknown", text, round(late))
+        if found.get(cause, 0.0) >= max(EXPLAINED * late, 1):
+            return Verdict(cause, self._evidence(cause, last, spans, mine, usual, excess), round(late))
+        return Verdict("unknown", _unexplained(late, more), round(late))
+
+    def _common(self, place: int, instance: Instance) -> dict[int, Member]:
+        """The last instance that all members of this one had been in and left; {} if there is none."""
+        ranks = {member.rank: member for member in instance.members}
+        for before in reversed(self._shared.before(place, instance)):
+            left = {member.rank: member for member in before.members if member.rank in ranks}
+            if all(member.end <= ranks[rank].start for rank, member in left.items()):
+                return left
+        return {}
+
+    def _spans(self, common: Mapping[int, Member], instance: Instance) -> dict[int, _Span]:
+        """What is compared, by rank: since the last communication kernel, where all had equally many.
+
+        Where one rank took part in communication that others did not, "since the last one" would be another
+        stretch of the program on each of them. They are then compared since the last one that they shared.
+        """
+        since_last, since_common = {}, {}
+        arrival = instance.last.start
+        for member in instance.members:
+            part, offset = self._parts[member.rank], self._offset[member.rank]
+            start = member.start + offset
+            begin = common[member.rank].end + offset if common else int(part.edges[0])
+            own = part.comms
+            between = np.flatnonzero((own.start >= begin) & (own.end <= start))
+            between = between[between != member.record.kernel]
+            latest = max(int(own.end[between].max(initial=begin)), begin)
+            last = int(np.searchsorted(part.edges, start))
+            first, nearer = (int(np.searchsorted(part.edges, time)) for time in (begin, latest))
+            since_common[member.rank] = _Span(first, last, begin - offset - arrival, len(between))
+            since_last[member.rank] = _Span(nearer, last, latest - offset - arrival, len(between))
+        alike = len({span.kernels for span in since_common.values()}) == 1
+        return since_last if alike else since_common
+
+    def _numbers(self, member: Member, spans: Mapping[int, _Span]) -> Floats:
+        """Time of a member's span by TIMES, and its begin."""
+        span = spans[member.rank]
+        time = self._parts[member.rank].time[span.first : span.last].sum(axis=0)
+        return np.append(time.astype(float), span.begin)
+
+    def _evidence(
+        self,
+        cause: str,
+        last: Member,
+        spans: Mapping[int, _Span],
+        mine: Floats,
+        usual: Floats,
+        excess: Excess | None,
+    ) -> str:
+        if cause == "inherited":
+            return self._before(last, spans[last.rank], mine, usual)
+        if excess is not None and cause in ("token_load", "slow_kernels"):
+            return excess.load_text if cause == "token_load" else excess.slow_text
+        kind = next(kind for kind, name in _IDLE.items() if name == cause)
+        against = f"{duration(mine[kind])} (others {duration(usual[kind])})"
+        host = self._host(last.rank, spans[last.rank], kind)
+        if cause == "blocking_call":
+            return f"GPU idle {against} because the host was blocked in {host or 'a call'}"
+        if cause == "garbage_collection":
+            return f"GPU idle {against} because of garbage collection: {host}"
+        return f"GPU idle {against} because the host launched late{host and ', the longest time in '}{host}"
+
+    def _host(self, rank: int, span: _Span, kind: int) -> str:
+        """What the host was in during the longest idle time of a kind."""
+        part = self._parts[rank]
+        piece = span.first + int(np.argmax(part.longest[span.first : span.last, kind]))
+        code = int(part.host[piece, kind])
+        return part.texts[code] if code >= 0 else ""
+
+    def _before(self, last: Member, span: _Span, mine: Floats, usual: Floats) -> str:
+        """Evidence for lateness that a rank brought with it from other communication."""
+        own, offset = self._parts[last.rank].comms, self._offset[last.rank]
+        start = last.start + offset
+        if (begun := mine[-1] - usual[-1]) >= mine[COMM] - usual[COMM]:
+            kernels = np.flatnonzero(own.end <= start)
+            text = f"had left the communication before {duration(begun)} later than the others"
+            if not len(kernels):
+                return f"its recording began {duration(begun)} later than the others'"
+            kernel = int(kernels[np.argmax(own.end[kernels])])
+        else:
+            text = f"{duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
+            begin = span.begin + start
+            kernels = np.flatnonzero((own.end > begin) & (own.start < start))
+            inside = np.minimum(own.end[kernels], start) - np.maximum(own.start[kernels], begin)
+            kernel = int(kernels[np.argmax(inside)])
+        instance = self._of_kernel.get((last.rank, kernel))
+        if instance is None:
+            return text
+        said = f"{text}: {instance.collective} {instance.order} of group {instance.group}"
+        latest = instance.last.rank
+        return f"{said}, where rank {latest} was last" if latest != last.rank else said
+
+    def _launched_late(
+        self, late: float, last: Member, others: Sequence[Member], weight: Floats
+    ) -> Verdict | None:
+        """The verdict where the host asked for the communication late, while the GPU was busy.
+
+        Computation that goes on when the communication begins is not what it waited for; and a kernel that
+        begins as soon as it is launched waited for nothing else either.
+        """
+        called = [self._called(member) for member in (last, *others)]
+        if min(called) < 0 or last.start - called[0] > _UNQUEUED_NS:
+            return None
+        if not self._parts[last.rank].beside[last.record.kernel]:
+            return None
+        behind = -_typical((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
+        if behind < EXPLAINED * late:
+            return None
+        text = f"its launch was called {duration(behind)} after the others', while its GPU was busy"
+        return Verdict("late_launch", text, round(late))
+
+    def _called(self, member: Member) -> int:
+        launch = int(self._parts[member.rank].launch[member.record.kernel])
+        return launch - self._offset[member.rank] if launch >= 0 else -1
+
+
+def _unexplained(late: float, more: Floats) -> str:
+    """Evidence where nothing explains the lateness."""
+    most = int(np.argmax(more[:-1]))
+    what = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
+    found = f"most of it {duration(more[most])} more {what}" if more[most] > 0 else "nothing was longer"
+    return f"{duration(late)} late, unexplained by what was recorded: {found} than the others"
+
+
+def _other_stage(instance: Instance, excess: Excess) -> bool:
+    """Whether sender and receiver were in different parts of the program."""
+    return instance.collective == SEND_RECV and excess.alike < _SAME_WORK
+
+
+def _typical(values: Floats, weight: Floats) -> Floats:
+    """Median of each column, each row counting by its weight; by 1 where nothing has any."""
+    weight = weight if weight.sum() > 0 else np.ones(len(weight))
+    order = np.argsort(values, axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    reached = np.cumsum(weight[order], axis=0)
+    half = reached[-1] / 2
+    columns = np.arange(values.shape[1])
+    low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
+    result: Floats = (ordered[low, columns] + ordered[high, columns]) / 2
+    return result

@@ -127,7 +127,13 @@ def test_ranks_without_communication_are_named() -> None:
     assert ("rank 2", "no communication kernel in the trace") in [
         (skip.subject, skip.reason) for skip in result.skips
     ]
-    assert records(result["ranks"], "kernel_ns") == [(3000,), (3000,), (0,)]
+    assert records(result["ranks"], "kernel_ns") == [(3000,), (3000,)]
+
+
+def test_groups_of_which_ranks_are_missing_are_told() -> None:
+    result = collectives([comm("    aaa", size=4), comm("     aa", size=4)])
+    assert records(result["instances"], "ranks", "group_size") == [(2, 4)]
+    assert any("not all ranks of their groups" in skip.reason for skip in result.skips)
 
 
 def test_kernels_without_a_record_are_told() -> None:
@@ -274,6 +280,8 @@ def test_latency_and_bandwidth_are_fitted() -> None:
 def test_one_step_only() -> None:
     steps = "step 1 | ----------\n        step 2 |           ----------"
     run = draw_run(comm("      aaaa   bb", more=steps), comm("       aaa  bbb", more=steps))
+    whole = analyze(run, "collectives")
+    assert records(whole["instances"], "step") == [("ProfilerStep#1",), ("ProfilerStep#2",)]
     (second,) = report(run, ["collectives"], step="2").results
     assert records(second["instances"], "latency_ns") == [(2000,)]
     assert records(second["ranks"], "kernel_ns") == [(2000,), (3000,)]

@@ -290,6 +290,32 @@ def test_a_copy_that_the_host_waits_for_blocks() -> None:
     assert "cudaMemcpyAsync in aten::to" in result["stragglers"]["evidence"][0]
 
 
+def test_a_queue_that_a_blocking_call_ran_dry_is_its_doing() -> None:
+    # The call costs 3 columns of idle time, but from then on each launch comes late: 6 x 3 columns more.
+    ahead = """
+    op REDUCE                    | -        -
+    op MM                        |  --------
+    launch                       | abcdefghiz
+    s7 gemm                      |       bbbbbbcdefghi
+    s9 nccl_All                  |    aaa             zzzzzzzzzzzzzzzzzzzzzzzzzz
+    """
+    late = """
+    op REDUCE                    | -                                      -
+    launch cudaStreamSynchronize |   -----------
+    op MM                        |  -            -------------------------
+    launch                       | ab            c   d   e   f   g   h   iz
+    s7 gemm                      |       bbbbbb   c   d   e   f   g   h   i
+    s9 nccl_All                  |    aaa                                  zzzzz
+    """
+    result = analyze(ranks(ahead, ahead, ahead, late), "stragglers")
+    assert verdicts(result)[0][0] == 3
+    assert verdicts(result)[0][3] == "blocking_call"
+    assert (
+        "before, it was blocked for 110 us (others 0 ns) in cudaStreamSynchronize"
+        in (result["stragglers"]["evidence"][0])
+    )
+
+
 def test_a_launch_that_comes_late_while_the_gpu_is_busy() -> None:
     # All compute alike; rank 3 asks for its all-reduce later, and it could have begun at 9.
     busy = """
@@ -315,24 +341,23 @@ def test_a_gpu_that_is_slow_at_everything_is_slow_at_shapes_of_its_own() -> None
     # Rank 3 takes twice as long for what all run alike, and twice as long as well for the experts' rows,
     # which are others on each rank.
     def text(rows: int, slow: int) -> str:
-        alike, expert = "b" * 4 * slow, "d" * 3 * slow
-        start = 7 + len(alike) + 3 + len(expert)
+        alike, expert = 4 * slow, 3 * slow
+        middle, last = " " * alike + "c" * (12 - alike), " " * expert + "e" * (20 - expert)
         return f"""
     op REDUCE   | - - -
     op MM       |  -
     op EXPERT   |    -
     launch      | abcde
-    s7 gemm     |       {alike}   {expert}
-    s9 nccl_All |    aaa{" " * len(alike)}ccc{" " * len(expert)}{"e" * (40 - start)}
+    s7 gemm     |       {"b" * alike:12}{"d" * expert}
+    s9 nccl_All |    aaa{middle}{last}
     """.replace("EXPERT", f'aten::bmm shapes=[[{rows},64],[64,64]] types=["Half","Half"]')
 
     drawn = [text(1000 + rank, 1) for rank in range(3)] + [text(1003, 2)]
-    # The middle all-reduce would have to end together; here every rank has one of its own length.
     result = analyze(ranks(*drawn), "stragglers")
-    causes = records(result["causes"], "rank", "cause")
-    assert (3, "slow_kernels") in causes
-    assert (3, "token_load") not in causes
-    assert "2.00 times as long for equal work" in " ".join(result["causes"]["evidence"])
+    found = records(result["causes"], "rank", "cause", "caused_wait_ns", "count")
+    assert found[0] == (3, "slow_kernels", 3 * (4 + 3) * COLUMN, 2)
+    assert records(result["worst"], "order", "cause") == [(1, "slow_kernels"), (2, "slow_kernels")]
+    assert "2.00 times as long for equal work" in " ".join(result["worst"]["evidence"])
 
 
 SEVERAL = {

@@ -25,6 +25,7 @@ ANALYZERS = [
     "launches",
     "collectives",
     "overlap",
+    "stragglers",
 ]
 
 

@@ -97,7 +97,19 @@ def test_waiting_and_communication_add_up(case: Case) -> None:
     assert (table[["comm_ns", "sync_ns", "unmatched_ns"]] >= 0).all(axis=None)
     for rank, _, work in case.each():
         comm = work.kind == KINDS.index("comm")
-        assert table.loc[rank, "kernel_ns"] == int(work.dur[comm].sum())
+        assert table["kernel_ns"].get(rank, 0) == int(work.dur[comm].sum())
+
+
+def test_batched_sends_and_receives_have_their_kernels(corpus: Path) -> None:
+    """Every kernel of a pipeline's messages is that of a batch, and none is left without a record."""
+    for rank in (0, 4):
+        run = tracelens.load(corpus / "nvidia-h200-megatron" / "pp2ep4" / f"rank{rank}.json.gz")
+        table = run.traces[0].collectives
+        between = table[table["collective"].isin(["send", "recv"])]
+        assert len(between) == 16
+        assert (between["kernel_id"] >= 0).all()
+        # The first batch has a send or a receive alone, all others have one of each.
+        assert between["kernel_id"].nunique() == 9
 
 
 def test_what_is_waited_for_is_caused(case: Case) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.renderers import sample
-from tracelens.renderers._rows import Tree, cut, more, select
-from tracelens.schema import Column, Schema
+from tracelens.renderers._rows import Tree, cut, details, more, readable, select
+from tracelens.schema import Column, Result, Schema, Skip
 
 SCHEMA = Schema(
     "Tree",
@@ -86,3 +88,18 @@ def test_more_says_where_the_rest_is() -> None:
         == "200 of 1,234 rows; all of them: tracelens analyze ops PATH --json or -o DIR for CSV"
     )
     assert more(result, cut(result.data["ops"], 2000)) == ""
+
+
+def test_a_result_without_any_row_says_why_and_nothing_else() -> None:
+    columns = (Column("rank", "int64"),)
+    empty = {
+        name: Schema(name, columns, detail=name == "fine").table({"rank": []}) for name in ("plain", "fine")
+    }
+    silent = Result("a", "A", empty)
+    assert list(readable(silent)) == ["plain"]
+    assert "fine" in details(silent)
+    told = replace(silent, skips=(Skip("rank 0", "nothing to see"),))
+    assert readable(told) == {}
+    assert details(told) == ""
+    full = Schema("full", columns).table({"rank": [1]})
+    assert list(readable(replace(told, data={**empty, "full": full}))) == ["plain", "full"]

@@ -70,14 +70,20 @@ class Verdict(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A member's time before an instance: pieces [first, last), communication kernels.
+    """A member's time before an instance.
 
-    `begin` is by the common clock, since the instance's last arrival (a double would not hold it since 1970).
+    Attributes:
+        first: piece that it begins with.
+        last: piece that it ends before.
+        begin: ns by the common clock, since the instance's last arrival (a double cannot count from 1970).
+        before: communication kernel after which it begins, -1 for the recording's begin.
+        kernels: communication kernels since the last instance that all members shared.
     """
 
     first: int
     last: int
     begin: int
+    before: int
     kernels: int
 
 
@@ -114,9 +120,9 @@ class Comparison:
         late = -_typical(np.array([[member.start - last.start] for member in others], dtype=float), weight)[0]
         if sum(wait.values()) < SMALL_NS:
             return Verdict("unknown", f"the others waited {duration(sum(wait.values()))} in all", round(late))
-        if verdict := self._launched_late(late, last, others, weight):
-            return verdict
         spans = self._spans(self._common(place, instance), instance)
+        if text := self._launched_late(late, last, others, weight):
+            return self._late_launch(text, late, instance, spans, weight)
         mine = self._numbers(last, spans)
         theirs = np.array([self._numbers(member, spans) for member in others])
         usual = _typical(theirs, weight)
@@ -134,7 +140,10 @@ class Comparison:
             text = f"{excess.load_text}; a pipeline stage does work of its own, which tells nothing of load"
             return Verdict("unknown", text, round(late))
         if found.get(cause, 0.0) >= max(EXPLAINED * late, 1):
-            return Verdict(cause, self._evidence(cause, last, spans, mine, usual, excess), round(late))
+            text = self._evidence(cause, last, spans, mine, usual, excess)
+            if cause == "late_launch":
+                return self._late_launch(text, late, instance, spans, weight)
+            return Verdict(cause, text, round(late))
         return Verdict("unknown", _unexplained(late, more), round(late))
 
     def _common(self, place: int, instance: Instance) -> dict[int, Member]:
@@ -158,14 +167,17 @@ class Comparison:
             part, offset = self._parts[member.rank], self._offset[member.rank]
             start = member.start + offset
             begin = common[member.rank].end + offset if common else int(part.edges[0])
+            before = common[member.rank].record.kernel if common else -1
             own = part.comms
             between = np.flatnonzero((own.start >= begin) & (own.end <= start))
-            between = between[between != member.record.kernel]
-            latest = max(int(own.end[between].max(initial=begin)), begin)
+            between = between[(between != member.record.kernel) & (between != before)]
+            latest = int(between[np.argmax(own.end[between])]) if len(between) else before
+            end = int(own.end[latest]) if len(between) else begin
             last = int(np.searchsorted(part.edges, start))
-            first, nearer = (int(np.searchsorted(part.edges, time)) for time in (begin, latest))
-            since_common[member.rank] = _Span(first, last, begin - offset - arrival, len(between))
-            since_last[member.rank] = _Span(nearer, last, latest - offset - arrival, len(between))
+            first, nearer = np.searchsorted(part.edges, (begin, end)).tolist()
+            count = len(between)
+            since_common[member.rank] = _Span(first, last, begin - offset - arrival, before, count)
+            since_last[member.rank] = _Span(nearer, last, end - offset - arrival, latest, count)
         alike = len({span.kernels for span in since_common.values()}) == 1
         return since_last if alike else since_common
 
@@ -227,24 +239,55 @@ class Comparison:
         latest = instance.last.rank
         return f"{said}, where rank {latest} was last" if latest != last.rank else said
 
-    def _launched_late(
-        self, late: float, last: Member, others: Sequence[Member], weight: Floats
-    ) -> Verdict | None:
-        """The verdict where the host asked for the communication late, while the GPU was busy.
+    def _launched_late(self, late: float, last: Member, others: Sequence[Member], weight: Floats) -> str:
+        """Evidence where the host asked for the communication late beside a busy GPU; "" where it did not.
 
         Computation that goes on when the communication begins is not what it waited for; and a kernel that
         begins as soon as it is launched waited for nothing else either.
         """
         called = [self._called(member) for member in (last, *others)]
         if min(called) < 0 or last.start - called[0] > _UNQUEUED_NS:
-            return None
+            return ""
         if not self._parts[last.rank].beside[last.record.kernel]:
-            return None
+            return ""
         behind = -_typical((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
         if behind < EXPLAINED * late:
-            return None
-        text = f"its launch was called {duration(behind)} after the others', while its GPU was busy"
-        return Verdict("late_launch", text, round(late))
+            return ""
+        return f"its launch was called {duration(behind)} after the others', while its GPU was busy"
+
+    def _late_launch(
+        self,
+        text: str,
+        late: float,
+        instance: Instance,
+        spans: Mapping[int, _Span],
+        weight: Floats,
+    ) -> Verdict:
+        """The verdict for late launches: a call that blocked may be behind them.
+
+        Once it has waited for the GPU, the host has no more launches ahead, so that each one is late for a
+        while. Ranks that wait for the last one block longer than it does where all of them synchronise.
+        """
+        last = instance.last
+        others = [member for member in instance.members if member.rank != last.rank]
+        times = [self._blocked(member, spans[member.rank]) for member in (last, *others)]
+        # Sender and receiver block where their parts of the program do, which says nothing of either.
+        if min(times) < 0 or instance.collective == SEND_RECV:
+            return Verdict("late_launch", text, round(late))
+        usual = _typical(np.array(times[1:], dtype=float)[:, None], weight)[0]
+        if times[0] - usual < EXPLAINED * late:
+            return Verdict("late_launch", text, round(late))
+        host = self._host(last.rank, spans[last.rank], BLOCKED)
+        said = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(usual)})"
+        return Verdict("blocking_call", f"{said}{host and ' in '}{host}", round(late))
+
+    def _blocked(self, member: Member, span: _Span) -> int:
+        """How long the host sat in blocking calls from one launch to the other, -1 if unknown."""
+        part, kernel = self._parts[member.rank], member.record.kernel
+        if part.launch[kernel] < 0 or (span.before >= 0 and part.launch[span.before] < 0):
+            return -1
+        before = int(part.blocked[span.before]) if span.before >= 0 else 0
+        return max(int(part.blocked[kernel]) - before, 0)
 
     def _called(self, member: Member) -> int:
         launch = int(self._parts[member.rank].launch[member.record.kernel])

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import subtract
+from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import Scope, gpu_work
+from tracelens.trace.work import Scope, Work, gpu_work
 
 Int = NDArray[np.int64]
 
@@ -25,6 +26,7 @@ class Record(NamedTuple):
 
     Attributes:
         kernel: place among the rank's communication kernels.
+        step: in which the kernel starts, by the rank's own marks.
         collective: name.
         group: name of the process group.
         description: what the program calls the group.
@@ -38,6 +40,7 @@ class Record(NamedTuple):
     """
 
     kernel: int
+    step: str
     collective: str
     group: str
     description: str
@@ -90,11 +93,21 @@ def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
     place[mine.event] = np.arange(len(mine.event))
     exposed = subtract(work.union("comm"), work.union("computation"))
     meta = trace.meta
-    records = _records(trace, place)
+    records = _records(trace, place, _steps(trace, work, mine.start))
     return RankComms(meta.rank, meta.host, meta.epoch_ns, mine.start, mine.end, records, exposed)
 
 
-def _records(trace: Trace, place: Int) -> list[Record]:
+def _steps(trace: Trace, work: Work, start: Int) -> list[str]:
+    """The step of each of these times."""
+    if not len(start):
+        return []
+    steps = find_steps(trace, work)
+    last = len(steps.labels) - 1
+    at = np.clip(np.searchsorted(steps.edges, start, side="right") - 1, 0, last)
+    return [steps.labels[number] for number in at.tolist()]
+
+
+def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
     rows = np.flatnonzero((kernel >= 0) & (place[np.maximum(kernel, 0)] >= 0))
@@ -110,6 +123,7 @@ def _records(trace: Trace, place: Int) -> list[Record]:
         found.append(
             Record(
                 at,
+                step[at],
                 collective,
                 texts["group"][number],
                 texts["group_description"][number],

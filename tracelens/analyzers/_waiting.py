@@ -85,9 +85,11 @@ def waits(instances: Sequence[Instance]) -> Waits:
 
 
 def rank_rows(ranks: Sequence[RankComms], found: Waits) -> list[dict[str, Any]]:
-    """Rows of RANKS: one a rank."""
+    """Rows of RANKS: one a rank with communication."""
     rows = []
     for one in sorted(ranks, key=lambda one: one.rank):
+        if not len(one.start):
+            continue
         dur = (one.end - one.start).tolist()
         kernel = sum(dur)
         sync = sum(found.sync.get((one.rank, place), 0) for place in range(len(dur)))

@@ -30,6 +30,7 @@ INSTANCES = Schema(
         Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x the share that crosses the links"),
         Column("last_rank", "int64", doc="who arrived last"),
+        Column("step", "category", doc="of the lowest rank"),
         Column("dtype", "category"),
         Column("group_size", "int64", "count"),
         Column("description", "category", doc="what the program calls the group"),
@@ -69,9 +70,10 @@ def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
     found = match(ranks)
     clock = clocks(ranks, found.instances)
     offset = {one.rank: one.offset_ns for one in clock}
+    of_rank = {one.rank: one for one in ranks}
     instances = [instance._replace(members=aligned(instance, offset)) for instance in found.instances]
     waited = waits(instances)
-    skips = [*found.skips, *_nothing(ranks, clock)]
+    skips = [*found.skips, *_nothing(ranks, clock), *_incomplete(instances)]
     exchanged, wrong = traffic(instances)
     fitted, unfit = fit(instances)
     tables = {
@@ -81,7 +83,7 @@ def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
         "fit": stack(FIT, fitted),
         "all_to_all": stack(ALL_TO_ALL, all_to_all(instances)),
         "traffic": stack(TRAFFIC, exchanged),
-        "clocks": stack(CLOCKS, _clock_rows(clock)),
+        "clocks": stack(CLOCKS, _clock_rows([one for one in clock if len(of_rank[one.rank].start)])),
     }
     return result(tables, [*skips, *wrong, *unfit], scope=scope)
 
@@ -143,6 +145,7 @@ def _rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
                     rate * bus_factor(instance.collective, record.size) if rate >= 0 else -1.0
                 ],
                 "last_rank": [instance.last.rank],
+                "step": [record.step],
             }
         )
     return rows
@@ -150,6 +153,13 @@ def _rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
 
 def _clock_rows(clock: Sequence[Clock]) -> list[dict[str, Any]]:
     return [{name: [value] for name, value in one._asdict().items()} for one in clock]
+
+
+def _incomplete(instances: Sequence[Instance]) -> list[Skip]:
+    """Collectives of which not all ranks are there: another may have arrived still later."""
+    part = sum(len(instance.members) < instance.members[0].record.size for instance in instances)
+    reason = "not all ranks of their groups are in the run; who is missing may have come still later"
+    return [Skip(f"all waiting in {part} collective(s)", reason)] if part else []
 
 
 def _nothing(ranks: Sequence[RankComms], clock: Sequence[Clock]) -> list[Skip]:

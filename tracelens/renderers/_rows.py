@@ -81,7 +81,9 @@ def more(result: Result, part: Cut) -> str:
 def details(result: Result) -> str:
     """The line that names the tables whose rows only the machine formats hold; empty when there are none."""
     names = [
-        f"{table.schema.title} ({len(table):,} rows)" for table in result.data.values() if table.schema.detail
+        f"{table.schema.title} ({len(table):,} rows)"
+        for table in result.data.values()
+        if table.schema.detail and not _says_nothing(result)
     ]
     return f"Only in JSON, CSV and XLSX: {', '.join(names)}" if names else ""
 
@@ -95,8 +97,14 @@ def skipped(result: Result) -> list[tuple[str, str]]:
 
 
 def readable(result: Result) -> dict[str, Table]:
-    """The tables that are meant to be read, in order."""
+    """The tables that are meant to be read, in order; none where all are empty and the skips say why."""
+    if _says_nothing(result):
+        return {}
     return {name: table for name, table in result.data.items() if not table.schema.detail}
+
+
+def _says_nothing(result: Result) -> bool:
+    return bool(result.skips) and not any(len(table) for table in result.data.values())
 
 
 def select(table: Table, limit: int) -> Tree:

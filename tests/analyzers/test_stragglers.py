@@ -11,6 +11,7 @@ from tracelens.analyzers import ANALYZERS
 from tracelens.analyzers._causes import CAUSES
 from tracelens.schema import Result
 from tracelens.trace.run import Run, make_run
+from tracelens.trace.steps import select_step
 
 COLUMN = 10_000
 WORDS = {
@@ -18,6 +19,7 @@ WORDS = {
     "LARGER": 'aten::mm shapes=[[4096,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
     "REDUCE": "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
     "PAIR": "record_param_comms collective=allreduce group=1 ranks=[3,4] size=2 in=8 out=8 dtype=Float",
+    "OTHER": "record_param_comms collective=allreduce group=5 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
     "SEND": "record_param_comms collective=send group=7 ranks=[0,1] size=2 in=8 out=8 dtype=Float",
     "RECV": "record_param_comms collective=recv group=7 ranks=[0,1] size=2 in=8 out=8 dtype=Float",
 }
@@ -90,9 +92,9 @@ LATE = {
 
 FIGURES = {
     "token_load": "80.0 us more computation than the median of the others: "
-    "4,096 rows against 1,024 in aten::mm 110 us against 30.0 us",
+    "4,096 rows against 1,024 in aten::mm (110 us against 30.0 us)",
     "slow_kernels": "80.0 us more computation than the median of the others: "
-    "aten::mm bf16[1024,64] bf16[64,64] 110 us a call against 30.0 us (1 calls)",
+    "aten::mm bf16[1024,64] bf16[64,64] 110 us a call against 30.0 us (1 call)",
     "late_launch": "GPU idle 70.0 us (others 0 ns) because the host launched late, "
     "the longest time in aten::nonzero",
     "blocking_call": "GPU idle 70.0 us (others 0 ns) because the host was blocked in "
@@ -142,6 +144,97 @@ def test_rank_3_is_named_with_its_cause_and_the_figures(cause: str) -> None:
     assert worst == [("allreduce", "0", 1, 3, 3 * late * COLUMN, cause, late * COLUMN)]
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])
+def test_any_rank_can_be_the_slow_one(cause: str, rank: int) -> None:
+    texts = [ORDINARY] * 4
+    texts[rank] = LATE[cause]
+    assert verdicts(analyze(ranks(*texts), "stragglers"))[0][::3] == (rank, cause)
+
+
+def test_a_rank_is_compared_with_those_who_waited_for_it() -> None:
+    # Ranks 1 and 2 have as much to do as rank 3, but for a column; it is rank 0 that waits.
+    nearly = LATE["token_load"].replace("bbbbbbbbbbb", "bbbbbbbbbb ").replace(" ccccc", "cccccc")
+    result = analyze(ranks(ORDINARY, nearly, nearly, LATE["token_load"]), "stragglers")
+    assert verdicts(result)[0] == (3, (8 + 1 + 1) * COLUMN, 1, "token_load")
+    assert result["stragglers"]["evidence"][0].startswith(FIGURES["token_load"])
+    assert result["worst"]["late_ns"].tolist() == [8 * COLUMN]
+
+
+def test_a_call_of_several_kernels_is_one() -> None:
+    ordinary = ORDINARY.replace("      bbb", "      bb", 1) + "    s8 tail     |         b\n"
+    late = LATE["slow_kernels"].replace("bbbbbbbbbbb", "bbbbb") + "    s8 tail     |            bbbbbb\n"
+    result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
+    assert verdicts(result)[0][::3] == (3, "slow_kernels")
+    assert result["stragglers"]["evidence"][0].startswith(FIGURES["slow_kernels"])
+
+
+def test_a_communication_that_still_runs_is_not_where_the_comparison_begins() -> None:
+    def beside(text: str) -> str:
+        """With another all-reduce of all ranks on another stream, from column 6 to 30."""
+        rows = text.replace("| abc", "| abcx")
+        return rows + "    op OTHER    |    -\n    s5 nccl_All |       xxxxxxxxxxxxxxxxxxxxxxxx\n"
+
+    result = analyze(ranks(*[beside(ORDINARY)] * 3, beside(LATE["token_load"])), "stragglers")
+    assert verdicts(result)[0] == (3, 3 * 8 * COLUMN, 1, "token_load")
+
+
+def test_what_the_others_ran_at_another_time_counts() -> None:
+    # Rank 3 runs the larger one where the others run the smaller, and slowly.
+    ordinary = """
+    op REDUCE   | - - -
+    op MM       |  -
+    op LARGER   |    -
+    launch      | abcde
+    s7 gemm     |       bbb             dddd
+    s9 nccl_All |    aaa   ccccccccccccc    eeee
+    """
+    late = """
+    op REDUCE   | - - -
+    op LARGER   |  -
+    op MM       |    -
+    launch      | abcde
+    s7 gemm     |       bbbbbbbbbbbbb   dddd
+    s9 nccl_All |    aaa             ccc    eeee
+    """
+    result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
+    assert verdicts(result)[0] == (3, 3 * 10 * COLUMN, 1, "slow_kernels")
+    assert (
+        "aten::mm bf16[4096,64] bf16[64,64] 130 us a call against 40.0 us"
+        in (result["stragglers"]["evidence"][0])
+    )
+
+
+def test_slower_kernels_explain_no_more_than_the_longer_computation() -> None:
+    # Its aten::mm takes 10 columns longer, but it has no aten::bmm to run: 4 columns more in all. The GPU
+    # idles for 7.
+    ordinary = """
+    op REDUCE                                    | -  -
+    op MM                                        |  -
+    op aten::bmm shapes=[[2,2]] types=["float"]  |   -
+    launch                                       | abdc
+    s7 gemm                                      |       bbbbdddddd
+    s9 nccl_All                                  |    aaa          cccccccccccccccc
+    """
+    late = """
+    op REDUCE        | -             -
+    op aten::nonzero |        ----
+    op MM            |             -
+    launch           | a           b c
+    s7 gemm          |              bbbbbbbbbbbbbb
+    s9 nccl_All      |    aaa                     ccccc
+    """
+    result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
+    assert verdicts(result)[0][::3] == (3, "late_launch")
+
+
+def test_without_arguments_the_evidence_says_so() -> None:
+    plain = [text.replace("op MM     ", "op aten::mm") for text in (ORDINARY, LATE["slow_kernels"])]
+    result = analyze(ranks(plain[0], plain[0], plain[0], plain[1]), "stragglers")
+    assert verdicts(result)[0][3] == "slow_kernels"
+    assert "its arguments not recorded: it may have been larger" in result["stragglers"]["evidence"][0]
+
+
 def test_every_cause_is_tested() -> None:
     assert set(LATE) == set(FIGURES) == set(CAUSES)
 
@@ -155,13 +248,13 @@ OUTSIDE = """
     s9 nccl_All |                  eee
 """
 HELD_UP = """
-    op REDUCE   | - -
+    op REDUCE   | -  -
     op PAIR     |  -
     op MM       |   -
     launch      | aebc
     s7 gemm     |                     bbb
     s9 nccl_All |    aaaeeeeeeeeeeeeee   ccccccc
-""".replace("op REDUCE   | - -", "op REDUCE   | -  -")
+"""
 WAITING = ORDINARY.replace("ccccccccccccc", "c" * 21)
 
 
@@ -174,6 +267,15 @@ def test_a_collective_with_a_rank_outside_holds_rank_3_up() -> None:
     assert evidence.startswith("140 us in other communication (others 0 ns): allreduce 0 of group 1")
     assert "where rank 4 was last" in evidence
     assert rows[4][0] == 11 * COLUMN
+
+
+def test_what_was_inherited_does_not_depend_on_clocks() -> None:
+    texts = (WAITING, WAITING, WAITING, HELD_UP, OUTSIDE)
+    # Ranks 3 and 4 are on another host.
+    there = analyze(ranks(*texts, starts=(0, 0, 0, 8_000_000, 8_000_000)), "stragglers")
+    here = analyze(ranks(*texts), "stragglers")
+    assert verdicts(there) == verdicts(here)
+    assert there["stragglers"]["evidence"].tolist() == here["stragglers"]["evidence"].tolist()
 
 
 def test_what_was_inherited_from_a_communication_of_everybody_like_it() -> None:
@@ -247,7 +349,7 @@ def test_the_first_collective_counts_from_where_the_recording_begins() -> None:
 # Every rank synchronises here, as a dispatcher does that must know how many tokens it gets.
 SYNCED = """
     op REDUCE                    | -         -
-    launch cudaStreamSynchronize |     --
+    launch cudaStreamSynchronize |      --
     op MM                        |         -
     launch                       | a       b c
     s7 gemm                      |          bbb
@@ -255,7 +357,7 @@ SYNCED = """
 """
 SYNCED_AND_COLLECTED = """
     op REDUCE                    | -                               -
-    launch cudaStreamSynchronize |     --
+    launch cudaStreamSynchronize |      --
     python Python GC             |        ----------------------
     op MM                        |                               -
     launch                       | a                              bc
@@ -314,6 +416,27 @@ def test_a_queue_that_a_blocking_call_ran_dry_is_its_doing() -> None:
         "before, it was blocked for 110 us (others 0 ns) in cudaStreamSynchronize"
         in (result["stragglers"]["evidence"][0])
     )
+
+
+def test_what_blocked_in_another_step_is_no_cause_in_this_one() -> None:
+    early = """
+    step 1      | ------------
+    step 2      |             -----------------
+    op REDUCE   |              -
+    launch      |              c
+    s9 nccl_All |               ccccccccccccccc
+    """
+    late = """
+    step 1                       | ------------
+    step 2                       |             -----------------
+    launch cudaDeviceSynchronize |   --------
+    op aten::nonzero             |              ---------
+    op REDUCE                    |                        -
+    launch                       |                        c
+    s9 nccl_All                  |                         ccccc
+    """
+    run = select_step(ranks(early, early, early, late), "2")
+    assert verdicts(analyze(run, "stragglers")) == [(3, 3 * 10 * COLUMN, 1, "late_launch")]
 
 
 def test_a_launch_that_comes_late_while_the_gpu_is_busy() -> None:
@@ -389,7 +512,7 @@ def test_several_causes_in_one_run() -> None:
 
 
 def test_ranks_alike_to_within_noise_are_not_blamed_with_more_than_that() -> None:
-    # Each of the ranks is a column (1 us) late once.
+    # Rank 1 is two columns late, which are 0.6 us here.
     texts = [ORDINARY, ORDINARY.replace("cccccccccccc", "  cccccccccc", 1), ORDINARY, ORDINARY]
     result = analyze(ranks(*texts, ns_per_char=300), "stragglers")
     assert result["stragglers"]["caused_wait_ns"].max() <= 3 * 2 * 300
@@ -432,6 +555,24 @@ def test_a_stage_that_computes_before_it_sends_carries_no_load() -> None:
     result = analyze(ranks(sender, receiver), "stragglers")
     assert verdicts(result) == [(0, 11 * COLUMN, 1, "unknown")]
     assert "a pipeline stage does work of its own" in result["stragglers"]["evidence"][0]
+
+
+def test_a_stage_that_blocks_before_it_sends_is_late() -> None:
+    sender = """
+    op SEND                      |                     -
+    launch cudaStreamSynchronize |   -------
+    op MM                        | -
+    op aten::nonzero             |           ---------
+    launch                       | a                   b
+    s7 gemm                      |   aaaaaaa
+    s9 nccl_P2P                  |                      bbb
+    """
+    receiver = """
+    op RECV     | -
+    launch      | b
+    s9 nccl_P2P |  bbbbbbbbbbbbbbbbbbbbbbb
+    """
+    assert verdicts(analyze(ranks(sender, receiver), "stragglers"))[0][::3] == (0, "late_launch")
 
 
 def test_caused_waiting_is_that_of_the_collectives() -> None:

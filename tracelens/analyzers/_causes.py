@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._instances import SEND_RECV, Instance, Member
 from tracelens.analyzers._segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
+from tracelens.analyzers._spans import Span, Spans
 from tracelens.analyzers._workload import Excess, Workloads, duration
 
 Int = NDArray[np.int64]
@@ -34,31 +34,9 @@ EXPLAINED = 0.3
 
 # A kernel that starts within this of its launch call did not stand in a queue: the host decided when.
 _UNQUEUED_NS = 30_000
-# Among how many shared instances before this one the last that was over is sought.
-_LOOK_BACK = 64
 # Sender and receiver with less work in common than this were in different parts of the program.
 _SAME_WORK = 0.5
 _IDLE = {LATE: "late_launch", BLOCKED: "blocking_call", GARBAGE: "garbage_collection"}
-
-
-class _Shared:
-    """Which instances the ranks of each instance have all been in."""
-
-    def __init__(self, instances: Sequence[Instance]) -> None:
-        self._instances = instances
-        sets = [frozenset(member.rank for member in instance.members) for instance in instances]
-        distinct = set(sets)
-        inside = {larger: [one for one in distinct if one <= larger] for larger in distinct}
-        self._places: dict[frozenset[int], list[int]] = {one: [] for one in distinct}
-        for place, ranks in enumerate(sets):
-            for one in inside[ranks]:
-                self._places[one].append(place)
-
-    def before(self, place: int, instance: Instance) -> list[Instance]:
-        """Those before this one, in order."""
-        places = self._places[frozenset(member.rank for member in instance.members)]
-        end = bisect_left(places, place)
-        return [self._instances[one] for one in places[max(end - _LOOK_BACK, 0) : end]]
 
 
 class Verdict(NamedTuple):
@@ -67,24 +45,6 @@ class Verdict(NamedTuple):
     cause: str
     evidence: str
     late_ns: int
-
-
-class _Span(NamedTuple):
-    """A member's time before an instance.
-
-    Attributes:
-        first: piece that it begins with.
-        last: piece that it ends before.
-        begin: ns by the common clock, since the instance's last arrival (a double cannot count from 1970).
-        before: communication kernel after which it begins, -1 for the recording's begin.
-        kernels: communication kernels since the last instance that all members shared.
-    """
-
-    first: int
-    last: int
-    begin: int
-    before: int
-    kernels: int
 
 
 class Comparison:
@@ -101,7 +61,7 @@ class Comparison:
     ) -> None:
         self._parts, self._offset = parts, offset
         self._workloads = Workloads(parts)
-        self._shared = _Shared(instances)
+        self._spans = Spans(parts, instances, offset)
         self._of_kernel: dict[tuple[int, int], Instance] = {}
         for instance in instances:
             for member in instance.members:
@@ -120,7 +80,7 @@ class Comparison:
         late = -_typical(np.array([[member.start - last.start] for member in others], dtype=float), weight)[0]
         if sum(wait.values()) < SMALL_NS:
             return Verdict("unknown", f"the others waited {duration(sum(wait.values()))} in all", round(late))
-        spans = self._spans(self._common(place, instance), instance)
+        spans = self._spans.of(place, instance)
         if text := self._launched_late(late, last, others, weight):
             return self._late_launch(text, late, instance, spans, weight)
         mine = self._numbers(last, spans)
@@ -146,42 +106,7 @@ class Comparison:
             return Verdict(cause, text, round(late))
         return Verdict("unknown", _unexplained(late, more), round(late))
 
-    def _common(self, place: int, instance: Instance) -> dict[int, Member]:
-        """The last instance that all members of this one had been in and left; {} if there is none."""
-        ranks = {member.rank: member for member in instance.members}
-        for before in reversed(self._shared.before(place, instance)):
-            left = {member.rank: member for member in before.members if member.rank in ranks}
-            if all(member.end <= ranks[rank].start for rank, member in left.items()):
-                return left
-        return {}
-
-    def _spans(self, common: Mapping[int, Member], instance: Instance) -> dict[int, _Span]:
-        """What is compared, by rank: since the last communication kernel, where all had equally many.
-
-        Where one rank took part in communication that others did not, "since the last one" would be another
-        stretch of the program on each of them. They are then compared since the last one that they shared.
-        """
-        since_last, since_common = {}, {}
-        arrival = instance.last.start
-        for member in instance.members:
-            part, offset = self._parts[member.rank], self._offset[member.rank]
-            start = member.start + offset
-            begin = common[member.rank].end + offset if common else int(part.edges[0])
-            before = common[member.rank].record.kernel if common else -1
-            own = part.comms
-            between = np.flatnonzero((own.start >= begin) & (own.end <= start))
-            between = between[(between != member.record.kernel) & (between != before)]
-            latest = int(between[np.argmax(own.end[between])]) if len(between) else before
-            end = int(own.end[latest]) if len(between) else begin
-            last = int(np.searchsorted(part.edges, start))
-            first, nearer = np.searchsorted(part.edges, (begin, end)).tolist()
-            count = len(between)
-            since_common[member.rank] = _Span(first, last, begin - offset - arrival, before, count)
-            since_last[member.rank] = _Span(nearer, last, end - offset - arrival, latest, count)
-        alike = len({span.kernels for span in since_common.values()}) == 1
-        return since_last if alike else since_common
-
-    def _numbers(self, member: Member, spans: Mapping[int, _Span]) -> Floats:
+    def _numbers(self, member: Member, spans: Mapping[int, Span]) -> Floats:
         """Time of a member's span by TIMES, and its begin."""
         span = spans[member.rank]
         time = self._parts[member.rank].time[span.first : span.last].sum(axis=0)
@@ -191,7 +116,7 @@ class Comparison:
         self,
         cause: str,
         last: Member,
-        spans: Mapping[int, _Span],
+        spans: Mapping[int, Span],
         mine: Floats,
         usual: Floats,
         excess: Excess | None,
@@ -209,14 +134,16 @@ class Comparison:
             return f"GPU idle {against} because of garbage collection: {host}"
         return f"GPU idle {against} because the host launched late{host and ', the longest time in '}{host}"
 
-    def _host(self, rank: int, span: _Span, kind: int) -> str:
+    def _host(self, rank: int, span: Span, kind: int) -> str:
         """What the host was in during the longest idle time of a kind."""
         part = self._parts[rank]
+        if span.first == span.last:
+            return ""
         piece = span.first + int(np.argmax(part.longest[span.first : span.last, kind]))
         code = int(part.host[piece, kind])
         return part.texts[code] if code >= 0 else ""
 
-    def _before(self, last: Member, span: _Span, mine: Floats, usual: Floats) -> str:
+    def _before(self, last: Member, span: Span, mine: Floats, usual: Floats) -> str:
         """Evidence for lateness that a rank brought with it from other communication."""
         own, offset = self._parts[last.rank].comms, self._offset[last.rank]
         start = last.start + offset
@@ -260,7 +187,7 @@ class Comparison:
         text: str,
         late: float,
         instance: Instance,
-        spans: Mapping[int, _Span],
+        spans: Mapping[int, Span],
         weight: Floats,
     ) -> Verdict:
         """The verdict for late launches: a call that blocked may be behind them.
@@ -281,7 +208,7 @@ class Comparison:
         said = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(usual)})"
         return Verdict("blocking_call", f"{said}{host and ' in '}{host}", round(late))
 
-    def _blocked(self, member: Member, span: _Span) -> int:
+    def _blocked(self, member: Member, span: Span) -> int:
         """How long the host sat in blocking calls from one launch to the other, -1 if unknown."""
         part, kernel = self._parts[member.rank], member.record.kernel
         if part.launch[kernel] < 0 or (span.before >= 0 and part.launch[span.before] < 0):

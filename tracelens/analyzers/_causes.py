@@ -40,8 +40,16 @@ _IDLE = {LATE: "late_launch", BLOCKED: "blocking_call", GARBAGE: "garbage_collec
 
 
 class Verdict(NamedTuple):
-    """Why the last rank of an instance was late, with the figures that say so, and by how much."""
+    """Why the last rank of an instance was late.
 
+    Attributes:
+        rank: who is to blame: the last rank, or one of the others that held it up before.
+        cause: one of CAUSES.
+        evidence: the figures that say so.
+        late_ns: how late the last rank was.
+    """
+
+    rank: int
     cause: str
     evidence: str
     late_ns: int
@@ -62,24 +70,27 @@ class Comparison:
         self._parts, self._offset = parts, offset
         self._workloads = Workloads(parts)
         self._spans = Spans(parts, instances, offset)
-        self._of_kernel: dict[tuple[int, int], Instance] = {}
-        for instance in instances:
+        self._instances = instances
+        self._verdicts: dict[int, Verdict] = {}
+        self._of_kernel: dict[tuple[int, int], int] = {}
+        for place, instance in enumerate(instances):
             for member in instance.members:
-                self._of_kernel.setdefault((member.rank, member.record.kernel), instance)
+                self._of_kernel.setdefault((member.rank, member.record.kernel), place)
 
-    def verdict(self, place: int, instance: Instance) -> Verdict:
-        """Why its last rank was late.
+    def verdict(self, place: int) -> Verdict:
+        """Why the last rank of an instance was late; `place` is its place in the list of instances."""
+        if place not in self._verdicts:
+            self._verdicts[place] = self._verdict(place, self._instances[place])
+        return self._verdicts[place]
 
-        Args:
-            place: of the instance in the list that this comparison was made of.
-            instance: that instance.
-        """
+    def _verdict(self, place: int, instance: Instance) -> Verdict:
         last, wait = instance.last, instance.wait_ns
         others = [member for member in instance.members if member.rank != last.rank]
         weight = np.array([wait[member.rank] for member in others], dtype=float)
         late = -_typical(np.array([[member.start - last.start] for member in others], dtype=float), weight)[0]
         if sum(wait.values()) < SMALL_NS:
-            return Verdict("unknown", f"the others waited {duration(sum(wait.values()))} in all", round(late))
+            said = f"the others waited {duration(sum(wait.values()))} in all"
+            return Verdict(last.rank, "unknown", said, round(late))
         spans = self._spans.of(place, instance)
         if text := self._launched_late(late, last, others, weight):
             return self._late_launch(text, late, instance, spans, weight)
@@ -98,13 +109,15 @@ class Comparison:
         cause = max(CAUSES[:-1], key=lambda name: found.get(name, 0.0))
         if excess is not None and cause == "token_load" and _other_stage(instance, excess):
             text = f"{excess.load_text}; a pipeline stage does work of its own, which tells nothing of load"
-            return Verdict("unknown", text, round(late))
+            return Verdict(last.rank, "unknown", text, round(late))
         if found.get(cause, 0.0) >= max(EXPLAINED * late, 1):
+            if cause == "inherited":
+                return self._inherited(instance, spans[last.rank], mine, usual, round(late))
             text = self._evidence(cause, last, spans, mine, usual, excess)
             if cause == "late_launch":
                 return self._late_launch(text, late, instance, spans, weight)
-            return Verdict(cause, text, round(late))
-        return Verdict("unknown", _unexplained(late, more), round(late))
+            return Verdict(last.rank, cause, text, round(late))
+        return Verdict(last.rank, "unknown", _unexplained(late, more), round(late))
 
     def _numbers(self, member: Member, spans: Mapping[int, Span]) -> Floats:
         """Time of a member's span by TIMES, and its begin."""
@@ -121,8 +134,6 @@ class Comparison:
         usual: Floats,
         excess: Excess | None,
     ) -> str:
-        if cause == "inherited":
-            return self._before(last, spans[last.rank], mine, usual)
         if excess is not None and cause in ("token_load", "slow_kernels"):
             return excess.load_text if cause == "token_load" else excess.slow_text
         kind = next(kind for kind, name in _IDLE.items() if name == cause)
@@ -143,15 +154,31 @@ class Comparison:
         code = int(part.host[piece, kind])
         return part.texts[code] if code >= 0 else ""
 
-    def _before(self, last: Member, span: Span, mine: Floats, usual: Floats) -> str:
-        """Evidence for lateness that a rank brought with it from other communication."""
+    def _inherited(self, instance: Instance, span: Span, mine: Floats, usual: Floats, late: int) -> Verdict:
+        """The verdict for lateness that was there before: whose and what it was then, if that is known.
+
+        A rank that was late for what it did itself is still late for that, and so is one of the others that
+        held the last rank up elsewhere.
+        """
+        last = instance.last
+        text, place = self._before(last, span, mine, usual)
+        if place < 0:
+            return Verdict(last.rank, "inherited", text, late)
+        origin = self.verdict(place)
+        if origin.cause in ("inherited", "unknown") or origin.rank not in instance.wait_ns:
+            return Verdict(last.rank, "inherited", text, late)
+        held = "" if origin.rank == last.rank else f"held rank {last.rank} up, which "
+        return Verdict(origin.rank, origin.cause, f"{held}{text}: {origin.evidence}", late)
+
+    def _before(self, last: Member, span: Span, mine: Floats, usual: Floats) -> tuple[str, int]:
+        """Evidence for lateness that a rank brought with it, and the instance that it brought it from."""
         own, offset = self._parts[last.rank].comms, self._offset[last.rank]
         start = last.start + offset
         if (begun := mine[-1] - usual[-1]) >= mine[COMM] - usual[COMM]:
             kernels = np.flatnonzero(own.end <= start)
             text = f"had left the communication before {duration(begun)} later than the others"
             if not len(kernels):
-                return f"its recording began {duration(begun)} later than the others'"
+                return f"its recording began {duration(begun)} later than the others'", -1
             kernel = int(kernels[np.argmax(own.end[kernels])])
         else:
             text = f"{duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
@@ -159,12 +186,13 @@ class Comparison:
             kernels = np.flatnonzero((own.end > begin) & (own.start < start))
             inside = np.minimum(own.end[kernels], start) - np.maximum(own.start[kernels], begin)
             kernel = int(kernels[np.argmax(inside)])
-        instance = self._of_kernel.get((last.rank, kernel))
-        if instance is None:
-            return text
+        place = self._of_kernel.get((last.rank, kernel), -1)
+        if place < 0:
+            return text, -1
+        instance = self._instances[place]
         said = f"{text}: {instance.collective} {instance.order} of group {instance.group}"
         latest = instance.last.rank
-        return f"{said}, where rank {latest} was last" if latest != last.rank else said
+        return (f"{said}, where rank {latest} was last" if latest != last.rank else said), place
 
     def _launched_late(self, late: float, last: Member, others: Sequence[Member], weight: Floats) -> str:
         """Evidence where the host asked for the communication late beside a busy GPU; "" where it did not.
@@ -200,13 +228,13 @@ class Comparison:
         times = [self._blocked(member, spans[member.rank]) for member in (last, *others)]
         # Sender and receiver block where their parts of the program do, which says nothing of either.
         if min(times) < 0 or instance.collective == SEND_RECV:
-            return Verdict("late_launch", text, round(late))
+            return Verdict(last.rank, "late_launch", text, round(late))
         usual = _typical(np.array(times[1:], dtype=float)[:, None], weight)[0]
         if times[0] - usual < EXPLAINED * late:
-            return Verdict("late_launch", text, round(late))
+            return Verdict(last.rank, "late_launch", text, round(late))
         host = self._host(last.rank, spans[last.rank], BLOCKED)
         said = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(usual)})"
-        return Verdict("blocking_call", f"{said}{host and ' in '}{host}", round(late))
+        return Verdict(last.rank, "blocking_call", f"{said}{host and ' in '}{host}", round(late))
 
     def _blocked(self, member: Member, span: Span) -> int:
         """How long the host sat in blocking calls from one launch to the other, -1 if unknown."""

@@ -131,10 +131,13 @@ class Workloads:
         """In the whole recording: what others take for the work of each rank, and how much longer it does."""
         whole = {rank: self._table(rank, 0, len(part.time)) for rank, part in self._parts.items()}
         found, slowness = {}, {}
+        told = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
         for rank, mine in whole.items():
             usual = self._means(mine.key, [table for other, table in whole.items() if other != rank])
             found[rank] = _Usual(mine.key, usual)
-            known = usual > 0
+            # A kernel of recorded arguments is the same work; one of the same name and grid need not be, since
+            # persistent kernels have one grid for all sizes.
+            known = (usual > 0) & told[mine.key]
             expected = float((usual * mine.calls)[known].sum())
             slowness[rank] = float(mine.ns[known].sum()) / expected if expected > 0 else 1.0
         return found, slowness

@@ -21,7 +21,8 @@ WHY = {
     "late_launch": "its GPU stood idle because the host launched late",
     "blocking_call": "its GPU stood idle because the host sat in a call that waits or copies synchronously",
     "garbage_collection": "its GPU stood idle because Python collected garbage",
-    "inherited": "it was late already when it left the communication before, or when its recording began",
+    "inherited": "it was late already when it left communication with ranks that are not in this one, or "
+    "when its recording began",
     "unknown": f"nothing in the trace accounts for {EXPLAINED:.0%} of the lateness, or the others waited "
     f"less than {SMALL_NS // 1000} us in all",
 }
@@ -31,8 +32,8 @@ STRAGGLERS = Schema(
     "Who the others wait for",
     (
         Column("rank", "int64"),
-        Column("caused_wait_ns", "int64", "ns", "what all others waited for it, being last"),
-        Column("last_count", "int64", "count", "collectives at which it arrived last"),
+        Column("caused_wait_ns", "int64", "ns", "what all others waited for it"),
+        Column("last_count", "int64", "count", "collectives at which it arrived last, or held up who did"),
         Column("cause", "str", doc="the one with most of that waiting"),
         Column("evidence", "str", doc="of that cause, where the others waited longest"),
         Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting, due to this cause"),
@@ -45,7 +46,7 @@ STRAGGLERS = Schema(
 CAUSE_TABLE = Schema(
     "Why the others wait",
     (
-        Column("rank", "int64", doc="that arrived last"),
+        Column("rank", "int64", doc="that arrived last, or held up who did"),
         Column("cause", "str", doc=_DOC),
         Column("caused_wait_ns", "int64", "ns", "what all others waited"),
         Column("count", "int64", "count", "collectives"),
@@ -81,8 +82,8 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `stragglers` (one row a rank that was last), `causes` (by rank and cause) and `worst` (the
-        instances with most waiting).
+        tables `stragglers` (one row a rank that was waited for), `causes` (by rank and cause) and `worst`
+        (the instances with most waiting).
     """
     ranks = [part.comms for part in parts]
     found = match(ranks)
@@ -91,7 +92,7 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
     instances = [one._replace(members=aligned(one, offset)) for one in found.instances]
     instances.sort(key=lambda one: min(member.start for member in one.members))
     comparison = Comparison({part.comms.rank: part for part in parts}, instances, offset)
-    verdicts = [comparison.verdict(place, one) for place, one in enumerate(instances)]
+    verdicts = [comparison.verdict(place) for place in range(len(instances))]
     waits = [sum(one.wait_ns.values()) for one in instances]
     cases = list(zip(instances, waits, verdicts, strict=True))
     causes = _by_cause(cases)
@@ -100,7 +101,7 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         "causes": stack(CAUSE_TABLE, causes),
         "worst": stack(WORST, _worst(cases)),
     }
-    return result(tables, [*found.skips, *_unblamed(parts, instances)], scope=scope)
+    return result(tables, [*found.skips, *_unblamed(parts, instances, verdicts)], scope=scope)
 
 
 _Case = tuple[Instance, int, Verdict]
@@ -110,7 +111,7 @@ def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
     """Rows of CAUSE_TABLE, worst first."""
     groups: dict[tuple[int, str], list[_Case]] = {}
     for case in cases:
-        groups.setdefault((case[0].last.rank, case[2].cause), []).append(case)
+        groups.setdefault((case[2].rank, case[2].cause), []).append(case)
     total = max(sum(wait for _, wait, _ in cases), 1)
     rows = []
     for (rank, cause), some in groups.items():
@@ -175,9 +176,11 @@ def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
     ]
 
 
-def _unblamed(parts: Sequence[Segments], instances: Sequence[Instance]) -> list[Skip]:
+def _unblamed(
+    parts: Sequence[Segments], instances: Sequence[Instance], verdicts: Sequence[Verdict]
+) -> list[Skip]:
     """Ranks that are in no table, each with the reason."""
-    last = {instance.last.rank for instance in instances}
+    last = {verdict.rank for verdict in verdicts}
     met = {member.rank for instance in instances for member in instance.members}
     skips = []
     for part in parts:
@@ -187,7 +190,7 @@ def _unblamed(parts: Sequence[Segments], instances: Sequence[Instance]) -> list[
         if not len(part.comms.start):
             why = "no communication kernel in the trace"
         elif rank in met:
-            why = "never the last to arrive"
+            why = "nobody waited for it"
         else:
             why = "none of its collectives was recorded on another rank as well"
         skips.append(Skip(f"rank {rank}", why))

@@ -1,0 +1,215 @@
+"""Labels of serving steps, read by grammars that are data: serving_labels.toml beside this file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tracelens.errors import TracelensError
+
+KINDS = ("prefill", "decode", "mixed", "idle", "draft", "other")
+RUNS = ("", "eager", "graph")
+FILE_VARIABLE = "TRACELENS_SERVING_LABELS"
+"""Environment variable that names a file with the grammars of further engines."""
+
+_NUMBER = re.compile("[0-9]{1,15}")  # what is longer counts nothing that a batch can have
+_BUNDLED = Path(__file__).with_name("serving_labels.toml")
+_NUMBERS = (
+    "requests",
+    "graph_requests",
+    "tokens",
+    "prefill_requests",
+    "decode_requests",
+    "prefill_tokens",
+    "decode_tokens",
+    "tbo",
+    "micro_batch",
+)
+_ENGINE_KEYS = ("name", "source", "fields", "step", "micro_batch")
+_RULE_KEYS = ("pattern", "kind", "run", "dummy", "tokens_per_request", "examples")
+
+
+class Label(NamedTuple):
+    """What one label says; numbers that it does not give are -1.
+
+    Attributes:
+        engine: that writes such labels.
+        kind: one of KINDS.
+        run: "eager", "graph", or "" where the label does not tell.
+        dummy: no request is served, the rank only takes part in what the others do.
+        tbo: the step is run as two overlapped batches.
+        requests: in the batch.
+        graph_requests: what the replayed graph is made for, padding included.
+        tokens: that the model is run on, without padding.
+    """
+
+    engine: str
+    kind: str
+    run: str
+    dummy: bool
+    tbo: bool
+    requests: int
+    graph_requests: int
+    tokens: int
+
+
+class Half(NamedTuple):
+    """The label of one half of a step under two-batch overlap: which one, and its tokens."""
+
+    number: int
+    tokens: int
+
+
+class _Rule(NamedTuple):
+    engine: str
+    pattern: re.Pattern[str]
+    fields: tuple[tuple[str, re.Pattern[str]], ...]
+    values: Mapping[str, Any]
+
+    def numbers(self, text: str) -> dict[str, int] | None:
+        """The numbers in a label, None where it is another one's."""
+        found = self.pattern.fullmatch(text)
+        if found is None:
+            return None
+        digits = found.groupdict()
+        for name, field in self.fields:
+            if digits.get(name) is None and (there := field.search(text)):
+                digits[name] = there[1]
+        return {name: int(some) for name, some in digits.items() if some and _NUMBER.fullmatch(some)}
+
+
+class Grammar(NamedTuple):
+    """The rules of all engines, in the order in which they are asked."""
+
+    engines: tuple[str, ...]
+    steps: tuple[_Rule, ...]
+    halves: tuple[_Rule, ...]
+
+    def step(self, text: str) -> Label | None:
+        """What the label of a step says, None for a text that is none."""
+        for rule in self.steps:
+            numbers = rule.numbers(text)
+            if numbers is not None:
+                return _label(rule, numbers)
+        return None
+
+    def half(self, text: str) -> Half | None:
+        """What the label of half a step says, None for a text that is none."""
+        for rule in self.halves:
+            numbers = rule.numbers(text)
+            if numbers is not None:
+                return Half(numbers.get("micro_batch", 0), numbers.get("tokens", -1))
+        return None
+
+
+def grammar() -> Grammar:
+    """The grammars of this package, after those of the file that FILE_VARIABLE names.
+
+    Raises:
+        TracelensError: that file cannot be read, or a rule in it cannot be used; the message says which.
+    """
+    return _grammar(os.environ.get(FILE_VARIABLE, ""))
+
+
+@cache
+def _grammar(extra: str) -> Grammar:
+    files = [Path(extra), _BUNDLED] if extra else [_BUNDLED]
+    engines = [(path, engine) for path in files for engine in _engines(path)]
+    return Grammar(
+        tuple(dict.fromkeys(engine["name"] for _, engine in engines)),
+        tuple(rule for path, engine in engines for rule in _rules(path, engine, "step")),
+        tuple(rule for path, engine in engines for rule in _rules(path, engine, "micro_batch")),
+    )
+
+
+def _engines(path: Path) -> list[dict[str, Any]]:
+    import tomllib  # a few ms that a run without labels need not pay twice
+
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TracelensError(f"{path}: {error.strerror or error}; {FILE_VARIABLE} names this file") from error
+    except ValueError as error:
+        raise TracelensError(f"{path}: not a TOML file ({error})") from error
+    engines = found.get("engine")
+    if not isinstance(engines, list) or set(found) != {"engine"}:
+        raise TracelensError(f"{path}: has to consist of [[engine]] tables; see serving_labels.toml")
+    for number, engine in enumerate(engines, start=1):
+        if not isinstance(engine.get("name"), str):
+            raise TracelensError(f"{path}: [[engine]] {number} has no name; add one")
+        _known(engine, _ENGINE_KEYS, f"{path}: engine {engine['name']!r}")
+    return engines
+
+
+def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:
+    """The rules in one table of an engine, compiled and tried on their examples."""
+    place = f"{path}: engine {engine['name']!r}"
+    fields = engine.get("fields", {})
+    _known(fields, _NUMBERS, f"{place}, fields")
+    compiled = tuple((name, _compiled(text, f"{place}, field {name!r}", 1)) for name, text in fields.items())
+    rules = []
+    for number, entry in enumerate(engine.get(table, ()), start=1):
+        where = f"{place}, {table} {number}"
+        _known(entry, _RULE_KEYS, where)
+        pattern = _compiled(entry.get("pattern"), where, 0)
+        _known(pattern.groupindex, _NUMBERS, f"{where}, groups")
+        for key, allowed in (("kind", KINDS), ("run", RUNS)):
+            if key in entry and entry[key] not in allowed:
+                raise TracelensError(f"{where}: {key} has to be one of {', '.join(filter(None, allowed))}")
+        rules.append(_Rule(engine["name"], pattern, compiled, entry))
+        for text in entry.get("examples", ()):
+            if not pattern.fullmatch(text):
+                raise TracelensError(f"{where}: the pattern does not match the example {text!r}")
+    return rules
+
+
+def _compiled(text: Any, where: str, groups: int) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except (TypeError, re.error) as error:
+        raise TracelensError(f"{where}: no regular expression ({error})") from error
+    if groups and pattern.groups != groups:
+        raise TracelensError(f"{where}: the expression needs one group, which is the number")
+    return pattern
+
+
+def _known(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    wrong = sorted(set(found) - set(allowed))
+    if wrong:
+        raise TracelensError(f"{where}: unknown {', '.join(wrong)}; known: {', '.join(allowed)}")
+
+
+def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
+    def both(what: str) -> int:
+        given = [numbers[key] for key in (f"prefill_{what}", f"decode_{what}") if key in numbers]
+        return numbers.get(what, sum(given) if given else -1)
+
+    kind = rule.values.get("kind") or _by_counts(numbers)
+    requests, tokens = both("requests"), both("tokens")
+    if kind == "idle":
+        requests = max(requests, 0)
+    each = rule.values.get("tokens_per_request", -1)
+    if tokens < 0 <= requests and each >= 0:
+        tokens = requests * each
+    return Label(
+        rule.engine,
+        kind,
+        rule.values.get("run", ""),
+        bool(rule.values.get("dummy", False)) or kind == "idle",
+        numbers.get("tbo", 0) > 0,
+        requests,
+        numbers.get("graph_requests", -1),
+        tokens,
+    )
+
+
+def _by_counts(numbers: Mapping[str, int]) -> str:
+    """The kind of a step by how many requests are in which phase."""
+    prefill, decode = (numbers.get(f"{phase}_requests", 0) > 0 for phase in ("prefill", "decode"))
+    if prefill and decode:
+        return "mixed"
+    return "prefill" if prefill else "decode" if decode else "idle"

@@ -1,0 +1,268 @@
+"""Forward and backward of each micro-batch on one rank of a pipeline: the part that travels."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._comms import POINT_TO_POINT, RankComms, comms, integers
+from tracelens.analyzers._pass_scopes import Scopes, pipeline_scopes
+from tracelens.trace.callstack import nearest
+from tracelens.trace.intervals import Union, union
+from tracelens.trace.steps import STEP_MARK, find_steps
+from tracelens.trace.trace import Trace, Window
+from tracelens.trace.work import Scope, Work, gpu_work
+
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+FORWARD, BACKWARD = "forward", "backward"
+_BACKWARD_OP = "autograd::engine::evaluate_function"
+_OPTIMIZER = "Optimizer."
+_PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
+# Groups whose collectives run beside the backward of whatever micro-batch is the last one.
+_GRADIENTS = re.compile(r"data_parallel|distributed_optimizer|fsdp|(^|_)e?dp($|_)", re.IGNORECASE)
+_SHAPES = "Long"  # messages of this type tell the shape of the one that follows
+
+
+class Span(NamedTuple):
+    """One micro-batch passing forward or backward through one chunk of the model.
+
+    Attributes:
+        step: name of its step.
+        phase: FORWARD or BACKWARD.
+        virtual: number of the chunk in the whole model, from 0; -1 if not known.
+        microbatch: number, -1 if not known.
+        start: of its first GPU work, ns.
+        end: of its last GPU work.
+        busy_ns: time in which its GPU work runs.
+    """
+
+    step: str
+    phase: str
+    virtual: int
+    microbatch: int
+    start: int
+    end: int
+    busy_ns: int
+
+
+class Passes(NamedTuple):
+    """What one rank knows of its pipeline.
+
+    Attributes:
+        rank: of the trace.
+        comms: its communication, for the clocks; None where there is no pipeline.
+        members: ranks of its pipeline, one a stage; empty where the trace does not say.
+        spans: in the order in which the host launched them, times by the rank's clock.
+        p2p: when its sends and receives ran.
+        other: when other GPU work ran that is in no span.
+        sends: step to number of messages sent to other stages.
+        steps: windows of the steps.
+    """
+
+    rank: int
+    comms: RankComms | None
+    members: tuple[int, ...]
+    spans: list[Span]
+    p2p: Union
+    other: Union
+    sends: dict[str, int]
+    steps: list[Window]
+
+
+class _Messages(NamedTuple):
+    """Sends and receives of the pipeline: host time, GPU kernel (-1: none), whether a send of data."""
+
+    time: Int
+    kernel: Int
+    sent: Bool
+    members: tuple[int, ...]
+
+
+def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
+    """The spans of one rank; none where nothing tells that it is part of a pipeline.
+
+    Scopes that name them decide (see _pass_scopes). Without, what the autograd engine launched is
+    backward, what made the graph for it is forward, and each message to or from another stage, each step
+    mark and each optimizer step ends a span.
+
+    Args:
+        trace: of the rank.
+        scope: which GPU work counts, see work.Scope.
+    """
+    work = gpu_work(trace, scope)
+    messages, scopes = _messages(trace), pipeline_scopes(trace)
+    empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
+    if not len(work.event) or not (len(messages.time) or scopes.staged):
+        return Passes(trace.meta.rank, None, (), [], empty, empty, {}, [])
+    is_p2p = np.isin(work.event, messages.kernel)
+    host = _host_times(trace, work)
+    counted = (host >= 0) & ~is_p2p & ~_gradient_sync(trace, work)
+    backward = _is_backward(trace, work)
+    if scopes.usable:
+        key = _by_scope(host, backward, scopes)
+    else:
+        key = _by_structure(trace, host, backward, counted, messages.time)
+    key = np.where(counted, key, -1)
+    steps, cuts = _steps(trace, work)
+    found, in_span = _spans(work, host, key, scopes, steps, cuts)
+    other = work.take(~is_p2p & ~in_span)
+    sent = [steps[at].label for at in _step_at(messages.time[messages.sent], cuts).tolist()]
+    return Passes(
+        trace.meta.rank,
+        comms(trace, scope=scope),
+        messages.members,
+        found,
+        union(work.start[is_p2p], work.end[is_p2p]),
+        union(other.start, other.end),
+        {window.label: sent.count(window.label) for window in steps},
+        steps,
+    )
+
+
+def _messages(trace: Trace) -> _Messages:
+    """Of the groups that send and receive: those named a pipeline, else the only one if it has no name."""
+    table = trace.tables["collectives"]
+    rows = np.flatnonzero([name in POINT_TO_POINT for name in table.texts("collective")])
+    names = table.texts("group_description", rows)
+    named = [bool(_PIPELINE.search(name)) for name in names]
+    unnamed = [name in ("", "undefined", "default_pg") for name in names]
+    rows = rows[np.array(named if any(named) else unnamed, dtype=bool)]
+    low, high = (trace.window.start, trace.window.end) if trace.window else (None, None)
+    time = trace.arrays.start[table.array("event_id")[rows]]
+    if low is not None and high is not None:
+        kernel = table.array("kernel_id")[rows]
+        at = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
+        inside = (at >= low) & (at < high)
+        rows, time = rows[inside], time[inside]
+    lists = [integers(text) for text in table.texts("group_ranks", rows)]
+    members = next((tuple(ranks) for ranks in lists if ranks), ())
+    kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)
+    sent = np.array([kind == "send" and dtype != _SHAPES for kind, dtype in kinds], dtype=bool)
+    return _Messages(time, table.array("kernel_id")[rows], sent, members)
+
+
+def _gradient_sync(trace: Trace, work: Work) -> Bool:
+    table = trace.tables["collectives"]
+    kernel = table.array("kernel_id")
+    chosen = [bool(_GRADIENTS.search(name)) for name in table.texts("group_description")]
+    return np.isin(work.event, kernel[np.array(chosen, dtype=bool)])
+
+
+def _anchor(work: Work) -> Int:
+    """The host event behind each piece of work, -1 if there is none."""
+    return np.where(work.launch >= 0, work.launch, work.op)
+
+
+def _host_times(trace: Trace, work: Work) -> Int:
+    anchor = _anchor(work)
+    return np.where(anchor >= 0, trace.arrays.start[np.maximum(anchor, 0)], -1)
+
+
+def _is_backward(trace: Trace, work: Work) -> Bool:
+    """Whether the autograd engine launched it."""
+    events, ops = trace.arrays, trace.tables["ops"]
+    named = [code for code, name in enumerate(events.names) if name.startswith(_BACKWARD_OP)]
+    chosen = np.isin(events.name, named) & events.where("op")
+    chosen[ops.array("event_id")[ops.array("forward_thread") > 0]] = True
+    inside = nearest(events.parent, events.depth, chosen) >= 0
+    anchor = _anchor(work)
+    return (anchor >= 0) & inside[np.maximum(anchor, 0)]
+
+
+def _by_scope(host: Int, backward: Bool, scopes: Scopes) -> Int:
+    """Number of the scope that each piece of work was launched in; of a scope of both phases by its phase."""
+    at = np.searchsorted(scopes.start, host, side="right") - 1
+    inside = (at >= 0) & (host < scopes.end[np.maximum(at, 0)])
+    # Two scopes that share their times are the forward and the backward of an overlapped pair.
+    pair = inside & (at > 0) & (scopes.start[np.maximum(at - 1, 0)] == scopes.start[np.maximum(at, 0)])
+    swap = pair & (scopes.backward[np.maximum(at, 0)] != backward)
+    return np.where(inside, at - swap, -1)
+
+
+def _by_structure(trace: Trace, host: Int, backward: Bool, counted: Bool, messages: Int) -> Int:
+    """Number of the span of each piece of work, -1 for what belongs to none."""
+    events = trace.arrays
+    marks = [c for c, name in enumerate(events.names) if STEP_MARK.match(name) or name.startswith(_OPTIMIZER)]
+    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
+    cuts = np.unique(np.concatenate((messages, events.start[rows], events.end[rows])))
+    rows = np.flatnonzero(counted)
+    rows = rows[np.argsort(host[rows], kind="stable")]
+    key = np.full(len(host), -1, dtype=np.int64)
+    if not len(rows):
+        return key
+    cell = np.searchsorted(cuts, host[rows], side="right") * 2 + backward[rows]
+    first = np.flatnonzero(np.concatenate(([True], np.diff(cell) != 0)))
+    last = np.append(first[1:], len(rows)) - 1
+    run = np.repeat(np.arange(len(first)), last - first + 1)
+    twins = trace.tables["links"].array("forward_op_id")
+    made = np.sort(events.start[np.unique(twins[twins >= 0])])
+    # The op that makes the graph may begin before the first launch, but not before the span before it.
+    begin = np.concatenate(([host[rows[0]]], host[rows[last[:-1]]]))
+    begin = np.maximum(begin, np.append(events.start.min(), cuts)[cell[first] // 2 - 1])
+    begin[0] = events.start.min() if not len(cuts) else begin[0]
+    makes = np.searchsorted(made, host[rows[last]], "right") > np.searchsorted(made, begin, "left")
+    valid = makes | backward[rows[first]] | (len(made) == 0)
+    key[rows] = np.where(valid[run], cell, -1)
+    return key
+
+
+def _steps(trace: Trace, work: Work) -> tuple[list[Window], Int]:
+    """Windows of the steps, and the times between which the host launched their work, one less.
+
+    Without step marks a step ends with the optimizer's.
+    """
+    steps = find_steps(trace, work)
+    if steps.marked or trace.window is not None:
+        edges = steps.edges
+        labels = steps.labels
+    else:
+        events = trace.arrays
+        codes = [code for code, name in enumerate(events.names) if name.startswith("Optimizer.step")]
+        ends = np.sort(events.end[np.isin(events.name, codes) & events.where("annotation")])
+        low, high = int(steps.edges[0]), int(steps.edges[-1])
+        ends = ends[(ends > low) & (ends < high)]
+        # Several optimizers may share a step: only work of a micro-batch in between makes two of it.
+        busy = _host_times(trace, work)[_is_backward(trace, work)]
+        some = np.array([((busy > a) & (busy < b)).any() for a, b in zip(ends, [*ends[1:], 1 << 62], strict=True)])
+        inner = ends[some.astype(bool)]
+        edges = np.concatenate(([low], inner, [high]))
+        labels = steps.labels if not len(inner) else [f"update {n}" for n in range(1, len(edges))]
+    windows = [
+        Window(label, int(a), int(b)) for label, a, b in zip(labels, edges[:-1], edges[1:], strict=True)
+    ]
+    return windows, edges[1:-1]
+
+
+def _step_at(times: Int, cuts: Int) -> Int:
+    return np.searchsorted(cuts, times, side="right")
+
+
+def _spans(
+    work: Work, host: Int, key: Int, scopes: Scopes, steps: list[Window], cuts: Int
+) -> tuple[list[Span], Bool]:
+    """The spans by order of launch, and which work is in one."""
+    inside = key >= 0
+    rows = np.flatnonzero(inside)
+    rows = rows[np.lexsort((host[rows], key[rows]))]
+    borders = np.flatnonzero(np.concatenate(([True], np.diff(key[rows]) != 0))) if len(rows) else []
+    found: list[tuple[int, Span]] = []
+    for mine in np.split(rows, borders[1:]) if len(rows) else []:
+        number, time = int(key[mine[0]]), int(host[mine[0]])
+        busy = union(work.start[mine], work.end[mine])
+        if not busy.total:
+            inside[mine] = False
+            continue
+        backward, virtual, microbatch = number % 2 == 1, -1, -1
+        if scopes.usable:
+            backward = bool(scopes.backward[number])
+            virtual, microbatch = int(scopes.virtual[number]), int(scopes.microbatch[number])
+        label = steps[int(_step_at(np.array([time]), cuts)[0])].label
+        extent = int(busy.start[0]), int(busy.end[-1])
+        phase = BACKWARD if backward else FORWARD
+        found.append((time, Span(label, phase, virtual, microbatch, *extent, busy.total)))
+    return [span for _, span in sorted(found)], inside

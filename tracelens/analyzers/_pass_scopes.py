@@ -1,0 +1,104 @@
+"""Scopes by which programs name the forward and backward of a micro-batch; the grammars are data."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+
+_GRAMMARS = (
+    # torch.distributed.pipelining: stage, action, micro-batch; I and W are the two halves of a backward.
+    r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)",
+    # Its schedules of one stage, and scopes that programs write themselves.
+    r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<microbatch>\d+)",
+    r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<microbatch>\d+))?",
+    # Python frames of Megatron-LM.
+    r".*pipeline_parallel/schedules\.py\(\d+\): (?P<kind>forward|backward)_step",
+)
+_SCOPE = [re.compile(text) for text in _GRAMMARS]
+_PAIR = re.compile(r"PP:\((?P<actions>.*)\)OVERLAP_F_B")
+
+
+class _Action(NamedTuple):
+    backward: bool
+    virtual: int
+    microbatch: int
+
+
+class Scopes(NamedTuple):
+    """Scopes of micro-batches in order of time, none inside another.
+
+    A scope of an overlapped forward and backward stands twice, with the same times.
+
+    Attributes:
+        start: ns.
+        end: ns.
+        backward: whether it is a backward.
+        virtual: number of the stage in the whole model, -1 where the name does not say.
+        microbatch: number, -1 where the name does not say.
+    """
+
+    start: Int
+    end: Int
+    backward: NDArray[np.bool_]
+    virtual: Int
+    microbatch: Int
+
+    @property
+    def usable(self) -> bool:
+        """Whether both phases are named: one alone would leave the other without spans."""
+        return bool(self.backward.any() and not self.backward.all())
+
+    @property
+    def staged(self) -> bool:
+        """Whether they say the stage, and so that there is a pipeline."""
+        return self.usable and bool((self.virtual >= 0).all())
+
+
+def pipeline_scopes(trace: Trace) -> Scopes:
+    """The scopes of micro-batches of one rank."""
+    events = trace.arrays
+    actions = {code: found for code, name in enumerate(events.names) if (found := _actions(name))}
+    rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
+    rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
+    found: list[tuple[int, int, bool, int, int]] = []
+    reached = -1
+    for row in rows.tolist():
+        start, end = int(events.start[row]), int(events.end[row])
+        if start < reached:  # inside another, as a model's own forward_step in that of the schedule
+            continue
+        reached = end
+        found += [(start, end, *action) for action in actions[int(events.name[row])]]
+    columns = list(zip(*found, strict=True)) or [()] * 5
+    start, end, backward, virtual, microbatch = columns
+    return Scopes(
+        np.array(start, dtype=np.int64),
+        np.array(end, dtype=np.int64),
+        np.array(backward, dtype=bool),
+        np.array(virtual, dtype=np.int64),
+        np.array(microbatch, dtype=np.int64),
+    )
+
+
+def _actions(name: str) -> tuple[_Action, ...]:
+    """What a scope of this name does; empty if it is no scope of a micro-batch."""
+    if pair := _PAIR.fullmatch(name):
+        both = [_action(f"PP:{part}") for part in pair["actions"].split(";")]
+        return tuple(action for action in both if action is not None)
+    found = _action(name)
+    return () if found is None else (found,)
+
+
+def _action(name: str) -> _Action | None:
+    for grammar in _SCOPE:
+        if match := grammar.fullmatch(name):
+            parts = match.groupdict()
+            numbers = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
+            return _Action(parts["kind"][0] not in "Ff", *numbers)
+    return None

@@ -220,6 +220,15 @@ def test_clocks_of_other_hosts_are_set_right() -> None:
     assert records(result["ranks"], "sync_ns") == [(1000,), (0,), (1000,), (1000,)]
 
 
+def test_offsets_are_exact_since_1970() -> None:
+    now = 1_790_000_000_000_000_001
+    texts = [comm("     aaaa    bb"), comm("     aaaa    bb")]
+    traces = [draw(text, rank=rank, start_ns=now + 77_001 * rank) for rank, text in enumerate(texts)]
+    result = analyze(make_run(traces), "collectives")
+    assert records(result["clocks"], "offset_ns", "residual_ns") == [(0, 0), (77_001, 0)]
+    assert records(result["instances"], "start_skew_ns", "end_skew_ns") == [(0, 0), (0, 0)]
+
+
 def test_ranks_of_one_host_keep_their_clock() -> None:
     """Ends that differ by microseconds are no reason to move anything."""
     result = collectives([comm("   aaaa    bb"), comm("   aaaaa   bbb")])

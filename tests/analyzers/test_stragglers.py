@@ -19,6 +19,7 @@ WORDS = {
     "LARGER": 'aten::mm shapes=[[4096,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
     "REDUCE": "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
     "PAIR": "record_param_comms collective=allreduce group=1 ranks=[3,4] size=2 in=8 out=8 dtype=Float",
+    "TWO": "record_param_comms collective=allreduce group=2 ranks=[2,3] size=2 in=8 out=8 dtype=Float",
     "OTHER": "record_param_comms collective=allreduce group=5 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
     "SEND": "record_param_comms collective=send group=7 ranks=[0,1] size=2 in=8 out=8 dtype=Float",
     "RECV": "record_param_comms collective=recv group=7 ranks=[0,1] size=2 in=8 out=8 dtype=Float",
@@ -159,6 +160,48 @@ def test_a_rank_is_compared_with_those_who_waited_for_it() -> None:
     assert verdicts(result)[0] == (3, (8 + 1 + 1) * COLUMN, 1, "token_load")
     assert result["stragglers"]["evidence"][0].startswith(FIGURES["token_load"])
     assert result["worst"]["late_ns"].tolist() == [8 * COLUMN]
+
+
+def held_up(second: str, third: str) -> Result:
+    """Rank 3 has more to do, holds rank 2 up in their own group, and with it all others."""
+    waiting = ORDINARY.replace("ccccccccccccc", "ccccccccccccccc")
+    texts = [
+        f"""
+    op REDUCE   | -  -
+    op {what} |  -
+    op TWO      |   -
+    launch      | abec
+    s7 gemm     |       {gemm}
+    s9 nccl_All |    aaa{kernels}
+"""
+        for what, gemm, kernels in (("MM", "bbb", second), ("LARGER", "b" * 11, third))
+    ]
+    return analyze(ranks(waiting, waiting, *texts), "stragglers")
+
+
+def test_who_held_the_last_rank_up_is_to_blame() -> None:
+    result = held_up("   eeeeeeeeee cccc", "           eeccccc")
+    # Rank 2 waits 8 columns in the group of two; for rank 2 the others wait 11, 11 and 1.
+    assert verdicts(result)[0] == (3, (8 + 11 + 11 + 1) * COLUMN, 2, "token_load")
+    assert [row[0] for row in verdicts(result)] == [3, 0]
+    evidence = result["worst"]["evidence"][0]
+    assert evidence.startswith("held rank 2 up, which spent 100 us in other communication (others 0 ns)")
+    assert "allreduce 0 of group 2, where rank 3 was last" in evidence
+    assert FIGURES["token_load"] in evidence
+
+
+def test_a_rank_late_for_its_own_doing_is_still_late_for_it() -> None:
+    result = held_up("   eeeeeeeeeeccccc", "           ee cccc")
+    assert verdicts(result)[0] == (3, (8 + 11 + 11 + 1) * COLUMN, 2, "token_load")
+    assert FIGURES["token_load"] in result["worst"]["evidence"][0]
+
+
+def test_equal_names_and_grids_are_not_equal_work() -> None:
+    """Kernels from before the recording have no arguments: that they took longer shows no slower GPU."""
+    early = "    s7 persistent |{}\n"
+    ordinary, late = ORDINARY + early.format(" ==="), LATE["token_load"] + early.format(" =======")
+    result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
+    assert verdicts(result)[0][::3] == (3, "token_load")
 
 
 def test_a_call_of_several_kernels_is_one() -> None:

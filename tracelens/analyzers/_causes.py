@@ -181,7 +181,7 @@ class Comparison:
                 return f"its recording began {duration(begun)} later than the others'", -1
             kernel = int(kernels[np.argmax(own.end[kernels])])
         else:
-            text = f"{duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
+            text = f"spent {duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
             begin = span.begin + start
             kernels = np.flatnonzero((own.end > begin) & (own.start < start))
             inside = np.minimum(own.end[kernels], start) - np.maximum(own.start[kernels], begin)

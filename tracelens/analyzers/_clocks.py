@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
 from tracelens.analyzers._comms import RankComms
@@ -41,42 +40,42 @@ def clocks(ranks: Sequence[RankComms], instances: Sequence[Instance]) -> list[Cl
     together = [instance for instance in instances if instance.collective != SEND_RECV]
     of_rank = _offsets([one.rank for one in ranks], together)
     host = _hosts(ranks, of_rank)
-    known: dict[int, list[float]] = {number: [] for number in host.values()}
+    known: dict[int, list[int]] = {number: [] for number in host.values()}
     for rank, apart in of_rank.items():
         known[host[rank]].append(apart)
-    of_host = {number: round(median(some)) if some else 0 for number, some in known.items()}
+    of_host = {number: _median(some) if some else 0 for number, some in known.items()}
     offset = {rank: of_host[number] - of_host[0] for rank, number in host.items()}
     left = _residuals(together, offset)
     return [
-        Clock(rank, host[rank], offset[rank], round(median(left[rank])) if left[rank] else 0, len(left[rank]))
+        Clock(rank, host[rank], offset[rank], _median(left[rank]) if left[rank] else 0, len(left[rank]))
         for rank in sorted(host)
     ]
 
 
-def _offsets(ranks: Sequence[int], instances: Sequence[Instance]) -> dict[int, float]:
+def _offsets(ranks: Sequence[int], instances: Sequence[Instance]) -> dict[int, int]:
     """Offset of each rank against the lowest, one collective away after the other."""
-    known: dict[int, float] = {min(ranks): 0.0}
+    known = {min(ranks): 0}
     while True:
-        seen: dict[int, list[float]] = {}
+        seen: dict[int, list[int]] = {}
         for instance in instances:
             there = [member.end - known[member.rank] for member in instance.members if member.rank in known]
             if not there:
                 continue
-            end = median(there)
+            end = _median(there)
             for member in instance.members:
                 if member.rank not in known:
                     seen.setdefault(member.rank, []).append(member.end - end)
         if not seen:
             return known
-        known |= {rank: median(differences) for rank, differences in seen.items()}
+        known |= {rank: _median(differences) for rank, differences in seen.items()}
 
 
-def _hosts(ranks: Sequence[RankComms], offset: Mapping[int, float]) -> dict[int, int]:
+def _hosts(ranks: Sequence[RankComms], offset: Mapping[int, int]) -> dict[int, int]:
     """Number of the host of each rank: by the names in the traces, else by clocks that agree."""
     if all(one.host for one in ranks):
         names = {one.host: None for one in sorted(ranks, key=lambda one: one.rank)}
         return {one.rank: list(names).index(one.host) for one in ranks}
-    ordered = sorted((offset.get(one.rank, 0.0), one.rank) for one in ranks)
+    ordered = sorted((offset.get(one.rank, 0), one.rank) for one in ranks)
     clusters = [[ordered[0]]]
     for here in ordered[1:]:
         if here[0] - clusters[-1][-1][0] > _APART_NS:
@@ -86,10 +85,10 @@ def _hosts(ranks: Sequence[RankComms], offset: Mapping[int, float]) -> dict[int,
     return {rank: number for number, cluster in enumerate(clusters) for _, rank in cluster}
 
 
-def _residuals(instances: Sequence[Instance], offset: Mapping[int, int]) -> dict[int, list[float]]:
-    left: dict[int, list[float]] = {rank: [] for rank in offset}
+def _residuals(instances: Sequence[Instance], offset: Mapping[int, int]) -> dict[int, list[int]]:
+    left: dict[int, list[int]] = {rank: [] for rank in offset}
     for instance in instances:
-        end = median(member.end - offset[member.rank] for member in instance.members)
+        end = _median([member.end - offset[member.rank] for member in instance.members])
         for member in instance.members:
             left[member.rank].append(abs(member.end - offset[member.rank] - end))
     return left
@@ -101,3 +100,9 @@ def aligned(instance: Instance, offset: Mapping[int, int]) -> tuple[Member, ...]
         member._replace(start=member.start - offset[member.rank], end=member.end - offset[member.rank])
         for member in instance.members
     )
+
+
+def _median(values: Sequence[int]) -> int:
+    """Median in whole ns: times since 1970 are beyond what a double can tell apart."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2

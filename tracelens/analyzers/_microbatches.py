@@ -201,10 +201,10 @@ def _by_structure(trace: Trace, host: Int, backward: Bool, counted: Bool, messag
     run = np.repeat(np.arange(len(first)), last - first + 1)
     twins = trace.tables["links"].array("forward_op_id")
     made = np.sort(events.start[np.unique(twins[twins >= 0])])
-    # The op that makes the graph may begin before the first launch, but not before the span before it.
-    begin = np.concatenate(([host[rows[0]]], host[rows[last[:-1]]]))
-    begin = np.maximum(begin, np.append(events.start.min(), cuts)[cell[first] // 2 - 1])
-    begin[0] = events.start.min() if not len(cuts) else begin[0]
+    # The op that makes the graph may begin before the first launch, but not before the run before it.
+    lowest = int(events.start.min())
+    before = np.concatenate(([lowest], host[rows[last[:-1]]]))
+    begin = np.maximum(before, np.append(lowest, cuts)[cell[first] // 2])
     makes = np.searchsorted(made, host[rows[last]], "right") > np.searchsorted(made, begin, "left")
     valid = makes | backward[rows[first]] | (len(made) == 0)
     key[rows] = np.where(valid[run], cell, -1)
@@ -222,14 +222,14 @@ def _steps(trace: Trace, work: Work) -> tuple[list[Window], Int]:
         labels = steps.labels
     else:
         events = trace.arrays
-        codes = [code for code, name in enumerate(events.names) if name.startswith("Optimizer.step")]
+        codes = [code for code, name in enumerate(events.names) if name.startswith(_OPTIMIZER + "step")]
         ends = np.sort(events.end[np.isin(events.name, codes) & events.where("annotation")])
         low, high = int(steps.edges[0]), int(steps.edges[-1])
         ends = ends[(ends > low) & (ends < high)]
-        # Several optimizers may share a step: only work of a micro-batch in between makes two of it.
-        busy = _host_times(trace, work)[_is_backward(trace, work)]
-        some = np.array([((busy > a) & (busy < b)).any() for a, b in zip(ends, [*ends[1:], 1 << 62], strict=True)])
-        inner = ends[some.astype(bool)]
+        # Several optimizers may share a step: only after more work of micro-batches comes another one.
+        busy = np.sort(_host_times(trace, work)[_is_backward(trace, work)])
+        later = np.searchsorted(busy, ends)
+        inner = ends[later < np.append(later[1:], len(busy))]
         edges = np.concatenate(([low], inner, [high]))
         labels = steps.labels if not len(inner) else [f"update {n}" for n in range(1, len(edges))]
     windows = [

@@ -25,12 +25,21 @@ Unit = Literal["", "ns", "bytes", "fraction", "ratio", "count", "flops", "flops/
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, dtype, unit and meaning. Absent numbers are -1, absent strings are ''."""
+    """One column. Absent numbers are -1, absent strings are ''.
+
+    Attributes:
+        name: with the unit at its end (`dur_ns`).
+        dtype: of its values.
+        unit: of its values.
+        doc: what it means.
+        prose: sentences, which are shown whole; names are shortened in their middle.
+    """
 
     name: str
     dtype: Dtype
     unit: Unit = ""
     doc: str = ""
+    prose: bool = False
 
 
 @dataclass(frozen=True)

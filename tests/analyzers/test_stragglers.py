@@ -307,7 +307,7 @@ def test_a_collective_with_a_rank_outside_holds_rank_3_up() -> None:
     rows = {row[0]: row[1:] for row in verdicts(result)}
     assert rows[3] == (3 * 14 * COLUMN, 1, "inherited")
     evidence = dict(records(result["stragglers"], "rank", "evidence"))[3]
-    assert evidence.startswith("140 us in other communication (others 0 ns): allreduce 0 of group 1")
+    assert evidence.startswith("spent 140 us in other communication (others 0 ns): allreduce 0 of group 1")
     assert "where rank 4 was last" in evidence
     assert rows[4][0] == 11 * COLUMN
 

@@ -167,7 +167,7 @@ def test_64_ranks_on_a_cluster_of_4_workers(corpus: Path, tmp_path: Path) -> Non
     """The same tables as without the cluster, and on each host those of the eight ranks."""
     distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
     folder = repeated(corpus / "nvidia-h200-megatron" / "ep8", tmp_path)
-    names = ["timeline", "kernels", "collectives"]
+    names = ["timeline", "kernels", "collectives", "stragglers"]
     cluster = distributed.LocalCluster(
         n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
     )

@@ -349,6 +349,48 @@ def collectives(ranks: int = 4) -> Result:
     return result("collectives", "Collectives", tables)
 
 
+def pipeline(ranks: int = 4, microbatches: int = 8, chunks: int = 1) -> Result:
+    """A stage a rank; forward and backward of each micro-batch and chunk in turn, with a gap behind each."""
+    work = microbatches * chunks
+    count = 2 * work
+    place = np.tile(np.arange(count), ranks)
+    rank = np.repeat(np.arange(ranks), count)
+    columns = (
+        RANK,
+        Column("step", "category"),
+        Column("stage", "int64"),
+        Column("chunk", "int64"),
+        Column("microbatch", "int64"),
+        Column("phase", "category"),
+        Column("ts_ns", "int64", NS),
+        Column("dur_ns", "int64", NS),
+    )
+    start = 10**18 + place * 1_000_000 + rank * 400_000
+    data = {
+        "rank": rank,
+        "step": [SCRIPT] * len(rank),
+        "stage": rank,
+        "chunk": place // 2 % chunks,
+        "microbatch": place // 2 // chunks,
+        "phase": ["forward", "backward"] * (len(rank) // 2),
+        "ts_ns": start,
+        "dur_ns": np.full(len(rank), 700_000),
+    }
+    waits = {
+        "rank": rank,
+        "step": [SCRIPT] * len(rank),
+        "part": ["ramp", "p2p_wait", "imbalance", "other_idle"] * (len(rank) // 4),
+        "ts_ns": start + 700_000,
+        "dur_ns": 100_000 + place * 100,
+    }
+    idle = (*columns[:2], Column("part", "category"), *columns[-2:])
+    tables = {
+        "spans": table("Spans", columns, data, detail=True),
+        "waits": table("Waits", idle, waits, detail=True),
+    }
+    return result("pipeline", "Pipeline", tables)
+
+
 def unknown() -> Result:
     """An analyzer that no renderer has heard of, with every dtype, extreme values and an empty table."""
     columns = (

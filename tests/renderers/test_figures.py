@@ -26,6 +26,7 @@ RESULTS = {
     "roofline": (sample.roofline, 2),
     "collectives": (sample.collectives, 2),
     "overlap": (sample.overlap, 2),
+    "pipeline": (sample.pipeline, 1),
 }
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
@@ -100,6 +101,7 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.roofline(5000),
         sample.collectives(200),
         sample.overlap(500, 20),
+        sample.pipeline(64, 64, 4),
     ],
     ids=lambda result: result.analyzer,
 )
@@ -253,3 +255,32 @@ def test_the_matrix_of_traffic_has_senders_in_rows() -> None:
     assert [trace["name"] for trace in bars["data"]] == ["communication", "waiting"]
     (trace,) = matrix["data"]
     assert trace["z"] == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
+
+
+def test_the_gantt_chart_lays_all_ranks_on_one_clock() -> None:
+    (drawn,) = figures(sample.pipeline(2, 4, 2))
+    bars = {trace["name"]: trace for trace in drawn["data"]}
+    assert list(bars) == ["forward", "backward", "ramp", "p2p wait", "imbalance", "other idle"]
+    forward = bars["forward"]
+    assert forward["y"] == [0] * 8 + [1] * 8
+    assert forward["base"][:2] == [0, 2]
+    assert forward["base"][8] == pytest.approx(0.4)
+    assert forward["x"] == [0.7] * 16
+    assert forward["customdata"][:3] == [[0, 0], [0, 1], [1, 0]]
+    assert forward["text"][:3] == ["0", "0", "1"]
+    assert forward["marker"]["opacity"][:2] == [1, 0.75]
+    assert bars["ramp"]["base"][0] == pytest.approx(0.7)
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["rank 0 stage 0", "rank 1 stage 1"]
+    assert "ranks)" not in drawn["layout"]["title"]["text"]
+
+
+def test_a_large_gantt_chart_shows_some_ranks_and_the_longest_waits() -> None:
+    (drawn,) = figures(sample.pipeline(64, 16, 2))
+    assert "(48 of 64 ranks)" in drawn["layout"]["title"]["text"]
+    result = sample.pipeline(40, 32, 1)
+    (drawn,) = figures(result)
+    waits = [x for trace in drawn["data"][2:] for x in trace["x"]]
+    spans = sum(len(trace["x"]) for trace in drawn["data"][:2])
+    assert spans == len(result["spans"])
+    assert len(waits) == 4000 - spans
+    assert min(waits) >= result["waits"]["dur_ns"].nlargest(len(waits)).min() / 1e6

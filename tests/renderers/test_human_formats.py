@@ -16,7 +16,7 @@ from tracelens.renderers.console import console
 from tracelens.renderers.html import files as html_files
 from tracelens.renderers.html import fragment
 from tracelens.renderers.markdown import escaped, markdown
-from tracelens.schema import Report, Result
+from tracelens.schema import Column, Report, Result, Schema
 
 
 def page(*results: Result) -> str:
@@ -144,3 +144,15 @@ def test_markdown_cuts_names_and_rows() -> None:
     assert max(map(len, text.splitlines())) < 400
     assert "20 of 30 rows; all of them: tracelens analyze ops PATH" in text
     assert "…" in text
+
+
+def test_sentences_are_shown_whole_and_names_are_not() -> None:
+    said = "one two three four five six seven eight nine ten " * 6 + "end"
+    columns = (Column("name", "str"), Column("evidence", "str", prose=True))
+    table = Schema("Told", columns).table({"name": [said], "evidence": [f"{said} <b>"]})
+    report = Report((Result("a", "A", {"told": table}),))
+    assert f"<td class=p>{said} &lt;b&gt;</td>" in page(*report.results)
+    assert f"| {said} &lt;b&gt; |" in markdown(report)
+    shown = " ".join(console(report, width=100, color=False).split())
+    assert shown.count("…") == 1
+    assert all(shown.count(word) >= 6 for word in ("four", "seven"))

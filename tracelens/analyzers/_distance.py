@@ -39,7 +39,7 @@ ROOFLINE = Schema(
         Column("intensity", "float64", "flops/byte", "FLOPs per byte read or written"),
         Column("maf_efficiency", "float64", "ratio", "against max-achievable FLOPs; -1 if none is published"),
         Column("dims", "category", doc="sizes behind the FLOPs, such as M, N and K of a matrix product"),
-        Column("note", "category"),
+        Column("note", "category", doc="what to know about the figures", prose=True),
     ),
     doc="A call can be no faster than its FLOPs at peak and its bytes at full bandwidth allow, whichever "
     "takes longer: that is its roofline time. Largest recoverable time first.",

@@ -78,14 +78,30 @@ def _name(step: Step) -> str:
     return f"dummy {label.kind}" if label.dummy and label.kind != "idle" else label.kind
 
 
+def by_one_clock(ranks: Sequence[RankSteps]) -> list[RankSteps]:
+    """The same, in order of time by the clock of the first rank, as far as collectives tell it."""
+    known = [one.comms for one in ranks if one.comms is not None]
+    if not known:
+        return [*ranks]
+    offset = {one.rank: one.offset_ns for one in clocks(known, match(known).instances)}
+    found = []
+    for one in ranks:
+        if one.comms is not None:
+            shift = base_ns(one.comms, known[0]) - offset[one.rank]
+            steps = [step._replace(start=step.start + shift, end=step.end + shift) for step in one.steps]
+            one = one._replace(steps=sorted(steps, key=lambda step: step.start))
+        found.append(one)
+    return found
+
+
 def lockstep(ranks: Sequence[RankSteps]) -> list[Common]:
-    """The steps that several ranks ran together, in order of time.
+    """The steps that several ranks, all by one clock, ran together, in order of time.
 
     Ranks that share their expert layers meet in every layer, so the steps that are one lie over each other
     in time. The step that starts first is joined by the next step of each other rank which overlaps it by
     at least half of the shorter of both, and no less than it overlaps the step after.
     """
-    queues = {one.rank: _by_one_clock(one, shift) for one, shift in zip(ranks, _shifts(ranks), strict=True)}
+    queues = {one.rank: one.steps for one in ranks}
     at = dict.fromkeys(queues, 0)
     found: list[Common] = []
     while open_ranks := [rank for rank in queues if at[rank] < len(queues[rank])]:
@@ -113,24 +129,6 @@ def _shared(one: Step, other: Step) -> int:
     """For how long two steps run together; what has no extent counts as 1 ns."""
     ends = (max(step.end, step.start + 1) for step in (one, other))
     return max(min(ends) - max(one.start, other.start), 0)
-
-
-def _shifts(ranks: Sequence[RankSteps]) -> list[int]:
-    """What to add to each rank's times to have them by the clock of the first one."""
-    known = [one.comms for one in ranks if one.comms is not None]
-    if not known:
-        return [0 for _ in ranks]
-    offset = {one.rank: one.offset_ns for one in clocks(known, match(known).instances)}
-    return [
-        base_ns(one.comms, known[0]) - offset[one.rank] if one.comms is not None else 0 for one in ranks
-    ]
-
-
-def _by_one_clock(one: RankSteps, shift: int) -> list[Step]:
-    return sorted(
-        (step._replace(start=step.start + shift, end=step.end + shift) for step in one.steps),
-        key=lambda step: step.start,
-    )
 
 
 def delay_ns(found: Sequence[Common]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._comms import RankComms, comms
-from tracelens.analyzers._labels import Half, Label, grammar
+from tracelens.analyzers._labels import Label, grammar
 from tracelens.trace.intervals import union
 from tracelens.trace.trace import Events, Trace
 from tracelens.trace.work import Scope, Work, gpu_work
@@ -167,7 +167,9 @@ def _halves(events: Events, there: Mask, marks: _Marks) -> list[tuple[int, ...]]
     found: list[dict[int, int]] = [{} for _ in marks.start]
     codes = _read(events, there, grammar().half)
     rows = np.flatnonzero(there & _named(events, codes)) if codes else np.empty(0, dtype=np.int64)
-    for place, code in zip(_place(marks, events.start[rows]).tolist(), events.name[rows].tolist(), strict=True):
+    for place, code in zip(
+        _place(marks, events.start[rows]).tolist(), events.name[rows].tolist(), strict=True
+    ):
         if place >= 0:
             number, tokens = codes[code]
             found[place][number] = max(tokens, found[place].get(number, tokens))

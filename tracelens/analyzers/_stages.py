@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -26,12 +26,14 @@ class Shape(NamedTuple):
         microbatches: in a step.
         chunks: of the model on each rank; more than one in an interleaved schedule.
         group: micro-batches that pass one chunk before the rank turns to its next one.
+        sure: whether the trace shows the number of chunks; if not, one is assumed.
     """
 
     stages: int
     microbatches: int
     chunks: int
     group: int
+    sure: bool = True
 
 
 class Wait(NamedTuple):
@@ -81,7 +83,7 @@ def extent(spans: Sequence[Span]) -> Union:
 
 
 def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:
-    """The size of a pipeline, None where its stages contradict each other.
+    """The size of a pipeline, None where its stages differ in the number of forwards.
 
     The last stage sends no activations of the last chunk and the first one no gradients of the first, so with
     m micro-batches and v chunks each of the two sends m (2 v - 1) messages and has m v forwards.
@@ -93,16 +95,14 @@ def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:
     named = {span.microbatch for lane in lanes for span in lane.of(FORWARD)}
     if -1 not in named:
         return Shape(stages, len(named), max(count // len(named), 1), stages)
-    edges = [lane for lane in lanes if lane.stage in (0, stages - 1)]
-    training = all(lane.of(BACKWARD) for lane in lanes)
-    for lane in edges if training else []:
+    if not all(lane.of(BACKWARD) for lane in lanes):
+        return Shape(stages, count, 1, stages)
+    for lane in lanes:
         microbatches = 2 * count - lane.sends
-        if 0 < microbatches < count and count % microbatches == 0:
+        if lane.stage in (0, stages - 1) and 0 < microbatches <= count and not count % microbatches:
             chunks = count // microbatches
             return Shape(stages, microbatches, chunks, _group(lane, stages, chunks, count))
-    if not edges and training:
-        return _from_warm_up(lanes[0], stages, count)
-    return Shape(stages, count, 1, stages)
+    return _from_warm_up(lanes[0], stages, count)
 
 
 def _warm_up(lane: Lane) -> int:
@@ -113,19 +113,21 @@ def _warm_up(lane: Lane) -> int:
 
 def _group(lane: Lane, stages: int, chunks: int, count: int) -> int:
     """Micro-batches a turn: 1F1B begins after 2 (stages - stage - 1) + (chunks - 1) group + 1 forwards."""
+    if chunks == 1:
+        return stages
     warm_up = _warm_up(lane)
     turns, left = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), chunks - 1)
     return turns if warm_up < count and turns > 0 and not left else stages
 
 
-def _from_warm_up(lane: Lane, stages: int, count: int) -> Shape | None:
-    """The size by a stage in the middle alone: by the number of forwards with which it begins."""
+def _from_warm_up(lane: Lane, stages: int, count: int) -> Shape:
+    """The size by one stage alone: by the number of forwards with which it begins."""
     warm_up = _warm_up(lane)
     if warm_up == min(stages - lane.stage, count):
         return Shape(stages, count, 1, stages)
     turns, left = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), stages)
     if left or turns < 1 or count % (turns + 1):
-        return None
+        return Shape(stages, count, 1, stages, sure=False)
     return Shape(stages, count // (turns + 1), turns + 1, stages)
 
 
@@ -182,7 +184,9 @@ class Pipeline:
         self._edges: Int = edges[inside]
         low, high = self._edges[:-1], self._edges[1:]
         self._busy = [lane.busy.covered(low, high) > 0 for lane in lanes]
-        self._next = [np.searchsorted(_starts(lane), low) for lane in lanes]
+        self._ordered = [sorted(lane.spans, key=lambda span: span.start) for lane in lanes]
+        starts = [np.array([span.start for span in spans]) for spans in self._ordered]
+        self._next = [np.searchsorted(some, low) for some in starts]
 
     def waits(self, number: int) -> list[Wait]:
         """The bubble of a lane, in pieces that add up to it."""
@@ -214,7 +218,7 @@ class Pipeline:
             if self._busy[number][place]:
                 return True
             following = int(self._next[number][place])
-            spans = _by_start(self.lanes[number])
+            spans = self._ordered[number]
             source = self._source(spans[following]) if following < len(spans) else None
             if source is None or now >= source[1].end:
                 return False
@@ -230,14 +234,6 @@ class Pipeline:
         return self._done.get((BACKWARD, span.virtual + 1, span.microbatch))
 
 
-def _by_start(lane: Lane) -> list[Span]:
-    return sorted(lane.spans, key=lambda span: span.start)
-
-
-def _starts(lane: Lane) -> Int:
-    return np.array([span.start for span in _by_start(lane)])
-
-
 def _steady(lane: Lane) -> tuple[int, int]:
     """From the first backward to the last forward; without backwards, all forwards."""
     forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
@@ -245,9 +241,11 @@ def _steady(lane: Lane) -> tuple[int, int]:
     return begin, max(span.end for span in forwards or backwards)
 
 
-def microbatches(spans: Sequence[Span]) -> Mapping[str, int]:
-    """Phase to number of different (chunk, micro-batch) that it covers."""
-    return {
-        phase: len({(span.virtual, span.microbatch) for span in spans if span.phase == phase})
-        for phase in (FORWARD, BACKWARD)
-    }
+def whole(lane: Lane) -> bool:
+    """Whether each forward has its backward, or there is none at all: the step is recorded to its end."""
+    forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
+    if any(span.microbatch < 0 for span in lane.spans):
+        return len(forwards) == len(backwards) or not backwards
+    passed = ({(span.virtual, span.microbatch) for span in some} for some in (forwards, backwards))
+    first, second = passed
+    return first == second or not second

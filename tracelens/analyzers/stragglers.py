@@ -35,7 +35,7 @@ STRAGGLERS = Schema(
         Column("caused_wait_ns", "int64", "ns", "what all others waited for it"),
         Column("last_count", "int64", "count", "collectives at which it arrived last, or held up who did"),
         Column("cause", "str", doc="the one with most of that waiting"),
-        Column("evidence", "str", doc="of that cause, where the others waited longest"),
+        Column("evidence", "str", doc="of that cause, where the others waited longest", prose=True),
         Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting, due to this cause"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
     ),
@@ -51,7 +51,7 @@ CAUSE_TABLE = Schema(
         Column("caused_wait_ns", "int64", "ns", "what all others waited"),
         Column("count", "int64", "count", "collectives"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
-        Column("evidence", "str", doc="where the others waited longest"),
+        Column("evidence", "str", doc="where the others waited longest", prose=True),
     ),
 )
 
@@ -64,7 +64,7 @@ WORST = Schema(
         Column("last_rank", "int64", doc="who arrived last"),
         Column("wait_ns", "int64", "ns", "what all others waited"),
         Column("cause", "str"),
-        Column("evidence", "str"),
+        Column("evidence", "str", prose=True),
         Column("late_ns", "int64", "ns", "arrival behind the median of the others, each by what it waited"),
     ),
 )

@@ -91,7 +91,11 @@ def _heading(how: Shown, buttons: bool) -> Markup:
 
 
 def _column(how: Shown, cells: list[Any]) -> list[str]:
+    from markupsafe import escape
+
     texts = how.texts(cells)
+    if how.column.prose:
+        return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in texts]
     if not how.numeric:
         return [_name_cell(text) for text in texts]
     pairs = zip(cells, texts, strict=True)

@@ -94,10 +94,17 @@ def _table(screen: Console, result: Result, name: str) -> None:
         ]
     widths = _fit(hows, columns, screen.width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim")
+    # Over sentences of several lines, the other cells stand beside the first one.
+    upright: Literal["top", "bottom"] = (
+        "top" if any(hows[index].column.prose for index in widths) else "bottom"
+    )
     for index, width in widths.items():
         side: Literal["left", "right"] = "right" if hows[index].numeric else "left"
-        table.add_column(hows[index].header, width=width, justify=side, vertical="bottom", overflow="fold")
-    cells = [[shorten(cell, width) for cell in columns[index]] for index, width in widths.items()]
+        table.add_column(hows[index].header, width=width, justify=side, vertical=upright, overflow="fold")
+    cells = [
+        columns[index] if hows[index].column.prose else [shorten(cell, width) for cell in columns[index]]
+        for index, width in widths.items()
+    ]
     for row in zip(*cells, strict=True):
         table.add_row(*row)
     screen.print(table)

@@ -13,6 +13,7 @@ from tracelens.schema import Report, Result
 
 ROWS = 20
 _NAME_WIDTH = 64
+_PROSE_WIDTH = 1200
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^[#>+-]")
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
@@ -78,7 +79,8 @@ def _table(result: Result, name: str) -> list[str]:
 
 def _cells(how: Shown, column: list[Any]) -> list[str]:
     texts = how.texts(column)
-    return texts if how.numeric else [escaped(shorten(text, _NAME_WIDTH)) for text in texts]
+    width = _PROSE_WIDTH if how.column.prose else _NAME_WIDTH
+    return texts if how.numeric else [escaped(shorten(text, width)) for text in texts]
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

@@ -632,3 +632,21 @@ def test_all_time_of_a_part_is_told() -> None:
         part = ANALYZERS.get("stragglers").part_of(trace)
         assert np.array_equal(part.time.sum(axis=1), np.diff(part.edges))
         assert part.ns.sum() == part.time[:, 0].sum()
+
+
+@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])
+def test_clocks_that_count_from_different_days_do_not_matter(cause: str) -> None:
+    """The base of a trace's clock is in its header; all recorded at the same time here."""
+    day, base = 86_400 * 10**9, 1_790_000_000_000_000_000
+    traces = [
+        draw(
+            aligned(text), rank=rank, ns_per_char=COLUMN, start_ns=7 * day - shift,
+            baseTimeNanoseconds=base + shift,
+        )
+        for rank, (text, shift) in enumerate(
+            zip((ORDINARY, ORDINARY, ORDINARY, LATE[cause]), (0, day, 0, 3 * day), strict=True)
+        )
+    ]  # fmt: skip
+    there, here = analyze(make_run(traces), "stragglers"), four(LATE[cause])
+    assert verdicts(there) == verdicts(here)
+    assert there["stragglers"]["evidence"].tolist() == here["stragglers"]["evidence"].tolist()

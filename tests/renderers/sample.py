@@ -391,6 +391,48 @@ def pipeline(ranks: int = 4, microbatches: int = 8, chunks: int = 1) -> Result:
     return result("pipeline", "Pipeline", tables)
 
 
+def serving(ranks: int = 4, steps: int = 5) -> Result:
+    """Ranks of which one prefills while the others decode, some without a request; and an unknown kind."""
+    columns = (
+        RANK,
+        Column("index", "int64", "count"),
+        Column("kind", "category"),
+        Column("dummy", "bool"),
+        Column("tokens", "int64", "count"),
+        Column("ts_ns", "int64", NS),
+        Column("dur_ns", "int64", NS),
+    )
+    rank, index = np.repeat(np.arange(ranks), steps), np.tile(np.arange(steps), ranks)
+    names = ["prefill" if one == at else "decode" for one, at in zip(rank, index, strict=True)]
+    names[-1] = SCRIPT
+    data = {
+        "rank": rank,
+        "index": index,
+        "kind": names,
+        "dummy": (rank + index) % 5 == 4,
+        "tokens": np.where(index == 1, -1, 16),
+        "ts_ns": 10**18 + 2_000_000 * index,
+        "dur_ns": np.full(len(rank), 1_500_000),
+    }
+    kinds = (
+        RANK,
+        Column("kind", "category"),
+        Column("dur_ns", "int64", NS),
+        Column("fraction", "float64", "fraction"),
+    )
+    shares = {
+        "rank": [*range(ranks), 0],
+        "kind": ["decode"] * ranks + ["prefill"],
+        "dur_ns": [1_000_000] * ranks + [3_000_000],
+        "fraction": [0.25] + [1.0] * (ranks - 1) + [0.75],
+    }
+    tables = {
+        "ranks": table("Kinds", kinds, shares),
+        "steps": table("Steps", columns, data, detail=True),
+    }
+    return result("serving", "Serving", tables)
+
+
 def unknown() -> Result:
     """An analyzer that no renderer has heard of, with every dtype, extreme values and an empty table."""
     columns = (

@@ -26,6 +26,7 @@ RESULTS = {
     "roofline": (sample.roofline, 2),
     "collectives": (sample.collectives, 2),
     "overlap": (sample.overlap, 2),
+    "serving": (sample.serving, 2),
     "pipeline": (sample.pipeline, 1),
 }
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
@@ -101,6 +102,7 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.roofline(5000),
         sample.collectives(200),
         sample.overlap(500, 20),
+        sample.serving(40, 200),
         sample.pipeline(64, 64, 4),
     ],
     ids=lambda result: result.analyzer,
@@ -284,3 +286,29 @@ def test_a_large_gantt_chart_shows_some_ranks_and_the_longest_waits() -> None:
     assert spans == len(result["spans"])
     assert len(waits) == 4000 - spans
     assert min(waits) >= result["waits"]["dur_ns"].nlargest(len(waits)).min() / 1e6
+
+
+def test_serving_steps_stand_where_they_run() -> None:
+    lanes, kinds = figures(sample.serving(2, 3))
+    drawn = {trace["name"]: trace for trace in lanes["data"]}
+    # Rank 0 prefills in step 0 and rank 1 in step 1; all else decodes.
+    assert list(zip(drawn["prefill"]["y"], drawn["prefill"]["base"], strict=True)) == [(0, 0.0), (1, 2.0)]
+    assert list(zip(drawn["decode"]["y"], drawn["decode"]["base"], strict=True)) == [
+        (1, 0.0),
+        (0, 2.0),
+        (0, 4.0),
+    ]
+    assert drawn["decode"]["x"] == [1.5] * 3
+    assert [text for _, _, text in drawn["decode"]["customdata"]] == [
+        "16 tokens",
+        "tokens not told",
+        "16 tokens",
+    ]
+    assert [trace["x"] for trace in kinds["data"]] == [[1.0, 1.0], [3.0, 0]]
+
+
+def test_serving_steps_without_a_request_have_their_own_colour() -> None:
+    lanes, _ = figures(sample.serving(5, 1))
+    empty = next(trace for trace in lanes["data"] if trace["name"] == "without a request")
+    assert empty["y"] == [4]
+    assert empty["marker"]["color"] == "#98a1ad"

@@ -61,7 +61,7 @@ class Comparison:
     Args:
         parts: by rank.
         instances: all of the run by one clock, in order of time.
-        offset: of each rank's clock.
+        offset: what the times of each rank's part are ahead of those of the instances.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Comparison:
             return Verdict(last.rank, "unknown", text, round(late))
         if found.get(cause, 0.0) >= max(EXPLAINED * late, 1):
             if cause == "inherited":
-                return self._inherited(instance, spans[last.rank], mine, usual, round(late))
+                return self._inherited(place, spans[last.rank], mine, usual, round(late))
             text = self._evidence(cause, last, spans, mine, usual, excess)
             if cause == "late_launch":
                 return self._late_launch(text, late, instance, spans, weight)
@@ -154,17 +154,19 @@ class Comparison:
         code = int(part.host[piece, kind])
         return part.texts[code] if code >= 0 else ""
 
-    def _inherited(self, instance: Instance, span: Span, mine: Floats, usual: Floats, late: int) -> Verdict:
+    def _inherited(self, place: int, span: Span, mine: Floats, usual: Floats, late: int) -> Verdict:
         """The verdict for lateness that was there before: whose and what it was then, if that is known.
 
         A rank that was late for what it did itself is still late for that, and so is one of the others that
         held the last rank up elsewhere.
         """
+        instance = self._instances[place]
         last = instance.last
-        text, place = self._before(last, span, mine, usual)
-        if place < 0:
+        text, before = self._before(last, span, mine, usual)
+        # Clocks that are off can turn the order of two around.
+        if not 0 <= before < place:
             return Verdict(last.rank, "inherited", text, late)
-        origin = self.verdict(place)
+        origin = self.verdict(before)
         if origin.cause in ("inherited", "unknown") or origin.rank not in instance.wait_ns:
             return Verdict(last.rank, "inherited", text, late)
         held = "" if origin.rank == last.rank else f"held rank {last.rank} up, which "

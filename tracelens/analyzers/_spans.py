@@ -39,7 +39,7 @@ class Spans:
     Args:
         parts: by rank.
         instances: all of the run by one clock, in order of time.
-        offset: of each rank's clock.
+        offset: what the times of each rank's part are ahead of those of the instances.
     """
 
     def __init__(

@@ -211,6 +211,9 @@ def _not_told(ranks: Sequence[RankSteps], found: Sequence[Common]) -> list[Skip]
     if alone:
         why = "not all ranks have a label there; they count without the missing ones"
         skips.append(Skip(f"all ranks of {alone} step(s)", why))
+    single = sum(len(one.steps) for one in ranks) - sum(len(one.members) for one in found)
+    if found and single:
+        skips.append(Skip(f"alignment of {single} step(s)", "no other rank ran a step at the same time"))
     silent = sum(one.tokens < 0 and bool(one.phases) for one in found)
     if silent:
         skips.append(

@@ -8,7 +8,7 @@ from typing import Any
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._causes import CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analyzers._clocks import aligned, clocks
-from tracelens.analyzers._instances import Instance, match
+from tracelens.analyzers._instances import Instance, base_ns, match
 from tracelens.analyzers._segments import Segments, segments
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.work import Scope
@@ -91,7 +91,8 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
     offset = {one.rank: one.offset_ns for one in clock}
     instances = [one._replace(members=aligned(one, offset)) for one in found.instances]
     instances.sort(key=lambda one: min(member.start for member in one.members))
-    comparison = Comparison({part.comms.rank: part for part in parts}, instances, offset)
+    own = {one.rank: offset[one.rank] - base_ns(one, ranks[0]) for one in ranks}
+    comparison = Comparison({part.comms.rank: part for part in parts}, instances, own)
     verdicts = [comparison.verdict(place) for place in range(len(instances))]
     waits = [sum(one.wait_ns.values()) for one in instances]
     cases = list(zip(instances, waits, verdicts, strict=True))

@@ -261,7 +261,7 @@ def test_padding_needs_all_tokens() -> None:
 
 
 def test_two_batch_overlap() -> None:
-    """16 of 20 us of communication... drawn: 10 columns, 6 of them beside computation."""
+    """Halves of 600 and 400 tokens; of 10 columns of communication 6 are beside computation."""
     drawing = aligned("""
         scope prefill[bs=3 tok=1000 ctx=[400, 300, 300] tbo=1] | ------------
         scope ub0[bs=2 tok=600] tid=2                          |  ---

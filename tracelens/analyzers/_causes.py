@@ -77,11 +77,13 @@ class Comparison:
             for member in instance.members:
                 self._of_kernel.setdefault((member.rank, member.record.kernel), place)
 
-    def verdict(self, place: int) -> Verdict:
-        """Why the last rank of an instance was late; `place` is its place in the list of instances."""
-        if place not in self._verdicts:
+    def verdicts(self) -> list[Verdict]:
+        """Why the last rank of each instance was late."""
+        # In order of arrival, so that what an instance inherits is known by then.
+        order = sorted(range(len(self._instances)), key=lambda place: self._instances[place].last.start)
+        for place in order:
             self._verdicts[place] = self._verdict(place, self._instances[place])
-        return self._verdicts[place]
+        return [self._verdicts[place] for place in range(len(self._instances))]
 
     def _verdict(self, place: int, instance: Instance) -> Verdict:
         last, wait = instance.last, instance.wait_ns
@@ -164,10 +166,8 @@ class Comparison:
         last = instance.last
         text, before = self._before(last, span, mine, usual)
         # Clocks that are off can turn the order of two around.
-        if not 0 <= before < place:
-            return Verdict(last.rank, "inherited", text, late)
-        origin = self.verdict(before)
-        if origin.cause in ("inherited", "unknown") or origin.rank not in instance.wait_ns:
+        origin = self._verdicts.get(before)
+        if origin is None or origin.cause in ("inherited", "unknown") or origin.rank not in instance.wait_ns:
             return Verdict(last.rank, "inherited", text, late)
         held = "" if origin.rank == last.rank else f"held rank {last.rank} up, which "
         return Verdict(origin.rank, origin.cause, f"{held}{text}: {origin.evidence}", late)

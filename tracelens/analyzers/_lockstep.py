@@ -79,7 +79,7 @@ def _name(step: Step) -> str:
 
 
 def by_one_clock(ranks: Sequence[RankSteps]) -> list[RankSteps]:
-    """The same, in order of time by the clock of the first rank, as far as collectives tell it."""
+    """The same by the clock of the first rank, as far as collectives tell it."""
     known = [one.comms for one in ranks if one.comms is not None]
     if not known:
         return [*ranks]
@@ -89,7 +89,7 @@ def by_one_clock(ranks: Sequence[RankSteps]) -> list[RankSteps]:
         if one.comms is not None:
             shift = base_ns(one.comms, known[0]) - offset[one.rank]
             steps = [step._replace(start=step.start + shift, end=step.end + shift) for step in one.steps]
-            one = one._replace(steps=sorted(steps, key=lambda step: step.start))
+            one = one._replace(steps=steps)
         found.append(one)
     return found
 

@@ -33,7 +33,7 @@ BUBBLE = Schema(
         Column("bubble_ns", "int64", "ns", "in no span; ramp + p2p wait + imbalance + other idle"),
         Column("ramp_ns", "int64", "ns", "of it, before the rank's first backward or after its last forward"),
         Column("p2p_wait_ns", "int64", "ns", "of it, in a send or receive of what has been computed"),
-        Column("imbalance_ns", "int64", "ns", "of it, while another stage computes what this one needs"),
+        Column("imbalance_ns", "int64", "ns", "of it, while a stage that it waits for computes"),
         Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, and nothing launched"),
         Column("beside_ns", "int64", "ns", "of the bubble, with other GPU work, such as gradient sync"),
         Column("forward_ns", "int64", "ns"),

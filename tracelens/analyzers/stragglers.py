@@ -93,7 +93,7 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
     instances.sort(key=lambda one: min(member.start for member in one.members))
     own = {one.rank: offset[one.rank] - base_ns(one, ranks[0]) for one in ranks}
     comparison = Comparison({part.comms.rank: part for part in parts}, instances, own)
-    verdicts = [comparison.verdict(place) for place in range(len(instances))]
+    verdicts = comparison.verdicts()
     waits = [sum(one.wait_ns.values()) for one in instances]
     cases = list(zip(instances, waits, verdicts, strict=True))
     causes = _by_cause(cases)

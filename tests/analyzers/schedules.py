@@ -1,0 +1,201 @@
+"""Pipelines drawn as text, one line a stage, and schedules played through by the clock.
+
+    stages("0011..aa..bb", "..00aa11bb..")
+
+One column is a microsecond of the GPU. `0`, `1`, ...: forward of that micro-batch; `a`, `b`, ...: backward of
+micro-batch 0, 1, ...; `~`: a send/receive kernel; `=`: gradient sync; `.`: nothing. The host is a little ahead
+of the GPU, and asks for each message that a span needs or makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from tests.builders import read
+from tracelens.trace.run import Run, make_run
+
+Event = dict[str, Any]
+_RUN = re.compile(r"([0-9a-z~=])\1*")
+
+
+class Piece(NamedTuple):
+    """GPU work of one kind: F, B, ~ or =."""
+
+    kind: str
+    start: int
+    end: int
+    microbatch: int = 0
+    chunk: int = 0
+
+
+class Style(NamedTuple):
+    """How the pieces are recorded.
+
+    Attributes:
+        messages: whether sends and receives are.
+        ranks: those of the pipeline's group, as text; "" for 0, 1, ...
+        graph: whether autograd's marks are.
+        scopes: format of a scope around each forward and backward, with {kind}, {stage}, {microbatch}; "" for
+            none.
+        steps: (name, start, end) of annotations.
+        shift_ns: added to all times.
+    """
+
+    messages: bool = True
+    ranks: str = ""
+    graph: bool = True
+    scopes: str = ""
+    steps: Sequence[tuple[str, float, float]] = ()
+    shift_ns: int = 0
+
+
+def pieces(line: str) -> list[Piece]:
+    """What a line draws."""
+    found = []
+    for match in _RUN.finditer(line):
+        mark, (start, end) = match[1], match.span()
+        if mark.isdigit():
+            found.append(Piece("F", start, end, int(mark)))
+        elif mark.isalpha():
+            found.append(Piece("B", start, end, ord(mark) - ord("a")))
+        else:
+            found.append(Piece(mark, start, end))
+    return found
+
+
+def stages(*lines: str | Sequence[Piece], chunks: int = 1, **style: Any) -> Run:
+    """A run of one rank a line."""
+    return make_run(stage(line, rank, len(lines), chunks, **style) for rank, line in enumerate(lines))
+
+
+def stage(line: str | Sequence[Piece], rank: int, size: int, chunks: int = 1, **style: Any) -> Any:
+    """The trace of one stage."""
+    drawn = pieces(line) if isinstance(line, str) else line
+    return read(_events(drawn, rank, size, chunks, Style(**style)), rank=rank)
+
+
+def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: Style) -> Iterable[Event]:
+    number = count(1)
+    group = style.ranks or str(list(range(size)))
+    last = size * chunks - 1
+    shift = style.shift_ns / 1000
+    for name, start, end in style.steps:
+        yield _host("user_annotation", name, start + shift, end + shift)
+    for piece in drawn:
+        start, end, call = piece.start + shift, piece.end + shift, next(number)
+        virtual = piece.chunk * size + rank
+        if piece.kind in "FB":
+            receives, sends = (virtual, last - virtual) if piece.kind == "F" else (last - virtual, virtual)
+            if style.messages and receives:
+                yield _record("recv", start - 0.3, group)
+            if style.messages and sends:
+                yield _record("send", end - 0.4, group)
+            if style.scopes:
+                name = style.scopes.format(stage=virtual, **piece._asdict())
+                yield _host("user_annotation", name, start - 0.2, start)
+            yield from _op(piece, start, style.graph)
+            kernel, stream = f"gemm_{piece.kind}", 7
+        else:
+            kernel, stream = "ncclDevKernel_SendRecv", 9
+            if piece.kind == "~":
+                yield _record("recv", start - 0.35, group)
+            else:
+                kernel = "ncclDevKernel_ReduceScatter"
+                yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP")
+        at = start - 0.1 if piece.kind in "FB" else start - 0.32
+        tid = 2 if piece.kind == "B" else 1
+        yield _host("cuda_runtime", "cudaLaunchKernel", at, at + 0.01, tid, correlation=call)
+        args = {"correlation": call, "device": 0, "stream": stream}
+        yield {
+            "ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": stream,
+            "ts": start, "dur": end - start, "args": args,
+        }  # fmt: skip
+
+
+def _op(piece: Piece, start: float, graph: bool) -> Iterable[Event]:
+    """The op that launches a span's kernel."""
+    sequence = {"Sequence number": piece.microbatch + 100 * piece.chunk} if graph else {}
+    if piece.kind == "F":
+        yield _host("cpu_op", "aten::mm", start - 0.15, start - 0.05, **sequence)
+        return
+    name = "autograd::engine::evaluate_function: MmBackward0"
+    yield _host("cpu_op", name if graph else "aten::mm", start - 0.16, start - 0.04, 2)
+    if graph:
+        yield _host(
+            "cpu_op", "MmBackward0", start - 0.15, start - 0.05, 2, **sequence, **{"Fwd thread id": 1}
+        )
+
+
+def _record(
+    collective: str, start: float, group: str, description: str = "PIPELINE_MODEL_PARALLEL_GROUP"
+) -> Event:
+    return _host(
+        "cpu_op",
+        "record_param_comms",
+        start,
+        start + 0.05,
+        **{
+            "Collective name": collective,
+            "Process Group Name": description[:4],
+            "Process Group Description": description,
+            "Process Group Ranks": group,
+            "Group size": group.count(",") + 1,
+            "dtype": "BFloat16",
+            "In msg nelems": 8,
+            "Out msg nelems": 8,
+        },
+    )
+
+
+def _host(category: str, name: str, start: float, end: float, tid: int = 1, **args: Any) -> Event:
+    place = {"pid": 100, "tid": tid, "ts": round(start, 3), "dur": round(end - start, 3)}
+    return {"ph": "X", "cat": category, "name": name, **place, "args": args}
+
+
+def played(
+    size: int, microbatches: int, chunks: int, forward: int = 1, backward: int = 1, group: int = 0
+) -> list[list[Piece]]:
+    """Each stage's pieces in interleaved 1F1B: every pass as early as what it needs allows."""
+    orders = [_order(rank, size, microbatches, chunks, group or size) for rank in range(size)]
+    done: dict[tuple[str, int, int], int] = {}
+    lanes: list[list[Piece]] = [[] for _ in range(size)]
+    places, free, last = [0] * size, [0] * size, size * chunks - 1
+    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+        for rank in range(size):
+            if places[rank] == len(orders[rank]):
+                continue
+            kind, chunk, microbatch = orders[rank][places[rank]]
+            virtual = chunk * size + rank
+            before = ("F", virtual - 1) if kind == "F" else ("B", virtual + 1)
+            if kind == "B" and virtual == last:
+                before = ("F", virtual)
+            ready = 0 if before == ("F", -1) else done.get((*before, microbatch))
+            if ready is None:
+                continue
+            start = max(ready, free[rank])
+            free[rank] = done[kind, virtual, microbatch] = start + (forward if kind == "F" else backward)
+            lanes[rank].append(Piece(kind, start, free[rank], microbatch, chunk))
+            places[rank] += 1
+    return lanes
+
+
+def _order(rank: int, size: int, microbatches: int, chunks: int, group: int) -> list[tuple[str, int, int]]:
+    """(kind, chunk, micro-batch) in the order in which a stage runs them."""
+    turns = [
+        (chunk, first + number)
+        for first in range(0, microbatches, group)
+        for chunk in range(chunks)
+        for number in range(min(group, microbatches - first))
+    ]
+    forwards = [("F", chunk, microbatch) for chunk, microbatch in turns]
+    backwards = [("B", chunks - 1 - chunk, microbatch) for chunk, microbatch in turns]
+    ahead = size - rank if chunks == 1 else 2 * (size - rank - 1) + (chunks - 1) * group + 1
+    ahead = min(ahead, len(turns))
+    found = forwards[:ahead]
+    for number, item in enumerate(backwards):
+        found.append(item)
+        found += forwards[ahead + number : ahead + number + 1]
+    return found

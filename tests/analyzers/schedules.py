@@ -2,15 +2,16 @@
 
     stages("0011..aa..bb", "..00aa11bb..")
 
-One column is a microsecond of the GPU. `0`, `1`, ...: forward of that micro-batch; `a`, `b`, ...: backward of
-micro-batch 0, 1, ...; `~`: a send/receive kernel; `=`: gradient sync; `.`: nothing. The host is a little ahead
-of the GPU, and asks for each message that a span needs or makes.
+One column is a microsecond of the GPU. `0`, `1`, ...: forward of that micro-batch; `a`, `b`, ...: backward
+of micro-batch 0, 1, ...; `~`: a send/receive kernel; `=`: gradient sync; `.`: nothing. The host is a little
+ahead of the GPU, and asks for each message that a span needs or makes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -74,13 +75,16 @@ def stages(*lines: str | Sequence[Piece], chunks: int = 1, **style: Any) -> Run:
 def stage(line: str | Sequence[Piece], rank: int, size: int, chunks: int = 1, **style: Any) -> Any:
     """The trace of one stage."""
     drawn = pieces(line) if isinstance(line, str) else line
-    return read(_events(drawn, rank, size, chunks, Style(**style)), rank=rank)
+    header = {key: value for key, value in style.items() if key not in Style._fields}
+    look = Style(**{key: value for key, value in style.items() if key in Style._fields})
+    return read(_events(drawn, rank, size, chunks, look), rank=rank, **header)
 
 
 def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: Style) -> Iterable[Event]:
     number = count(1)
     group = style.ranks or str(list(range(size)))
     last = size * chunks - 1
+    seen: Counter[Piece] = Counter()
     shift = style.shift_ns / 1000
     for name, start, end in style.steps:
         yield _host("user_annotation", name, start + shift, end + shift)
@@ -96,7 +100,9 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
             if style.scopes:
                 name = style.scopes.format(stage=virtual, **piece._asdict())
                 yield _host("user_annotation", name, start - 0.2, start)
-            yield from _op(piece, start, style.graph)
+            same = piece._replace(start=0, end=0)
+            yield from _op(piece, start, style.graph, seen[same])
+            seen[same] += 1
             kernel, stream = f"gemm_{piece.kind}", 7
         else:
             kernel, stream = "ncclDevKernel_SendRecv", 9
@@ -115,9 +121,9 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
         }  # fmt: skip
 
 
-def _op(piece: Piece, start: float, graph: bool) -> Iterable[Event]:
+def _op(piece: Piece, start: float, graph: bool, step: int) -> Iterable[Event]:
     """The op that launches a span's kernel."""
-    sequence = {"Sequence number": piece.microbatch + 100 * piece.chunk} if graph else {}
+    sequence = {"Sequence number": piece.microbatch + 100 * piece.chunk + 1000 * step} if graph else {}
     if piece.kind == "F":
         yield _host("cpu_op", "aten::mm", start - 0.15, start - 0.05, **sequence)
         return
@@ -156,9 +162,26 @@ def _host(category: str, name: str, start: float, end: float, tid: int = 1, **ar
 
 
 def played(
-    size: int, microbatches: int, chunks: int, forward: int = 1, backward: int = 1, group: int = 0
+    size: int,
+    microbatches: int,
+    chunks: int,
+    forward: int = 1,
+    backward: int = 1,
+    group: int = 0,
+    late: Mapping[tuple[str, int, int], int] | None = None,
 ) -> list[list[Piece]]:
-    """Each stage's pieces in interleaved 1F1B: every pass as early as what it needs allows."""
+    """Each stage's pieces in interleaved 1F1B: every pass as early as what it needs allows.
+
+    Args:
+        size: number of stages.
+        microbatches: in the step.
+        chunks: of the model on each stage.
+        forward: us of a forward.
+        backward: us of a backward.
+        group: micro-batches a turn; one a stage by default.
+        late: (kind, stage in the whole model, micro-batch) to us that the message with its result takes; with
+            it, stages wait in a send/receive kernel.
+    """
     orders = [_order(rank, size, microbatches, chunks, group or size) for rank in range(size)]
     done: dict[tuple[str, int, int], int] = {}
     lanes: list[list[Piece]] = [[] for _ in range(size)]
@@ -175,7 +198,9 @@ def played(
             ready = 0 if before == ("F", -1) else done.get((*before, microbatch))
             if ready is None:
                 continue
-            start = max(ready, free[rank])
+            start = max(ready + (late or {}).get((*before, microbatch), 0), free[rank])
+            if late and start > free[rank]:
+                lanes[rank].append(Piece("~", free[rank], start))
             free[rank] = done[kind, virtual, microbatch] = start + (forward if kind == "F" else backward)
             lanes[rank].append(Piece(kind, start, free[rank], microbatch, chunk))
             places[rank] += 1

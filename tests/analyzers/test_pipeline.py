@@ -113,16 +113,15 @@ def test_without_a_kernel_that_waits_it_is_other_idle() -> None:
     assert bubbles(pipeline(*lines)) == [(7, 4, 0, 0, 3), (7, 4, 0, 3, 0)]
 
 
-def test_who_waits_for_one_that_waits_for_a_message_waits_for_the_message() -> None:
-    # Stage 1 gets the gradient of backward 1 from stage 2 at 10 instead of 8; stage 0 waits for it as well.
-    lines = (
-        "012....a3...b..c.d",
-        ".01..a2~~b3.c.d...",
-        "..0a1b..2.c3d.....",
-    )
-    found = {rank: row for rank, row in enumerate(bubbles(pipeline(*lines)))}
-    assert found[1][2] == 2
-    assert found[0][3] == 0 or found[0][1] > 0
+def test_who_waits_for_one_that_waits_for_a_message_waits_for_messages() -> None:
+    """The gradient of backward 2 takes 3 us more from stage 2 to 1, and stage 0 waits for that as well."""
+    lanes = played(3, 8, 1, late={("B", 2, 2): 3})
+    on_time = played(3, 8, 1, late={("B", 2, 2): 0})
+    result, before = bubbles(pipeline(*lanes)), bubbles(pipeline(*on_time))
+    assert before == [(4, 4, 0, 0, 0)] * 3
+    # Stage 1 waits from 7 to 10. Stage 0 does from 8 to 11, at last for stage 1 to compute; stage 2 from 10
+    # to 13: for a forward of stage 0, which waits until 11 and computes until 12, and then of stage 1.
+    assert result == [(7, 4, 2, 1, 0), (7, 4, 3, 0, 0), (7, 4, 1, 2, 0)]
 
 
 def test_gradient_sync_is_no_part_of_a_backward() -> None:
@@ -147,7 +146,10 @@ def test_an_interleaved_schedule_has_the_bubble_of_the_formula(
     assert {Fraction(bubble, phase) for bubble in table["bubble_ns"].tolist()} == {expected}
     assert set(table["expected_fraction"]) == {float(expected)}
     assert set(records(table, "microbatches", "chunks")) == {(microbatches, chunks)}
-    assert (table["ramp_ns"] == table["bubble_ns"]).all()
+    # With several chunks the schedule itself has some waits for computation behind the first backwards.
+    assert (table["ramp_ns"] + table["imbalance_ns"] == table["bubble_ns"]).all()
+    assert (table["imbalance_ns"] <= table["bubble_ns"] / 3).all()
+    assert chunks > 1 or not table["imbalance_ns"].any()
     for rank, lane in enumerate(lanes):
         drawn = [(piece.kind, piece.chunk, piece.microbatch) for piece in lane]
         mine = result["spans"].query(f"rank == {rank}").sort_values("ts_ns")
@@ -181,7 +183,7 @@ def test_chunks_that_nothing_shows_are_one_with_a_skip() -> None:
     line = "0.1.2.3.4.a.b.c.d.e"  # five forwards ahead fit neither one chunk nor several
     result = analyze(make_run([stage(line, 1, 4)], partial=True), "pipeline")
     assert result["bubble"]["chunks"].tolist() == [1]
-    assert any(skip.subject.startswith("chunks in step") for skip in result.skips) == (5 != 4 - 1)
+    assert result.skips[-1].subject == "chunks in step (whole trace) of rank 1"
 
 
 @pytest.mark.parametrize(
@@ -288,15 +290,11 @@ def test_a_step_recorded_in_part_is_a_skip() -> None:
 
 def test_times_are_by_one_clock() -> None:
     """Traces with bases of their own: rank 1's numbers are 500 us smaller, its base is as much larger."""
-    from tests.analyzers import schedules
-    from tests.builders import read
-
     base = 1_700_000_000_000_000_000
     traces = []
     for rank, line in enumerate(UNIFORM):
-        style = schedules.Style(shift_ns=1_000_000 - 500_000 * rank)
-        events = schedules._events(pieces(line), rank, 2, 1, style)
-        traces.append(read(events, rank=rank, baseTimeNanoseconds=base + 500_000 * rank))
+        earlier = 500_000 * rank
+        traces.append(stage(line, rank, 2, shift_ns=1_000_000 - earlier, baseTimeNanoseconds=base + earlier))
     assert bubbles(analyze(make_run(traces), "pipeline")) == [(4, 4, 0, 0, 0)] * 2
 
 

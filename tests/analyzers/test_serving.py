@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import aligned, draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
 from tracelens.analyzers import ANALYZERS
 from tracelens.analyzers._labels import FILE_VARIABLE, KINDS, Label, grammar
@@ -74,8 +74,9 @@ def test_a_serving_run_of_eight_ranks() -> None:
         (3, "4 decode, 4 prefill", 6_000, 4 * 512 + 4 * 64, 38_000),
     ]
     columns = ("steps", "step_ns", "mismatch_steps", "mismatch_ns", "phase_mismatch_fraction", "delay_ns")
-    # Decoding alone takes 4 us: the first step cost 6 us more, the last one 2.
+    # Decoding alone takes 4 us: the first step cost 6 us more, the last one 2. Rank 0 prefills in both.
     assert row(result, *columns) == (4, 24_000, 2, 16_000, 16 / 24, 8_000)
+    assert row(result, "alignable_ns") == (0,)
     tokens, slots = 1136 + 128 + 128 + 2304, 8192 + 128 + 128 + 4096
     assert row(result, "tokens", "slots", "padding_fraction") == (tokens, slots, 1 - tokens / slots)
     # Of decoding, rank 0 has 8 us, ranks 1 to 3 have 18, ranks 4 to 7 have 24 with 6 of them eager.
@@ -90,13 +91,22 @@ def test_a_serving_run_of_eight_ranks() -> None:
     assert records(kinds[kinds["rank"] == 7], *columns) == [("decode", 4, 24_000, 1, 112, 112, 0.25)]
 
 
+def test_prefills_that_could_run_together() -> None:
+    """Late by 6, 4 and 3 us over decoding in 4: rank 0 alone accounts for 6, rank 1 for 4 + 3."""
+    one = rank((PREFILL, 10), (DECODE, 8), (DECODE, 7), (DECODE, 4))
+    other = rank((DECODE, 10), (PREFILL, 8), (PREFILL, 7), (DECODE, 4))
+    result = of(one, other, rank((DECODE, 10), (DECODE, 8), (DECODE, 7), (DECODE, 4)))
+    assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (3, 13_000, 13_000 - 7_000)
+
+
 def test_equal_ranks_have_no_mismatch_and_no_padding() -> None:
     result = of(*[rank((PREFILL, 8), (DECODE, 4))] * 4)
     assert row(result, "steps", "phase_mismatch_fraction", "padding_fraction", "delay_ns") == (2, 0, 0, 0)
 
 
 def test_without_a_step_of_pure_decoding_the_delay_is_not_known() -> None:
-    assert row(of(rank((PREFILL, 8)), rank((DECODE, 8))), "delay_ns") == (-1,)
+    result = of(rank((PREFILL, 8)), rank((DECODE, 8)))
+    assert row(result, "delay_ns", "alignable_ns") == (-1, -1)
 
 
 def test_a_rank_without_a_request_is_in_no_phase() -> None:
@@ -109,6 +119,8 @@ def test_a_rank_without_a_request_is_in_no_phase() -> None:
     ]
     # 2 x 8 us beside the prefill and 3 x 2 us, of 30 us.
     assert row(result, "padding_fraction", "dummy_fraction") == (1 - 1024 / 3072, 22 / 30)
+    # Nobody decodes, eagerly or not.
+    assert row(result, "eager_fraction") == (-1,)
     assert records(result["ranks"], "rank", "kind", "tokens", "dummy_fraction")[:2] == [
         (0, "prefill", 1024, 0),
         (0, "decode", 0, 1),
@@ -212,6 +224,14 @@ def test_marks_on_the_gpu_count_where_the_cpu_was_not_recorded() -> None:
     """)
     result = of(drawing, drawing)
     assert records(result["alignment"], "kinds", "dur_ns") == [("2 prefill", 8_000), ("2 decode", 3_000)]
+
+
+def test_a_mark_is_drawn_on_every_stream_of_the_gpu() -> None:
+    """Equal steps follow each other at once, so the marks of one stream overlap those of another."""
+    one = events(f"gpu {DECODE} | ----====")
+    other = [{**event, "tid": 9, "ts": event["ts"] + 0.5} for event in one[:1]]
+    result = analyze(make_run([read([*one, *other], rank=0)]), "serving")
+    assert records(result["steps"], "ts_ns", "dur_ns") == [(0, 4_000), (4_000, 4_000)]
 
 
 def test_a_mark_on_the_gpu_beside_that_of_the_host_is_no_second_step() -> None:
@@ -521,6 +541,28 @@ def test_it_is_in_the_report_behind_the_comparisons_of_ranks() -> None:
 def _step(start: int, end: int, kind: str = "decode", tokens: int = 1) -> Step:
     label = Label("x", kind, "", kind == "idle", False, 1, -1, tokens)
     return Step(label, False, False, start, end, (), -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        # The last step of one rank ends as the first of the other begins: 5 of 100 ns together.
+        ([(0, 100)], [(95, 200)], []),
+        ([(0, 100)], [(50, 150)], [(0, 50)]),
+        # The other rank has no label for the first step; its only one lies over the second.
+        ([(0, 10), (10, 100)], [(4, 100)], [(10, 4)]),
+        ([(0, 10), (10, 20)], [(0, 10), (10, 20)], [(0, 0), (10, 10)]),
+        # Marks without extent.
+        ([(5, 5)], [(5, 5)], [(5, 5)]),
+        ([(5, 5)], [(6, 6)], []),
+    ],
+)
+def test_which_steps_are_one(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], common: list[tuple[int, int]]
+) -> None:
+    ranks = [RankSteps(n, None, [_step(*times) for times in some]) for n, some in enumerate((one, other))]
+    found = lockstep(ranks)
+    assert [tuple(member.step.start for member in step.members) for step in found] == common
 
 
 @given(

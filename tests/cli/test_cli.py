@@ -26,6 +26,7 @@ ANALYZERS = [
     "collectives",
     "overlap",
     "stragglers",
+    "pipeline",
     "serving",
 ]
 

@@ -84,14 +84,12 @@ def by_one_clock(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     if not known:
         return [*ranks]
     offset = {one.rank: one.offset_ns for one in clocks(known, match(known).instances)}
-    found = []
-    for one in ranks:
-        if one.comms is not None:
-            shift = base_ns(one.comms, known[0]) - offset[one.rank]
-            steps = [step._replace(start=step.start + shift, end=step.end + shift) for step in one.steps]
-            one = one._replace(steps=steps)
-        found.append(one)
-    return found
+    shift = {one.rank: base_ns(one, known[0]) - offset[one.rank] for one in known}
+    return [one._replace(steps=_shifted(one.steps, shift.get(one.rank, 0))) for one in ranks]
+
+
+def _shifted(steps: Sequence[Step], shift: int) -> list[Step]:
+    return [step._replace(start=step.start + shift, end=step.end + shift) for step in steps]
 
 
 def lockstep(ranks: Sequence[RankSteps]) -> list[Common]:
@@ -131,14 +129,31 @@ def _shared(one: Step, other: Step) -> int:
     return max(min(ends) - max(one.start, other.start), 0)
 
 
-def delay_ns(found: Sequence[Common]) -> int:
-    """What decoding ranks lost to those in another phase; -1 where no step of pure decoding tells the usual.
+class Delay(NamedTuple):
+    """What decoding ranks lost to those in another phase, and how much of it agreement would save, ns."""
 
-    In each mismatched step in which a rank decodes, what it took longer than a step in which all decode.
+    total: int
+    alignable: int
+
+
+def delay(found: Sequence[Common]) -> Delay:
+    """The delay of decoding ranks by ranks in another phase; -1 where no step is pure decoding.
+
+    Each mismatched step in which a rank decodes is late by what it took longer than a step in which all
+    decode. Had all ranks prefilled in the same steps, only the delays of the rank that prefilled longest
+    were left.
     """
     usual = [one.dur_ns for one in found if one.phases == {"decode"}]
     if not usual:
-        return 0 if not any(one.mismatch for one in found) else -1
-    usually = round(median(usual))
-    mixed = [one.dur_ns for one in found if one.mismatch and "decode" in one.phases]
-    return sum(max(dur - usually, 0) for dur in mixed)
+        nothing = -1 if any(one.mismatch for one in found) else 0
+        return Delay(nothing, nothing)
+    usually, total = round(median(usual)), 0
+    caused: Counter[int] = Counter()
+    for one in found:
+        if one.mismatch and "decode" in one.phases:
+            late = max(one.dur_ns - usually, 0)
+            total += late
+            for rank, step in one.members:
+                if step.label.kind != "decode" and not step.label.dummy:
+                    caused[rank] += late
+    return Delay(total, total - max(caused.values(), default=0))

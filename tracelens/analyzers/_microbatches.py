@@ -95,13 +95,14 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
         scope: which GPU work counts, see work.Scope.
     """
     work = gpu_work(trace, scope)
-    messages, scopes = _messages(trace), pipeline_scopes(trace)
+    scopes = pipeline_scopes(trace)
+    messages = _messages(trace, unnamed=scopes.usable)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
         return Passes(trace.meta.rank, None, (), [], empty, empty, {}, [])
     is_p2p = np.isin(work.event, messages.kernel)
     host = _host_times(trace, work)
-    counted = (host >= 0) & ~is_p2p & ~_gradient_sync(trace, work)
+    counted = (_anchor(work) >= 0) & ~is_p2p & ~_gradient_sync(trace, work)
     backward = _is_backward(trace, work)
     if scopes.usable:
         key = _by_scope(host, backward, scopes)
@@ -124,14 +125,17 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     )
 
 
-def _messages(trace: Trace) -> _Messages:
-    """Of the groups that send and receive: those named a pipeline, else the only one if it has no name."""
+def _messages(trace: Trace, *, unnamed: bool) -> _Messages:
+    """Of groups that are named a pipeline; of those without a name where scopes say that there is one.
+
+    Experts and attention over several ranks send and receive as well.
+    """
     table = trace.tables["collectives"]
     rows = np.flatnonzero([name in POINT_TO_POINT for name in table.texts("collective")])
     names = table.texts("group_description", rows)
     named = [bool(_PIPELINE.search(name)) for name in names]
-    unnamed = [name in ("", "undefined", "default_pg") for name in names]
-    rows = rows[np.array(named if any(named) else unnamed, dtype=bool)]
+    nameless = [unnamed and name in ("", "undefined", "default_pg") for name in names]
+    rows = rows[np.array(named if any(named) else nameless, dtype=bool)]
     low, high = (trace.window.start, trace.window.end) if trace.window else (None, None)
     time = trace.arrays.start[table.array("event_id")[rows]]
     if low is not None and high is not None:
@@ -249,9 +253,9 @@ def _spans(
     inside = key >= 0
     rows = np.flatnonzero(inside)
     rows = rows[np.lexsort((host[rows], key[rows]))]
-    borders = np.flatnonzero(np.concatenate(([True], np.diff(key[rows]) != 0))) if len(rows) else []
+    borders = np.flatnonzero(np.diff(key[rows])) + 1
     found: list[tuple[int, Span]] = []
-    for mine in np.split(rows, borders[1:]) if len(rows) else []:
+    for mine in np.split(rows, borders) if len(rows) else []:
         number, time = int(key[mine[0]]), int(host[mine[0]])
         busy = union(work.start[mine], work.end[mine])
         if not busy.total:

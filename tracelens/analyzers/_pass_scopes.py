@@ -64,26 +64,19 @@ class Scopes(NamedTuple):
 def pipeline_scopes(trace: Trace) -> Scopes:
     """The scopes of micro-batches of one rank."""
     events = trace.arrays
-    actions = {code: found for code, name in enumerate(events.names) if (found := _actions(name))}
+    actions = {code: some for code, name in enumerate(events.names) if (some := _actions(name))}
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
     found: list[tuple[int, int, bool, int, int]] = []
-    reached = -1
+    reached = int(events.start[rows[0]]) if len(rows) else 0
     for row in rows.tolist():
         start, end = int(events.start[row]), int(events.end[row])
         if start < reached:  # inside another, as a model's own forward_step in that of the schedule
             continue
         reached = end
         found += [(start, end, *action) for action in actions[int(events.name[row])]]
-    columns = list(zip(*found, strict=True)) or [()] * 5
-    start, end, backward, virtual, microbatch = columns
-    return Scopes(
-        np.array(start, dtype=np.int64),
-        np.array(end, dtype=np.int64),
-        np.array(backward, dtype=bool),
-        np.array(virtual, dtype=np.int64),
-        np.array(microbatch, dtype=np.int64),
-    )
+    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    return Scopes(table[:, 0], table[:, 1], table[:, 2] > 0, table[:, 3], table[:, 4])
 
 
 def _actions(name: str) -> tuple[_Action, ...]:

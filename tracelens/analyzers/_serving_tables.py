@@ -11,10 +11,11 @@ SUMMARY = Schema(
         Column("engine", "category", doc="whose step labels the trace has"),
         Column("steps", "int64", "count", "that several ranks ran together"),
         Column("step_ns", "int64", "ns", "their time, of each the rank that took longest"),
-        Column("mismatch_steps", "int64", "count", "of them, with ranks in different phases"),
-        Column("mismatch_ns", "int64", "ns", "time of those"),
         Column(
-            "phase_mismatch_fraction", "float64", "fraction", "mismatch / step time; -1 if nothing to compare"
+            "phase_mismatch_fraction",
+            "float64",
+            "fraction",
+            "time of steps with ranks in different phases; -1 if nothing to compare",
         ),
         Column(
             "delay_ns",
@@ -23,8 +24,13 @@ SUMMARY = Schema(
             "what mismatched steps in which a rank decodes take longer than the median step in which all "
             "decode; -1 if there is no such step",
         ),
-        Column("tokens", "int64", "count", "of requests, in the steps in which all ranks tell them"),
-        Column("slots", "int64", "count", "ranks x tokens of the rank with most, summed over those steps"),
+        Column(
+            "alignable_ns",
+            "int64",
+            "ns",
+            "of the delay, what prefilling in the same steps would save: all but that by the rank that "
+            "prefills longest",
+        ),
         Column("padding_fraction", "float64", "fraction", "1 - tokens / slots; -1 if no step tells"),
         Column(
             "graph_padding_fraction",
@@ -46,6 +52,10 @@ SUMMARY = Schema(
             "tbo_imbalance", "float64", "ratio", "|a - b| / (a + b) of their tokens, all steps; -1 unknown"
         ),
         Column("tbo_efficiency", "float64", "ratio", "their hidden / all communication; -1 if there is none"),
+        Column("mismatch_steps", "int64", "count", "with ranks in different phases"),
+        Column("mismatch_ns", "int64", "ns", "time of those"),
+        Column("tokens", "int64", "count", "of requests, in the steps in which all ranks tell them"),
+        Column("slots", "int64", "count", "ranks x tokens of the rank with most, summed over those steps"),
     ),
     doc="Ranks that share their experts meet in every layer: all wait for the one that prefills, and all are "
     "padded to the one with most tokens. Ranks without requests are in no phase.",

@@ -172,6 +172,8 @@ class Pipeline:
         self.lanes = lanes
         self.start = min(span.start for lane in lanes for span in lane.spans)
         self.end = max(span.end for lane in lanes for span in lane.spans)
+        steady = [_steady(lane) for lane in lanes]
+        self._full = max(begin for begin, _ in steady), min(end for _, end in steady)
         self._last = max(span.virtual for lane in lanes for span in lane.spans)
         self._done: dict[tuple[str, int, int], tuple[int, Span]] = {}
         for number, lane in enumerate(lanes):
@@ -191,13 +193,13 @@ class Pipeline:
     def waits(self, number: int) -> list[Wait]:
         """The bubble of a lane, in pieces that add up to it."""
         lane = self.lanes[number]
-        steady = _steady(lane)
+        full = self._full
         low, high = self._edges[:-1], self._edges[1:]
         talking = lane.p2p.covered(low, high) > 0
         found: list[Wait] = []
         for place in np.flatnonzero(~self._busy[number]).tolist():
             start, end = int(low[place]), int(high[place])
-            if not steady[0] <= start < steady[1]:
+            if not full[0] <= start < full[1]:
                 part = RAMP
             elif self._computed_late(number, place):
                 part = IMBALANCE

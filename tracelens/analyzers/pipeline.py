@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tracelens.analyzers import analyzer, result, stack
-from tracelens.analyzers._clocks import clocks
-from tracelens.analyzers._instances import base_ns, match
 from tracelens.analyzers._microbatches import FORWARD, Passes, passes
+from tracelens.analyzers._pipelines import absent, lane_of, pipelines, window_of
 from tracelens.analyzers._stages import PARTS, Lane, Pipeline, Shape, Wait, extent, numbered, shape, whole
 from tracelens.schema import Column, Result, Schema, Skip
-from tracelens.trace.intervals import Union
 from tracelens.trace.work import Scope
 
 BUBBLE = Schema(
@@ -31,7 +29,12 @@ BUBBLE = Schema(
             "expected_fraction", "float64", "fraction", "(PP - 1) / (PP - 1 + GA VPP): the same in theory"
         ),
         Column("bubble_ns", "int64", "ns", "in no span; ramp + p2p wait + imbalance + other idle"),
-        Column("ramp_ns", "int64", "ns", "of it, before the rank's first backward or after its last forward"),
+        Column(
+            "ramp_ns",
+            "int64",
+            "ns",
+            "of it, before all stages have begun with backwards, or after one has no forward left",
+        ),
         Column("p2p_wait_ns", "int64", "ns", "of it, in a send or receive of what has been computed"),
         Column("imbalance_ns", "int64", "ns", "of it, while a stage that it waits for computes"),
         Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, and nothing launched"),
@@ -44,9 +47,10 @@ BUBBLE = Schema(
         Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP): the same in theory"),
     ),
     doc="The pipeline's phase of a step lasts from the first forward to the last backward of any of its "
-    "stages. Theory: all passes of a phase take the same time, and messages none. Megatron-LM's convention is the "
-    "ideal ratio, against the time without a bubble. A stage that idles in warm-up or cool-down, between its "
-    "own passes as well, is in the ramp: in theory all of the bubble is.",
+    "stages. Theory: all passes of a phase take the same time, and messages none. Megatron-LM's convention is "
+    "the ideal ratio, against the time without a bubble. The pipeline is full from the first backward of its "
+    "last stage to begin with them until a stage has ended its last forward; idle time outside of that is the "
+    "ramp, which in theory is all of the bubble of a schedule that is not interleaved.",
 )
 
 SPANS = Schema(
@@ -62,8 +66,8 @@ SPANS = Schema(
         Column("dur_ns", "int64", "ns", "to the end of its last GPU work"),
         Column("busy_ns", "int64", "ns", "of it, with its GPU work"),
     ),
-    doc="Where no scope names them, what autograd launches is backward, and messages end a span. Chunks go by "
-    "the order of Megatron-LM's interleaved schedule then.",
+    doc="Where no scope names them, what autograd launches is backward, and messages end a span. Chunks go "
+    "by the order of Megatron-LM's interleaved schedule then.",
     detail=True,
 )
 
@@ -78,14 +82,6 @@ WAITS = Schema(
     ),
     detail=True,
 )
-
-
-class _Stage(NamedTuple):
-    """A rank with its place in a pipeline; times by the common clock."""
-
-    part: Passes
-    stage: int
-    shift: int
 
 
 @analyzer("pipeline", title="Pipeline", order=86, part=passes)
@@ -104,11 +100,11 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
     """
     skips = [Skip(f"rank {one.rank}", _why_not(one)) for one in ranks if not one.spans]
     rows: dict[str, list[dict[str, Any]]] = {"bubble": [], "spans": [], "waits": []}
-    for stages, some in _pipelines(ranks, skips):
-        skips += _absent(stages, some)
+    for stages, some in pipelines(ranks, skips):
+        skips += absent(stages, some)
         for label in dict.fromkeys(span.step for one in some for span in one.part.spans):
-            lanes = [lane for one in some if (lane := _lane(one, label)).spans]
-            windows = {one.part.rank: _window(one, label) for one in some}
+            lanes = [lane for one in some if (lane := lane_of(one, label)).spans]
+            windows = {one.part.rank: window_of(one, label) for one in some}
             cut = [lane.rank for lane in lanes if not whole(lane)]
             size = None if cut else shape(lanes, stages)
             subject = (
@@ -137,69 +133,6 @@ def _why_not(one: Passes) -> str:
     if one.comms is None:
         return "no pipeline: no send or receive of a pipeline group, no scopes that name stages"
     return "of its pipeline it recorded no forward and no backward with GPU work"
-
-
-def _pipelines(ranks: Sequence[Passes], skips: list[Skip]) -> list[tuple[int, list[_Stage]]]:
-    """The pipelines: number of stages, and those that are in the run."""
-    there = [one for one in ranks if one.comms is not None and one.spans]
-    if not there:
-        return []
-    talk = [one.comms for one in there if one.comms is not None]
-    offset = {one.rank: one.offset_ns for one in clocks(talk, match(talk).instances)}
-    shift = {one.rank: base_ns(one, talk[0]) - offset[one.rank] for one in talk}
-    groups: dict[tuple[int, ...], list[Passes]] = {}
-    for one in there:
-        named = one.rank in one.members or all(span.virtual >= 0 for span in one.spans)
-        if named:
-            groups.setdefault(one.members, []).append(one)
-        else:
-            skips.append(Skip(f"rank {one.rank}", "the trace does not list the ranks of its pipeline"))
-    found = []
-    for members, some in groups.items():
-        stages, place = len(members), {rank: number for number, rank in enumerate(members)}
-        if not members:
-            stages, place = _by_scopes(some)
-        found.append((stages, [_Stage(one, place[one.rank], shift[one.rank]) for one in some]))
-    return found
-
-
-def _by_scopes(some: Sequence[Passes]) -> tuple[int, dict[int, int]]:
-    """Number of stages and the stage of each rank, by the names of scopes."""
-    own = {one.rank: sorted({span.virtual for span in one.spans}) for one in some}
-    last = max(numbers[-1] for numbers in own.values())
-    stages = -(-(last + 1) // max(len(numbers) for numbers in own.values()))
-    return stages, {rank: numbers[0] % stages for rank, numbers in own.items()}
-
-
-def _absent(stages: int, some: Sequence[_Stage]) -> list[Skip]:
-    missing = sorted(set(range(stages)) - {one.stage for one in some})
-    if not missing:
-        return []
-    listed = ", ".join(str(one.part.rank) for one in some)
-    reason = "not in the run; the phase and the imbalance are those of the stages that are there"
-    return [Skip(f"stage(s) {', '.join(map(str, missing))} of the pipeline of rank {listed}", reason)]
-
-
-def _lane(one: _Stage, label: str) -> Lane:
-    spans = [
-        span._replace(start=span.start + one.shift, end=span.end + one.shift)
-        for span in one.part.spans
-        if span.step == label
-    ]
-    part = one.part
-    return Lane(
-        part.rank,
-        one.stage,
-        spans,
-        Union(part.p2p.start + one.shift, part.p2p.end + one.shift),
-        Union(part.other.start + one.shift, part.other.end + one.shift),
-        part.sends.get(label, 0),
-    )
-
-
-def _window(one: _Stage, label: str) -> tuple[int, int]:
-    window = next(window for window in one.part.steps if window.label == label)
-    return window.start + one.shift, window.end + one.shift
 
 
 def _rows(

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._labels import KINDS, grammar
-from tracelens.analyzers._lockstep import Common, by_one_clock, delay_ns, lockstep
+from tracelens.analyzers._lockstep import Common, by_one_clock, delay, lockstep
 from tracelens.analyzers._serving import RankSteps, Step, rank_steps
 from tracelens.analyzers._serving_tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
 from tracelens.schema import Result, Skip
@@ -84,6 +84,7 @@ def _summary(ranks: Sequence[RankSteps], found: Sequence[Common]) -> dict[str, l
     padded = [one for one in found if one.slots > 0]
     tokens, slots = sum(one.tokens for one in padded), sum(one.slots for one in padded)
     overlapped = [step for step in steps if step.two_batches]
+    late = delay(found)
     row = {
         "engine": ", ".join(dict.fromkeys(step.label.engine for step in steps)),
         "steps": len(found),
@@ -93,7 +94,8 @@ def _summary(ranks: Sequence[RankSteps], found: Sequence[Common]) -> dict[str, l
         "phase_mismatch_fraction": _share(
             sum(one.dur_ns for one in mismatched), sum(one.dur_ns for one in found)
         ),
-        "delay_ns": delay_ns(found),
+        "delay_ns": late.total,
+        "alignable_ns": late.alignable,
         "tokens": tokens,
         "slots": slots,
         "padding_fraction": 1 - tokens / slots if slots else -1.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.renderers.figures import Figure, figure
 from tracelens.renderers.figures._base import (
@@ -89,9 +90,10 @@ def _of(found: Table, label: str, shown: list[int]) -> Table:
     return where(found, _is(found, "step", label) & np.isin(found.array("rank"), shown))
 
 
-def _is(found: Table, column: str, text: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _is(found: Table, column: str, text: str) -> NDArray[np.bool_]:
     texts = coded(found, column)
-    return np.array([value == text for value in texts.values], dtype=bool)[texts.codes]
+    wanted: NDArray[np.bool_] = np.array([value == text for value in texts.values], dtype=bool)[texts.codes]
+    return wanted
 
 
 def _extent(found: Table) -> tuple[int, int]:

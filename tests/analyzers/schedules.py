@@ -43,6 +43,8 @@ class Style(NamedTuple):
             none.
         steps: (name, start, end) of annotations.
         shift_ns: added to all times.
+        description: of the pipeline's group.
+        world: whether gradients go through the group of all eight ranks.
     """
 
     messages: bool = True
@@ -51,6 +53,8 @@ class Style(NamedTuple):
     scopes: str = ""
     steps: Sequence[tuple[str, float, float]] = ()
     shift_ns: int = 0
+    description: str = "PIPELINE_MODEL_PARALLEL_GROUP"
+    world: bool = False
 
 
 def pieces(line: str) -> list[Piece]:
@@ -93,10 +97,13 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
         virtual = piece.chunk * size + rank
         if piece.kind in "FB":
             receives, sends = (virtual, last - virtual) if piece.kind == "F" else (last - virtual, virtual)
+            where = (group, style.description)
+            if style.world and piece.kind == "B":
+                where = (str(list(range(8))), "default_pg")
             if style.messages and receives:
-                yield _record("recv", start - 0.3, group)
+                yield _record("recv", start - 0.3, *where)
             if style.messages and sends:
-                yield _record("send", end - 0.4, group)
+                yield _record("send", end - 0.4, *where)
             if style.scopes:
                 name = style.scopes.format(stage=virtual, **piece._asdict())
                 yield _host("user_annotation", name, start - 0.2, start)
@@ -107,7 +114,7 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
         else:
             kernel, stream = "ncclDevKernel_SendRecv", 9
             if piece.kind == "~":
-                yield _record("recv", start - 0.35, group)
+                yield _record("recv", start - 0.35, group, style.description)
             else:
                 kernel = "ncclDevKernel_ReduceScatter"
                 yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP")
@@ -135,9 +142,7 @@ def _op(piece: Piece, start: float, graph: bool, step: int) -> Iterable[Event]:
         )
 
 
-def _record(
-    collective: str, start: float, group: str, description: str = "PIPELINE_MODEL_PARALLEL_GROUP"
-) -> Event:
+def _record(collective: str, start: float, group: str, description: str) -> Event:
     return _host(
         "cpu_op",
         "record_param_comms",

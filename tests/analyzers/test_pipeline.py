@@ -316,6 +316,19 @@ def test_a_pipeline_whose_ranks_are_not_listed_is_a_skip() -> None:
     assert "does not list the ranks" in result.skips[0].reason
 
 
+def test_gradients_through_the_group_of_all_ranks() -> None:
+    lanes = played(2, 4, 2)
+    result, expected = pipeline(*lanes, chunks=2, world=True), pipeline(*lanes, chunks=2)
+    assert records(result["bubble"]) == records(expected["bubble"])
+    assert records(result["spans"]) == records(expected["spans"])
+
+
+def test_messages_of_other_groups_are_no_pipeline() -> None:
+    result = pipeline(*UNIFORM, description="CONTEXT_PARALLEL_GROUP")
+    assert not len(result["bubble"])
+    assert "no pipeline" in result.skips[0].reason
+
+
 def test_inference_has_forwards_only() -> None:
     result = pipeline("001122....", "..001122..", "....001122")
     assert [row[0] for row in bubbles(result)] == [4, 4, 4]

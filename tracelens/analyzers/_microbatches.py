@@ -126,25 +126,26 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
 
 
 def _messages(trace: Trace, *, unnamed: bool) -> _Messages:
-    """Of groups that are named a pipeline; of those without a name where scopes say that there is one.
+    """Of groups that are named a pipeline, and of the group of all ranks beside them.
 
-    Experts and attention over several ranks send and receive as well.
+    With two stages Megatron-LM sends one way through the group of all ranks, so that both ways overlap.
+    Experts and attention over several ranks send and receive as well, in groups of their own, so where no
+    group is named a pipeline, something else (`unnamed`) has to say that there is one.
     """
     table = trace.tables["collectives"]
     rows = np.flatnonzero([name in POINT_TO_POINT for name in table.texts("collective")])
     names = table.texts("group_description", rows)
-    named = [bool(_PIPELINE.search(name)) for name in names]
-    nameless = [unnamed and name in ("", "undefined", "default_pg") for name in names]
-    rows = rows[np.array(named if any(named) else nameless, dtype=bool)]
-    low, high = (trace.window.start, trace.window.end) if trace.window else (None, None)
+    named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
+    nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
+    lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
+    members = next((tuple(ranks) for ranks in lists if ranks), ())
+    rows = rows[named | (nameless & (named.any() or unnamed))]
     time = trace.arrays.start[table.array("event_id")[rows]]
-    if low is not None and high is not None:
+    if trace.window is not None:
         kernel = table.array("kernel_id")[rows]
         at = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
-        inside = (at >= low) & (at < high)
+        inside = (at >= trace.window.start) & (at < trace.window.end)
         rows, time = rows[inside], time[inside]
-    lists = [integers(text) for text in table.texts("group_ranks", rows)]
-    members = next((tuple(ranks) for ranks in lists if ranks), ())
     kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)
     sent = np.array([kind == "send" and dtype != _SHAPES for kind, dtype in kinds], dtype=bool)
     return _Messages(time, table.array("kernel_id")[rows], sent, members)

@@ -47,10 +47,10 @@ BUBBLE = Schema(
         Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP): the same in theory"),
     ),
     doc="The pipeline's phase of a step lasts from the first forward to the last backward of any of its "
-    "stages. Theory: all passes of a phase take the same time, and messages none. Megatron-LM's convention is "
-    "the ideal ratio, against the time without a bubble. The pipeline is full from the first backward of its "
-    "last stage to begin with them until a stage has ended its last forward; idle time outside of that is the "
-    "ramp, which in theory is all of the bubble of a schedule that is not interleaved.",
+    "stages. Theory: all passes of a phase take the same time, and messages none. Megatron-LM's convention "
+    "is the ideal ratio, against the time without a bubble. The pipeline is full from the first backward of "
+    "its last stage to begin with them until a stage has ended its last forward; idle time outside of that "
+    "is the ramp: in theory all of the bubble, unless the schedule is interleaved.",
 )
 
 SPANS = Schema(

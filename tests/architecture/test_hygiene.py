@@ -15,7 +15,7 @@ from tests.architecture.source import ROOT, Module, modules
 
 MODULES = modules()
 # What a person sees is written by the command line, and by the recording of a workload.
-MAY_PRINT = ("tracelens/cli/", "tracelens/workload/record.py")
+MAY_PRINT = ("tracelens/cli/", "tracelens/workload/record.py", "tracelens/workload/late.py")
 
 BROAD = {"Exception", "BaseException"}
 EVALUATORS = {"eval", "exec", "builtins.eval", "builtins.exec", "pd.eval", "pandas.eval"}

@@ -23,7 +23,7 @@ _RUN = re.compile(r"([0-9a-z~=])\1*")
 
 
 class Piece(NamedTuple):
-    """GPU work of one kind: F, B, ~ or =."""
+    """GPU work of one kind: F, B, ~, = or N, an op that autograd does not know."""
 
     kind: str
     start: int
@@ -39,6 +39,7 @@ class Style(NamedTuple):
         messages: whether sends and receives are.
         ranks: those of the pipeline's group, as text; "" for 0, 1, ...
         graph: whether autograd's marks are.
+        recompute: whether the backward recomputes the forward: a node of autograd around ops without one.
         scopes: format of a scope around each forward and backward, with {kind}, {stage}, {microbatch}; "" for
             none.
         steps: (name, start, end) of annotations.
@@ -50,6 +51,7 @@ class Style(NamedTuple):
     messages: bool = True
     ranks: str = ""
     graph: bool = True
+    recompute: bool = False
     scopes: str = ""
     steps: Sequence[tuple[str, float, float]] = ()
     shift_ns: int = 0
@@ -108,9 +110,11 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
                 name = style.scopes.format(stage=virtual, **piece._asdict())
                 yield _host("user_annotation", name, start - 0.2, start)
             same = piece._replace(start=0, end=0)
-            yield from _op(piece, start, style.graph, seen[same])
+            yield from _op(piece, start, style, seen[same])
             seen[same] += 1
             kernel, stream = f"gemm_{piece.kind}", 7
+        elif piece.kind == "N":
+            kernel, stream = "norm", 7
         else:
             kernel, stream = "ncclDevKernel_SendRecv", 9
             if piece.kind == "~":
@@ -128,11 +132,16 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
         }  # fmt: skip
 
 
-def _op(piece: Piece, start: float, graph: bool, step: int) -> Iterable[Event]:
+def _op(piece: Piece, start: float, style: Style, step: int) -> Iterable[Event]:
     """The op that launches a span's kernel."""
+    graph = style.graph
     sequence = {"Sequence number": piece.microbatch + 100 * piece.chunk + 1000 * step} if graph else {}
+    tid = 1 if piece.kind == "F" else 2
+    if style.recompute:
+        yield _host("cpu_op", "aten::mm", start - 0.13, start - 0.07, tid)
     if piece.kind == "F":
-        yield _host("cpu_op", "aten::mm", start - 0.15, start - 0.05, **sequence)
+        name = "CheckpointFunction" if style.recompute else "aten::mm"
+        yield _host("cpu_op", name, start - 0.15, start - 0.05, **sequence)
         return
     name = "autograd::engine::evaluate_function: MmBackward0"
     yield _host("cpu_op", name if graph else "aten::mm", start - 0.16, start - 0.04, 2)

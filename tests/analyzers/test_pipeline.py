@@ -316,6 +316,20 @@ def test_a_pipeline_whose_ranks_are_not_listed_is_a_skip() -> None:
     assert "does not list the ranks" in result.skips[0].reason
 
 
+@pytest.mark.parametrize("recompute", [False, True], ids=("stored", "recomputed"))
+def test_what_follows_the_last_backward_is_no_forward(recompute: bool) -> None:
+    """Norms of gradients and the like, on the thread of the forward and without an optimizer's mark.
+
+    Where layers are recomputed, ops of the forward have no backward: only the node around them does.
+    """
+    traces = [
+        stage([*pieces(line), Piece("N", 22, 24)], rank, 4, recompute=recompute)
+        for rank, line in enumerate(FOUR)
+    ]
+    found = analyze(make_run(traces), "pipeline")
+    assert records(found["spans"]) == records(pipeline(*FOUR)["spans"])
+
+
 def test_gradients_through_the_group_of_all_ranks() -> None:
     lanes = played(2, 4, 2)
     result, expected = pipeline(*lanes, chunks=2, world=True), pipeline(*lanes, chunks=2)

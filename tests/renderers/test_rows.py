@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.renderers import sample
-from tracelens.renderers._rows import Tree, cut, details, more, readable, select
-from tracelens.schema import Column, Result, Schema, Skip
+from tracelens.renderers._rows import Tree, cut, details, for_people, more, readable, select
+from tracelens.schema import Column, Report, Result, Schema, Skip
 
 SCHEMA = Schema(
     "Tree",
@@ -103,3 +103,18 @@ def test_a_result_without_any_row_says_why_and_nothing_else() -> None:
     assert details(told) == ""
     full = Schema("full", columns).table({"rank": [1]})
     assert list(readable(replace(told, data={**empty, "full": full}))) == ["plain", "full"]
+
+
+def test_results_that_say_nothing_are_gathered_at_the_end() -> None:
+    columns = (Column("rank", "int64"),)
+    empty, full = (Schema("T", columns).table({"rank": rows}) for rows in ([], [1]))
+    silent = Result(
+        "a", "Silent", {"t": empty}, skips=(Skip("rank 0", "no label"), Skip("rank 1", "no label"))
+    )
+    spoken = Result("b", "Spoken", {"t": full}, skips=(Skip("rank 0", "half of it"),))
+    report = Report((silent, spoken))
+    first, last = for_people(report).results
+    assert first is spoken
+    assert [(skip.subject, skip.reason) for skip in last.skips] == [("Silent", "no label")]
+    assert for_people(Report((silent,))).results == (silent,)
+    assert for_people(Report((spoken,))).results == (spoken,)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._comms import POINT_TO_POINT, RankComms, comms, integers
+from tracelens.analyzers._comms import RankComms, comms
 from tracelens.analyzers._pass_scopes import Scopes, pipeline_scopes
+from tracelens.analyzers._stage_messages import gradient_sync, stage_messages
 from tracelens.trace.callstack import nearest
 from tracelens.trace.intervals import Union, union
 from tracelens.trace.steps import STEP_MARK, find_steps
@@ -22,10 +22,6 @@ Bool = NDArray[np.bool_]
 FORWARD, BACKWARD = "forward", "backward"
 _BACKWARD_OP = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer."
-_PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
-# Groups whose collectives run beside the backward of whatever micro-batch is the last one.
-_GRADIENTS = re.compile(r"data_parallel|distributed_optimizer|fsdp|(^|_)e?dp($|_)", re.IGNORECASE)
-_SHAPES = "Long"  # messages of this type tell the shape of the one that follows
 
 
 class Span(NamedTuple):
@@ -74,15 +70,6 @@ class Passes(NamedTuple):
     steps: list[Window]
 
 
-class _Messages(NamedTuple):
-    """Sends and receives of the pipeline: host time, GPU kernel (-1: none), whether a send of data."""
-
-    time: Int
-    kernel: Int
-    sent: Bool
-    members: tuple[int, ...]
-
-
 def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     """The spans of one rank; none where nothing tells that it is part of a pipeline.
 
@@ -96,13 +83,13 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     """
     work = gpu_work(trace, scope)
     scopes = pipeline_scopes(trace)
-    messages = _messages(trace, unnamed=scopes.usable)
+    messages = stage_messages(trace, unnamed=scopes.usable)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
         return Passes(trace.meta.rank, None, (), [], empty, empty, {}, [])
     is_p2p = np.isin(work.event, messages.kernel)
     host = _host_times(trace, work)
-    counted = (_anchor(work) >= 0) & ~is_p2p & ~_gradient_sync(trace, work)
+    counted = (_anchor(work) >= 0) & ~is_p2p & ~gradient_sync(trace, work)
     backward = _is_backward(trace, work)
     if scopes.usable:
         key = _by_scope(host, backward, scopes)
@@ -125,39 +112,6 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     )
 
 
-def _messages(trace: Trace, *, unnamed: bool) -> _Messages:
-    """Of groups that are named a pipeline, and of the group of all ranks beside them.
-
-    With two stages Megatron-LM sends one way through the group of all ranks, so that both ways overlap.
-    Experts and attention over several ranks send and receive as well, in groups of their own, so where no
-    group is named a pipeline, something else (`unnamed`) has to say that there is one.
-    """
-    table = trace.tables["collectives"]
-    rows = np.flatnonzero([name in POINT_TO_POINT for name in table.texts("collective")])
-    names = table.texts("group_description", rows)
-    named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
-    nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
-    lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
-    members = next((tuple(ranks) for ranks in lists if ranks), ())
-    rows = rows[named | (nameless & (named.any() or unnamed))]
-    time = trace.arrays.start[table.array("event_id")[rows]]
-    if trace.window is not None:
-        kernel = table.array("kernel_id")[rows]
-        at = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
-        inside = (at >= trace.window.start) & (at < trace.window.end)
-        rows, time = rows[inside], time[inside]
-    kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)
-    sent = np.array([kind == "send" and dtype != _SHAPES for kind, dtype in kinds], dtype=bool)
-    return _Messages(time, table.array("kernel_id")[rows], sent, members)
-
-
-def _gradient_sync(trace: Trace, work: Work) -> Bool:
-    table = trace.tables["collectives"]
-    kernel = table.array("kernel_id")
-    chosen = [bool(_GRADIENTS.search(name)) for name in table.texts("group_description")]
-    return np.isin(work.event, kernel[np.array(chosen, dtype=bool)])
-
-
 def _anchor(work: Work) -> Int:
     """The host event behind each piece of work, -1 if there is none."""
     return np.where(work.launch >= 0, work.launch, work.op)
@@ -170,13 +124,17 @@ def _host_times(trace: Trace, work: Work) -> Int:
 
 def _is_backward(trace: Trace, work: Work) -> Bool:
     """Whether the autograd engine launched it."""
+    anchor = _anchor(work)
+    return (anchor >= 0) & _in_autograd(trace)[np.maximum(anchor, 0)]
+
+
+def _in_autograd(trace: Trace) -> Bool:
+    """Which events the autograd engine ran."""
     events, ops = trace.arrays, trace.tables["ops"]
     named = [code for code, name in enumerate(events.names) if name.startswith(_BACKWARD_OP)]
     chosen = np.isin(events.name, named) & events.where("op")
     chosen[ops.array("event_id")[ops.array("forward_thread") > 0]] = True
-    inside = nearest(events.parent, events.depth, chosen) >= 0
-    anchor = _anchor(work)
-    return (anchor >= 0) & inside[np.maximum(anchor, 0)]
+    return nearest(events.parent, events.depth, chosen) >= 0
 
 
 def _by_scope(host: Int, backward: Bool, scopes: Scopes) -> Int:
@@ -204,8 +162,7 @@ def _by_structure(trace: Trace, host: Int, backward: Bool, counted: Bool, messag
     first = np.flatnonzero(np.concatenate(([True], np.diff(cell) != 0)))
     last = np.append(first[1:], len(rows)) - 1
     run = np.repeat(np.arange(len(first)), last - first + 1)
-    twins = trace.tables["links"].array("forward_op_id")
-    made = np.sort(events.start[np.unique(twins[twins >= 0])])
+    made = _graph_makers(trace)
     # The op that makes the graph may begin before the first launch, but not before the run before it.
     lowest = int(events.start.min())
     before = np.concatenate(([lowest], host[rows[last[:-1]]]))
@@ -214,6 +171,23 @@ def _by_structure(trace: Trace, host: Int, backward: Bool, counted: Bool, messag
     valid = makes | backward[rows[first]] | (len(made) == 0)
     key[rows] = np.where(valid[run], cell, -1)
     return key
+
+
+def _graph_makers(trace: Trace) -> Int:
+    """When the ops of which autograd has run the backward began, ascending.
+
+    Of all ops with the sequence number of a backward, the last one to start made its node: others are around
+    it, or ran before it and only saw which number would be next. Recomputed layers count as well, whose
+    kernels belong to ops without a backward.
+    """
+    events, ops = trace.arrays, trace.tables["ops"]
+    rows, sequence, thread = (ops.array(name) for name in ("event_id", "sequence", "forward_thread"))
+    chosen = (sequence >= 0) & (thread <= 0) & np.isin(sequence, sequence[thread > 0])
+    chosen &= ~_in_autograd(trace)[rows]
+    rows, sequence = rows[chosen], sequence[chosen]
+    order = np.lexsort((events.start[rows], sequence))
+    last = np.append(np.diff(sequence[order]) != 0, True)[: len(order)]
+    return np.sort(events.start[rows[order[last]]])
 
 
 def _steps(trace: Trace, work: Work) -> tuple[list[Window], Int]:

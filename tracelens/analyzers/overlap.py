@@ -92,7 +92,7 @@ def _no_communication(trace: Trace, work: Work, scope: Scope) -> str:
         return "" if work.dur[comm].any() else "its communication kernels have no extent"
     if scope == "linked" and (gpu_work(trace).kind == KINDS.index("comm")).any():
         return "no communication is linked to a launch call; use --scope all"
-    return "no communication kernels in the trace"
+    return "no communication kernel in the trace"
 
 
 def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[str, Any]:

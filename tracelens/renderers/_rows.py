@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.renderers._format import is_text, one_line, values
-from tracelens.schema import Column, Result, Table
+from tracelens.schema import Column, Report, Result, Skip, Table
 
 Ints = NDArray[np.int64]
 
@@ -101,6 +101,23 @@ def readable(result: Result) -> dict[str, Table]:
     if _says_nothing(result):
         return {}
     return {name: table for name, table in result.data.items() if not table.schema.detail}
+
+
+def for_people(report: Report) -> Report:
+    """The report with the results that say nothing gathered in one at the end, if others say something."""
+    silent = [result for result in report.results if _says_nothing(result)]
+    if not silent or len(silent) == len(report.results):
+        return report
+    spoken = tuple(result for result in report.results if not _says_nothing(result))
+    reasons = {result.title: dict.fromkeys(reason for _, reason in skipped(result)) for result in silent}
+    gathered = Result(
+        "not_in_these_traces",
+        "Not in these traces",
+        {},
+        doc="What a report tells of traces that have it.",
+        skips=tuple(Skip(title, "; ".join(texts)) for title, texts in reasons.items()),
+    )
+    return replace(report, results=(*spoken, gathered))
 
 
 def _says_nothing(result: Result) -> bool:

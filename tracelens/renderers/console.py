@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tracelens.renderers import renderer
 from tracelens.renderers._format import PERCENT, Shown, look, meta_items, one_line, shorten
-from tracelens.renderers._rows import cut, details, more, readable, skipped
+from tracelens.renderers._rows import cut, details, for_people, more, readable, skipped
 from tracelens.schema import Report, Result
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
     """
     from rich.console import Console
 
+    report = for_people(report)
     # `_environ` and the explicit settings keep the output the same whatever terminal it is made for.
     screen = Console(
         file=StringIO(),

@@ -21,7 +21,7 @@ from tracelens.renderers import renderer
 from tracelens.renderers._cards import cards
 from tracelens.renderers._cells import Grid, grid
 from tracelens.renderers._format import meta_items
-from tracelens.renderers._rows import details, readable, skipped
+from tracelens.renderers._rows import details, for_people, readable, skipped
 from tracelens.renderers.figures import Figure, figures
 from tracelens.renderers.json import dumps
 from tracelens.schema import Report, Result, Table
@@ -53,6 +53,7 @@ class _Section:
 @renderer("html", suffix=".html", doc="a self-contained page with figures, sortable tables and trees")
 def files(report: Report) -> Mapping[str, bytes]:
     """The page; plotly.js (4.8 MB) is part of it only when there is a figure."""
+    report = for_people(report)
     drawn: list[Figure] = []
     sections = [_section(result, drawn) for result in report.results]
     scripts = [_plotly()] if drawn else []

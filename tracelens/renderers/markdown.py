@@ -8,7 +8,7 @@ from typing import Any
 
 from tracelens.renderers import renderer
 from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
-from tracelens.renderers._rows import cut, details, more, readable, skipped
+from tracelens.renderers._rows import cut, details, for_people, more, readable, skipped
 from tracelens.schema import Report, Result
 
 ROWS = 20
@@ -26,6 +26,7 @@ def files(report: Report) -> Mapping[str, bytes]:
 
 def markdown(report: Report) -> str:
     """The report as GitHub-flavoured Markdown; names are escaped, shortened and on one line."""
+    report = for_people(report)
     lines = [f"# {escaped(report.title)}", ""]
     lines += [f"- {escaped(name)}: {escaped(text)}" for name, text in meta_items(report.meta)]
     for result in report.results:

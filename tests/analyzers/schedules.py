@@ -119,11 +119,13 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
             kernel, stream = "ncclDevKernel_SendRecv", 9
             if piece.kind == "~":
                 yield _record("recv", start - 0.35, group, style.description)
-            else:
+            else:  # asked for by a hook of the backward
                 kernel = "ncclDevKernel_ReduceScatter"
-                yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP")
+                name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+                yield _host("cpu_op", name, start - 0.38, start - 0.28, 2)
+                yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP", 2)
         at = start - 0.1 if piece.kind in "FB" else start - 0.32
-        tid = 2 if piece.kind == "B" else 1
+        tid = 2 if piece.kind in "B=" else 1
         yield _host("cuda_runtime", "cudaLaunchKernel", at, at + 0.01, tid, correlation=call)
         args = {"correlation": call, "device": 0, "stream": stream}
         yield {
@@ -151,12 +153,13 @@ def _op(piece: Piece, start: float, style: Style, step: int) -> Iterable[Event]:
         )
 
 
-def _record(collective: str, start: float, group: str, description: str) -> Event:
+def _record(collective: str, start: float, group: str, description: str, tid: int = 1) -> Event:
     return _host(
         "cpu_op",
         "record_param_comms",
         start,
         start + 0.05,
+        tid,
         **{
             "Collective name": collective,
             "Process Group Name": description[:4],

@@ -165,7 +165,7 @@ def test_communication_without_records_says_so() -> None:
 @pytest.mark.parametrize(
     ("text", "scope", "reason"),
     [
-        ("s7 gemm | ====", "all", "no communication kernels"),
+        ("s7 gemm | ====", "all", "no communication kernel"),
         ("s7 ncclAllReduce | ====", "linked", "no GPU work is linked"),
         ("launch  | a\ns8 gemm |  aa\ns7 nccl |   ====", "linked", "--scope all"),
         ("s7 ncclAllReduce | !", "all", "no extent"),

@@ -135,8 +135,8 @@ class Workloads:
         for rank, mine in whole.items():
             usual = self._means(mine.key, [table for other, table in whole.items() if other != rank])
             found[rank] = _Usual(mine.key, usual)
-            # A kernel of recorded arguments is the same work; one of the same name and grid need not be, since
-            # persistent kernels have one grid for all sizes.
+            # The same arguments are the same work; the same name and grid need not be, since persistent
+            # kernels have one grid for all sizes.
             known = (usual > 0) & told[mine.key]
             expected = float((usual * mine.calls)[known].sum())
             slowness[rank] = float(mine.ns[known].sum()) / expected if expected > 0 else 1.0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracelens.analyzers import Analyzer
     from tracelens.schema import Report, Result
     from tracelens.trace.run import Run
     from tracelens.trace.trace import TraceMeta
@@ -92,6 +93,7 @@ def report(
     names: Iterable[str] | None = None,
     *,
     step: str | None = None,
+    fork: bool = False,
     progress: Callable[[str], None] = _quiet,
     **options: Any,
 ) -> Report:
@@ -101,6 +103,7 @@ def report(
         run: from `load`.
         names: which analyzers, all registered ones by default.
         step: only this step, "2" for ProfilerStep#2.
+        fork: whether a copy of this process may do part of the work; not for programs with threads.
         progress: called with a line of text before each analyzer.
         options: as in `analyze`.
 
@@ -115,11 +118,43 @@ def report(
         run = select_step(run, step)
         options["step"] = step
     chosen = in_order() if names is None else [ANALYZERS.get(name) for name in names]
-    results = []
-    for item in chosen:
-        progress(f"analyzing {item.name}")
-        results.append(item(run, **options))
+    slow = [item for item in chosen if item.slow] if fork and len(run.traces) == 1 else []
+    results = _run(chosen, slow, run, progress, options)
     return _report(results, [trace.meta for trace in run.traces], run.ranks, options)
+
+
+def _run(
+    chosen: Sequence[Analyzer],
+    slow: Sequence[Analyzer],
+    run: Run,
+    progress: Callable[[str], None],
+    options: Mapping[str, Any],
+) -> list[Result]:
+    """The results of all analyzers, those in `slow` from a copy of this process that works beside it."""
+    from tracelens.fanout.aside import beside
+    from tracelens.parsers.children import jobs
+
+    # What both processes need is made before there are two of them.
+    events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
+
+    def parts() -> list[Any]:
+        return [item.part_of(run.traces[0], **options) for item in slow]
+
+    found: dict[str, Result] = {}
+    with beside(parts, events, jobs()) as wait:
+        for item in chosen:
+            if item not in slow:
+                progress(f"analyzing {item.name}")
+                found[item.name] = item(run, **options)
+        for done in wait():
+            found |= {
+                item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
+            }
+    for item in slow:
+        if item.name not in found:
+            progress(f"analyzing {item.name}")
+            found[item.name] = item(run, **options)
+    return [found[item.name] for item in chosen]
 
 
 def _report(
@@ -143,6 +178,7 @@ def report_files(
     step: str | None = None,
     partial: bool = False,
     dask: str | None = None,
+    fork: bool = False,
     progress: Callable[[str], None] = _quiet,
     meanwhile: Callable[[], None] = _nothing,
     **options: Any,
@@ -155,6 +191,7 @@ def report_files(
         step: as for `report`.
         partial: as for `load`.
         dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
+        fork: as for `report`.
         progress: called with a line of text as the work goes on.
         meanwhile: called once while other processes start up.
         options: as in `analyze`.
@@ -170,7 +207,7 @@ def report_files(
     files = trace_files(str(path) for path in paths)
     if len(files) == 1 and dask is None:
         run = load(*files, partial=partial, progress=progress, meanwhile=meanwhile)
-        return report(run, names, step=step, progress=progress, **options)
+        return report(run, names, step=step, fork=fork, progress=progress, **options)
     from tracelens.fanout.start import start
 
     with start(files, dask) as execute:

@@ -35,6 +35,7 @@ class Analyzer:
         function: (run, **options) -> Result, or (parts, **options) -> Result where there is a `part`.
         part: (trace, **options) -> what the function needs of this rank; None for most.
         options: names of the options that it takes.
+        slow: it takes as long as all others together, and is worth a process of its own.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Analyzer:
     function: Callable[..., Result]
     part: Callable[..., Any] | None
     options: tuple[str, ...]
+    slow: bool = False
 
     def __call__(self, run: Run, **options: Any) -> Result:
         """Analyze `run`; options that this analyzer does not have are ignored."""
@@ -83,7 +85,12 @@ ANALYZERS: Registry[Analyzer] = Registry("analyzer", "tracelens.analyzers")
 
 
 def analyzer(
-    name: str, *, title: str = "", order: int = 1000, part: Callable[..., Any] | None = None
+    name: str,
+    *,
+    title: str = "",
+    order: int = 1000,
+    part: Callable[..., Any] | None = None,
+    slow: bool = False,
 ) -> Callable[[Callable[..., Result]], Analyzer]:
     """Register a function (run, *, options) -> Result as an analyzer.
 
@@ -95,12 +102,13 @@ def analyzer(
         order: position in a report.
         part: for an analyzer that compares ranks: (trace, *, options) -> part; the function then takes the
             list of parts instead of a run.
+        slow: whether it takes as long as all others together.
     """
 
     def keep(function: Callable[..., Result]) -> Analyzer:
         doc = (inspect.getdoc(function) or name).splitlines()[0]
         options = dict.fromkeys(_options(function) + (_options(part) if part else ()))
-        item = Analyzer(name, title or name.capitalize(), doc, order, function, part, tuple(options))
+        item = Analyzer(name, title or name.capitalize(), doc, order, function, part, tuple(options), slow)
         ANALYZERS.add(name, item, function.__module__)
         return item
 

@@ -66,7 +66,7 @@ def of_rank(
     return RankRoofline(rows, [] if peaks else [_no_device(trace)], peaks, own, names, projected)
 
 
-@analyzer("roofline", title="Roofline", order=45, part=of_rank)
+@analyzer("roofline", title="Roofline", order=45, part=of_rank, slow=True)
 def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     """How far is each op from what the hardware allows?
 

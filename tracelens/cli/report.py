@@ -68,6 +68,7 @@ def report(
             step=step,
             partial=partial,
             dask=dask,
+            fork=True,
             progress=line,
             meanwhile=lambda: _prepare(output or (), only or ()),
             **given,

@@ -5,6 +5,7 @@
     local.py   in processes of this machine
     dask.py    on the workers of a Dask cluster
     whole.py   from the tables of all ranks to results
+    aside.py   one large trace: its slowest analyzer beside the others
 
 No process holds more than one trace at a time.
 """

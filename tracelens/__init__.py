@@ -110,7 +110,7 @@ def report(
     Returns:
         their results in reading order, ready for `render`.
     """
-    from tracelens.analyzers import ANALYZERS, in_order
+    from tracelens.analyzers import ANALYZERS, in_order, with_needed
 
     if step is not None:
         from tracelens.trace.steps import select_step
@@ -118,8 +118,10 @@ def report(
         run = select_step(run, step)
         options["step"] = step
     chosen = in_order() if names is None else [ANALYZERS.get(name) for name in names]
-    slow = [item for item in chosen if item.slow] if fork and len(run.traces) == 1 else []
-    results = _run(chosen, slow, run, progress, options)
+    needed = with_needed(chosen)
+    slow = [item for item in needed if item.slow] if fork and len(run.traces) == 1 else []
+    found = _run(needed, slow, run, progress, options)
+    results = [found[item.name] for item in chosen]
     return _report(results, [trace.meta for trace in run.traces], run.ranks, options)
 
 
@@ -129,8 +131,8 @@ def _run(
     run: Run,
     progress: Callable[[str], None],
     options: Mapping[str, Any],
-) -> list[Result]:
-    """The results of all analyzers, those in `slow` from a copy of this process that works beside it."""
+) -> dict[str, Result]:
+    """The results of all analyzers by name, those in `slow` from a copy of this process beside it."""
     from tracelens.fanout.aside import beside
     from tracelens.parsers.children import jobs
 
@@ -145,7 +147,7 @@ def _run(
         for item in chosen:
             if item not in slow:
                 progress(f"analyzing {item.name}")
-                found[item.name] = item(run, **options)
+                found[item.name] = item(run, found, **options)
         for done in wait():
             found |= {
                 item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
@@ -154,7 +156,7 @@ def _run(
         if item.name not in found:
             progress(f"analyzing {item.name}")
             found[item.name] = item(run, **options)
-    return [found[item.name] for item in chosen]
+    return found
 
 
 def _report(

@@ -199,7 +199,7 @@ def test_ranks_analyzed_apart_give_the_same(name: str, case: str, scope: str) ->
     whole = result_of(name, case, scope)
     item = ANALYZERS.get(name)
     parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
-    apart = item.combine(parts, scope=scope)
+    apart = item.combine(parts, {need: result_of(need, case, scope) for need in item.needs}, scope=scope)
     assert same(plain(apart), plain(whole))
     assert list(apart.data) == list(whole.data)
     assert replace(apart, data={}) == replace(whole, data={})

@@ -16,7 +16,7 @@ from tracelens.errors import MissingExtra
 from tracelens.renderers import _format, csv, xlsx
 from tracelens.renderers.json import files as json_files
 from tracelens.renderers.json import one
-from tracelens.schema import Report
+from tracelens.schema import Column, Report, Result, Schema
 
 
 def test_one_result_is_the_contract_of_the_command_line() -> None:
@@ -33,12 +33,12 @@ def test_one_result_is_the_contract_of_the_command_line() -> None:
 
 
 def test_a_report_is_the_contract_of_the_command_line() -> None:
-    report = Report(
-        (sample.timeline(), sample.unknown()), meta={"version": "1", "findings": [{"what": "idle"}]}
-    )
+    table = Schema("What", (Column("what", "str"),)).table({"what": ["idle"]})
+    first = Result("findings", "What to fix first", {"findings": table})
+    report = Report((first, sample.timeline(), sample.unknown()), meta={"version": "1"})
     found = json.loads(json_files(report)["report.json"])
     assert list(found) == ["results", "findings", "meta"]
-    assert list(found["results"]) == ["timeline", "brand_new"]
+    assert list(found["results"]) == ["findings", "timeline", "brand_new"]
     assert {"tables", "skips"} <= set(found["results"]["timeline"])
     assert (found["findings"], found["meta"]) == ([{"what": "idle"}], {"version": "1"})
     assert json.loads(json_files(sample.empty())["report.json"]) == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from tracelens.trace.trace import Trace
 
 
+EMPTY: Mapping[str, Result] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Analyzer:
     """A registered analyzer.
@@ -25,17 +29,19 @@ class Analyzer:
     Most look at one rank after the other: they are functions of a run whose tables are the tables of its
     ranks, one below the other. Those that compare ranks have a `part`, which makes of one trace the little
     that the comparison needs, and a function of all parts. Either way the work on one rank can be done
-    where its trace is, and only tables travel.
+    where its trace is, and only tables travel. Those with `needs` also read the results of other analyzers.
 
     Attributes:
         name: as in `tracelens analyze NAME`.
         title: heading of its section in a report.
         doc: the question it answers, one line.
         order: position in a report; ties go by name.
-        function: (run, **options) -> Result, or (parts, **options) -> Result where there is a `part`.
+        function: (run, **options) -> Result, or (parts, **options) -> Result where there is a `part`, or
+            (parts, results, **options) -> Result where there are `needs`.
         part: (trace, **options) -> what the function needs of this rank; None for most.
         options: names of the options that it takes.
         slow: it takes as long as all others together, and is worth a process of its own.
+        needs: names of the analyzers whose results it reads; only for one with a `part`.
     """
 
     name: str
@@ -46,13 +52,23 @@ class Analyzer:
     part: Callable[..., Any] | None
     options: tuple[str, ...]
     slow: bool = False
+    needs: tuple[str, ...] = ()
 
-    def __call__(self, run: Run, **options: Any) -> Result:
-        """Analyze `run`; options that this analyzer does not have are ignored."""
+    def __call__(self, run: Run, results: Mapping[str, Result] = EMPTY, **options: Any) -> Result:
+        """Analyze `run`; options that this analyzer does not have are ignored.
+
+        Args:
+            run: the ranks.
+            results: of other analyzers about the same run, by name; what is needed and not there is made.
+            options: of this analyzer, and of those that it needs.
+        """
         given = self._given(options)
         if self.part is None:
             return self._named(self.function(run, **given), given)
-        return self.combine([self.part_of(trace, **options) for trace in run.traces], **options)
+        parts = [self.part_of(trace, **options) for trace in run.traces]
+        missing = [name for name in self.needs if name not in results]
+        made = {name: ANALYZERS.get(name)(run, results, **options) for name in missing}
+        return self.combine(parts, {**results, **made}, **options)
 
     def part_of(self, trace: Trace, **options: Any) -> Any:
         """What `combine` needs of one rank; it can be pickled, and holds no trace."""
@@ -60,12 +76,13 @@ class Analyzer:
             return self.function(Run((trace,)), **self._given(options))
         return self.part(trace, **_chosen(options, self.part))
 
-    def combine(self, parts: Sequence[Any], **options: Any) -> Result:
-        """The result for a run, from the parts of its ranks in order of rank."""
+    def combine(self, parts: Sequence[Any], results: Mapping[str, Result] = EMPTY, **options: Any) -> Result:
+        """The result for a run, from the parts of its ranks in order of rank and the results it needs."""
         given = self._given(options)
         if self.part is None:
             return self._named(join(parts), given)
-        return self._named(self.function(parts, **_chosen(options, self.function)), given)
+        inputs = (parts, {name: results[name] for name in self.needs}) if self.needs else (parts,)
+        return self._named(self.function(*inputs, **_chosen(options, self.function)), given)
 
     def _given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in options.items() if key in self.options and value is not None}
@@ -91,6 +108,7 @@ def analyzer(
     order: int = 1000,
     part: Callable[..., Any] | None = None,
     slow: bool = False,
+    needs: Sequence[str] = (),
 ) -> Callable[[Callable[..., Result]], Analyzer]:
     """Register a function (run, *, options) -> Result as an analyzer.
 
@@ -103,12 +121,15 @@ def analyzer(
         part: for an analyzer that compares ranks: (trace, *, options) -> part; the function then takes the
             list of parts instead of a run.
         slow: whether it takes as long as all others together.
+        needs: analyzers whose results, by name, the function takes as its second argument.
     """
 
     def keep(function: Callable[..., Result]) -> Analyzer:
         doc = (inspect.getdoc(function) or name).splitlines()[0]
-        options = dict.fromkeys(_options(function) + (_options(part) if part else ()))
-        item = Analyzer(name, title or name.capitalize(), doc, order, function, part, tuple(options), slow)
+        options = dict.fromkeys(_options(function)[bool(needs) :] + (_options(part) if part else ()))
+        item = Analyzer(
+            name, title or name.capitalize(), doc, order, function, part, tuple(options), slow, tuple(needs)
+        )
         ANALYZERS.add(name, item, function.__module__)
         return item
 
@@ -127,6 +148,20 @@ def _chosen(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[st
 def in_order() -> list[Analyzer]:
     """All analyzers in the order of a report."""
     return sorted((item for _, item in ANALYZERS.items()), key=lambda item: (item.order, item.name))
+
+
+def with_needed(chosen: Sequence[Analyzer]) -> list[Analyzer]:
+    """Analyzers and those that they need, in an order in which each comes after what it needs."""
+    found: dict[str, Analyzer] = {}
+
+    def add(item: Analyzer) -> None:
+        for name in item.needs:
+            add(ANALYZERS.get(name))
+        found[item.name] = item
+
+    for item in chosen:
+        add(item)
+    return list(found.values())
 
 
 def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any) -> Result:

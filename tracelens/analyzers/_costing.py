@@ -91,7 +91,7 @@ class _Costing:
     def __init__(self, trace: Trace, work: Work) -> None:
         self.trace, self.work = trace, work
         self.events = trace.arrays
-        self.ops = OpCalls(trace)
+        self.ops = trace.once(OpCalls)
         self.blocks = trace.tables["events"].array("blocks")[work.event]
         count = len(work.event)
         # A call is known by the event row of its op, or by a number beyond all event rows.

@@ -9,12 +9,11 @@ from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._bounds import bounds, roofs
 from tracelens.analyzers._costing import costing
 from tracelens.analyzers._coverage import COVERAGE, HOW, UNCOVERED, coverage, uncovered
+from tracelens.analyzers._device import choose_device, own_device
 from tracelens.analyzers._distance import ROOFLINE, distances
 from tracelens.analyzers._utilisation import UTILISATION, utilisation
 from tracelens.analyzers.timeline import no_gpu_work
-from tracelens.devices import Device, match, read_device
-from tracelens.devices import device as device_named
-from tracelens.errors import TracelensError
+from tracelens.devices import Device, match
 from tracelens.schema import Result, Skip, Table
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, gpu_work
@@ -46,7 +45,7 @@ def of_rank(
     trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
 ) -> RankRoofline:
     """The roofline of one rank; options as for `roofline`."""
-    chosen, own = choose_device(device, device_file), _own_device(trace)
+    chosen, own = choose_device(device, device_file), own_device(trace)
     names = tuple(trace.meta.devices.values())
     peaks = chosen or own
     projected = chosen is not None and any(match(name) != chosen for name in names)
@@ -115,25 +114,6 @@ def _shares(table: Table) -> dict[str, float]:
         "modelled_fraction": sum(totals[:2]) / whole,
         "repeats_fraction": totals[1] / whole,
     }
-
-
-def choose_device(name: str | None, file: str | None) -> Device | None:
-    """The device of the options `device` and `device_file`, None where neither is given.
-
-    Raises:
-        TracelensError: both are given, no such device, or the file is no device file.
-    """
-    if name and file:
-        raise TracelensError("--device and --device-file both name a device; give one of them")
-    if file:
-        return read_device(file)
-    return device_named(name) if name else None
-
-
-def _own_device(trace: Trace) -> Device | None:
-    """The device that the trace was recorded on."""
-    found = {match(name) for name in trace.meta.devices.values()}
-    return found.pop() if len(found) == 1 else None
 
 
 def _no_device(trace: Trace) -> Skip:

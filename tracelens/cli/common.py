@@ -76,7 +76,7 @@ Dask = Annotated[
 def options(scope: ScopeChoice, device: str | None, device_file: str | None) -> dict[str, Any]:
     """What the analyzers are given; a wrong device is told here, before the work begins."""
     if device or device_file:
-        from tracelens.analyzers.roofline import choose_device
+        from tracelens.analyzers._device import choose_device
 
         choose_device(device, device_file)
     return {"scope": scope.value, "device": device, "device_file": device_file}

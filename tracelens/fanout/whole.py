@@ -38,9 +38,10 @@ def analyze_files(
     Raises:
         TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
     """
-    from tracelens.analyzers import ANALYZERS
+    from tracelens.analyzers import ANALYZERS, with_needed
 
-    asked = (tuple(names), step, tuple(options.items()))
+    needed = with_needed([ANALYZERS.get(name) for name in names])
+    asked = (tuple(item.name for item in needed), step, tuple(options.items()))
     tasks = [Task(file, rank, *asked) for file, rank in zip(files, named_ranks(files), strict=True)]
     found: list[Portion] = []
     for portion in execute(tasks):
@@ -53,8 +54,9 @@ def analyze_files(
         if rank != portion.rank:
             raise ParseError(portion.meta.path, "its rank is not clear; name the files rank<N>.json")
     found.sort(key=lambda portion: portion.rank)
-    results = []
-    for name in names:
-        progress(f"combining {name}")
-        results.append(ANALYZERS.get(name).combine([portion.parts[name] for portion in found], **options))
-    return found, results
+    results: dict[str, Result] = {}
+    for item in needed:
+        progress(f"combining {item.name}")
+        parts = [portion.parts[item.name] for portion in found]
+        results[item.name] = item.combine(parts, results, **options)
+    return found, [results[name] for name in names]

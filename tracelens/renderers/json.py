@@ -18,15 +18,15 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APP
 def files(report: Report) -> Mapping[str, bytes]:
     """{"results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
 
-    `findings` is taken from the report's meta and is empty when there are none. An infinite float is null.
+    `findings` are the rows of that analyzer's table, empty when it is not part of the report. An infinite
+    float is null.
     """
-    meta = dict(report.meta)
-    findings = meta.pop("findings", [])
-    results = {
+    results: dict[str, dict[str, Any]] = {
         result.analyzer: {"tables": _tables(result), "skips": _skips(result), "meta": dict(result.meta)}
         for result in report.results
     }
-    return {"report.json": dumps({"results": results, "findings": findings, "meta": meta})}
+    found = results.get("findings", {}).get("tables", {}).get("findings", [])
+    return {"report.json": dumps({"results": results, "findings": found, "meta": dict(report.meta)})}
 
 
 def one(result: Result, meta: Mapping[str, Any]) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tracelens.trace.work import Work
 
 Int = NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -147,3 +148,14 @@ class Trace:
         from tracelens.trace.work import build
 
         return build(self)
+
+    @cached_property
+    def _made(self) -> dict[Callable[[Trace], Any], Any]:
+        return {}
+
+    def once(self, make: Callable[[Trace], T]) -> T:
+        """What `make` makes of this trace; kept, so that several analyzers can ask for it."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: T = self._made[make]
+        return found

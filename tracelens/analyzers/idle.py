@@ -41,6 +41,7 @@ BLOCKING = re.compile(
     r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^hipMemcpyWithStream$|^(?:cuda|hip)Memcpy(?:2D|3D)?$"
     r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc)$"
 )
+_ON_DEVICE = re.compile(r"DtoD|DeviceToDevice|DEVICE_TO_DEVICE")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 
@@ -283,6 +284,8 @@ def blocking_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
     """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done."""
     events = trace.arrays
     mask = _named(events, BLOCKING) & events.where("launch")
-    copies = work.take(~work.is_kernel & (work.launch >= 0))
+    # A copy between two places on the GPU does not keep its call waiting, however late that returns.
+    inside = np.array([bool(_ON_DEVICE.search(name)) for name in work.names], dtype=bool)
+    copies = work.take(~work.is_kernel & (work.launch >= 0) & ~inside[work.name])
     mask[copies.launch[events.end[copies.launch] >= copies.end]] = True
     return mask

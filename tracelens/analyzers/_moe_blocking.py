@@ -1,0 +1,113 @@
+"""Calls in which the host waits for the GPU, and the MoE layer and stage in which it does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._host import threads
+from tracelens.analyzers._moe_regions import regions
+from tracelens.analyzers._moe_tokens import HOST_COPY
+from tracelens.analyzers.idle import blocking_calls
+from tracelens.trace.callstack import nearest
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+
+
+class Blocking(NamedTuple):
+    """Blocking calls in order of time, nested ones once.
+
+    Attributes:
+        event: row of the call.
+        visit: pass through an MoE layer (see Regions) whose work the thread launched last, -1 for none.
+        stage: code of its stage, -1 for none.
+        phase: code of its phase, -1 for none.
+        start: of the call, ns.
+        blocked_ns: duration of the call.
+        until: start of the first work that the thread launched after it, ns; the call's end if there is none.
+        idle_ns: time from the call's start until then in which the GPU had nothing to do.
+    """
+
+    event: Int
+    visit: Int
+    stage: Int
+    phase: Int
+    start: Int
+    blocked_ns: Int
+    until: Int
+    idle_ns: Int
+
+
+def blocking(trace: Trace) -> Blocking:
+    """The blocking calls of one rank; ask with `trace.once(blocking)`."""
+    work, events = trace.work, trace.arrays
+    found = trace.once(regions)
+    if not len(work.event):
+        return Blocking(*(np.empty(0, dtype=np.int64) for _ in Blocking._fields))
+    rows = np.flatnonzero(blocking_calls(trace, work))
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    thread = threads(events)
+    # Of nested calls the outer one.
+    reached = _reached(events.end[rows], thread[rows])
+    rows = rows[events.end[rows] > reached]
+    caller = np.where(work.launch >= 0, work.launch, work.op)
+    called = np.flatnonzero(caller >= 0)
+    last, following = (np.full(len(rows), -1, dtype=np.int64) for _ in range(2))
+    for number in np.unique(thread[rows]):
+        asked = np.flatnonzero(thread[rows] == number)
+        own = called[thread[caller[called]] == number]
+        own = own[np.argsort(events.start[caller[own]], kind="stable")]
+        times = events.start[caller[own]]
+        before = np.searchsorted(times, events.end[rows[asked]], side="right") - 1
+        last[asked] = np.where(before >= 0, own[np.maximum(before, 0)], -1) if len(own) else -1
+        after = before + 1
+        following[asked] = (
+            np.where(after < len(own), own[np.minimum(after, len(own) - 1)], -1) if len(own) else -1
+        )
+    last = _waited_for(trace, rows, last, caller)
+    start, end = events.start[rows], events.end[rows]
+    until = np.where(following >= 0, np.maximum(work.start[following], end), end)
+    # What two calls wait for is idle time of the first.
+    begin = np.maximum(start, np.concatenate((start[:1], np.maximum.accumulate(until)[:-1]))[: len(start)])
+    begin = np.minimum(begin, until)
+    idle = (until - begin) - work.union().covered(begin, until)
+
+    def of(values: Int) -> Int:
+        return np.where(last >= 0, values[np.maximum(last, 0)], -1)
+
+    return Blocking(rows, of(found.visit), of(found.stage), of(found.phase), start, end - start, until, idle)
+
+
+def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
+    """The work that says where a blocking call belongs: its op's, else the last copy to the host.
+
+    Sizes are often copied beside other work, and waited for when that has been launched.
+    """
+    work, events = trace.work, trace.arrays
+    around = nearest(events.parent, events.depth, events.where("op"))
+    op = around[rows]
+    own = (op >= 0) & (last >= 0) & (around[np.maximum(caller[last], 0)] == op)
+    out = np.array([bool(HOST_COPY.search(name)) for name in work.names], dtype=bool)
+    copies = np.flatnonzero(out[work.name] & ~work.is_kernel & (caller >= 0))
+    # What an op copies and waits for itself, nobody else waits for.
+    copies = copies[~np.isin(around[caller[copies]], op[op >= 0])]
+    copies = copies[np.argsort(events.start[caller[copies]], kind="stable")]
+    if not len(copies):
+        return last
+    at = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
+    copied = np.where(at >= 0, copies[np.maximum(at, 0)], -1)
+    visit = trace.once(regions).visit
+    beside = (copied >= 0) & (last >= 0) & (visit[np.maximum(copied, 0)] == visit[np.maximum(last, 0)])
+    return np.where(beside & ~own, copied, last)
+
+
+def _reached(end: Int, thread: Int) -> Int:
+    """How far the calls before each one reach on its thread."""
+    result = np.full(len(end), np.iinfo(np.int64).min)
+    for number in np.unique(thread):
+        own = np.flatnonzero(thread == number)
+        result[own[1:]] = np.maximum.accumulate(end[own])[:-1]
+    return result

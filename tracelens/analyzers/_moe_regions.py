@@ -1,0 +1,261 @@
+"""The MoE layers of one rank: which piece of GPU work is part of which pass, forward, backward or again."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._moe_stages import STAGES, Layer, Product, stages
+from tracelens.analyzers._moe_tokens import GEMM, TOPK, Tokens, callers, tokens
+from tracelens.analyzers._moe_windows import MAX_EXPERTS, Window, windows
+from tracelens.analyzers._opcalls import OpCalls
+from tracelens.analyzers._stage_messages import gradient_sync
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+PHASES = ("forward", "backward", "recompute")
+FORWARD, BACKWARD, RECOMPUTE = range(3)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One micro-batch passing forward through one MoE layer, whose backward belongs to it.
+
+    Attributes:
+        step: place of its step among those of find_steps.
+        microbatch: number in the step, from 0.
+        layer: number of the MoE layer on this rank, from 0.
+        again: whether the forward pass is recomputed in the backward pass.
+        experts: number of experts that the router chooses from, -1 if not known.
+        chosen: experts a token, -1 if not known.
+        tokens: that the router sees, -1 if not known.
+        hidden: size of a token, -1 if not known.
+        grouped: whether the experts' products are grouped.
+        products: sizes of the experts' products in order of launch; of grouped ones the rows of all experts.
+        experts_ops: event rows of their ops.
+    """
+
+    step: int
+    microbatch: int
+    layer: int
+    again: bool
+    experts: int
+    chosen: int
+    tokens: int
+    hidden: int
+    grouped: bool
+    products: tuple[Product, ...]
+    experts_ops: tuple[int, ...]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that each expert of this rank computes: of each product of the most frequent weight size."""
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for product in self.products:
+            sizes.setdefault((product.depth, product.columns), []).append(product.rows)
+        return max(sizes.values(), key=len) if sizes else []
+
+
+class Regions(NamedTuple):
+    """The MoE layers of one rank; the arrays are aligned with the trace's work.
+
+    Attributes:
+        visit: place in `visits`, -1 for work outside of MoE layers.
+        stage: code into STAGES, -1 outside.
+        phase: code into PHASES, -1 outside.
+        visits: in order of launch.
+        labels: names of the steps.
+        framed: whether frames or scopes of the program told where the layers are.
+    """
+
+    visit: Int
+    stage: Int
+    phase: Int
+    visits: list[Visit]
+    labels: list[str]
+    framed: bool
+
+    @property
+    def layers(self) -> int:
+        """Number of MoE layers on this rank."""
+        return 1 + max((visit.layer for visit in self.visits), default=-1)
+
+
+def regions(trace: Trace) -> Regions:
+    """The MoE layers of one rank; ask with `trace.once(regions)`."""
+    work = trace.work
+    nothing = np.full(len(work.event), -1, dtype=np.int64)
+    if not len(work.event):
+        return Regions(nothing, nothing, nothing, [], [], False)
+    caller, autograd, again = callers(trace)
+    found = tokens(trace, caller, autograd, again)
+    reader = _Reader(trace, found)
+    places = windows(trace, found, reader.experts)
+    layers = [stages(found, window, reader.product) for window in places]
+    steps = find_steps(trace, work)
+    visits = _visits(found, steps.edges, places, layers, reader)
+    visit, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
+    of_token = np.full((2, len(found.row)), -1, dtype=np.int64)
+    for number, (window, layer) in enumerate(zip(places, layers, strict=True)):
+        of_token[0, window.first : window.last] = number
+        of_token[1, window.first : window.last] = layer.stage
+    visit[found.row], stage[found.row] = of_token
+    phase[found.row] = np.where(of_token[0] >= 0, np.where(found.again, RECOMPUTE, FORWARD), -1)
+    back = np.flatnonzero((caller >= 0) & autograd & ~again)
+    visit[back], stage[back] = _inherited(trace, back, caller, found, of_token)
+    phase[back] = np.where(visit[back] >= 0, BACKWARD, -1)
+    return Regions(visit, stage, phase, visits, steps.labels, any(window.frame for window in places))
+
+
+def _visits(
+    found: Tokens, edges: Int, places: list[Window], layers: list[Layer], reader: _Reader
+) -> list[Visit]:
+    """Numbers and sizes of the passes."""
+    visits: list[Visit] = []
+    waiting: deque[list[Visit]] = deque()
+    segment, microbatch, step = -1, -1, -1
+    for window, layer in zip(places, layers, strict=True):
+        at = window.first
+        again = bool(found.again[at])
+        if not again and int(found.segment[at]) != segment:
+            segment = int(found.segment[at])
+            now = int(np.clip(np.searchsorted(edges, found.called[at], "right") - 1, 0, len(edges) - 2))
+            microbatch = microbatch + 1 if now == step else 0
+            step = now
+            waiting.append([])
+        if again:
+            # The earliest micro-batch whose backward is not over yet, its layers from the last to the first.
+            while waiting and not waiting[0]:
+                waiting.popleft()
+            if waiting:
+                origin = waiting[0].pop()
+                numbers = origin.step, origin.microbatch, origin.layer
+            else:
+                numbers = max(step, 0), max(microbatch, 0), 0
+        else:
+            numbers = step, microbatch, len(waiting[-1])
+        visit = _visit(numbers, again, window, layer, reader)
+        if not again:
+            waiting[-1].append(visit)
+        visits.append(visit)
+    return visits
+
+
+def _visit(
+    numbers: tuple[int, int, int], again: bool, window: Window, layer: Layer, reader: _Reader
+) -> Visit:
+    """One pass, its sizes from the router's and the experts' arguments."""
+    experts, chosen, seen = reader.choice(window.router)
+    gate = window.first + np.flatnonzero(layer.stage == STAGES.index("router"))
+    for at in gate[reader.found.kind[gate] == GEMM].tolist():
+        product = reader.product(at)
+        experts = product.columns if experts < 0 else experts
+        seen = product.rows if seen < 0 else seen
+    tokens_of = window.first + layer.experts_gemms
+    ops = reader.found.op[tokens_of]
+    _, first = np.unique(ops, return_index=True)
+    first = np.sort(first) if (ops >= 0).all() else np.arange(len(ops))
+    products = tuple(reader.product(at) for at in tokens_of[first].tolist())
+    hidden = products[0].depth if products else -1
+    return Visit(
+        *numbers, again, experts, chosen, seen, hidden, layer.grouped, products, tuple(ops[first].tolist())
+    )
+
+
+def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: Int) -> tuple[Int, Int]:
+    """Visit and stage of backward work: those of what its forward op launched, or of the work before it."""
+    events, work = trace.arrays, trace.work
+    result = np.full((2, len(back)), -1, dtype=np.int64)
+    if not len(back) or not len(found.row):
+        return result[0], result[1]
+    forward = work.forward[back]
+    begin = events.start[np.maximum(forward, 0)]
+    at = np.searchsorted(found.called, begin)
+    launched = (at < len(found.called)) & (
+        found.called[np.minimum(at, len(found.called) - 1)] < events.end[forward]
+    )
+    # A forward op that launched nothing, such as the choice of an expert's weights, belongs to what is
+    # launched next, at the end of a layer to what was launched before.
+    after, before = np.minimum(at, len(found.called) - 1), np.maximum(at - 1, 0)
+    at = np.where(launched | (of_token[0, after] == of_token[0, before]), after, before)
+    result[:] = of_token[:, at]
+    linked = forward >= 0
+    # What has no forward op (gradients that are added up, zeros that are filled) goes with the work before;
+    # gradient synchronisation goes with nothing.
+    order = np.lexsort((events.start[caller[back]], events.tid[caller[back]]))
+    before = np.maximum.accumulate(np.where(linked[order], np.arange(len(order)), -1))
+    thread = events.tid[caller[back]][order]
+    same = (before >= 0) & (thread[np.maximum(before, 0)] == thread)
+    filled = np.where(same, result[:, order[np.maximum(before, 0)]], -1)
+    result[:, order] = filled
+    result[:, ~linked & (gradient_sync(trace, work)[back] | (work.kind[back] == 1))] = -1
+    return result[0], result[1]
+
+
+@dataclass
+class _Reader:
+    """Sizes from recorded arguments, decoded once for each kind of call."""
+
+    trace: Trace
+    found: Tokens
+    _known: dict[tuple[int, ...], OpCost | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._ops = self.trace.once(OpCalls)
+        self._keys = np.stack(self._ops.keys(self.found.op), axis=1)
+        self.experts = np.full(len(self.found.row), -1, dtype=np.int64)
+        for at in np.flatnonzero((self.found.kind == TOPK) & (self.found.op >= 0)).tolist():
+            self.experts[at] = self._choice(at)[0]
+
+    def call(self, at: int) -> OpCall | None:
+        """The recorded op of a token, None where nothing was recorded."""
+        op = int(self.found.op[at])
+        if op < 0 or self._ops.row[op] < 0 or not self._ops.recorded(op):
+            return None
+        return self._ops.call(op)
+
+    def product(self, at: int) -> Product:
+        """Sizes of the matrix product at a token."""
+        key = tuple(self._keys[at].tolist())
+        if key not in self._known:
+            self._known[key] = self._cost(at)
+        cost = self._known[key]
+        if cost is None:
+            return Product(-1, -1, -1)
+        sizes = dict(cost.dims)
+        return Product(int(sizes.get("M", -1)), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+
+    def choice(self, at: int) -> tuple[int, int, int]:
+        """(experts, chosen of them, tokens) of the top-k at a token; -1 for what is not known."""
+        return self._choice(at) if self.found.kind[at] == TOPK else (-1, -1, -1)
+
+    def _choice(self, at: int) -> tuple[int, int, int]:
+        call = self.call(at)
+        if call is None or not call.has(0):
+            return -1, -1, -1
+        shape = call.tensor(0).shape
+        if not shape or not 1 < shape[-1] <= MAX_EXPERTS:
+            return (shape[-1] if shape else -1), -1, -1
+        try:
+            chosen = call.integer(1)
+        except Uncounted:
+            chosen = -1
+        return shape[-1], chosen, int(np.prod(shape[:-1]))
+
+    def _cost(self, at: int) -> OpCost | None:
+        call = self.call(at)
+        model = find(call.name) if call is not None else None
+        if call is None or model is None or model.forward:
+            return None
+        try:
+            return model.function(call)
+        except Uncounted:
+            return None

@@ -1,0 +1,169 @@
+"""The forward work of one rank in order of launch, told apart by what it is for an MoE layer."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._comms import POINT_TO_POINT
+from tracelens.analyzers._microbatches import in_autograd
+from tracelens.analyzers._utilisation import recomputed
+from tracelens.trace.callstack import nearest
+from tracelens.trace.classify import KINDS
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST = range(11)
+"""Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router
+as well as of the permutation, COPY_OUT brings sizes to the host."""
+
+# By the op that launched it, or the op around that one (a sort copies and fills, too).
+_OPS = (
+    (TOPK, r"aten::topk|.*(?:topk_?(?:softmax|gating|router|score)|grouped_?topk|moe_?gate|fused_?rout).*"),
+    (
+        PERMUTE,
+        r"aten::(?:sort|argsort|nonzero|masked_select|index|index_select|_?index_put_?(?:_?impl_)?|index_add_?"
+        r"|index_copy_?|cat|repeat_interleave|scatter_add_?|searchsorted|take_along_dim)"
+        r"|.*(?:permute|sort_?chunks|moe_?sort|align_?block).*",
+    ),
+    (ROUTE, r"aten::(?:scatter_?|gather|one_hot|histc|bincount|cumsum)"),
+    (GEMM, r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_int_mm|linear|matmul)"),
+    (BORDER, r"aten::(?:rsqrt|embedding|_embedding_bag|nll_loss.*|_?log_softmax)"),
+    (SUM, r"aten::sum"),
+    (CAST, r"aten::(?:copy_|_to_copy|to)"),
+)
+# By the class of the kernel (kernels.toml) where the op does not say.
+_CATEGORIES = {
+    "gemm": GEMM,
+    "grouped_gemm": GROUPED,
+    "normalization": BORDER,
+    "attention": BORDER,
+    "rotary": BORDER,
+    "loss": BORDER,
+    "optimizer": BORDER,
+    "sort_scan": PERMUTE,
+    "indexing": PERMUTE,
+}
+_ROUTER_KERNEL = re.compile(r"topk|gating|rout(?:er|ing)|grouped_?score|moe_?gate", re.IGNORECASE)
+_PARAMETERS = re.compile(r"fsdp|all_?gather_?params|deepspeed|zero3", re.IGNORECASE)
+HOST_COPY = re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST", re.IGNORECASE)
+
+
+class Tokens(NamedTuple):
+    """Forward work in order of launch.
+
+    Attributes:
+        row: position in the trace's work.
+        called: when the host called it, ns, ascending.
+        kind: one of the kinds above.
+        op: event row of its op, -1 if none.
+        again: whether it is recomputed in the backward pass.
+        segment: number of the uninterrupted forward pass that it is part of: of one micro-batch, through one
+            chunk of the model.
+    """
+
+    row: Int
+    called: Int
+    kind: Int
+    op: Int
+    again: Bool
+    segment: Int
+
+
+def tokens(trace: Trace, caller: Int, autograd: Bool, again: Bool) -> Tokens:
+    """The forward work of a rank.
+
+    Args:
+        trace: of the rank.
+        caller: event row of the call behind each piece of work, -1 if none.
+        autograd: which work the autograd engine launched.
+        again: which of it is recomputed forward work.
+    """
+    events, work = trace.arrays, trace.work
+    row = np.flatnonzero((caller >= 0) & (~autograd | again))
+    row = row[np.argsort(events.start[caller[row]], kind="stable")]
+    called = events.start[caller[row]]
+    kind = _kinds(trace)[row]
+    # A pass ends where backward work is launched, where another embedding begins, and at messages between
+    # pipeline stages.
+    backward = np.sort(events.start[caller[(caller >= 0) & autograd & ~again]])
+    cut = np.zeros(len(row), dtype=bool)
+    cut[1:] = np.diff(np.searchsorted(backward, called)) > 0
+    cut[1:] |= again[row][1:] != again[row][:-1]
+    first = _named(trace, work.op[row], re.compile(r"aten::(?:embedding|_embedding_bag)")) >= 0
+    sent = _point_to_point(trace)[work.event[row]]
+    for begins in (first, sent):
+        cut[1:] |= begins[1:] & ~begins[:-1]
+        cut[:1] |= begins[:1]
+    kind[sent] = BORDER
+    return Tokens(row, called, kind, work.op[row], again[row], np.cumsum(cut))
+
+
+def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
+    """Of each piece of work: its call (-1: none), whether autograd launched it, whether it is recomputed."""
+    work = trace.work
+    caller = np.where(work.launch >= 0, work.launch, work.op)
+    known, at = caller >= 0, np.maximum(caller, 0)
+    return caller, known & in_autograd(trace)[at], known & recomputed(trace)[at]
+
+
+def _kinds(trace: Trace) -> Int:
+    """Kind of each piece of work."""
+    events, work = trace.arrays, trace.work
+    by_category = np.array([_CATEGORIES.get(name, OTHER) for name in work.categories], dtype=np.int64)
+    kind = by_category[work.category]
+    router = np.array([bool(_ROUTER_KERNEL.search(name)) for name in work.names], dtype=bool)
+    is_routing = work.category == work.categories.index("moe_routing")
+    kind[is_routing] = np.where(router[work.name[is_routing]], TOPK, PERMUTE)
+    by_name = np.full(len(events.names) + 1, OTHER)
+    for code, name in enumerate(events.names):
+        by_name[code] = next((kind for kind, grammar in _OPS if re.fullmatch(grammar, name)), OTHER)
+    op = work.op
+    above = np.where(op >= 0, events.parent[np.maximum(op, 0)], -1)
+    for at in (op, above):
+        found = by_name[np.where(at >= 0, events.name[np.maximum(at, 0)], len(events.names))]
+        kind = np.where((found != OTHER) & (kind != GROUPED), found, kind)
+    leaves = np.array([bool(HOST_COPY.search(name)) for name in work.names], dtype=bool)[work.name]
+    kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST))] = COPY_OUT
+    comm = work.kind == KINDS.index("comm")
+    # What gathers parameters or gradients is not about tokens.
+    parameters = _around(trace, work.op, _PARAMETERS)
+    kind[comm] = np.where(parameters[comm], OTHER, COMM)
+    return kind
+
+
+def _named(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Int:
+    """The event itself or the one around it whose whole name fits, -1 if neither does."""
+    events = trace.arrays
+    fits = np.array([bool(grammar.fullmatch(name)) for name in events.names], dtype=bool)
+    above = np.where(rows >= 0, events.parent[np.maximum(rows, 0)], -1)
+    found = np.full(len(rows), -1, dtype=np.int64)
+    for at in (above, rows):
+        found = np.where((at >= 0) & fits[events.name[np.maximum(at, 0)]], at, found)
+    return found
+
+
+def _around(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Bool:
+    """Whether these events lie in one with such a name."""
+    events = trace.arrays
+    fits = np.array([bool(grammar.search(name)) for name in events.names], dtype=bool)
+    if not fits.any():
+        return np.zeros(len(rows), dtype=bool)
+    around = nearest(events.parent, events.depth, fits[events.name])
+    return (rows >= 0) & (around[np.maximum(rows, 0)] >= 0)
+
+
+def _point_to_point(trace: Trace) -> Bool:
+    """Which events are kernels of sends and receives."""
+    table = trace.tables["collectives"]
+    found = np.zeros(len(trace.arrays.start), dtype=bool)
+    kernel = table.array("kernel_id")
+    names = table.texts("collective")
+    is_p2p = np.array([name in POINT_TO_POINT for name in names], dtype=bool)
+    found[kernel[is_p2p & (kernel >= 0)]] = True
+    return found

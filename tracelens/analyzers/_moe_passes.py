@@ -111,7 +111,7 @@ def passes_of(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         blocking=calls,
         blocked_ns=blocked_ns,
         received=_received(trace, found),
-        group=_group(trace, found),
+        group=exchange_group(trace, found),
         framed=found.framed,
     )
 
@@ -149,7 +149,7 @@ def _blocked(trace: Trace, cells: Int) -> tuple[Int, Int]:
     return calls, blocked
 
 
-def _exchanges(trace: Trace, found: Regions) -> tuple[Int, Int]:
+def exchanges(trace: Trace, found: Regions) -> tuple[Int, Int]:
     """Rows of the collectives table that belong to dispatch and combine, and the position of their work."""
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
@@ -166,7 +166,7 @@ def _received(trace: Trace, found: Regions) -> list[int]:
     result = [-1] * len(found.visits)
     largest = [-1] * len(found.visits)
     table = trace.tables["collectives"]
-    rows, at = _exchanges(trace, found)
+    rows, at = exchanges(trace, found)
     forward = (found.stage[at] == DISPATCH) & (found.phase[at] != PHASES.index("backward"))
     rows, at = rows[forward], at[forward]
     splits, size = table.texts("out_split", rows), table.array("out_bytes")[rows]
@@ -177,9 +177,9 @@ def _received(trace: Trace, found: Regions) -> list[int]:
     return result
 
 
-def _group(trace: Trace, found: Regions) -> tuple[int, ...]:
+def exchange_group(trace: Trace, found: Regions) -> tuple[int, ...]:
     """The ranks that exchange tokens: those of the largest group of a dispatch or combine."""
-    rows, _ = _exchanges(trace, found)
+    rows, _ = exchanges(trace, found)
     lists = {
         text: tuple(integers(text)) for text in set(trace.tables["collectives"].texts("group_ranks", rows))
     }

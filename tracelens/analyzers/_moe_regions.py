@@ -15,6 +15,7 @@ from tracelens.analyzers._moe_windows import MAX_EXPERTS, Window, windows
 from tracelens.analyzers._opcalls import OpCalls
 from tracelens.analyzers._stage_messages import gradient_sync
 from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import size
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 
@@ -38,9 +39,9 @@ class Visit:
         chosen: experts a token, -1 if not known.
         tokens: that the router sees, -1 if not known.
         hidden: size of a token, -1 if not known.
+        itemsize: bytes of an element of the experts' products, 2 where not recorded.
         grouped: whether the experts' products are grouped.
         products: sizes of the experts' products in order of launch; of grouped ones the rows of all experts.
-        experts_ops: event rows of their ops.
     """
 
     step: int
@@ -51,9 +52,9 @@ class Visit:
     chosen: int
     tokens: int
     hidden: int
+    itemsize: int
     grouped: bool
     products: tuple[Product, ...]
-    experts_ops: tuple[int, ...]
 
     @property
     def rows(self) -> list[int]:
@@ -165,9 +166,8 @@ def _visit(
     first = np.sort(first) if (ops >= 0).all() else np.arange(len(ops))
     products = tuple(reader.product(at) for at in tokens_of[first].tolist())
     hidden = products[0].depth if products else -1
-    return Visit(
-        *numbers, again, experts, chosen, seen, hidden, layer.grouped, products, tuple(ops[first].tolist())
-    )
+    item = reader.itemsize(int(tokens_of[0])) if len(tokens_of) else 2
+    return Visit(*numbers, again, experts, chosen, seen, hidden, item, layer.grouped, products)
 
 
 def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: Int) -> tuple[Int, Int]:
@@ -232,6 +232,12 @@ class _Reader:
             return Product(-1, -1, -1)
         sizes = dict(cost.dims)
         return Product(int(sizes.get("M", -1)), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+
+    def itemsize(self, at: int) -> int:
+        """Bytes of an element of the product at a token; of 16 bits where that is not recorded."""
+        self.product(at)
+        cost = self._known[tuple(self._keys[at].tolist())]
+        return max(size(1, cost.dtype), 1) if cost is not None and cost.dtype else 2
 
     def choice(self, at: int) -> tuple[int, int, int]:
         """(experts, chosen of them, tokens) of the top-k at a token; -1 for what is not known."""

@@ -15,7 +15,7 @@ from tracelens.schema import Column, Result, Schema, Skip, Table
 from tracelens.trace.intervals import Union, union
 from tracelens.trace.trace import Trace
 
-NEEDS = ("collectives", "pipeline", "serving", "stragglers")
+NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read."""
 
 SHOWN = 0.005

@@ -1,0 +1,54 @@
+"""How fast a GPU computes large matrix products in a trace: what the same GPU could do elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._group import codes
+from tracelens.analyzers._opcalls import OpCalls
+from tracelens.costs import Uncounted, find
+from tracelens.devices import Device
+from tracelens.trace.trace import Trace
+
+_LARGE_FLOPS = 20e9
+"""A product of this size keeps all units of a GPU busy for tens of microseconds."""
+_NAMES = ("aten::mm", "aten::addmm")
+
+
+def gemm_rate(trace: Trace, device: Device | None, apart: NDArray[np.bool_]) -> float:
+    """FLOP/s of the large matrix products of a trace, else what the device is known to achieve; 0 if unknown.
+
+    Args:
+        trace: of the rank.
+        device: that it ran on.
+        apart: work that does not count, aligned with the trace's work.
+    """
+    work, events = trace.work, trace.arrays
+    wanted = [code for code, name in enumerate(events.names) if name in _NAMES]
+    rows = np.flatnonzero((work.op >= 0) & ~apart & work.is_kernel)
+    rows = rows[np.isin(events.name[work.op[rows]], wanted)]
+    ops = trace.once(OpCalls)
+    op = np.unique(work.op[rows])
+    group, _ = codes(*ops.keys(op))
+    flops = np.zeros(len(op))
+    for number, at in zip(*np.unique(group, return_index=True), strict=True):
+        flops[group == number] = _flops(ops, int(op[at]))
+    duration = np.zeros(len(op))
+    np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
+    large = (flops >= _LARGE_FLOPS) & (duration > 0)
+    if large.any():
+        return float(flops[large].sum() / duration[large].sum() * 1e9)
+    if device is None:
+        return 0.0
+    return device.max_achievable("bf16") or device.peak("matrix", "bf16") or 0.0
+
+
+def _flops(ops: OpCalls, op: int) -> float:
+    if ops.row[op] < 0 or not ops.recorded(op):
+        return 0.0
+    model = find(ops.name(op))
+    try:
+        return float(model.function(ops.call(op)).flops) if model is not None else 0.0
+    except Uncounted:
+        return 0.0

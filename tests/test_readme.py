@@ -42,6 +42,18 @@ def test_the_analyzer_of_the_readme_is_one_file(tmp_path: Path) -> None:
     assert sum(row["calls"] for row in json.loads(done.stdout)["tables"]["counts"]) == 1966
 
 
+def test_the_detector_of_the_readme_is_one_file(tmp_path: Path) -> None:
+    (code,) = [block for block in blocks("python") if "@detector" in block]
+    plugin = tmp_path / "fills.py"
+    plugin.write_text(code)
+    command = [sys.executable, "-m", "tracelens", "analyze", "findings", SAMPLE, "--json"]
+    done = subprocess.run(
+        command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
+    )
+    signals = json.loads(done.stdout)["tables"]["signals"]
+    assert [row["value"] for row in signals if row["detector"] == "fills" and row["measure"] == "fills"] > [0]
+
+
 def test_the_python_example() -> None:
     (code,) = [block for block in blocks("python") if "tracelens.load" in block]
     names: dict[str, object] = {}

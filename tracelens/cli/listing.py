@@ -19,12 +19,13 @@ class Kind(StrEnum):
     renderers = "renderers"
     devices = "devices"
     costs = "costs"
+    detectors = "detectors"
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
-    """List analyzers, parsers, renderers, devices or cost models, with one line on each.
+    """List analyzers, detectors, parsers, renderers, devices or cost models, with one line on each.
 
     For example:
 
@@ -55,6 +56,10 @@ def _rows(kind: Kind) -> list[tuple[str, ...]]:
         from tracelens.analyzers import in_order
 
         return [(item.name, item.doc) for item in in_order()]
+    if kind is Kind.detectors:
+        from tracelens.analyzers.detectors import DETECTORS
+
+        return [(name, item.doc) for name, item in DETECTORS.items()]
     if kind is Kind.parsers:
         from tracelens.parsers import PARSERS
 

@@ -15,6 +15,8 @@ from tracelens.registry import Registry
 from tracelens.schema import Result, Unit
 from tracelens.trace.intervals import Union
 
+__all__ = ["DETECTORS", "JOB", "Detector", "Found", "Quantity", "Scene", "Signal", "detector"]
+
 Confidence = Literal["high", "medium", "low"]
 """How sure the saving is: high, the trace shows the time that goes; medium, it rests on a model of what is
 left; low, it is an upper bound."""

@@ -63,9 +63,9 @@ def moe_blocking_calls(scene: Scene) -> Found:
         ),
         scene.per_step(where.total),
         where,
-        f"{each:.3g} blocking calls a layer and micro-batch ({said}; most in {_ops(scene, calls, inside)}) "
-        f"keep the host {blocked / 1e6:,.2f} ms of a step, and the GPU is idle for "
-        f"{scene.per_step(where.total) / 1e6:,.2f} ms until the next work after them",
+        f"the host waits for the GPU {each:.3g} times a layer and micro-batch ({said}; most in "
+        f"{_ops(scene, calls, inside)}), {blocked / 1e6:,.2f} ms of a step; the GPU is idle for "
+        f"{scene.per_step(where.total) / 1e6:,.2f} ms until the next work after that",
         "high",
     )
 
@@ -93,9 +93,9 @@ def other_blocking_calls(scene: Scene) -> Found:
         ),
         scene.per_step(where.total),
         where,
-        f"{count:,.3g} blocking calls a step (most in {_ops(scene, calls, inside)}) keep the host "
-        f"{blocked / 1e6:,.2f} ms, and the GPU is idle for {scene.per_step(where.total) / 1e6:,.2f} ms until "
-        "the next work after them",
+        f"the host waits for the GPU {count:,.3g} times a step (most in {_ops(scene, calls, inside)}), "
+        f"{blocked / 1e6:,.2f} ms in all; the GPU is idle for {scene.per_step(where.total) / 1e6:,.2f} ms "
+        "until the next work after that",
         "high",
     )
 

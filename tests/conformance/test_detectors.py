@@ -1,0 +1,103 @@
+"""What every detector measures on every trace: the table in detectors.md, to be read as well as compared.
+
+UPDATE_GOLD=1 writes it anew, for review in the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import tracelens
+from tests.conformance.corpus import Case
+from tracelens.analyzers.detectors import DETECTORS
+from tracelens.analyzers.findings import SHOWN
+from tracelens.schema import Result
+
+GOLD = Path(__file__).with_name("detectors.md")
+ROOT = Path(__file__).parents[2]
+LATE = ROOT / "sample_traces" / "late_rank"
+SAMPLES = [
+    *("moe_loop.json.gz", "moe_grouped.json.gz"),
+    *(f"late_rank/{path.name}" for path in sorted(LATE.iterdir()) if path.is_dir()),
+]
+HEAD = """# What the detectors measure on real traces
+
+One section a trace, one row a detector that found its signature there: figures of a step on the rank that
+loses most, the saving as mean of the ranks. Of the others the trace has no signature; the table `checked` of
+`tracelens analyze findings --json` says why. Findings are those above {shown:.1%} of a step.
+
+"""
+
+
+def section(name: str, result: Result) -> str:
+    """The table of one trace."""
+    checked, signals = result["checked"], result["signals"]
+    step = signals[signals["measure"] == "step"]["value"].mean()
+    rows = ["| detector | ranks | saving | of the step | finding | measured |", "|---|--:|--:|--:|---|---|"]
+    for row in checked[checked["ranks"] > 0].itertuples():
+        mine = signals[signals["detector"] == row.detector]
+        saving = mine[mine["measure"] == "saving"]
+        worst = saving.loc[saving["value"].idxmax(), "rank"]
+        shown = mine[(mine["rank"] == worst) & (mine["measure"] != "saving")]
+        measured = "; ".join(f"{one.measure}: {figure(one.value, one.unit)}" for one in shown.itertuples())
+        found = "yes" if row.verdict == "finding" else ""
+        saved = f"{figure(row.saving_ns, 'ns')} | {row.saving_ns / max(step, 1):.1%}"
+        rows.append(f"| {row.detector} | {row.ranks} | {saved} | {found} | {measured} |")
+    return f"## {name}\n\n" + "\n".join(rows) + "\n"
+
+
+def figure(value: float, unit: str) -> str:
+    """A figure with its unit, to three digits."""
+    if unit in ("fraction", "ratio"):
+        return f"{value:.1%}"
+    scales = {
+        "ns": (1e6, "ms"), "flops/s": (1e12, "TFLOP/s"), "bytes/s": (1e9, "GB/s"), "bytes": (1e6, "MB"),
+        "flops": (1e9, "GFLOP"),
+    }  # fmt: skip
+    scale, name = scales.get(unit, (1.0, ""))
+    return f"{value / scale:,.3g} {name}".strip()
+
+
+def compare(name: str, result: Result) -> None:
+    """Fail unless the table of this trace is the one in the gold file."""
+    text = section(name, result)
+    gold = GOLD.read_text() if GOLD.is_file() else HEAD.format(shown=SHOWN)
+    if os.environ.get("UPDATE_GOLD"):
+        parts = dict(re.findall(r"^## (.+?)\n\n(.*?)(?=^## |\Z)", gold, re.MULTILINE | re.DOTALL))
+        parts[name] = text.partition("\n\n")[2]
+        tables = (f"## {key}\n\n{parts[key].strip()}\n" for key in sorted(parts))
+        GOLD.write_text(HEAD.format(shown=SHOWN) + "\n".join(tables))
+        gold = GOLD.read_text()
+    assert text in gold, f"{name} differs from {GOLD.name}; if meant, UPDATE_GOLD=1\n{text}"
+
+
+def test_a_trace_of_the_corpus_shows_what_it_did(case: Case) -> None:
+    compare(case.name, case.result("findings"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_trace_shows_what_it_did(name: str) -> None:
+    run = tracelens.load(ROOT / "sample_traces" / name)
+    compare(f"sample_traces/{name}", tracelens.analyze(run, "findings"))
+
+
+def test_no_finding_without_a_signature(case: Case) -> None:
+    result = case.result("findings")
+    checked, found = result["checked"], result["findings"]
+    assert set(checked["detector"]) == {name for name, _ in DETECTORS.items()}
+    seen = checked[checked["ranks"] > 0]
+    assert set(found["detector"]) <= set(seen["detector"])
+    assert all(reason for reason in checked[checked["ranks"] == 0]["verdict"])
+    assert (found["saving_ns"] > 0).all()
+    assert (found["additional_ns"] <= found["saving_ns"]).all()
+
+
+def test_savings_together_are_no_longer_than_a_step(case: Case) -> None:
+    result = case.result("findings")
+    signals = result["signals"]
+    step = signals[signals["measure"] == "step"]["value"].mean()
+    assert result["findings"]["additional_ns"].sum() <= step * 1.001

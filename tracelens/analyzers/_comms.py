@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.analyzers._sets import difference
 from tracelens.trace.classify import KINDS
-from tracelens.trace.intervals import subtract
+from tracelens.trace.intervals import Union
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work, gpu_work
@@ -68,7 +69,8 @@ class RankComms(NamedTuple):
         start: of each communication kernel, ns, ascending.
         end: of the same.
         records: in the order in which the program asked for them.
-        exposed_ns: time with communication and no computation.
+        alone: when there was communication and no computation.
+        kernels: name of each communication kernel.
     """
 
     rank: int
@@ -77,7 +79,13 @@ class RankComms(NamedTuple):
     start: Int
     end: Int
     records: list[Record]
-    exposed_ns: int
+    alone: Union
+    kernels: list[str]
+
+    @property
+    def exposed_ns(self) -> int:
+        """Time with communication and no computation."""
+        return self.alone.total
 
 
 def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
@@ -91,10 +99,11 @@ def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
     mine = work.take(work.kind == KINDS.index("comm"))
     place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
     place[mine.event] = np.arange(len(mine.event))
-    exposed = subtract(work.union("comm"), work.union("computation"))
+    alone = difference(work.union("comm"), work.union("computation"))
     meta = trace.meta
+    names = [work.names[code] for code in mine.name.tolist()]
     records = _records(trace, place, _steps(trace, work, mine.start))
-    return RankComms(meta.rank, meta.host, meta.epoch_ns, mine.start, mine.end, records, exposed)
+    return RankComms(meta.rank, meta.host, meta.epoch_ns, mine.start, mine.end, records, alone, names)
 
 
 def _steps(trace: Trace, work: Work, start: Int) -> list[str]:

@@ -125,10 +125,10 @@ def _host_times(trace: Trace, work: Work) -> Int:
 def _is_backward(trace: Trace, work: Work) -> Bool:
     """Whether the autograd engine launched it."""
     anchor = _anchor(work)
-    return (anchor >= 0) & _in_autograd(trace)[np.maximum(anchor, 0)]
+    return (anchor >= 0) & in_autograd(trace)[np.maximum(anchor, 0)]
 
 
-def _in_autograd(trace: Trace) -> Bool:
+def in_autograd(trace: Trace) -> Bool:
     """Which events the autograd engine ran."""
     events, ops = trace.arrays, trace.tables["ops"]
     named = [code for code, name in enumerate(events.names) if name.startswith(_BACKWARD_OP)]
@@ -183,7 +183,7 @@ def _graph_makers(trace: Trace) -> Int:
     events, ops = trace.arrays, trace.tables["ops"]
     rows, sequence, thread = (ops.array(name) for name in ("event_id", "sequence", "forward_thread"))
     chosen = (sequence >= 0) & (thread <= 0) & np.isin(sequence, sequence[thread > 0])
-    chosen &= ~_in_autograd(trace)[rows]
+    chosen &= ~in_autograd(trace)[rows]
     rows, sequence = rows[chosen], sequence[chosen]
     order = np.lexsort((events.start[rows], sequence))
     last = np.append(np.diff(sequence[order]) != 0, True)[: len(order)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,9 @@ from tracelens.trace.trace import Trace
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
-OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST = range(11)
+OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, SQUARE = range(12)
 """Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router
-as well as of the permutation, COPY_OUT brings sizes to the host."""
+as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE begins a normalisation or is OTHER."""
 
 # By the op that launched it, or the op around that one (a sort copies and fills, too).
 _OPS = (
@@ -36,6 +37,7 @@ _OPS = (
     (BORDER, r"aten::(?:rsqrt|embedding|_embedding_bag|nll_loss.*|_?log_softmax)"),
     (SUM, r"aten::sum"),
     (CAST, r"aten::(?:copy_|_to_copy|to)"),
+    (SQUARE, r"aten::(?:pow|square)"),
 )
 # By the class of the kernel (kernels.toml) where the op does not say.
 _CATEGORIES = {
@@ -122,7 +124,7 @@ def _kinds(trace: Trace) -> Int:
     kind[is_routing] = np.where(router[work.name[is_routing]], TOPK, PERMUTE)
     by_name = np.full(len(events.names) + 1, OTHER)
     for code, name in enumerate(events.names):
-        by_name[code] = next((kind for kind, grammar in _OPS if re.fullmatch(grammar, name)), OTHER)
+        by_name[code] = _kind_of(name)
     op = work.op
     above = np.where(op >= 0, events.parent[np.maximum(op, 0)], -1)
     for at in (op, above):
@@ -135,6 +137,12 @@ def _kinds(trace: Trace) -> Int:
     parameters = _around(trace, work.op, _PARAMETERS)
     kind[comm] = np.where(parameters[comm], OTHER, COMM)
     return kind
+
+
+@cache
+def _kind_of(op: str) -> int:
+    """Kind of the work of an op, by its name alone; the ranks of a job have the same names."""
+    return next((kind for kind, grammar in _OPS if re.fullmatch(grammar, op)), OTHER)
 
 
 def _named(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Int:

@@ -9,6 +9,7 @@ from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._clocks import Clock, aligned, clocks
 from tracelens.analyzers._comms import RankComms, comms
 from tracelens.analyzers._instances import Instance, base_ns, match
+from tracelens.analyzers._members import MEMBERS, member_rows
 from tracelens.analyzers._messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_all, fit, traffic
 from tracelens.analyzers._waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
 from tracelens.schema import Column, Result, Schema, Skip
@@ -64,8 +65,8 @@ def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `ranks` (kernel = comm + sync), `summary`, `instances`, `fit`, `all_to_all`, `traffic` and
-        `clocks`.
+        tables `ranks` (kernel = comm + sync), `summary`, `instances`, `fit`, `all_to_all`, `traffic`,
+        `clocks` and `members` (of each instance, by rank).
     """
     found = match(ranks)
     clock = clocks(ranks, found.instances)
@@ -84,6 +85,7 @@ def collectives(ranks: Sequence[RankComms], *, scope: Scope = "all") -> Result:
         "all_to_all": stack(ALL_TO_ALL, all_to_all(instances)),
         "traffic": stack(TRAFFIC, exchanged),
         "clocks": stack(CLOCKS, _clock_rows([one for one in clock if len(of_rank[one.rank].start)])),
+        "members": stack(MEMBERS, member_rows(ranks, instances)),
     }
     return result(tables, [*skips, *wrong, *unfit], scope=scope)
 

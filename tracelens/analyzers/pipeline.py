@@ -79,6 +79,7 @@ WAITS = Schema(
         Column("part", "category", doc=", ".join(PARTS)),
         Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
         Column("dur_ns", "int64", "ns"),
+        Column("own_ts_ns", "int64", "ns", "its begin by the clock of the rank's own trace"),
     ),
     detail=True,
 )
@@ -105,6 +106,7 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
         for label in dict.fromkeys(span.step for one in some for span in one.part.spans):
             lanes = [lane for one in some if (lane := lane_of(one, label)).spans]
             windows = {one.part.rank: window_of(one, label) for one in some}
+            shift = {one.part.rank: one.shift for one in some}
             cut = [lane.rank for lane in lanes if not whole(lane)]
             size = None if cut else shape(lanes, stages)
             subject = (
@@ -120,7 +122,7 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
                 )
                 skips.append(Skip(f"chunks in {subject}", reason))
             lanes = [replace(lane, spans=numbered(lane, size)) for lane in lanes]
-            _rows(rows, label, size, Pipeline(lanes), windows)
+            _rows(rows, label, size, Pipeline(lanes), windows, shift)
     schemas = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
     tables = {
         name: stack(schemas[name], sorted(found, key=lambda row: row["rank"][0]))
@@ -141,6 +143,7 @@ def _rows(
     size: Shape,
     line: Pipeline,
     windows: Mapping[int, tuple[int, int]],
+    shift: Mapping[int, int],
 ) -> None:
     """Append the rows of one step of one pipeline to all tables."""
     for number, lane in enumerate(line.lanes):
@@ -168,6 +171,7 @@ def _rows(
                 "part": [wait.part],
                 "ts_ns": [wait.start],
                 "dur_ns": [wait.end - wait.start],
+                "own_ts_ns": [wait.start - shift[lane.rank]],
             }
             for wait in waits
         ]

@@ -9,6 +9,7 @@ from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._causes import CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analyzers._clocks import aligned, clocks
 from tracelens.analyzers._instances import Instance, base_ns, match
+from tracelens.analyzers._members import LOST, lost_rows
 from tracelens.analyzers._segments import Segments, segments
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.work import Scope
@@ -82,8 +83,8 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `stragglers` (one row a rank that was waited for), `causes` (by rank and cause) and `worst`
-        (the instances with most waiting).
+        tables `stragglers` (one row a rank that was waited for), `causes` (by rank and cause), `worst`
+        (the instances with most waiting) and `lost` (when a rank only waits, by cause).
     """
     ranks = [part.comms for part in parts]
     found = match(ranks)
@@ -101,6 +102,7 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         "stragglers": stack(STRAGGLERS, _by_rank(causes)),
         "causes": stack(CAUSE_TABLE, causes),
         "worst": stack(WORST, _worst(cases)),
+        "lost": stack(LOST, lost_rows(ranks, instances, verdicts)),
     }
     return result(tables, [*found.skips, *_unblamed(parts, instances, verdicts)], scope=scope)
 

@@ -1,0 +1,123 @@
+"""Waiting for late ranks by cause, on the drawings of the analyzer's tests. A column is 10 us."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.analyzers.test_stragglers import COLUMN, LATE, ORDINARY, ranks
+from tracelens import analyze
+from tracelens.analyzers.detectors import Signal
+from tracelens.analyzers.detectors.stragglers import (
+    EXPLAINED,
+    stragglers,
+    stragglers_load,
+    stragglers_unexplained,
+)
+from tracelens.trace.run import Run
+
+
+def found(detector: Any, run: Run) -> Any:
+    return detector.of_run({name: analyze(run, name) for name in detector.needs})
+
+
+def four(cause: str, first: str = ORDINARY) -> Run:
+    """Ranks 1 and 2 as usual, rank 3 late."""
+    return ranks(first, ORDINARY, ORDINARY, LATE[cause])
+
+
+def of(signal: Signal, measure: str) -> float:
+    (value,) = (one.value for one in signal.quantities if one.measure == measure)
+    return value
+
+
+@pytest.mark.parametrize("cause", EXPLAINED)
+def test_the_others_lose_what_they_wait(cause: str) -> None:
+    late = 8 if cause == "slow_kernels" else 7
+    signals = found(stragglers, four(cause))
+    assert {rank: signal.saving_ns for rank, signal in signals.items()} == dict.fromkeys(
+        range(3), late * COLUMN
+    )
+    signal = signals[1]
+    # They arrive at 9.
+    assert [part.tolist() for part in signal.where] == [[9 * COLUMN], [(9 + late) * COLUMN]]
+    assert of(signal, f"waiting for {cause.replace('_', ' ')}") == late * COLUMN
+    assert of(signal, "all waiting with nothing beside") == late * COLUMN
+    assert of(signal, "share for the worst rank") == 1
+    assert "most for rank 3 (100%)" in signal.evidence
+    assert signal.confidence == "medium"
+
+
+def test_uneven_load_has_a_detector_of_its_own() -> None:
+    for detector in (stragglers, stragglers_unexplained):
+        assert found(detector, four("token_load")) == "what ranks wait for in collectives is token_load"
+    signals = found(stragglers_load, four("token_load"))
+    assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
+        range(3), (7 * COLUMN, "medium")
+    )
+    assert found(stragglers_load, four("unknown")) == "what ranks wait for in collectives is unknown"
+
+
+def test_what_has_no_visible_cause_is_an_upper_bound() -> None:
+    run = four("unknown")
+    assert found(stragglers, run) == "what ranks wait for in collectives is unknown"
+    signals = found(stragglers_unexplained, run)
+    assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
+        range(3), (7 * COLUMN, "low")
+    )
+
+
+def test_waiting_beside_computation_saves_nothing() -> None:
+    # Rank 0 computes from 9 to 14 while it waits until 16.
+    busy = ORDINARY.replace("launch      | abc", "launch      | abcx").replace(
+        "      bbb\n", "      bbbxxxxx\n"
+    )
+    assert busy != ORDINARY
+    signals = found(stragglers, four("late_launch", busy))
+    assert signals[0].saving_ns == 2 * COLUMN
+    assert signals[0].where.start.tolist() == [14 * COLUMN]
+    assert signals[1].saving_ns == 7 * COLUMN
+
+
+def test_savings_are_of_one_step() -> None:
+    marks = "    step 1 | -----\n    step 2 |      ----------------\n"
+    texts = [ORDINARY + marks] * 3 + [LATE["late_launch"] + marks]
+    signals = found(stragglers, ranks(*texts))
+    assert signals[0].saving_ns == 3.5 * COLUMN
+    assert signals[0].where.total == 7 * COLUMN
+
+
+def test_what_lies_outside_of_the_steps_is_not_counted() -> None:
+    # Only the first all-reduce, for which nobody waits, is launched in the step.
+    run = ranks(*[ORDINARY + "    step 1 | -\n"] * 3, LATE["late_launch"] + "    step 1 | -\n")
+    assert set(analyze(run, "stragglers")["lost"]["step"]) == {"(after the last step)"}
+    assert found(stragglers, run) == "no rank does nothing but wait in a collective"
+
+
+def test_waiting_for_a_neighbour_in_the_pipeline_is_its_bubble() -> None:
+    sender = """
+    op SEND     |          -
+    launch      |          a
+    s9 nccl_All |           aaa
+    """
+    receiver = """
+    op RECV     |  -
+    launch      |  a
+    s9 nccl_All |   aaaaaaaaaaa
+    """
+    run = ranks(sender, receiver)
+    assert set(analyze(run, "stragglers")["lost"]["collective"]) == {"send/recv"}
+    for detector in (stragglers, stragglers_unexplained):
+        assert found(detector, run) == "no rank does nothing but wait in a collective"
+
+
+def test_ranks_that_arrive_together() -> None:
+    run = ranks(ORDINARY, ORDINARY)
+    assert found(stragglers, run) == "no rank does nothing but wait in a collective"
+
+
+@pytest.mark.parametrize("detector", [stragglers, stragglers_unexplained], ids=lambda item: item.name)
+@pytest.mark.parametrize("text", [ORDINARY, "    s7 gemm | ===\n", "    op f | ===\n"])
+def test_one_rank_alone(detector: Any, text: str) -> None:
+    assert found(detector, ranks(text)).startswith("no collective was recorded on several ranks")

@@ -1,0 +1,53 @@
+"""What runs the forward pass once more, also where neither frames nor autograd nodes name checkpointing."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._utilisation import recomputed
+from tracelens.trace.callstack import nearest
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+NODE = "autograd::engine::evaluate_function: "
+"""Name of the event around each node of the backward pass, less the node's name."""
+
+_OP = "aten::"
+_MOST = 0.5
+
+
+def run_again(trace: Trace) -> Bool:
+    """Events in which the forward pass runs again, by name (`recomputed`) or by autograd's own numbers.
+
+    Ops get a sequence number where autograd records them for a later backward pass. The backward pass itself
+    does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
+    it is differentiated in turn (create_graph=True), and nothing is recomputed.
+    """
+    again: Bool = recomputed(trace) | _numbered(trace)
+    return again
+
+
+def _numbered(trace: Trace) -> Bool:
+    events, ops = trace.arrays, trace.tables["ops"]
+    nothing = np.zeros(len(events.start), dtype=bool)
+    is_node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)
+    if not is_node.any():
+        return nothing
+    node = is_node[events.name]
+    # Autograd functions have numbers wherever they are called, so only ops of the framework's own count.
+    plain = np.array([name.startswith(_OP) for name in events.names], dtype=bool)
+    row = ops.array("event_id")
+    numbered = row[
+        (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[events.name[row]]
+    ]
+    around = nearest(events.parent, events.depth, node)[numbered]
+    numbered, around = numbered[around >= 0], around[around >= 0]
+    if not len(numbered) or len(np.unique(around)) > _MOST * node.sum():
+        return nothing
+    forward = nothing.copy()
+    forward[numbered] = True
+    found: Bool = nearest(events.parent, events.depth, forward) >= 0
+    return found

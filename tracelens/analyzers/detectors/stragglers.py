@@ -1,0 +1,118 @@
+"""Ranks that only wait in collectives because another one is late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._instances import SEND_RECV
+from tracelens.analyzers._run_steps import in_steps, step_count
+from tracelens.analyzers._workload import duration
+from tracelens.analyzers.detectors import Confidence, Quantity, Signal, detector
+from tracelens.schema import Result, Table
+from tracelens.trace.intervals import union
+
+Bool = NDArray[np.bool_]
+
+EXPLAINED = ("slow_kernels", "late_launch", "blocking_call", "garbage_collection")
+"""Causes that can be removed on the late rank."""
+
+UNEVEN = ("token_load",)
+
+UNEXPLAINED = ("inherited", "unknown")
+
+
+@detector(
+    "stragglers",
+    title="Ranks wait for late ranks",
+    remedy="Where the late rank launches late: NUMA binding, HSA_KERNARG_POOL_SIZE=12582912, fewer or "
+    "captured launches; in blocking calls: drop the sync (.item(), D2H copies; Primus "
+    "--turbo_sync_free_moe_stage); in garbage collection: Megatron --manual-gc --manual-gc-interval on all "
+    "ranks; slow kernels: look at clocks, power cap, temperature and neighbours of that GPU.",
+    needs=("collectives", "stragglers"),
+)
+def stragglers(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+    """GPUs idle in collectives for a rank that its own host or its slower GPU makes late."""
+    return _waiting(results, EXPLAINED, "medium")
+
+
+@detector(
+    "stragglers_load",
+    title="Ranks wait for ranks with more work",
+    remedy="Spread the work evenly: balance the routing of tokens (auxiliary loss, router bias, placement of "
+    "experts by load), sequences by length, layers by their time.",
+    needs=("collectives", "stragglers"),
+)
+def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+    """GPUs idle in collectives for a rank that has more to compute: larger shapes or more calls."""
+    # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
+    return _waiting(results, UNEVEN, "medium")
+
+
+@detector(
+    "stragglers_unexplained",
+    title="Ranks wait for ranks that are late for no visible reason",
+    remedy="Record all ranks with shapes and Python stacks, and from a step on in which they start together; "
+    "the `stragglers` tables name the late ranks and where their lateness came from.",
+    needs=("collectives", "stragglers"),
+)
+def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+    """GPUs idle in collectives for a rank whose lateness was brought along or has no recorded cause."""
+    return _waiting(results, UNEXPLAINED, "low")
+
+
+def _waiting(
+    results: Mapping[str, Result], causes: Sequence[str], confidence: Confidence
+) -> Mapping[int, Signal] | str:
+    """Signals of the ranks that wait for one of these causes."""
+    lost = results["stragglers"].data["lost"]
+    # What a stage of a pipeline waits in a receive is the pipeline's bubble.
+    counted = in_steps(lost) & np.array([name != SEND_RECV for name in lost.texts("collective")], dtype=bool)
+    if not counted.any():
+        if len(results["collectives"].data["members"]):
+            return "no rank does nothing but wait in a collective"
+        return "no collective was recorded on several ranks, which alone shows who waited for whom"
+    cause = np.array(lost.texts("cause"))
+    chosen = counted & np.isin(cause, causes)
+    if not chosen.any():
+        others = ", ".join(sorted(set(cause[counted].tolist())))
+        return f"what ranks wait for in collectives is {others}"
+    steps = step_count(results)
+    ranks = np.unique(lost.array("rank")[chosen]).tolist()
+    return {rank: _signal(lost, rank, (counted, chosen), causes, steps, confidence) for rank in ranks}
+
+
+def _signal(
+    lost: Table,
+    rank: int,
+    masks: tuple[Bool, Bool],
+    causes: Sequence[str],
+    steps: int,
+    confidence: Confidence,
+) -> Signal:
+    """What a rank loses; `masks` are the rows that count and those with one of the causes."""
+    counted, chosen = (mask & (lost.array("rank") == rank) for mask in masks)
+    start, dur, late = (lost.array(name) for name in ("own_ts_ns", "dur_ns", "late_rank"))
+    cause = np.array(lost.texts("cause"))
+    by_cause = {name: float(dur[chosen & (cause == name)].sum()) / steps for name in causes}
+    by_cause = {name: ns for name, ns in sorted(by_cause.items(), key=lambda item: -item[1]) if ns}
+    saving, total = sum(by_cause.values()), float(dur[counted].sum()) / steps
+    blamed = {int(one): int(dur[chosen & (late == one)].sum()) for one in np.unique(late[chosen])}
+    worst = max(blamed, key=lambda one: blamed[one])
+    listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
+    return Signal(
+        (
+            Quantity("waiting for these causes", saving, "ns"),
+            *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),
+            Quantity("all waiting with nothing beside", total, "ns"),
+            Quantity("waits a step", int(chosen.sum()) / steps, "count"),
+            Quantity("share for the worst rank", blamed[worst] / max(sum(blamed.values()), 1), "fraction"),
+        ),
+        saving,
+        union(start[chosen], start[chosen] + dur[chosen]),
+        f"of {duration(total)} a step in which it does nothing but wait in collectives: {listed}; most "
+        f"for rank {worst} ({blamed[worst] / max(sum(blamed.values()), 1):.0%})",
+        confidence,
+    )

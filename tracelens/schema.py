@@ -64,6 +64,14 @@ class Schema:
         """Column names in declared order."""
         return [column.name for column in self.columns]
 
+    @property
+    def entries(self) -> bool:
+        """True when people read the rows one by one, each with its sentences below its name.
+
+        Two or more columns of sentences have no room beside each other.
+        """
+        return sum(column.prose for column in self.columns) > 1
+
     def table(self, data: Mapping[str, Any]) -> Table:
         """Build a table from columns, checked against this schema.
 

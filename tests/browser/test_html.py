@@ -89,7 +89,7 @@ def search(run: Callable[..., Any], grid: str, text: str) -> None:
 
 def test_every_figure_is_drawn(run: Callable[..., Any]) -> None:
     expected = wait_for_figures(run)
-    assert drawn(run) == expected == 8
+    assert drawn(run) == expected == 9
     assert run("return document.querySelectorAll('.figure').length") == expected
 
 

@@ -433,6 +433,73 @@ def serving(ranks: int = 4, steps: int = 5) -> Result:
     return result("serving", "Serving", tables)
 
 
+def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
+    """A ranked table with two columns of sentences, which is read as entries; some cells are not known."""
+    at = np.arange(rows)
+    saving = 30_000_000 // (at + 1)
+    told = [names[place % len(names)] for place in range(rows)]
+    columns = (
+        Column("place", "int64", "count"),
+        Column("finding", "str"),
+        Column("saving_ns", "int64", NS, f"of a step {SCRIPT}"),
+        Column("fraction", "float64", "fraction", "of the step"),
+        Column("additional_ns", "int64", NS, "of it, what those above would not save"),
+        Column("confidence", "category"),
+        Column("evidence", "str", prose=True),
+        Column("remedy", "str", prose=True),
+        Column("worst_rank", "int64"),
+        Column("at_ns", "int64", NS),
+    )
+    data = {
+        "place": at + 1,
+        "finding": told,
+        "saving_ns": saving,
+        "fraction": saving / 100_000_000,
+        "additional_ns": saving // np.where(at % 3, 3, 1),
+        "confidence": ["high" if place % 2 else "" for place in range(rows)],
+        "evidence": [f"rank {place}: {name} " + "again and again " * 12 for place, name in enumerate(told)],
+        "remedy": ["" if place == 1 else f"Do without {name}." for place, name in enumerate(told)],
+        "worst_rank": np.where(at == 0, -1, at),
+        "at_ns": np.where(at == 2, -1, 1_000_000 * (at + 20)),
+    }
+    doc = f"Where two are about the same time, it counts once. {SCRIPT}"
+    return result("findings", "What to fix", {"findings": table("What to fix", columns, data, doc=doc)})
+
+
+def moe(ranks: int = 4, layers: int = 3) -> Result:
+    """Rank 0 has twice the tokens in layer 1 and rank 1 has not told; two stages, one with a nasty name."""
+    layer, rank = (part.ravel() for part in np.meshgrid(np.arange(layers), np.arange(ranks), indexing="ij"))
+    ratio = np.where((rank == 0) & (layer == 1), 2.0, np.where(rank == 1, -1.0, 1.0 + 0.001 * layer))
+    spread = (
+        RANK,
+        Column("layer", "int64"),
+        Column("tokens", "float64", "count"),
+        Column("ratio", "float64", "ratio"),
+    )
+    loads = {"rank": rank, "layer": layer, "tokens": np.where(ratio < 0, -1, 512 * ratio), "ratio": ratio}
+    phases = ("forward_ns", "backward_ns", "recompute_ns")
+    columns = (
+        RANK,
+        Column("stage", "category"),
+        *(Column(phase, "int64", NS) for phase in phases),
+        Column("fraction", "float64", "fraction"),
+    )
+    number = np.repeat(np.arange(ranks), 2)
+    data = {
+        "rank": number,
+        "stage": ["experts", SCRIPT] * ranks,
+        "forward_ns": 1_000_000 * (1 + number),
+        "backward_ns": np.full(2 * ranks, 2_000_000),
+        "recompute_ns": np.full(2 * ranks, 500_000),
+        "fraction": np.full(2 * ranks, 0.1),
+    }
+    tables = {
+        "stages": table("Stages", columns, data),
+        "tokens": table("Tokens", spread, loads, detail=True),
+    }
+    return result("moe", "MoE", tables)
+
+
 def unknown() -> Result:
     """An analyzer that no renderer has heard of, with every dtype, extreme values and an empty table."""
     columns = (
@@ -476,6 +543,7 @@ def report() -> Report:
         idle(),
         launches(20),
         unknown(),
+        findings(len(NASTY)),
     )
     meta = {
         "version": "0.1.0",
@@ -487,11 +555,11 @@ def report() -> Report:
 
 
 def small() -> Report:
-    """What the gold files show: a flat table, a tree, an unknown analyzer."""
+    """What the gold files show: a flat table, a tree, an unknown analyzer, entries."""
     flat = ranking("ops", "dur_ns", rows=4, names=("aten::mm", SCRIPT, "a|b `c`", "aten::copy_"))
     tree = breakdown(1, names=("Cijk_Ailk_Bljk", "nccl<all_to_all>"))
     return Report(
-        (timeline(bins=3), tree, flat, unknown()),
+        (timeline(bins=3), tree, flat, unknown(), findings(3)),
         title="Small report",
         meta={"version": "0.1.0", "inputs": []},
     )

@@ -28,13 +28,20 @@ RESULTS = {
     "overlap": (sample.overlap, 2),
     "serving": (sample.serving, 2),
     "pipeline": (sample.pipeline, 1),
+    "findings": (sample.findings, 1),
+    "moe": (sample.moe, 2),
 }
+NEEDED = {"findings": "saving_ns"}
+"""A column without which nothing is drawn, where it is not the rank."""
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
 
 def points(figure: Figure) -> int:
-    """Number of drawn marks."""
-    return sum(len(trace.get("y", trace.get("ids", ()))) for trace in figure["data"])
+    """Number of drawn marks; of a heat map, the cells."""
+    return sum(
+        sum(map(len, trace["z"])) if "z" in trace else len(trace.get("y", trace.get("ids", ())))
+        for trace in figure["data"]
+    )
 
 
 def without(result: Result, column: str) -> Result:
@@ -78,7 +85,7 @@ def test_draws_compact_json(analyzer: str) -> None:
 @EVERY
 def test_draws_nothing_where_a_column_or_the_rows_are_missing(analyzer: str) -> None:
     result = RESULTS[analyzer][0]()
-    assert figures(without(result, "rank")) == []
+    assert figures(without(result, NEEDED.get(analyzer, "rank"))) == []
     assert figures(replace(result, data={})) == []
     empty = {
         name: table.schema.table({column: [] for column in table.schema.names})
@@ -104,6 +111,8 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.overlap(500, 20),
         sample.serving(40, 200),
         sample.pipeline(64, 64, 4),
+        sample.findings(500),
+        sample.moe(512, 96),
     ],
     ids=lambda result: result.analyzer,
 )
@@ -312,3 +321,61 @@ def test_serving_steps_without_a_request_have_their_own_colour() -> None:
     empty = next(trace for trace in lanes["data"] if trace["name"] == "without a request")
     assert empty["y"] == [4]
     assert empty["marker"]["color"] == "#98a1ad"
+
+
+def test_bars_of_findings_are_what_is_additional_and_the_rest() -> None:
+    result = sample.findings(3)
+    (drawn,) = figures(result)
+    added, rest = drawn["data"]
+    table = result["findings"]
+    assert added["x"] == pytest.approx(table["additional_ns"] / 1e6)
+    assert np.add(added["x"], rest["x"]) == pytest.approx(table["saving_ns"] / 1e6)
+    assert np.add(added["customdata"], rest["customdata"]) == pytest.approx(table["fraction"], abs=1e-4)
+    assert "first" not in drawn["layout"]["title"]["text"]
+    (many,) = figures(sample.findings(30))
+    assert "(the first 20 of 30)" in many["layout"]["title"]["text"]
+    assert len(many["data"][0]["x"]) == 20
+
+
+def test_one_finding_is_one_bar() -> None:
+    (drawn,) = figures(sample.findings(1))
+    assert [trace["x"] for trace in drawn["data"]] == [[30.0], [0.0]]
+
+
+def test_the_map_of_tokens_has_layers_in_rows_and_its_middle_at_the_mean() -> None:
+    tokens, _ = figures(sample.moe(3, 2))
+    (trace,) = tokens["data"]
+    assert (trace["x"], trace["y"]) == (["0", "1", "2"], ["0", "1"])
+    assert trace["z"] == [[1.0, None, 1.0], [2.0, None, 1.001]]
+    assert trace["customdata"] == [[512.0, None, 512.0], [1024.0, None, 512.5]]
+    assert (trace["zmin"], trace["zmid"], trace["zmax"]) == (0, 1, 2)
+
+
+def test_little_imbalance_gets_little_colour() -> None:
+    result = sample.moe(3, 1)
+    trace = figures(result)[0]["data"][0]
+    assert (trace["zmin"], trace["zmax"]) == pytest.approx((0.9, 1.1))
+
+
+def test_tokens_of_one_rank_are_no_map() -> None:
+    (stages,) = figures(sample.moe(1, 3))
+    assert stages["data"][0]["orientation"] == "h"
+
+
+def test_a_large_map_shows_the_most_uneven_ranks_and_layers() -> None:
+    result = sample.moe(200, 90)
+    tokens, stages = figures(result)
+    (trace,) = tokens["data"]
+    assert (len(trace["x"]), len(trace["y"])) == (64, 62)
+    assert "most uneven 64 of 200 ranks, 62 of 90 layers" in tokens["layout"]["title"]["text"]
+    assert trace["z"][trace["y"].index("1")][trace["x"].index("0")] == 2.0
+    assert trace["y"][-1] == "89"
+    assert "(the first 64 of 200 ranks)" in stages["layout"]["title"]["text"]
+
+
+def test_stages_are_the_sum_of_their_phases() -> None:
+    _, stages = figures(sample.moe(2))
+    experts, other = stages["data"]
+    assert experts["name"] == "experts"
+    assert experts["x"] == other["x"] == [3.5, 4.5]
+    assert experts["customdata"] == [[0.1, 1.0, 2.0, 0.5], [0.1, 2.0, 2.0, 0.5]]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._again import NODE
 from tracelens.analyzers._group import codes
+from tracelens.analyzers._recomputed import NODE
 from tracelens.analyzers._scene import Scene
 from tracelens.costs import OpCall
 from tracelens.costs.call import BITS, Tensor, Uncounted

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._moe_stages import STAGES, Layer, Product, stages
+from tracelens.analyzers._moe_stages import STAGES, Layer, stages
 from tracelens.analyzers._moe_tokens import GEMM, TOPK, Tokens, callers, tokens
-from tracelens.analyzers._moe_windows import MAX_EXPERTS, Window, windows
+from tracelens.analyzers._moe_windows import MAX_EXPERTS, Product, Window, origins, windows
 from tracelens.analyzers._opcalls import OpCalls
 from tracelens.analyzers._stage_messages import gradient_sync
 from tracelens.costs import OpCall, OpCost, Uncounted, find
@@ -99,7 +99,7 @@ def regions(trace: Trace) -> Regions:
     caller, autograd, again = callers(trace)
     found = tokens(trace, caller, autograd, again)
     reader = _Reader(trace, found)
-    places = windows(trace, found, reader.experts)
+    places = windows(trace, found, reader.experts, reader.product)
     layers = [stages(found, window, reader.product) for window in places]
     steps = find_steps(trace, work)
     visits = _visits(found, steps.edges, places, layers, reader)

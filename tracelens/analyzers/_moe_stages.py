@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from tracelens.analyzers._moe_tokens import (
     TOPK,
     Tokens,
 )
-from tracelens.analyzers._moe_windows import Window
+from tracelens.analyzers._moe_windows import Product, Sizes, Window
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -29,14 +28,6 @@ ROUTER, DISPATCH, PERMUTATION, EXPERTS, COMBINE, SHARED = range(6)
 
 _LOOP = 3
 """So many products of one size of weight, and they are those of several experts."""
-
-
-class Product(NamedTuple):
-    """Sizes of a matrix product: (rows, depth) x (depth, columns); -1 where not recorded."""
-
-    rows: int
-    depth: int
-    columns: int
 
 
 class Layer(NamedTuple):
@@ -53,7 +44,7 @@ class Layer(NamedTuple):
     grouped: bool
 
 
-def stages(found: Tokens, window: Window, sizes: Callable[[int], Product]) -> Layer:
+def stages(found: Tokens, window: Window, sizes: Sizes) -> Layer:
     """Tell the stages of a window apart.
 
     Communication and copies to the host before the experts' products are dispatch, communication behind
@@ -94,7 +85,7 @@ def stages(found: Tokens, window: Window, sizes: Callable[[int], Product]) -> La
 
 
 def _experts(
-    kind: Int, op: Int, router: int, window: Window, sizes: Callable[[int], Product]
+    kind: Int, op: Int, router: int, window: Window, sizes: Sizes
 ) -> tuple[Int, bool]:
     """Places of the experts' products, all kernels of each; and whether they are grouped."""
     place = np.arange(len(kind))
@@ -113,32 +104,34 @@ def _experts(
             return products[inside], False
     comm = np.flatnonzero((kind == COMM) & (place > router))
     if len(comm) > 1:
-        between = (products > comm[0]) & (products < comm[-1])
-        if between.any():
-            return products[between], False
-    return _by_sizes(kind, products, op, sizes), False
+        between = products[(products > comm[0]) & (products < comm[-1])]
+        if len(between):
+            return _of_one_size(between, op, sizes), False
+        if not len(products):
+            return products, False
+    # What follows the last movement is shared.
+    moved = np.flatnonzero(kind == PERMUTE)
+    return _of_one_size(products[products < moved[-1]] if len(moved) else products, op, sizes), False
 
 
-def _by_sizes(kind: Int, products: Int, op: Int, sizes: Callable[[int], Product]) -> Int:
-    """Products of several experts have weights of one size; what follows the last movement is shared.
+def _of_one_size(products: Int, op: Int, sizes: Sizes) -> Int:
+    """Products of several experts have weights of one size; others beside them are of a shared expert.
 
-    A rank may have just one or two experts, and sizes need not be recorded; then the movement decides alone.
+    A rank may have just one or two experts, and sizes need not be recorded; then it is all of them.
     """
     shapes = [sizes(at) for at in products.tolist()]
-    moved = np.flatnonzero(kind == PERMUTE)
-    before = products < moved[-1] if len(moved) else np.ones(len(products), dtype=bool)
     calls: dict[tuple[int, int], set[int]] = {}
     for at, shape in zip(products.tolist(), shapes, strict=True):
         calls.setdefault((shape.depth, shape.columns), set()).add(int(op[at]))
     known = [shape.rows > 0 and len(calls[shape.depth, shape.columns]) >= _LOOP for shape in shapes]
-    many = np.array(known, dtype=bool) & before
-    chosen: Int = products[many] if many.any() else products[before]
+    many = np.array(known, dtype=bool)
+    chosen: Int = products[many] if many.any() else products
     return chosen
 
 
 def _gate(kind: Int, op: Int, router: int) -> Int:
     """Places of the router's own product: the kernels of the last one before the top-k."""
-    before = np.flatnonzero(kind[:router] == GEMM)
+    before = np.flatnonzero(np.isin(kind[:router], (GEMM, GROUPED)))
     if not len(before) or op[before[-1]] < 0:
         return before[-1:]
     gate: Int = before[op[before] == op[before[-1]]]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._comms import POINT_TO_POINT
 from tracelens.analyzers._microbatches import in_autograd
-from tracelens.analyzers._utilisation import recomputed
+from tracelens.analyzers._recomputed import recomputed
+from tracelens.analyzers._stage_messages import gradient_sync, stage_messages
 from tracelens.trace.callstack import nearest
 from tracelens.trace.classify import KINDS
 from tracelens.trace.trace import Trace
@@ -33,8 +33,9 @@ _OPS = (
         r"|.*(?:permute|sort_?chunks|moe_?sort|align_?block).*",
     ),
     (ROUTE, r"aten::(?:scatter_?|gather|one_hot|histc|bincount|cumsum)"),
-    (GEMM, r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_int_mm|linear|matmul)"),
-    (BORDER, r"aten::(?:rsqrt|embedding|_embedding_bag|nll_loss.*|_?log_softmax)"),
+    (GROUPED, r"aten::(?:bmm|baddbmm)|aten::_?grouped_mm"),
+    (GEMM, r"aten::(?:mm|addmm|_scaled_mm|_int_mm|linear|matmul)"),
+    (BORDER, r"aten::(?:rsqrt|embedding|_embedding_bag|nll_loss.*|_?log_softmax|.*conv(?:olution|\d|_).*)"),
     (SUM, r"aten::sum"),
     (CAST, r"aten::(?:copy_|_to_copy|to)"),
     (SQUARE, r"aten::(?:pow|square)"),
@@ -47,12 +48,18 @@ _CATEGORIES = {
     "attention": BORDER,
     "rotary": BORDER,
     "loss": BORDER,
+    "convolution": BORDER,
     "optimizer": BORDER,
     "sort_scan": PERMUTE,
     "indexing": PERMUTE,
 }
 _ROUTER_KERNEL = re.compile(r"topk|gating|rout(?:er|ing)|grouped_?score|moe_?gate", re.IGNORECASE)
-_PARAMETERS = re.compile(r"fsdp|all_?gather_?params|deepspeed|zero3", re.IGNORECASE)
+# Scopes and functions that gather parameters. Modules wrapped for it (FSDPBlock_0) and files hold much else.
+_PARAMETERS = re.compile(
+    r"^FSDP::|^FullyShardedDataParallel\._|(?:^|: |\.)_?(?:pre_forward|unshard|foreach_all_gather"
+    r"|pre_backward_hook|all_?gather_?params|fetch_sub_module|all_gather_coalesced)",
+    re.IGNORECASE,
+)
 HOST_COPY = re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST", re.IGNORECASE)
 
 
@@ -87,23 +94,28 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, again: Bool) -> Tokens:
         again: which of it is recomputed forward work.
     """
     events, work = trace.arrays, trace.work
-    row = np.flatnonzero((caller >= 0) & (~autograd | again))
+    row = np.flatnonzero((caller >= 0) & (~autograd | again) & ~_of_parameters(trace))
     row = row[np.argsort(events.start[caller[row]], kind="stable")]
     called = events.start[caller[row]]
     kind = _kinds(trace)[row]
-    # A pass ends where backward work is launched, where another embedding begins, and at messages between
-    # pipeline stages.
-    backward = np.sort(events.start[caller[(caller >= 0) & autograd & ~again]])
-    cut = np.zeros(len(row), dtype=bool)
-    cut[1:] = np.diff(np.searchsorted(backward, called)) > 0
-    cut[1:] |= again[row][1:] != again[row][:-1]
-    first = _named(trace, work.op[row], re.compile(r"aten::(?:embedding|_embedding_bag)")) >= 0
-    sent = _point_to_point(trace)[work.event[row]]
-    for begins in (first, sent):
-        cut[1:] |= begins[1:] & ~begins[:-1]
-        cut[:1] |= begins[:1]
+    sent = np.isin(work.event[row], stage_messages(trace, unnamed=True).kernel)
     kind[sent] = BORDER
-    return Tokens(row, called, kind, work.op[row], again[row], np.cumsum(cut))
+    segment = np.zeros(len(row), dtype=np.int64)
+    backward = np.sort(events.start[caller[(caller >= 0) & autograd & ~again]])
+    first = _named(trace, work.op[row], re.compile(r"aten::(?:embedding|_embedding_bag)")) >= 0
+    for part in np.flatnonzero(~again[row]), np.flatnonzero(again[row]):
+        cut = np.ones(len(part), dtype=bool)
+        # A pass ends where another embedding begins, and at messages between pipeline stages.
+        starts = first[part], sent[part]
+        cut[1:] = np.any([begins[1:] & ~begins[:-1] for begins in starts], axis=0)
+        # Without an embedding it ends where backward work is launched; with one that may be another
+        # micro-batch's, launched between two layers of this one to hide its exchange.
+        if not first[part].any():
+            cut[1:] |= np.diff(np.searchsorted(backward, called[part])) > 0
+        if again[row][part].any():
+            cut[1:] |= np.diff(part) > 1
+        segment[part] = segment.max(initial=0) + np.cumsum(cut)
+    return Tokens(row, called, kind, work.op[row], again[row], segment)
 
 
 def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
@@ -111,7 +123,7 @@ def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     work = trace.work
     caller = np.where(work.launch >= 0, work.launch, work.op)
     known, at = caller >= 0, np.maximum(caller, 0)
-    return caller, known & in_autograd(trace)[at], known & recomputed(trace)[at]
+    return caller, known & in_autograd(trace)[at], known & trace.once(recomputed)[at]
 
 
 def _kinds(trace: Trace) -> Int:
@@ -132,11 +144,19 @@ def _kinds(trace: Trace) -> Int:
         kind = np.where((found != OTHER) & (kind != GROUPED), found, kind)
     leaves = np.array([bool(HOST_COPY.search(name)) for name in work.names], dtype=bool)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST))] = COPY_OUT
-    comm = work.kind == KINDS.index("comm")
-    # What gathers parameters or gradients is not about tokens.
-    parameters = _around(trace, work.op, _PARAMETERS)
-    kind[comm] = np.where(parameters[comm], OTHER, COMM)
+    kind[work.kind == KINDS.index("comm")] = COMM
     return kind
+
+
+def _of_parameters(trace: Trace) -> Bool:
+    """Which work gathers parameters or reduces gradients: it is not about tokens."""
+    work, table = trace.work, trace.tables["collectives"]
+    names = table.texts("collective")
+    tokens = [re.search("all_?to_?all", name) is not None for name in names]
+    exchange = np.isin(work.event, table.array("kernel_id")[np.array(tokens, dtype=bool)])
+    comm = (work.kind == KINDS.index("comm")) & ~exchange
+    found: Bool = comm & (_around(trace, work.op, _PARAMETERS) | gradient_sync(trace, work))
+    return found
 
 
 @cache
@@ -164,14 +184,3 @@ def _around(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Bool:
         return np.zeros(len(rows), dtype=bool)
     around = nearest(events.parent, events.depth, fits[events.name])
     return (rows >= 0) & (around[np.maximum(rows, 0)] >= 0)
-
-
-def _point_to_point(trace: Trace) -> Bool:
-    """Which events are kernels of sends and receives."""
-    table = trace.tables["collectives"]
-    found = np.zeros(len(trace.arrays.start), dtype=bool)
-    kernel = table.array("kernel_id")
-    names = table.texts("collective")
-    is_p2p = np.array([name in POINT_TO_POINT for name in names], dtype=bool)
-    found[kernel[is_p2p & (kernel >= 0)]] = True
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,9 @@ from tracelens.analyzers._moe_tokens import (
     TOPK,
     Tokens,
 )
-from tracelens.trace.trace import Trace
+from tracelens.trace.callstack import nearest
+from tracelens.trace.links import forward_ops
+from tracelens.trace.trace import Events, Trace
 
 Int = NDArray[np.int64]
 
@@ -60,21 +63,37 @@ class Window(NamedTuple):
     stages: tuple[tuple[str, int, int], ...]
 
 
-def windows(trace: Trace, found: Tokens, experts: Int) -> list[Window]:
+class Product(NamedTuple):
+    """Sizes of a matrix product: (rows, depth) x (depth, columns); -1 where not recorded."""
+
+    rows: int
+    depth: int
+    columns: int
+
+
+Sizes = Callable[[int], Product]
+
+
+def windows(trace: Trace, found: Tokens, experts: Int, sizes: Sizes) -> list[Window]:
     """The passes through MoE layers in order of launch.
 
     Args:
         trace: of the rank.
         found: its forward work.
         experts: of each top-k token the number of experts that it chooses from, -1 where not known.
+        sizes: of the product at a token.
     """
     framed = _by_frames(trace, found)
-    if framed:
-        return framed
-    return _by_routers(found, experts)
+    routed = _by_routers(found, experts, sizes)
+    if not framed:
+        return routed
+    # Frames of threads that autograd started need not be recorded.
+    passes = {int(found.segment[window.first]) for window in framed}
+    more = [one for one in routed if found.again[one.first] and int(found.segment[one.first]) not in passes]
+    return sorted([*framed, *more])
 
 
-def _by_routers(found: Tokens, experts: Int) -> list[Window]:
+def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[Window]:
     """Without frames: what lies between two borders and has a router, and experts behind it."""
     kind = found.kind
     routers = np.flatnonzero((kind == TOPK) & (experts <= MAX_EXPERTS))
@@ -85,16 +104,35 @@ def _by_routers(found: Tokens, experts: Int) -> list[Window]:
         high = int(cuts[place]) if place < len(cuts) else len(kind)
         inside = routers[(routers >= low) & (routers < high)]
         router = int(inside[-1])
-        products = np.flatnonzero(np.isin(kind[router:high], (GEMM, GROUPED)))
-        if not len(products):
-            continue
-        windows.append(Window(*_trimmed(found, low, high), router, "", ()))
+        product = _last_product(kind, low, router)
+        columns = sizes(product).columns if product >= 0 else 0
+        if experts[router] > 0 and columns >= 0 and columns != experts[router]:
+            continue  # a top-k over keys or words: a router chooses from the columns of its own product
+        if _sends_tokens(kind[router + 1 : high]):
+            windows.append(Window(*_trimmed(found, low, high), router, "", ()))
     return windows
+
+
+def _last_product(kind: Int, low: int, router: int) -> int:
+    """The last product before a top-k that is no batch of them, -1 if there is none."""
+    products = np.flatnonzero(kind[low:router] == GEMM)
+    return low + int(products[-1]) if len(products) else -1
+
+
+def _sends_tokens(behind: Int) -> bool:
+    """Whether tokens are moved behind a top-k, and computed: here or, where none came, on other ranks."""
+    moved = np.flatnonzero(np.isin(behind, (PERMUTE, ROUTE, COMM, GROUPED)))
+    computed = np.flatnonzero(np.isin(behind, (GEMM, GROUPED)))
+    if len(computed):
+        return len(moved) > 0 and bool(moved[0] <= computed[-1])
+    return int((behind == COMM).sum()) > 1 and len(moved) > 2
 
 
 def _trimmed(found: Tokens, low: int, high: int) -> tuple[int, int]:
     """Without what belongs to the normalisation before (its last products) and after (its squares)."""
     structure = low + np.flatnonzero(np.isin(found.kind[low:high], _STRUCTURE))
+    if not len(structure):
+        return low, high
     first, last = int(structure[0]), int(structure[-1]) + 1
     while first > low and found.kind[first - 1] == CAST:
         first -= 1
@@ -105,48 +143,121 @@ def _trimmed(found: Tokens, low: int, high: int) -> tuple[int, int]:
 
 
 def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
-    """The tightest frame around each router that has experts in it, too."""
+    """What lies in the tightest frame around each router that has experts in it, too."""
     events = trace.arrays
     stage_of = {code: stage for code, name in enumerate(events.names) if (stage := _stage(name))}
     rows = np.flatnonzero(np.isin(events.name, list(stage_of)) & events.where("annotation", "python"))
-    stages = np.array([stage_of[code] for code in events.name[rows].tolist()], dtype=object)
-    routers, experts = rows[stages == "router"], rows[stages == "experts"]
-    if not len(routers) or not len(experts):
-        return []
-    of_experts: dict[int, int] = {}
-    for row in experts.tolist():
-        above = int(events.parent[row])
-        while above >= 0:
-            of_experts.setdefault(above, row)
-            above = int(events.parent[above])
-    layers: dict[int, int] = {}
-    for row in routers.tolist():
-        above = int(events.parent[row])
-        while above >= 0 and above not in of_experts:
-            above = int(events.parent[above])
-        if above >= 0:
-            layers.setdefault(above, row)
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    stages = {row: stage_of[code] for row, code in zip(rows.tolist(), events.name[rows].tolist(), strict=True)}
     windows = []
-    for layer, router in sorted(layers.items(), key=lambda item: int(events.start[item[0]])):
-        first, last = np.searchsorted(found.called, (events.start[layer], events.end[layer])).tolist()
-        if first == last:
-            continue
-        inside = rows[(events.start[rows] >= events.start[layer]) & (events.end[rows] <= events.end[layer])]
-        inside = inside[events.tid[inside] == events.tid[layer]]
-        # Outer frames first, so that inner ones have the last word.
-        inside = inside[np.argsort(events.depth[inside], kind="stable")]
-        named = [
-            (
-                stage_of[int(events.name[row])],
-                *np.searchsorted(found.called, (events.start[row], events.end[row])).tolist(),
-            )
-            for row in inside.tolist()
-        ]
-        top = first + np.flatnonzero(found.kind[first:last] == TOPK)
-        end = int(np.searchsorted(found.called, events.end[router])) - 1
-        at = int(top[-1]) if len(top) else max(end, first)
-        windows.append(Window(first, last, at, events.names[events.name[layer]], tuple(named)))
-    return windows
+    for frame, routers in _frames(events, stages).items():
+        inside = rows[(events.start[rows] >= events.start[frame]) & (events.end[rows] <= events.end[frame])]
+        inside = inside[(events.tid[inside] == events.tid[frame]) & (inside != frame)]
+        parts = []
+        for part in _layers(events, inside, routers, stages):
+            # Outer frames first, so that inner ones have the last word.
+            some = part[np.argsort(events.depth[part], kind="stable")]
+            first = np.searchsorted(found.called, events.start[some]).tolist()
+            behind = np.searchsorted(found.called, events.end[some]).tolist()
+            parts.append([(stages[row], *span) for row, *span in zip(some.tolist(), first, behind, strict=True)])
+        low, high = np.searchsorted(found.called, (events.start[frame], events.end[frame])).tolist()
+        lows = [low, *(max(behind for *_, behind in part) for part in parts[:-1])]
+        highs = [*(min(first for _, first, _ in part) for part in parts[1:]), high]
+        name = events.names[events.name[frame]]
+        for part, begin, end in zip(parts, lows, highs, strict=True):
+            if window := _window(found, part, begin, end, name):
+                windows.append(window)
+    return sorted(windows)
+
+
+def _frames(events: Events, stages: Mapping[int, str]) -> dict[int, list[int]]:
+    """The tightest event around routers and experts, with the routers in it; none of them in another."""
+    with_experts: set[int] = set()
+    for row in (row for row, stage in stages.items() if stage == "experts"):
+        above = int(events.parent[row])
+        while above >= 0 and above not in with_experts:
+            with_experts.add(above)
+            above = int(events.parent[above])
+    found: dict[int, list[int]] = {}
+    for row in (row for row, stage in stages.items() if stage == "router"):
+        above, inner = int(events.parent[row]), False
+        while above >= 0 and above not in with_experts:
+            inner |= stages.get(above) == "router"
+            above = int(events.parent[above])
+        if above >= 0 and not inner:
+            found.setdefault(above, []).append(row)
+    return found
+
+
+def _layers(events: Events, rows: Int, routers: Sequence[int], stages: Mapping[int, str]) -> list[Int]:
+    """The named frames of each layer, where a frame holds several: a router, and what follows up to the next.
+
+    A shared expert belongs to the router before it, unless that has one already.
+    """
+    if len(routers) == 1:
+        return [rows]
+    of = np.searchsorted(events.start[list(routers)], events.start[rows], side="right") - 1
+    shared: set[int] = set()
+    for place in np.flatnonzero([stages[row] == "shared expert" for row in rows.tolist()]).tolist():
+        of[place] += of[place] < 0 or of[place] in shared
+        shared.add(int(of[place]))
+    return [rows[of == number] for number in range(len(routers))]
+
+
+def _window(
+    found: Tokens, stages: Sequence[tuple[str, int, int]], begin: int, end: int, frame: str
+) -> Window | None:
+    """The window of a layer by its named parts.
+
+    Args:
+        found: forward work of the rank.
+        stages: see Window.
+        begin: token at which the frame begins, or the layer before it ends.
+        end: token at which the frame ends, or the next layer begins.
+        frame: its name.
+    """
+    low, high = min(first for _, first, _ in stages), max(behind for *_, behind in stages)
+    # A frame around more than the layer, such as a whole block, has borders beside the parts.
+    border = (found.kind == BORDER) | np.append(True, np.diff(found.segment) != 0)
+    before, after = begin + np.flatnonzero(border[begin:low]), high + np.flatnonzero(border[high:end])
+    first = int(before[-1]) if len(before) else begin
+    last = int(after[0]) if len(after) else end
+    if first >= last:
+        return None
+    tight = _trimmed(found, first, last)
+    first = min(tight[0], low) if len(before) else first
+    last = max(tight[1], high) if len(after) else last
+    routers = [(low, high) for name, low, high in stages if name == "router"]
+    for some in (*routers, (first, last)):
+        if len(top := np.flatnonzero(found.kind[slice(*some)] == TOPK)):
+            return Window(first, last, some[0] + int(top[-1]), frame, tuple(stages))
+    return Window(first, last, max(routers[0][1] - 1, first), frame, tuple(stages))
+
+
+def origins(trace: Trace, found: Tokens, places: Sequence[Window]) -> list[int]:
+    """Of each pass the number of the one that it repeats, -1 for none and where that is not known.
+
+    What is computed again belongs to a node of the backward pass, and the node to a forward op: a whole
+    checkpointed region, or an op near its end. As many passes as the node repeats ended there.
+    """
+    events, ops = trace.arrays, trace.tables["ops"]
+    row, result = ops.array("event_id"), [-1] * len(places)
+    number, thread = ops.array("sequence"), ops.array("forward_thread")
+    forward = np.full(len(events.start), -1, dtype=np.int64)
+    forward[row] = forward_ops(row, number, thread, events.tid[row], events.start[row])
+    node = nearest(events.parent, events.depth, forward >= 0)
+    regions: dict[int, list[int]] = {}
+    for at, window in enumerate(places):
+        op = int(found.op[window.first])
+        if found.again[window.first] and op >= 0 and node[op] >= 0:
+            regions.setdefault(int(node[op]), []).append(at)
+    first = [at for at, window in enumerate(places) if not found.again[window.first]]
+    called = found.called[[places[at].first for at in first]]
+    for event, again in regions.items():
+        end = int(np.searchsorted(called, events.end[forward[event]]))
+        for at, origin in zip(again, first[max(end - len(again), 0) : end], strict=False):
+            result[at] = origin
+    return result
 
 
 def _stage(name: str) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._costing import Costing
+from tracelens.analyzers._recomputed import recomputed
 from tracelens.schema import Column, Schema
-from tracelens.trace.callstack import nearest
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
@@ -34,10 +34,6 @@ UTILISATION = Schema(
     "is not counted, as is usual for this figure.",
 )
 
-_AGAIN = ("CheckpointFunctionBackward",)
-_AGAIN_FRAME = "recompute_fn"
-_AUTOGRAD = "autograd::engine::evaluate_function: "
-
 
 def utilisation(trace: Trace, work: Work, costing: Costing, peak: NDArray[np.float64]) -> dict[str, Any]:
     """Rows of UTILISATION for one rank.
@@ -59,7 +55,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: NDArray[np.flo
     flops = amount[item] if len(costs) else np.empty(0)
     at_peak = np.divide(flops, peak[item], out=np.zeros(len(item)), where=peak[item] > 0)
     known = not len(costs) or bool((peak[amount > 0] > 0).all())
-    again = recomputed(trace)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
+    again = trace.once(recomputed)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
     step = np.clip(
         np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1
     )
@@ -80,18 +76,3 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: NDArray[np.flo
         "mfu": total(at_peak * ~again) / seconds if known else np.full(number, -1.0),
         "hfu": total(at_peak) / seconds if known else np.full(number, -1.0),
     }
-
-
-def recomputed(trace: Trace) -> NDArray[np.bool_]:
-    """Events in which the forward pass runs again for the backward pass (activation checkpointing).
-
-    The nearest of checkpointing's own frame or node, and of an autograd node, says which of the two it is.
-    """
-    events = trace.arrays
-    mark = np.array([name in _AGAIN or name.endswith(_AGAIN_FRAME) for name in events.names], dtype=bool)
-    node = np.array([name.startswith(_AUTOGRAD) for name in events.names], dtype=bool)
-    if not mark.any():
-        return np.zeros(len(events.start), dtype=bool)
-    around = nearest(events.parent, events.depth, (mark | node)[events.name])
-    found: NDArray[np.bool_] = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
-    return found

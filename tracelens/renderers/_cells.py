@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import PERCENT, Shown, look, one_line, shorten
 from tracelens.renderers._rows import Cut, cut, more
 from tracelens.schema import Result
@@ -31,6 +32,7 @@ class Grid:
         note: the line below the table, about what was cut; may be empty.
         rows: number of rows in `body`.
         tree: the rows are a tree.
+        entries: the rows of a table that is shown as entries, with no head and no body; else empty.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Grid:
     note: str
     rows: int
     tree: bool
+    entries: list[Entry] = field(default_factory=list)
 
 
 def grid(result: Result, name: str, limit: int, *, buttons: bool) -> Grid:
@@ -56,6 +59,8 @@ def grid(result: Result, name: str, limit: int, *, buttons: bool) -> Grid:
 
     table = result.data[name]
     part = cut(table, limit)
+    if table.schema.entries:
+        return _told(result, name, part)
     hows = [look(table, column) for column in part.columns]
     columns = [_column(how, part.cells(how.column)) for how in hows]
     if part.depth is not None:
@@ -72,6 +77,14 @@ def grid(result: Result, name: str, limit: int, *, buttons: bool) -> Grid:
         rows=part.count,
         tree=part.depth is not None,
     )
+
+
+def _told(result: Result, name: str, part: Cut) -> Grid:
+    from markupsafe import Markup
+
+    schema, none = part.table.schema, Markup("")
+    about = (f"{result.analyzer}-{name}", schema.title, schema.doc)
+    return Grid(*about, none, none, more(result, part), part.count, False, entries(part))
 
 
 def _openings(part: Cut, buttons: bool) -> Iterable[str]:

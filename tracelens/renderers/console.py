@@ -7,9 +7,11 @@ from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
 from tracelens.renderers import renderer
+from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import PERCENT, Shown, look, meta_items, one_line, shorten
-from tracelens.renderers._rows import cut, details, for_people, more, readable, skipped
+from tracelens.renderers._rows import Cut, cut, details, for_people, more, readable, skipped
 from tracelens.schema import Report, Result
+from tracelens.schema import Table as Data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 ROWS = 15
 _NAME, _TEXT = 44, 20  # what names and other texts keep in a narrow terminal
 _GAP = 2
+_DOT = " · "
+_BESIDE = 60  # columns from which on sentences have their label beside them
 
 
 @renderer("console", suffix=".txt", doc="plain text, as the terminal shows it")
@@ -78,15 +82,67 @@ def _result(screen: Console, result: Result) -> None:
 
 
 def _table(screen: Console, result: Result, name: str) -> None:
-    from rich.table import Table
-
     data = result.data[name]
     screen.print()
-    screen.print(one_line(data.schema.title), style="bold")
+    if data.schema.title != result.title:
+        screen.print(one_line(data.schema.title), style="bold")
     if not len(data):
         screen.print("no rows", style="dim")
         return
     part = cut(data, ROWS)
+    if data.schema.entries:
+        _entries(screen, data.schema.doc, entries(part))
+    else:
+        _rows(screen, data, part)
+    if more(result, part):
+        screen.print(more(result, part), style="dim")
+
+
+def _entries(screen: Console, doc: str, told: list[Entry]) -> None:
+    """Names with their facts, and sentences below them at the full width, an empty line apart."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if doc:
+        screen.print(one_line(doc), style="dim")
+    places = max(len(entry.number) for entry in told)
+    inner = screen.width - (places + _GAP if places else 0)
+    beside = inner >= _BESIDE
+    for entry in told:
+        prose = Table.grid(padding=(0, _GAP, 0, 0))
+        if beside:
+            prose.add_column(style="dim", no_wrap=True)
+        prose.add_column(overflow="fold")
+        for label, text in entry.prose:
+            prose.add_row(*((label, text) if beside else (f"{label}: {text}",)))
+        facts = _flowing([str(fact) for fact in entry.facts], inner)
+        whole = Table.grid(padding=(0, _GAP, 0, 0))
+        if places:
+            whole.add_column(width=places, justify="right", style="bold")
+        whole.add_column(overflow="fold", width=inner)
+        about = Group(Text(entry.name, "bold"), *(Text(line, "cyan") for line in facts), prose)
+        whole.add_row(*((entry.number, about) if places else (about,)))
+        screen.print()
+        screen.print(whole)
+
+
+def _flowing(facts: list[str], width: int) -> list[str]:
+    """Facts in as few lines as they need; a line breaks between facts only, if they fit."""
+    from rich.cells import cell_len
+
+    lines: list[str] = []
+    for fact in facts:
+        if lines and cell_len(lines[-1]) + cell_len(fact) + len(_DOT) <= width:
+            lines[-1] += f"{_DOT}{fact}"
+        else:
+            lines.append(fact)
+    return lines
+
+
+def _rows(screen: Console, data: Data, part: Cut) -> None:
+    from rich.table import Table
+
     hows = [look(data, column) for column in part.columns]
     columns = [how.texts(part.cells(how.column)) for how in hows]
     if part.depth is not None:
@@ -112,8 +168,6 @@ def _table(screen: Console, result: Result, name: str) -> None:
     hidden = [how.header for index, how in enumerate(hows) if index not in widths]
     if hidden:
         screen.print(f"too narrow for: {', '.join(hidden)}", style="dim")
-    if more(result, part):
-        screen.print(more(result, part), style="dim")
 
 
 def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, int]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracelens.renderers import renderer
+from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
-from tracelens.renderers._rows import cut, details, for_people, more, readable, skipped
+from tracelens.renderers._rows import Cut, cut, details, for_people, more, readable, skipped
 from tracelens.schema import Report, Result
 
 ROWS = 20
@@ -61,21 +62,39 @@ def _result(result: Result) -> list[str]:
 def _table(result: Result, name: str) -> list[str]:
     table = result.data[name]
     schema = table.schema
-    lines = [f"### {escaped(schema.title)}", ""]
+    lines = [] if schema.title == result.title else [f"### {escaped(schema.title)}", ""]
     if schema.doc:
         lines += [escaped(schema.doc), ""]
     if not len(table):
         return [*lines, "No rows."]
     part = cut(table, ROWS)
-    hows = [look(table, column) for column in part.columns]
+    lines += _entries(entries(part)) if schema.entries else _rows(part)
+    note = more(result, part)
+    return [*lines, "", escaped(note)] if note else lines
+
+
+def _entries(told: list[Entry]) -> list[str]:
+    """A list: the name of an entry with its facts, and each of its texts as a paragraph."""
+    lines: list[str] = []
+    for entry in told:
+        mark = f"{entry.number}." if entry.number else "-"
+        facts = escaped(" · ".join(map(str, entry.facts)))
+        lines += [f"{mark} **{escaped(entry.name)}**{': ' if facts else ''}{facts}", ""]
+        # Paragraphs belong to the entry when they stand below its first letter.
+        margin = " " * (len(mark) + 1)
+        for label, text in entry.prose:
+            lines += [f"{margin}*{escaped(label)}*: {escaped(text)}", ""]
+    return lines[:-1]
+
+
+def _rows(part: Cut) -> list[str]:
+    hows = [look(part.table, column) for column in part.columns]
     cells = [_cells(how, part.cells(how.column)) for how in hows]
     if part.depth is not None:
         cells[0] = [f"{'&emsp;' * depth}{text}" for text, depth in zip(cells[0], part.depth, strict=True)]
-    lines.append(_row([escaped(how.header) for how in hows]))
-    lines.append(_row(["---:" if how.numeric else ":---" for how in hows]))
-    lines += map(_row, zip(*cells, strict=True))
-    note = more(result, part)
-    return [*lines, "", escaped(note)] if note else lines
+    head = _row([escaped(how.header) for how in hows])
+    rule = _row(["---:" if how.numeric else ":---" for how in hows])
+    return [head, rule, *map(_row, zip(*cells, strict=True))]
 
 
 def _cells(how: Shown, column: list[Any]) -> list[str]:

@@ -100,7 +100,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Signals:
         now, then = ((stages - 1) / (stages - 1 + times * work) for times in (1, 2))
         evidence = (
             f"{duration(ramp)} ramp a step on stage {one.first('stage')} of {stages} with "
-            f"{one.first('microbatches')} micro-batches and {chunks} chunk(s) a rank, "
+            f"{one.first('microbatches')} micro-batches and chunks a rank: {chunks}, "
             f"{duration(beside)} of the bubble beside other GPU work; bubble "
             f"{one.mean('bubble_fraction'):.1%} of the phase, in theory {now:.1%}, with {2 * chunks} chunks "
             f"{then:.1%}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._again import NODE, run_again
 from tracelens.analyzers._group import codes, sums
+from tracelens.analyzers._recomputed import NODE, recomputed
 from tracelens.analyzers._scene import Scene
 from tracelens.analyzers._sets import difference
 from tracelens.analyzers._workload import duration
@@ -59,7 +59,7 @@ def recompute(scene: Scene) -> Found:
 
 def _again(scene: Scene) -> Bool:
     """Which work repeats the forward pass."""
-    mask: Bool = (scene.caller >= 0) & run_again(scene.trace)[np.maximum(scene.caller, 0)]
+    mask: Bool = (scene.caller >= 0) & scene.trace.once(recomputed)[np.maximum(scene.caller, 0)]
     return mask
 
 

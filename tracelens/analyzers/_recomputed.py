@@ -1,11 +1,10 @@
-"""What runs the forward pass once more, also where neither frames nor autograd nodes name checkpointing."""
+"""What runs the forward pass once more, for the backward pass: activation checkpointing."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._utilisation import recomputed
 from tracelens.trace.callstack import nearest
 from tracelens.trace.trace import Trace
 
@@ -15,19 +14,33 @@ Bool = NDArray[np.bool_]
 NODE = "autograd::engine::evaluate_function: "
 """Name of the event around each node of the backward pass, less the node's name."""
 
+_MARKS = ("CheckpointFunctionBackward",)
+_FRAME = "recompute_fn"
 _OP = "aten::"
 _MOST = 0.5
 
 
-def run_again(trace: Trace) -> Bool:
-    """Events in which the forward pass runs again, by name (`recomputed`) or by autograd's own numbers.
+def recomputed(trace: Trace) -> Bool:
+    """Events in which the forward pass runs again, by name or by autograd's own numbers; with `trace.once`.
 
     Ops get a sequence number where autograd records them for a later backward pass. The backward pass itself
     does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
     it is differentiated in turn (create_graph=True), and nothing is recomputed.
     """
-    again: Bool = recomputed(trace) | _numbered(trace)
+    again: Bool = _named(trace) | _numbered(trace)
     return again
+
+
+def _named(trace: Trace) -> Bool:
+    """By checkpointing's own frame or node; the nearest of these and of an autograd node says which it is."""
+    events = trace.arrays
+    mark = np.array([name in _MARKS or name.endswith(_FRAME) for name in events.names], dtype=bool)
+    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)
+    if not mark.any():
+        return np.zeros(len(events.start), dtype=bool)
+    around = nearest(events.parent, events.depth, (mark | node)[events.name])
+    found: Bool = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
+    return found
 
 
 def _numbered(trace: Trace) -> Bool:

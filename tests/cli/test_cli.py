@@ -14,6 +14,7 @@ from tracelens.cli import run as run_cli
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
 ANALYZERS = [
+    "findings",
     "input",
     "timeline",
     "breakdown",
@@ -24,6 +25,7 @@ ANALYZERS = [
     "idle",
     "launches",
     "collectives",
+    "moe",
     "overlap",
     "stragglers",
     "pipeline",

@@ -101,3 +101,15 @@ def test_savings_together_are_no_longer_than_a_step(case: Case) -> None:
     signals = result["signals"]
     step = signals[signals["measure"] == "step"]["value"].mean()
     assert result["findings"]["additional_ns"].sum() <= step * 1.001
+
+
+def test_what_the_expert_loop_is_projected_to_save_is_what_grouping_saved() -> None:
+    results = [
+        tracelens.analyze(tracelens.load(ROOT / "sample_traces" / f"moe_{name}.json.gz"), "findings")
+        for name in ("loop", "grouped")
+    ]
+    steps = [one["signals"].set_index("measure").loc["step", "value"] for one in results]
+    first = results[0]["findings"].iloc[0]
+    assert first["detector"] == "expert_loop"
+    assert "expert_loop" not in set(results[1]["findings"]["detector"])
+    assert first["saving_ns"] == pytest.approx(steps[0] - steps[1], rel=0.1)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analyzers._sets import difference
 from tracelens.trace.classify import KINDS
-from tracelens.trace.intervals import Union
+from tracelens.trace.intervals import Union, difference
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work, gpu_work

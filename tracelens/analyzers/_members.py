@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from tracelens.analyzers._causes import Verdict
 from tracelens.analyzers._comms import RankComms
 from tracelens.analyzers._instances import Instance, Member
-from tracelens.analyzers._sets import cut, difference
 from tracelens.schema import Column, Schema
-from tracelens.trace.intervals import exclusive, union
+from tracelens.trace.intervals import cut, difference, exclusive, union
 
 Int = NDArray[np.int64]
 

@@ -102,7 +102,7 @@ def regions(trace: Trace) -> Regions:
     places = windows(trace, found, reader.experts, reader.product)
     layers = [stages(found, window, reader.product) for window in places]
     steps = find_steps(trace, work)
-    visits = _visits(found, steps.edges, places, layers, reader)
+    visits = _visits(found, steps.edges, places, layers, origins(trace, found, places), reader)
     visit, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
     of_token = np.full((2, len(found.row)), -1, dtype=np.int64)
     for number, (window, layer) in enumerate(zip(places, layers, strict=True)):
@@ -117,13 +117,13 @@ def regions(trace: Trace) -> Regions:
 
 
 def _visits(
-    found: Tokens, edges: Int, places: list[Window], layers: list[Layer], reader: _Reader
+    found: Tokens, edges: Int, places: list[Window], layers: list[Layer], of: list[int], reader: _Reader
 ) -> list[Visit]:
-    """Numbers and sizes of the passes."""
+    """Numbers and sizes of the passes, `of` which others they are: see origins."""
     visits: list[Visit] = []
     waiting: deque[list[Visit]] = deque()
     segment, microbatch, step = -1, -1, -1
-    for window, layer in zip(places, layers, strict=True):
+    for window, layer, origin in zip(places, layers, of, strict=True):
         at = window.first
         again = bool(found.again[at])
         if not again and int(found.segment[at]) != segment:
@@ -132,13 +132,15 @@ def _visits(
             microbatch = microbatch + 1 if now == step else 0
             step = now
             waiting.append([])
-        if again:
+        if again and origin >= 0:
+            numbers = visits[origin].step, visits[origin].microbatch, visits[origin].layer
+        elif again:
             # The earliest micro-batch whose backward is not over yet, its layers from the last to the first.
             while waiting and not waiting[0]:
                 waiting.popleft()
             if waiting:
-                origin = waiting[0].pop()
-                numbers = origin.step, origin.microbatch, origin.layer
+                visit = waiting[0].pop()
+                numbers = visit.step, visit.microbatch, visit.layer
             else:
                 numbers = max(step, 0), max(microbatch, 0), 0
         else:
@@ -158,7 +160,7 @@ def _visit(
     gate = window.first + np.flatnonzero(layer.stage == STAGES.index("router"))
     for at in gate[reader.found.kind[gate] == GEMM].tolist():
         product = reader.product(at)
-        experts = product.columns if experts < 0 else experts
+        experts = product.columns if experts <= 0 else experts
         seen = product.rows if seen < 0 else seen
     tokens_of = window.first + layer.experts_gemms
     ops = reader.found.op[tokens_of]
@@ -178,7 +180,7 @@ def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: In
         return result[0], result[1]
     forward = work.forward[back]
     begin = events.start[np.maximum(forward, 0)]
-    at = np.searchsorted(found.called, begin)
+    at = low = np.searchsorted(found.called, begin)
     launched = (at < len(found.called)) & (
         found.called[np.minimum(at, len(found.called) - 1)] < events.end[forward]
     )
@@ -187,7 +189,10 @@ def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: In
     after, before = np.minimum(at, len(found.called) - 1), np.maximum(at - 1, 0)
     at = np.where(launched | (of_token[0, after] == of_token[0, before]), after, before)
     result[:] = of_token[:, at]
-    linked = forward >= 0
+    # A checkpointed region is no op: what has it for one, such as gradients that are added up, has none.
+    end = np.searchsorted(found.called, events.end[np.maximum(forward, 0)])
+    several = (end > low) & (found.op[np.maximum(end - 1, 0)] != found.op[np.minimum(low, len(found.op) - 1)])
+    linked = (forward >= 0) & ~(several & np.isin(forward, work.forward[found.row[found.again]]))
     # What has no forward op (gradients that are added up, zeros that are filled) goes with the work before;
     # gradient synchronisation goes with nothing.
     order = np.lexsort((events.start[caller[back]], events.tid[caller[back]]))
@@ -231,7 +236,8 @@ class _Reader:
         if cost is None:
             return Product(-1, -1, -1)
         sizes = dict(cost.dims)
-        return Product(int(sizes.get("M", -1)), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+        rows = sizes.get("M", -1) * sizes.get("B", 1)
+        return Product(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
 
     def itemsize(self, at: int) -> int:
         """Bytes of an element of the product at a token; of 16 bits where that is not recorded."""
@@ -245,9 +251,12 @@ class _Reader:
 
     def _choice(self, at: int) -> tuple[int, int, int]:
         call = self.call(at)
-        if call is None or not call.has(0):
+        # Fused ops have other arguments.
+        if call is None or call.name != "aten::topk" or not call.has(0):
             return -1, -1, -1
         shape = call.tensor(0).shape
+        if call.integer(2, -1) not in (-1, len(shape) - 1):
+            return 0, -1, -1  # along another dimension: which tokens an expert has room for
         if not shape or not 1 < shape[-1] <= MAX_EXPERTS:
             return (shape[-1] if shape else -1), -1, -1
         try:

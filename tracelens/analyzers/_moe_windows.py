@@ -154,12 +154,12 @@ def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
         inside = rows[(events.start[rows] >= events.start[frame]) & (events.end[rows] <= events.end[frame])]
         inside = inside[(events.tid[inside] == events.tid[frame]) & (inside != frame)]
         parts = []
-        for part in _layers(events, inside, routers, stages):
+        for layer in _layers(events, inside, routers, stages):
             # Outer frames first, so that inner ones have the last word.
-            some = part[np.argsort(events.depth[part], kind="stable")]
+            some = layer[np.argsort(events.depth[layer], kind="stable")]
             first = np.searchsorted(found.called, events.start[some]).tolist()
             behind = np.searchsorted(found.called, events.end[some]).tolist()
-            parts.append([(stages[row], *span) for row, *span in zip(some.tolist(), first, behind, strict=True)])
+            parts.append(list(zip([stages[row] for row in some.tolist()], first, behind, strict=True)))
         low, high = np.searchsorted(found.called, (events.start[frame], events.end[frame])).tolist()
         lows = [low, *(max(behind for *_, behind in part) for part in parts[:-1])]
         highs = [*(min(first for _, first, _ in part) for part in parts[1:]), high]

@@ -12,7 +12,7 @@ from tracelens.analyzers._device import choose_device, own_device
 from tracelens.analyzers._scene import Scene
 from tracelens.analyzers.detectors import DETECTORS, JOB, Detector, Found, Signal
 from tracelens.schema import Column, Result, Schema, Skip, Table
-from tracelens.trace.intervals import Union, union
+from tracelens.trace.intervals import Union, both
 from tracelens.trace.trace import Trace
 
 NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
@@ -168,11 +168,7 @@ def _ranked(candidates: Sequence[_Candidate], ranks: int) -> Iterable[tuple[_Can
         chosen = left.pop(best)
         yield chosen, added[best]
         for rank, signal in chosen.signals.items():
-            before = claimed.get(rank, signal.where)
-            claimed[rank] = union(
-                np.concatenate((before.start, signal.where.start)),
-                np.concatenate((before.end, signal.where.end)),
-            )
+            claimed[rank] = both(claimed.get(rank, signal.where), signal.where)
 
 
 def _additional(one: _Candidate, claimed: Mapping[int, Union], ranks: int) -> float:

@@ -54,7 +54,7 @@ def test_uneven_load_has_a_detector_of_its_own() -> None:
         assert found(detector, four("token_load")) == "what ranks wait for in collectives is token_load"
     signals = found(stragglers_load, four("token_load"))
     assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
-        range(3), (7 * COLUMN, "medium")
+        range(3), (8 * COLUMN, "medium")
     )
     assert found(stragglers_load, four("unknown")) == "what ranks wait for in collectives is unknown"
 

@@ -11,10 +11,9 @@ from tracelens.analyzers._moe_blocking import Blocking, blocking
 from tracelens.analyzers._moe_regions import regions
 from tracelens.analyzers._moe_stages import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers._sets import intersection
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
 from tracelens.trace.callstack import nearest
-from tracelens.trace.intervals import Union, union
+from tracelens.trace.intervals import Union, intersection, union
 
 Bool = NDArray[np.bool_]
 

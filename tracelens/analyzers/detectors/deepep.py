@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._host import threads
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers._sets import cut
 from tracelens.analyzers._workload import duration
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
-from tracelens.trace.intervals import Union, union
+from tracelens.trace.intervals import Union, cut, union
 from tracelens.trace.tables import STACK_KINDS
 
 Int = NDArray[np.int64]

@@ -11,9 +11,9 @@ from tracelens.analyzers._moe_passes import exchange_group, exchanges
 from tracelens.analyzers._moe_regions import BACKWARD, Visit, regions
 from tracelens.analyzers._moe_stages import COMBINE, DISPATCH
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers._sets import difference, intersection
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
 from tracelens.trace.classify import KINDS
+from tracelens.trace.intervals import difference, intersection
 
 _NOTHING = 0.001
 """A smaller share of the exchange than this is the edge between two kernels."""

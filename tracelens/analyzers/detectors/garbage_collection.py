@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers._sets import difference, intersection
 from tracelens.analyzers._workload import duration
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
 from tracelens.analyzers.idle import GARBAGE
-from tracelens.trace.intervals import Union, union
+from tracelens.trace.intervals import Union, difference, intersection, union
 from tracelens.trace.steps import find_steps
 
 _EVENT = "Python GC"

@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._fusable import Pairs, fused_ns, pairs
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers._sets import difference
 from tracelens.analyzers._workload import duration
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
 from tracelens.devices import Device
-from tracelens.trace.intervals import union
+from tracelens.trace.intervals import difference, union
 
 Floats = NDArray[np.float64]
 

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from tracelens.analyzers._group import codes, sums
 from tracelens.analyzers._recomputed import NODE, recomputed
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers._sets import difference
 from tracelens.analyzers._workload import duration
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
 from tracelens.trace.callstack import nearest
+from tracelens.trace.intervals import difference
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]

@@ -3,8 +3,8 @@
     run, truth = recorded(Model(layers=2, ranks=4, exchange="all_to_all"))
 
 Each rank launches its kernels one after the other, and the GPU runs them in that order, none beside another.
-So the time of a stage is the sum of its kernels, and `truth` knows it: (rank, microbatch, layer, phase, stage)
-to ns. A product of an expert takes a microsecond a row; every other kernel takes 2 us.
+So the time of a stage is the sum of its kernels, and `truth` knows it: (rank, microbatch, layer, phase,
+stage) to ns. A product of an expert takes a microsecond a row; every other kernel takes 2 us.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Model:
         sizes_to_host: whether the sizes of the exchange are waited for by the host.
         sync: whether gradients are reduced in the backward pass.
         shapes: whether arguments are recorded.
+        kernel_ns: duration of all kernels but the experts' products.
         dense: kinds of layers before the MoE layers, "d" each.
     """
 
@@ -92,6 +93,7 @@ class Model:
     sizes_to_host: bool = True
     sync: bool = False
     shapes: bool = True
+    kernel_ns: int = KERNEL_NS
     dense: str = ""
 
     def rows_of(self, rank: int, microbatch: int, layer: int) -> list[int]:
@@ -115,7 +117,11 @@ class _Op:
 
 @dataclass
 class Recorder:
-    """What one rank records."""
+    """What one rank records.
+
+    `kernels` has each one's key in `truth` (None outside of MoE layers), start and end; `waits` says how many
+    there were when the host had waited for the GPU.
+    """
 
     model: Model
     rank: int
@@ -129,6 +135,8 @@ class Recorder:
     phase: str = "forward"
     stage: str = ""
     last: str = "permute"
+    kernels: list[tuple[Key | None, int, int]] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
     tape: list[_Op] = field(default_factory=list)
     graph: bool = True
     number: int = 0
@@ -162,9 +170,10 @@ class Recorder:
             yield
         self.stage = before
 
-    def launch(self, kernel: str, ns: int = KERNEL_NS, stream: int = 7) -> None:
+    def launch(self, kernel: str, ns: int = 0, stream: int = 7) -> None:
         """A kernel, or with "Memcpy" in its name a copy."""
         self.number += 1
+        ns = ns or self.model.kernel_ns
         copy = kernel.startswith("Memcpy")
         call = "cudaMemcpyAsync" if copy else "cudaLaunchKernel"
         with self.around("cuda_runtime", call, correlation=self.number):
@@ -174,13 +183,18 @@ class Recorder:
         args = {"correlation": self.number, "device": 0, "stream": stream}
         self.event("gpu_memcpy" if copy else "kernel", kernel, start, self.gpu, **args)
         if self.stage and self.layer >= 0:
-            self.truth[self.rank, self.microbatch, self.layer, self.phase, self.stage] += ns
+            key = self.rank, self.microbatch, self.layer, self.phase, self.stage
+            self.truth[key] += ns
+            self.kernels.append((key, start, self.gpu))
+        else:
+            self.kernels.append((None, start, self.gpu))
 
     def wait(self) -> None:
         """A call that waits for the GPU."""
         self.number += 1
         with self.around("cuda_runtime", "cudaStreamSynchronize", correlation=self.number):
             self.host = max(self.host, self.gpu)
+        self.waits.append(len(self.kernels))
 
     def arguments(self, shapes: Sequence[Any], values: Sequence[str]) -> dict[str, Any]:
         if not self.model.shapes or not shapes:
@@ -197,7 +211,7 @@ class Recorder:
         name: str,
         *kernels: str,
         grad: str = "",
-        ns: int = KERNEL_NS,
+        ns: int = 0,
         shapes: Sequence[Any] = (),
         values: Sequence[str] = (),
         waits: bool = False,
@@ -223,7 +237,7 @@ class Recorder:
         with self.around("cpu_op", name, **args):
             yield done
 
-    def mm(self, rows: int, depth: int, columns: int, ns: int = KERNEL_NS, name: str = "aten::mm") -> None:
+    def mm(self, rows: int, depth: int, columns: int, ns: int = 0, name: str = "aten::mm") -> None:
         shapes = [[rows, depth], [depth, columns]]
         self.op(name, "nvjet_tst_128x64", grad="MmBackward0", ns=ns, shapes=shapes)
 
@@ -273,7 +287,7 @@ class Recorder:
         self.mm(size, HIDDEN, HIDDEN)
         self.add()
 
-    def mlp(self, rows: int, ns: int = KERNEL_NS, inner: int = INNER) -> None:
+    def mlp(self, rows: int, ns: int = 0, inner: int = INNER) -> None:
         self.mm(rows, HIDDEN, 2 * inner, ns)
         self.op("aten::silu", "vectorized_elementwise_silu", grad="SiluBackward0")
         self.mm(rows, inner, HIDDEN, ns)
@@ -287,7 +301,9 @@ class Recorder:
         with self.part("router"):
             self.mm(model.tokens, HIDDEN, model.experts)
             if model.fused_router:
-                self.op("FusedTopk", "fused_topk_with_score_function_forward_kernel", grad="FusedTopkBackward")
+                self.op(
+                    "FusedTopk", "fused_topk_with_score_function_forward_kernel", grad="FusedTopkBackward"
+                )
                 return
             self.op("aten::_softmax", "softmax_warp_forward", grad="SoftmaxBackward0")
             shapes = [[model.tokens, model.experts], [], [], [], []]
@@ -438,9 +454,11 @@ class Recorder:
                 if reentrant:
                     self.run_back(self.again(layer), layer)
                     continue
-                node.enter_context(self.around("python_function", "torch/utils/checkpoint.py(1): recompute_fn"))
-                tape = self.again(layer)
-            self.run_back(tape, layer)
+                node.enter_context(
+                    self.around("python_function", "torch/utils/checkpoint.py(1): recompute_fn")
+                )
+                first = self.again(layer)
+            self.run_back(first, layer)
         self.run_back(tapes[0], -1)
         self.tid = 1
 

@@ -11,6 +11,7 @@ from tracelens.analyzers._moe_passes import RankPasses
 from tracelens.analyzers._moe_regions import PHASES, RECOMPUTE
 from tracelens.analyzers._moe_stages import EXPERTS
 from tracelens.schema import Column, Schema
+from tracelens.trace.steps import AFTER, BEFORE
 
 BALANCE = Schema(
     "Balance of the experts",
@@ -141,11 +142,15 @@ def balance_rows(group: Group, waits: Sequence[Mapping[str, Any]]) -> Iterator[d
     number, steps = len(group.ranks), group.ranks[0].steps
     for layer in group.layers():
         tokens = group.tokens(layer)
-        lost = sum(row["dur_ns"][0] for row in waits if row["layer"][0] == layer)
-        spent = sum(
-            int(one.stage_ns[[one.visits[visit].layer == layer for visit in one.number], EXPERTS].sum())
-            for one in group.ranks
+        lost = sum(
+            row["dur_ns"][0]
+            for row in waits
+            if row["layer"][0] == layer and row["step"][0] not in (BEFORE, AFTER)
         )
+        spent = 0
+        for one in group.ranks:
+            mine = np.array([one.visits[visit].layer == layer for visit in one.number], dtype=bool)
+            spent += int(one.stage_ns[mine & one.in_step, EXPERTS].sum())
         known = len(tokens) > 0
         worst = np.bincount(tokens.argmax(axis=1), minlength=number) if known else np.zeros(number)
         mean, most = (float(tokens.mean()), float(tokens.max(axis=1).mean())) if known else (-1.0, -1.0)

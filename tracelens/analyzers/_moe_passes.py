@@ -41,6 +41,7 @@ class RankPasses(NamedTuple):
         blocked_ns: time in them.
         received: of each visit, rows that the dispatch brought, -1 if not recorded.
         group: ranks among which tokens are exchanged; empty where they are not.
+        exchanged: whether any communication brings tokens or takes them back.
         framed: whether frames of the program told where the layers are.
     """
 
@@ -61,7 +62,14 @@ class RankPasses(NamedTuple):
     blocked_ns: Int
     received: list[int]
     group: tuple[int, ...]
+    exchanged: bool
     framed: bool
+
+    @property
+    def in_step(self) -> NDArray[np.bool_]:
+        """Which rows count for a step: not those before the first one and after the last."""
+        whole = [self.labels[visit.step] not in (BEFORE, AFTER) for visit in self.visits]
+        return np.array(whole, dtype=bool)[self.number]
 
     def rows_of(self, visit: int) -> int:
         """Rows that the experts compute in a pass: by their products' sizes, else by what was received."""
@@ -112,6 +120,7 @@ def passes_of(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         blocked_ns=blocked_ns,
         received=_received(trace, found),
         group=exchange_group(trace, found),
+        exchanged=bool(((work.kind == KINDS.index("comm")) & (found.visit >= 0)).any()),
         framed=found.framed,
     )
 

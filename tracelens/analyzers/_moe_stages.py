@@ -18,7 +18,7 @@ from tracelens.analyzers._moe_tokens import (
     TOPK,
     Tokens,
 )
-from tracelens.analyzers._moe_windows import Product, Sizes, Window
+from tracelens.analyzers._moe_windows import Sizes, Window
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -61,7 +61,7 @@ def stages(found: Tokens, window: Window, sizes: Sizes) -> Layer:
     router = window.router - low
     experts, grouped = _experts(kind, op, router, window, lambda at: sizes(low + at))
     stage = np.full(high - low, -1, dtype=np.int64)
-    first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (router + 1, router)
+    first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
     place = np.arange(high - low)
     is_gemm = np.isin(kind, (GEMM, GROUPED))
     gate = _gate(kind, op, router)
@@ -84,9 +84,7 @@ def stages(found: Tokens, window: Window, sizes: Sizes) -> Layer:
     return Layer(_carried(stage, kind, gate), experts, grouped)
 
 
-def _experts(
-    kind: Int, op: Int, router: int, window: Window, sizes: Sizes
-) -> tuple[Int, bool]:
+def _experts(kind: Int, op: Int, router: int, window: Window, sizes: Sizes) -> tuple[Int, bool]:
     """Places of the experts' products, all kernels of each; and whether they are grouped."""
     place = np.arange(len(kind))
     grouped = np.flatnonzero((kind == GROUPED) & (place > router))

@@ -21,7 +21,7 @@ Bool = NDArray[np.bool_]
 
 OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, SQUARE = range(12)
 """Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router
-as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE begins a normalisation or is OTHER."""
+as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE may begin a normalisation."""
 
 # By the op that launched it, or the op around that one (a sort copies and fills, too).
 _OPS = (

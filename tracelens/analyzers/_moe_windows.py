@@ -96,7 +96,7 @@ def windows(trace: Trace, found: Tokens, experts: Int, sizes: Sizes) -> list[Win
 def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[Window]:
     """Without frames: what lies between two borders and has a router, and experts behind it."""
     kind = found.kind
-    routers = np.flatnonzero((kind == TOPK) & (experts <= MAX_EXPERTS))
+    routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
     cuts = np.flatnonzero((kind == BORDER) | np.append(True, np.diff(found.segment) != 0))
     windows = []
     for place in np.unique(np.searchsorted(cuts, routers, side="right")).tolist():
@@ -148,13 +148,13 @@ def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
     stage_of = {code: stage for code, name in enumerate(events.names) if (stage := _stage(name))}
     rows = np.flatnonzero(np.isin(events.name, list(stage_of)) & events.where("annotation", "python"))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
-    stages = {row: stage_of[code] for row, code in zip(rows.tolist(), events.name[rows].tolist(), strict=True)}
+    stages = {row: stage_of[int(events.name[row])] for row in rows.tolist()}
     windows = []
     for frame, routers in _frames(events, stages).items():
         inside = rows[(events.start[rows] >= events.start[frame]) & (events.end[rows] <= events.end[frame])]
         inside = inside[(events.tid[inside] == events.tid[frame]) & (inside != frame)]
         parts = []
-        for layer in _layers(events, inside, routers, stages):
+        for layer in _layers(events, found, inside, routers, stages):
             # Outer frames first, so that inner ones have the last word.
             some = layer[np.argsort(events.depth[layer], kind="stable")]
             first = np.searchsorted(found.called, events.start[some]).tolist()
@@ -189,18 +189,22 @@ def _frames(events: Events, stages: Mapping[int, str]) -> dict[int, list[int]]:
     return found
 
 
-def _layers(events: Events, rows: Int, routers: Sequence[int], stages: Mapping[int, str]) -> list[Int]:
+def _layers(
+    events: Events, found: Tokens, rows: Int, routers: Sequence[int], stages: Mapping[int, str]
+) -> list[Int]:
     """The named frames of each layer, where a frame holds several: a router, and what follows up to the next.
 
-    A shared expert belongs to the router before it, unless that has one already.
+    A shared expert belongs to the router behind it if no border lies between them.
     """
     if len(routers) == 1:
         return [rows]
-    of = np.searchsorted(events.start[list(routers)], events.start[rows], side="right") - 1
-    shared: set[int] = set()
-    for place in np.flatnonzero([stages[row] == "shared expert" for row in rows.tolist()]).tolist():
-        of[place] += of[place] < 0 or of[place] in shared
-        shared.add(int(of[place]))
+    starts = events.start[list(routers)]
+    of = np.searchsorted(starts, events.start[rows], side="right") - 1
+    borders = np.append(0, np.cumsum(found.kind == BORDER))
+    passed = borders[np.searchsorted(found.called, events.start[rows])]
+    ahead = np.append(borders[np.searchsorted(found.called, starts)], -1)[of + 1]
+    shared = np.array([stages[row] == "shared expert" for row in rows.tolist()], dtype=bool)
+    of += shared & (passed == ahead)
     return [rows[of == number] for number in range(len(routers))]
 
 

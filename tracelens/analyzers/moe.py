@@ -139,8 +139,12 @@ def _unknown(found: Sequence[RankPasses], exchanged: bool) -> Iterator[Skip]:
     if any(visit.grouped for one in found for visit in one.visits):
         yield Skip("tokens of single experts", "grouped products take their sizes from GPU memory")
     if not exchanged:
-        alone = all(len(one.group) < 2 for one in found)
-        reason = "no rank exchanges tokens with another" if alone else "ranks of the group are missing"
+        if any(len(one.group) > 1 for one in found):
+            reason = "ranks of the group are missing"
+        elif any(one.exchanged for one in found):
+            reason = "the trace does not say which ranks exchange tokens"
+        else:
+            reason = "no rank exchanges tokens with another"
         yield Skip("balance between ranks", reason)
     elif any(one.rows_of(at) < 0 for one in found for at in range(len(one.visits))):
         yield Skip("tokens of some passes", "no shapes of the experts' products; use record_shapes=True")
@@ -172,7 +176,10 @@ def _sync_free(one: RankPasses) -> int:
 
 def _stage_rows(one: RankPasses) -> dict[str, Any]:
     """Rows of STAGE_TABLE of one rank."""
-    ns = {phase: one.stage_ns[one.phase == phase].sum(axis=0) / one.steps for phase in range(len(PHASES))}
+    ns = {
+        phase: one.stage_ns[one.in_step & (one.phase == phase)].sum(axis=0) / one.steps
+        for phase in range(len(PHASES))
+    }
     passes = max(sum(not visit.again for visit in one.visits), 1)
     return {
         "rank": [one.rank] * len(STAGES),

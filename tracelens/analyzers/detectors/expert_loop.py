@@ -17,7 +17,7 @@ from tracelens.trace.intervals import union
 Int = NDArray[np.int64]
 
 _LOOP = 4
-"""So many products with weights of one size and different numbers of rows are a loop over experts."""
+"""So many products with weights of one size in one layer are a loop over experts."""
 
 
 class _Spans(NamedTuple):
@@ -36,13 +36,15 @@ class _Spans(NamedTuple):
     "Megatron-LM --moe-grouped-gemm, torch._grouped_mm, or Hugging Face's grouped experts implementation.",
 )
 def expert_loop(scene: Scene) -> Found:
-    """At least 4 matrix products of one weight size and different rows in one pass through an MoE layer."""
+    """At least 4 matrix products of one weight size among the experts of one pass through an MoE layer."""
     found = scene.trace.once(regions)
     if not found.visits:
         return "no MoE layer"
     loops = np.array([_is_loop(visit) for visit in found.visits], dtype=bool)
     if not loops.any():
         grouped = any(visit.grouped for visit in found.visits)
+        if any(not visit.grouped and -1 in visit.rows for visit in found.visits):
+            return "the sizes of the experts' products are not recorded; use record_shapes=True"
         return "the experts' products are grouped" if grouped else "no loop over experts"
     spans = _spans(scene, loops)
     passes = int((spans.phase == FORWARD).sum())
@@ -81,7 +83,7 @@ def expert_loop(scene: Scene) -> Found:
 
 def _is_loop(visit: Visit) -> bool:
     rows = visit.rows
-    return not visit.grouped and len(rows) >= _LOOP and len(set(rows)) > 1
+    return not visit.grouped and len(rows) >= _LOOP and min(rows) >= 0
 
 
 def _spans(scene: Scene, loops: NDArray[np.bool_]) -> _Spans:

@@ -42,6 +42,16 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Signal] | str
         mine = rank == one
         where = union(start[mine], start[mine] + dur[mine])
         lost = float(dur[mine].sum()) / steps
+        if ratio[worst] < 0:
+            signals[one] = Signal(
+                (Quantity("waiting for slower experts, a step", lost, "ns"),),
+                lost,
+                where,
+                f"this rank's experts are done {lost / 1e6:,.2f} ms of a step before the slowest; the trace "
+                "does not say how many rows they compute",
+                "low",
+            )
+            continue
         signals[one] = Signal(
             (
                 Quantity("largest rank against the mean, worst layer", float(ratio[worst]), "ratio"),

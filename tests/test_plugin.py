@@ -67,7 +67,7 @@ def test_one_file_is_an_analyzer_everywhere(tmp_path: Path, trace: Path) -> None
     listed = tracelens(plugins, "list", "analyzers")
     assert listed.returncode == 0, listed.stderr
     assert "How many kernels does each rank run?" in listed.stdout
-    assert listed.stdout.split("\n")[0].startswith("input"), "an analyzer without order comes last"
+    assert listed.stdout.split("\n")[0].startswith("findings"), "an analyzer without order comes last"
 
     analyzed = tracelens(plugins, "analyze", "headcount", trace, "--json")
     assert analyzed.returncode == 0, analyzed.stderr

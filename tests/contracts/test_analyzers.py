@@ -72,6 +72,7 @@ CASES = {
     "no arrows": lambda: _one(aligned(ORDINARY), flows=False),
     "no correlation ids and no arrows": lambda: _one(aligned(ORDINARY), flows=False, correlations=False),
     "no shapes": lambda: _one(_plain(aligned(ORDINARY))),
+    "no ops": lambda: _one(_without("op", "python", "scope")),
     "no python frames": lambda: _one(_without("python")),
     "no steps": lambda: _one(_without("step")),
     "one kernel": lambda: _one("s7 k | ===="),

@@ -49,6 +49,9 @@ class OpCalls:
             op: event rows of ops; -1 is a call of its own kind.
         """
         row = self.row[op]
+        if (row < 0).all():
+            none = np.full(len(op), -1, dtype=np.int64)
+            return (np.where(op >= 0, self._name[op], -1).astype(np.int64), none)
         keys = [self._text[name].codes[row] for name in _COLUMNS[:3]]
         if self._strides is not None:
             keys.append(self._strides[row])

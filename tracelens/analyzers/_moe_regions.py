@@ -252,10 +252,13 @@ class _Reader:
     def _choice(self, at: int) -> tuple[int, int, int]:
         call = self.call(at)
         # Fused ops have other arguments.
-        if call is None or call.name != "aten::topk" or not call.has(0):
+        if call is None or call.name != "aten::topk":
             return -1, -1, -1
-        shape = call.tensor(0).shape
-        if call.integer(2, -1) not in (-1, len(shape) - 1):
+        try:
+            shape, along = call.tensor(0).shape, call.integer(2, -1)
+        except Uncounted:
+            return -1, -1, -1
+        if along not in (-1, len(shape) - 1):
             return 0, -1, -1  # along another dimension: which tokens an expert has room for
         if not shape or not 1 < shape[-1] <= MAX_EXPERTS:
             return (shape[-1] if shape else -1), -1, -1

@@ -104,7 +104,7 @@ def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list
     op_name = np.where(work.op >= 0, events.name[np.maximum(work.op, 0)], no_name)
     forward = np.where(work.forward >= 0, events.name[np.maximum(work.forward, 0)], no_name)
     op, op_labels = _pairs(op_name, forward, [*events.names, NO_OP], [*events.names, ""])
-    shape, shape_labels = _shapes(trace, work)
+    shape, shape_labels = shape_texts(trace, work)
     labels = [
         [(label, "") for label in steps.labels],
         [(name, "") for name in [*work.categories, UNLINKED]],
@@ -123,7 +123,7 @@ def _pairs(
     return code, [(first_names[a], second_names[b]) for a, b in pairs]
 
 
-def _shapes(trace: Trace, work: Work) -> tuple[Int, list[str]]:
+def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes."""
     ops = trace.tables["ops"]
     place = np.full(len(trace.arrays.start), -1, dtype=np.int64)

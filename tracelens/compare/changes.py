@@ -1,0 +1,231 @@
+"""What was edited between two runs: calls removed, added, renamed, moved, wrapped, exchanged, or slower."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.compare.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER, Alignment
+from tracelens.compare.forest import Forest
+from tracelens.compare.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Pairing
+from tracelens.compare.sides import Side
+
+Int = NDArray[np.int64]
+
+_SHOWN = 3
+"""Ops that are named of each side of an exchange, those with most GPU time."""
+
+KINDS = (
+    "removed", "added", "duplicated", "wrapper removed", "wrapper added", "renamed", "moved", "exchanged",
+    "slower", "faster", "other shapes", "other kernels",
+)  # fmt: skip
+
+
+class Key(NamedTuple):
+    """What is told as one change.
+
+    Attributes:
+        kind: one of KINDS; slower and faster are told apart at the end.
+        base: op of the base, "" if it has none.
+        cand: op of the candidate.
+        where: names of what is around it, outermost first.
+    """
+
+    kind: str
+    base: str
+    cand: str
+    where: str
+
+
+@dataclass
+class Change:
+    """All edits of one kind at all places of one name.
+
+    Attributes:
+        count: of edits, in all steps of all ranks.
+        base: ns by (rank, step) of the base.
+        cand: the same of the candidate.
+        base_at: (rank, event row) of the one with most GPU time, for a look into the trace.
+        cand_at: the same of the candidate.
+    """
+
+    count: int = 0
+    base: dict[tuple[int, int], float] = field(default_factory=dict)
+    cand: dict[tuple[int, int], float] = field(default_factory=dict)
+    base_at: tuple[int, int] = (-1, -1)
+    cand_at: tuple[int, int] = (-1, -1)
+    most: float = -1.0
+
+    def add(self, side: str, place: tuple[int, int], ns: float) -> None:
+        """Add time of a step of a rank to one side ("base" or "cand")."""
+        values = getattr(self, side)
+        values[place] = values.get(place, 0.0) + ns
+
+
+class _Times(NamedTuple):
+    """GPU time by node of one side, and its running sum."""
+
+    own: Int
+    before: Int
+
+    def of(self, forest: Forest, node: int) -> int:
+        """GPU time of a node with all that it calls."""
+        return int(self.before[node + int(forest.size[node])] - self.before[node])
+
+
+def changes(base: Side, cand: Side, pairing: Pairing) -> dict[Key, Change]:
+    """The changes of one rank against one."""
+    found: dict[Key, Change] = {}
+    times = _times(base), _times(cand)
+    for one, other, alignment in pairing.steps:
+        places = (base.rank, one), (cand.rank, other)
+        _structure(found, (base, cand), alignment, times, places)
+    _times_of_matched(found, base, cand, pairing)
+    return found
+
+
+def _times(side: Side) -> _Times:
+    own = np.zeros(len(side.forest), dtype=np.int64)
+    known = side.node >= 0
+    np.add.at(own, side.node[known], side.ns[known])
+    return _Times(own, np.concatenate(([0], np.cumsum(own))))
+
+
+def _structure(
+    found: dict[Key, Change],
+    sides: tuple[Side, Side],
+    alignment: Alignment,
+    times: tuple[_Times, _Times],
+    places: tuple[tuple[int, int], tuple[int, int]],
+) -> None:
+    """Add the edits of one pair of steps."""
+    first, second = sides[0].forest, sides[1].forest
+    for one, other in alignment.groups:
+        key = Key(
+            "exchanged",
+            _heaviest(first, one, times[0]),
+            _heaviest(second, other, times[1]),
+            _around(first, one),
+        )
+        change = found.setdefault(key, Change())
+        change.count += 1
+        _note(change, "base", sides[0], one, times[0], places[0])
+        _note(change, "cand", sides[1], other, times[1], places[1])
+    for side, forest, how, steps, names in (
+        ("base", first, alignment.how, places[0][1], ("removed", "wrapper removed")),
+        ("cand", second, alignment.how_back, places[1][1], ("added", "wrapper added")),
+    ):
+        number = 0 if side == "base" else 1
+        for what, kind in ((ONLY, names[0]), (WRAPPER, names[1]), (DUPLICATE, "duplicated")):
+            rows = _tops(forest, how, what, steps)
+            for node in rows.tolist():
+                name = forest.names[forest.name[node]]
+                key = Key(kind, name if number == 0 else "", name if number else "", _around(forest, [node]))
+                change = found.setdefault(key, Change())
+                change.count += 1
+                if what != WRAPPER:
+                    _note(change, side, sides[number], [node], times[number], places[number])
+    for what, kind in ((RENAMED, "renamed"), (MOVED, "moved")):
+        for node in _tops(first, alignment.how, what, places[0][1]).tolist():
+            partner = int(alignment.match[node])
+            key = Key(
+                kind,
+                first.names[first.name[node]],
+                second.names[second.name[partner]],
+                _around(first, [node]),
+            )
+            change = found.setdefault(key, Change())
+            change.count += 1
+            _note(change, "base", sides[0], [node], times[0], places[0])
+            _note(change, "cand", sides[1], [partner], times[1], places[1])
+
+
+def _tops(forest: Forest, how: Int, what: int, step: int) -> Int:
+    """Nodes of a step of which this became, and not of the node around them."""
+    inside = (how == what) & (forest.step == step)
+    above = np.maximum(forest.parent, 0)
+    inside &= (forest.parent < 0) | (how[above] != what) | np.isin(what, (WRAPPER,))
+    return np.flatnonzero(inside)
+
+
+def _note(
+    change: Change,
+    which: str,
+    side: Side,
+    nodes: Int | Sequence[int],
+    times: _Times,
+    place: tuple[int, int],
+) -> None:
+    """Add the GPU time of subtrees to one side of a change."""
+    total = sum(times.of(side.forest, int(node)) for node in nodes)
+    change.add(which, place, total)
+    if len(nodes) and total >= change.most:
+        change.most = total
+        setattr(change, f"{which}_at", (side.rank, int(side.forest.event[int(nodes[0])])))
+
+
+def _heaviest(forest: Forest, nodes: Int, times: _Times) -> str:
+    """The ops with most GPU time in some subtrees, with their number."""
+    ns: Counter[int] = Counter()
+    number: Counter[int] = Counter()
+    for node in nodes.tolist():
+        inside = np.arange(node, node + int(forest.size[node]))
+        busy = inside[times.own[inside] > 0]
+        for name, spent in zip(forest.name[busy].tolist(), times.own[busy].tolist(), strict=True):
+            ns[name] += spent
+            number[name] += 1
+    if not ns:
+        names = Counter(forest.name[nodes].tolist())
+        return ", ".join(forest.names[name] for name, _ in names.most_common(_SHOWN))
+    return ", ".join(forest.names[name] for name, _ in ns.most_common(_SHOWN))
+
+
+def _around(forest: Forest, nodes: Int | Sequence[int]) -> str:
+    """Names of what is around the first of some nodes."""
+    return " > ".join(forest.path(int(nodes[0]))[:-1])
+
+
+def _times_of_matched(found: dict[Key, Change], base: Side, cand: Side, pairing: Pairing) -> None:
+    """Add the time of calls that both sides have, where it differs."""
+    kinds = {SAME_WORK: "slower", OTHER_SHAPES: "other shapes", OTHER_KERNELS: "other kernels"}
+    collected: dict[Key, Change] = {}
+    for which, side, cause, partner, other in (
+        ("base", base, pairing.cause[0], pairing.partner[0], cand),
+        ("cand", cand, pairing.cause[1], pairing.partner[1], base),
+    ):
+        chosen = np.flatnonzero(np.isin(cause, list(kinds)))
+        mine = side.forest.name[side.node[chosen]]
+        theirs = other.forest.name[partner[chosen]]
+        cells = np.stack((cause[chosen], mine, theirs, side.step[chosen]), axis=1)
+        groups, at, place = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+        total = np.bincount(place.reshape(-1), weights=side.ns[chosen], minlength=len(groups))
+        for number, (code, name, to, step) in enumerate(groups.tolist()):
+            names = side.forest.names[name], other.forest.names[to]
+            key = Key(kinds[code], *(names if which == "base" else names[::-1]), "")
+            change = collected.setdefault(key, Change())
+            change.add(which, (side.rank, step), float(total[number]))
+            setattr(change, f"{which}_at", (side.rank, int(side.work.op[side.row[chosen[at[number]]]])))
+    for key, change in collected.items():
+        if sum(change.base.values()) != sum(change.cand.values()):
+            change.count = max(len(change.base), len(change.cand))
+            found[key] = change
+
+
+def each(found: Sequence[dict[Key, Change]]) -> Iterator[tuple[Key, Change]]:
+    """The changes of all ranks under common keys."""
+    merged: dict[Key, Change] = {}
+    for one in found:
+        for key, change in one.items():
+            into = merged.setdefault(key, Change())
+            into.count += change.count
+            for which in ("base", "cand"):
+                for place, ns in getattr(change, which).items():
+                    into.add(which, place, ns)
+            if change.most >= into.most:
+                into.most, into.base_at, into.cand_at = change.most, change.base_at, change.cand_at
+    yield from merged.items()

@@ -1,0 +1,238 @@
+"""Two runs against each other: a waterfall that adds up to the difference of their step times exactly."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers import ANALYZERS, result, stack
+from tracelens.compare.changes import Change, Key, changes, each
+from tracelens.compare.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
+from tracelens.compare.icicle import ICICLE, icicle_rows
+from tracelens.compare.ledger import Entry, Level
+from tracelens.compare.noise import difference
+from tracelens.compare.pairing import NO_OP as WITHOUT_OP
+from tracelens.compare.pairing import ONE_SIDED, Pairing, pair
+from tracelens.compare.sides import Side
+from tracelens.compare.substitutions import SUBSTITUTIONS, substitution_rows
+from tracelens.schema import Column, Result, Schema, Skip
+from tracelens.trace.intervals import Union, union
+from tracelens.trace.run import Run
+
+Floats = NDArray[np.float64]
+
+TAIL = 0.025
+"""Of each end of the interval that a difference has to leave to be beyond the noise."""
+
+NOISE = ("beyond", "within", "unknown")
+
+WATERFALL = Schema(
+    "Waterfall",
+    (
+        Column("level", "category", doc=", ".join(LEVELS)),
+        Column("name", "category"),
+        Column("base_ns", "int64", "ns", "of a step"),
+        Column("cand_ns", "int64", "ns", "of a step"),
+        Column("delta_ns", "int64", "ns", "candidate - base"),
+        Column("share", "float64", "ratio", "of the whole difference"),
+        Column("cause", "category", doc="of most of the difference"),
+        Column("noise", "category", doc="whether the difference is beyond the noise between steps; unknown "
+               "where a run has one step only"),
+        Column("base_count", "float64", "count", "kernels, copies and fills of a step"),
+        Column("cand_count", "float64", "count"),
+    ),
+    doc="The rows of each level add up to the difference of the two step times. Time is given to one piece "
+    "of work at a time as in the breakdown; steps and ranks are averaged.",
+)  # fmt: skip
+
+CHANGES = Schema(
+    "What changed",
+    (
+        Column("kind", "category"),
+        Column("base", "str", doc="op, of an exchange those with most GPU time", prose=True),
+        Column("cand", "str", doc="op of the candidate", prose=True),
+        Column("delta_ns", "int64", "ns", "of a step, with all that it calls"),
+        Column("base_ns", "int64", "ns"),
+        Column("cand_ns", "int64", "ns"),
+        Column("count", "int64", "count", "places, over all steps and ranks"),
+        Column("noise", "category"),
+        Column("where", "str", doc="names of what is around it"),
+        Column("base_rank", "int64"),
+        Column("base_at_ns", "int64", "ns", "of one of them, since its trace's first event; -1 for none"),
+        Column("cand_rank", "int64"),
+        Column("cand_at_ns", "int64", "ns", "the same in the candidate"),
+    ),
+    doc="Calls are matched by names and structure, not by position. Times of changes overlap where one is "
+    "inside of another, so these do not add up; the waterfall does.",
+)
+
+
+def diff(base: Run, cand: Run) -> Result:
+    """What changed between two runs, and where the difference of their step times comes from.
+
+    Args:
+        base: the run before.
+        cand: the run after; it may have other steps, ranks, libraries and hardware.
+
+    Returns:
+        tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
+        `substitutions` (kernels side by side) and `icicle`. meta: base_ns, cand_ns and delta_ns, mean step
+        times; aligned_fraction, the share of GPU time whose call has a counterpart.
+
+    Raises:
+        TracelensError: a rank has no GPU work.
+    """
+    sides = [[Side(trace) for trace in run.traces] for run in (base, cand)]
+    waits = [_waits(run) for run in (base, cand)]
+    ranks = len(base.traces), len(cand.traces)
+    levels = [Level(name, len(ALL_CAUSES), ranks) for name in LEVELS]
+    experts = regrouped(*sides)
+    found: list[dict[Key, Change]] = []
+    pairings: list[tuple[Side, Side, Pairing]] = []
+    aligned, whole = 0, 0
+    done: set[tuple[int, int]] = set()
+    for number in range(max(ranks)):
+        one, other = number % ranks[0], number % ranks[1]
+        mine, theirs = sides[0][one], sides[1][other]
+        pairing = pair(mine, theirs)
+        found.append(changes(mine, theirs, pairing))
+        pairings.append((mine, theirs, pairing))
+        for which, at, side in ((0, one, mine), (1, other, theirs)):
+            if (which, at) not in done:
+                done.add((which, at))
+                cause = pairing.cause[which]
+                add_rank(levels, which, side, cause, waits[which].get(side.rank, _NONE), experts)
+                lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
+                aligned, whole = aligned + int(side.ns[~lost].sum()), whole + int(side.ns.sum())
+    step_ns = [_mean_step(side) for side in sides]
+    delta = step_ns[1] - step_ns[0]
+    rows = [row for level in levels for row in _rows(level, delta)]
+    table = sorted(
+        _change_rows(each(found), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
+    )
+    skips = []
+    if min(len(side[0].labels) for side in sides) < 2:
+        skips.append(Skip("noise", "a run has one step only; record two or more (schedule(active=3))"))
+    meta = {
+        "base_ns": step_ns[0],
+        "cand_ns": step_ns[1],
+        "delta_ns": delta,
+        "aligned_fraction": aligned / max(whole, 1),
+    }
+    tables = {
+        "waterfall": stack(WATERFALL, rows),
+        "changes": stack(CHANGES, table),
+        "substitutions": stack(SUBSTITUTIONS, list(substitution_rows(pairings))),
+        "icicle": stack(ICICLE, [icicle_rows(sides)]),
+    }
+    return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=_doc())
+
+
+def _doc() -> str:
+    return (inspect.getdoc(diff) or "").partition("\n\n")[0]
+
+
+_NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def _waits(run: Run) -> dict[int, Union]:
+    """When each rank waits in collectives for others."""
+    if len(run.traces) < 2:
+        return {}
+    members = ANALYZERS.get("collectives")(run).data["members"]
+    rank, start, wait = (members.array(name) for name in ("rank", "own_ts_ns", "wait_ns"))
+    return {one: union(start[rank == one], (start + wait)[rank == one]) for one in np.unique(rank).tolist()}
+
+
+def _mean_step(sides: Sequence[Side]) -> int:
+    return round(float(np.mean([side.step_ns.mean() for side in sides])))
+
+
+def _rows(level: Level, delta: int) -> Iterator[dict[str, Any]]:
+    """Rows of WATERFALL of one level."""
+    for entry in level.entries():
+        if entry.base_ns or entry.cand_ns:
+            more = entry.cand_ns - entry.base_ns
+            yield {
+                "level": [level.name],
+                "name": [entry.name],
+                "base_ns": [entry.base_ns],
+                "cand_ns": [entry.cand_ns],
+                "delta_ns": [more],
+                "share": [more / delta if delta else 0.0],
+                "cause": [ALL_CAUSES[entry.cause] if more else ""],
+                "noise": [_noise(entry)],
+                "base_count": [entry.base_count],
+                "cand_count": [entry.cand_count],
+            }
+
+
+def _noise(entry: Entry) -> str:
+    """Whether a difference lies beyond the noise between steps."""
+    return _verdict(entry.base, entry.cand)
+
+
+def _verdict(base: Floats, cand: Floats) -> str:
+    if not len(base) or not len(cand):
+        return "unknown"
+    interval = difference(base, cand, TAIL)
+    if not interval.known:
+        return "unknown"
+    return "within" if interval.low <= 0 <= interval.high else "beyond"
+
+
+def _change_rows(
+    found: Iterator[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of CHANGES."""
+    of_rank = [{one.rank: one for one in side} for side in sides]
+    for key, change in found:
+        values = [
+            _by_step(getattr(change, which), side)
+            for which, side in zip(("base", "cand"), sides, strict=True)
+        ]
+        base, cand = (round(float(one.mean())) if len(one) else 0 for one in values)
+        kind = key.kind
+        if kind == "slower" and cand < base:
+            kind = "faster"
+        places = [
+            _place(at, ranks) for at, ranks in zip((change.base_at, change.cand_at), of_rank, strict=True)
+        ]
+        yield {
+            "kind": [kind],
+            "base": [key.base],
+            "cand": [key.cand],
+            "delta_ns": [cand - base],
+            "base_ns": [base],
+            "cand_ns": [cand],
+            "count": [change.count],
+            "noise": [_verdict(*values)],
+            "where": [key.where],
+            "base_rank": [places[0][0]],
+            "base_at_ns": [places[0][1]],
+            "cand_rank": [places[1][0]],
+            "cand_at_ns": [places[1][1]],
+        }
+
+
+def _by_step(values: Mapping[tuple[int, int], float], sides: Sequence[Side]) -> Floats:
+    """Ns of each step, mean of the ranks."""
+    steps = min(side.steps for side in sides)
+    total = np.zeros(steps)
+    for (_, step), ns in values.items():
+        total[min(step, steps - 1)] += ns
+    return total / len(sides)
+
+
+def _place(at: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
+    """(rank, ns since its first event) of an event, -1 for none."""
+    rank, event = at
+    if event < 0:
+        return -1, -1
+    start = ranks[rank].trace.arrays.start
+    return rank, int(start[event] - start.min())

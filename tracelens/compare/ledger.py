@@ -1,0 +1,134 @@
+"""Step times cut in several ways, each of which adds up to the difference of two runs exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int = NDArray[np.int64]
+Float = NDArray[np.float64]
+
+
+class Entry(NamedTuple):
+    """One row of a level.
+
+    Attributes:
+        name: of what it is about.
+        base: ns of a step of the base, each step by itself.
+        cand: the same of the candidate.
+        base_ns: mean, rounded so that all rows of a level add up to the step.
+        cand_ns: the same of the candidate.
+        base_count: pieces of GPU work a step.
+        cand_count: the same of the candidate.
+        cause: place in the causes of what makes most of the difference.
+    """
+
+    name: str
+    base: Float
+    cand: Float
+    base_ns: int
+    cand_ns: int
+    base_count: float
+    cand_count: float
+    cause: int
+
+
+class Level:
+    """One way to cut the step time of both runs.
+
+    Args:
+        name: of the level.
+        causes: number of causes that are told apart.
+        ranks: of the base and of the candidate.
+    """
+
+    def __init__(self, name: str, causes: int, ranks: tuple[int, int]) -> None:
+        self.name = name
+        self._causes, self._ranks = causes, ranks
+        self._place: dict[str, int] = {}
+        self._parts: tuple[list[_Part], list[_Part]] = ([], [])
+
+    def add(
+        self,
+        side: int,
+        texts: Sequence[str],
+        code: Int,
+        step: Int,
+        cause: Int,
+        ns: Int,
+        starts: Int,
+        steps: int,
+    ) -> None:
+        """Add pieces of one rank.
+
+        Args:
+            side: 0 for the base, 1 for the candidate.
+            texts: names.
+            code: of each piece, place in `texts`.
+            step: of each piece.
+            cause: of each piece.
+            ns: of each piece.
+            starts: of each piece, 1 where its work begins in the step.
+            steps: of the rank.
+        """
+        place = np.array([self._place.setdefault(text, len(self._place)) for text in texts], dtype=np.int64)
+        rows = place[code] if len(place) else code
+        self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
+
+    def entries(self) -> Iterator[Entry]:
+        """All rows, largest difference first."""
+        count = len(self._place)
+        by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
+        mean = [values.mean(axis=1) if values.size else np.zeros(count) for values in by_step]
+        whole = [apportion(values) for values in mean]
+        cause = np.abs(by_cause[1] - by_cause[0]).argmax(axis=1) if count else []
+        names = list(self._place)
+        for at in np.argsort(-np.abs(whole[1] - whole[0]), kind="stable").tolist():
+            yield Entry(
+                names[at],
+                by_step[0][at],
+                by_step[1][at],
+                int(whole[0][at]),
+                int(whole[1][at]),
+                float(starts[0][at]),
+                float(starts[1][at]),
+                int(cause[at]),
+            )
+
+    def _sums(self, side: int, count: int) -> tuple[Float, Float, Float]:
+        """(ns by row and step, mean of the ranks; ns of a step by row and cause; pieces of a step by row)."""
+        parts = self._parts[side]
+        steps = min((part.steps for part in parts), default=0)
+        by_step, by_cause = np.zeros((count, steps)), np.zeros((count, self._causes))
+        starts = np.zeros(count)
+        for part in parts:
+            # Ranks of one job have the same steps; what only some have recorded joins the last common one.
+            step = np.minimum(part.step, steps - 1)
+            np.add.at(by_step, (part.row, step), part.ns * (steps / part.steps))
+            np.add.at(by_cause, (part.row, part.cause), part.ns / part.steps)
+            np.add.at(starts, part.row, part.starts / part.steps)
+        ranks = self._ranks[side]
+        return by_step / ranks, by_cause / ranks, starts / ranks
+
+
+class _Part(NamedTuple):
+    """Pieces of one rank, see Level.add."""
+
+    row: Int
+    step: Int
+    cause: Int
+    ns: Int
+    starts: Int
+    steps: int
+
+
+def apportion(values: Float) -> Int:
+    """Whole numbers near `values` whose sum is the rounded sum; the largest remainders are rounded up."""
+    low = np.floor(values).astype(np.int64)
+    missing = round(float(values.sum())) - int(low.sum())
+    order = np.argsort(-(values - low), kind="stable")
+    low[order[:missing]] += 1
+    return low

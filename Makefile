@@ -35,6 +35,8 @@ reports: $(VENV)/.core ## remake reports/ from sample_traces/
 	@mkdir -p reports
 	@set -e; for name in $(REPORTS); do for format in md json; do \
 		$(BIN)/tracelens report sample_traces/$$name.json.gz -o reports/$$name.$$format; done; done
+	$(BIN)/tracelens diff sample_traces/moe_loop.json.gz sample_traces/moe_grouped.json.gz \
+		-o reports/diff_moe_loop_grouped.md -o reports/diff_moe_loop_grouped.json
 
 bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
 	$(BIN)/python -m benchmarks.bench $(BENCH)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRACELENS = Path(sys.executable).with_name("tracelens")
 LARGE = Path("nvidia-h100-hf/dsv2_eager.json.gz")
 RANKS = Path("nvidia-h200-megatron/ep8")
+PAIR = ("nvidia-h100-hf/dsv2_eager.json.gz", "nvidia-h100-hf/dsv2_grouped.json.gz")
 TIMES = 4
 
 Command = Sequence[str | Path]
@@ -117,6 +118,27 @@ def against_dom(traces: Sequence[Path], runs: int, scratch: Path) -> dict[str, f
     return {"cold": wall_s / cold_s, "warm": wall_s / warm_s, "pss_per_byte": pss / size}
 
 
+def bench_diff(_trace: Path, runs: int, scratch: Path) -> dict[str, float]:
+    """The comparison of a before/after pair against loading both; returns the ratio."""
+    pair = [corpus() / name for name in PAIR]
+    if not all(path.is_file() for path in pair):
+        print("  no pair of traces: set TRACELENS_CORPUS")
+        return {}
+    usages = rounds(
+        {
+            "load and compare": [sys.executable, "-m", "benchmarks.compare", *pair],
+            "tracelens diff": [TRACELENS, "diff", *pair, "-o", scratch / "diff.html"],
+        },
+        runs,
+        memory=True,
+    )
+    table(usages)
+    parts = [json.loads(usage.output) for usage in usages["load and compare"]]
+    load_s, diff_s = (statistics.median(part[name] for part in parts) for name in ("load_s", "diff_s"))
+    print(f"  load both {load_s:.3f} s, compare {diff_s:.3f} s: {1 + diff_s / load_s:.2f} x loading both")
+    return {"of_loading": 1 + diff_s / load_s}
+
+
 def bench_startup(_trace: Path, runs: int, _scratch: Path) -> dict[str, float]:
     """What one pays before any trace is read; returns milliseconds."""
     # -P: the installed package, whatever the current folder holds.
@@ -156,6 +178,7 @@ def bench_linearity(trace: Path, runs: int, scratch: Path) -> dict[str, float]:
 PARTS: dict[str, Callable[[Path, int, Path], dict[str, float]]] = {
     "report": bench_report,
     "ranks": bench_ranks,
+    "diff": bench_diff,
     "startup": bench_startup,
     "linearity": bench_linearity,
 }

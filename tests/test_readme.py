@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -74,9 +75,16 @@ def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[
     shutil.copy(SAMPLE, tmp_path / "traces" / "rank0.json.gz")
     real = {
         "trace.json.gz": SAMPLE,
+        "before.json.gz": SAMPLE,
+        "after.json.gz": "sample_traces/moe_grouped.json.gz",
         "traces/": str(tmp_path / "traces"),
         "2": "3",
-        **{name: str(tmp_path / name) for name in ("report.html", "merged.json.gz")},
+        **{
+            name: str(tmp_path / name)
+            for name in ("report.html", "diff.html", "merged.json.gz", "base.json", "gate.xml", "gate.md")
+        },
     }
-    words = [real.get(word, word) for word in line.partition("#")[0].split()[1:]]
+    words = [real.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+    if words[0] == "gate":
+        assert run(["report", real["traces/"], "--only", "steps", "-o", real["base.json"]]) == 0
     assert run(words) == 0, capfdbinary.readouterr().err

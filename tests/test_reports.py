@@ -12,20 +12,23 @@ from tracelens.cli import run
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted(path.stem for path in (ROOT / "reports").glob("*.md"))
+COMPARED = {"diff_moe_loop_grouped": ("moe_loop", "moe_grouped")}
+"""Reports of two traces; all others are of the trace of their name."""
 
 
 @pytest.fixture
 def remade(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A report of the sample trace, made from the repository's root as `make reports` does."""
+    """A report of the sample trace, or of two, made from the repository's root as `make reports` does."""
     monkeypatch.chdir(ROOT)
     name, suffix = request.param
     target = tmp_path / f"{name}.{suffix}"
-    assert run(["report", f"sample_traces/{name}.json.gz", "-o", str(target)]) == 0
+    traces = [f"sample_traces/{trace}.json.gz" for trace in COMPARED.get(name, (name,))]
+    assert run(["diff" if name in COMPARED else "report", *traces, "-o", str(target)]) == 0
     return target
 
 
 def test_there_are_reports() -> None:
-    assert "moe_loop" in REPORTS
+    assert {"moe_loop", *COMPARED} <= set(REPORTS)
 
 
 @pytest.mark.parametrize("remade", [(name, "md") for name in REPORTS], indirect=True, ids=REPORTS)

@@ -4,6 +4,7 @@
 >>> run = tracelens.load("traces/")                         # files or a directory of ranks
 >>> tracelens.analyze(run, "breakdown")["breakdown"]         # a DataFrame
 >>> tracelens.render(tracelens.report(run), "report.html")   # or .md, .json, .xlsx, a directory of CSV
+>>> tracelens.diff(tracelens.load("before/"), run)["diff"]["waterfall"]  # what changed between two runs
 
 Importing this module is cheap; each function imports what it needs.
 """
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tracelens.trace.trace import TraceMeta
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analyze", "load", "render", "report", "report_files"]
+__all__ = ["__version__", "analyze", "diff", "load", "render", "report", "report_files"]
 
 
 def _quiet(_: str) -> None:
@@ -225,6 +226,50 @@ def report_files(
         )
     metas = [portion.meta for portion in found]
     return _report(results, metas, [portion.rank for portion in found], {"step": step, **options})
+
+
+def diff(
+    base: Run, cand: Run, *, step: str | None = None, progress: Callable[[str], None] = _quiet
+) -> Report:
+    """Compare two runs: what changed, and where the difference of their step times comes from.
+
+    Args:
+        base: from `load`: the run before.
+        cand: the run after; it may have other steps, ranks, libraries and hardware.
+        step: only this step of both, "2" for ProfilerStep#2.
+        progress: called with a line of text before the work.
+
+    Returns:
+        a report whose one result is "diff", ready for `render`; inputs, ranks and devices in its meta are
+        told by side.
+
+    Raises:
+        TracelensError: a rank has no GPU work, or no such step.
+    """
+    from dataclasses import replace
+
+    from tracelens.compare.diff import diff as compare
+    from tracelens.schema import Report
+
+    sides = {"base": base, "cand": cand}
+    if step is not None:
+        from tracelens.trace.steps import select_step
+
+        sides = {side: select_step(run, step) for side, run in sides.items()}
+    progress("comparing the runs")
+    found = replace(compare(**sides), command="tracelens diff BASE CAND")
+    single = {
+        side: _report((), [trace.meta for trace in run.traces], run.ranks, {}) for side, run in sides.items()
+    }
+    meta: dict[str, Any] = {"version": __version__}
+    meta |= {
+        key: {side: one.meta[key] for side, one in single.items()} for key in ("inputs", "ranks", "devices")
+    }
+    if step is not None:
+        meta["options"] = {"step": step}
+    before, after = found.meta["base_ns"] / 1e6, found.meta["cand_ns"] / 1e6
+    change = f"{before:,.3f} ms to {after:,.3f} ms a step ({after / before - 1:+.1%})"
+    return Report((found,), title=f"tracelens diff: {change}", meta=meta)
 
 
 def render(report: Report, path: str | os.PathLike[str]) -> None:

@@ -52,12 +52,14 @@ class Schema:
         doc: one or two sentences a reader of the report needs to read the table.
         detail: the table feeds figures and machine formats (JSON, CSV, XLSX) and is too fine to be read;
             console, Markdown and HTML leave its rows out.
+        brief: its first rows say most; console, Markdown and HTML show fewer of them than of other tables.
     """
 
     title: str
     columns: tuple[Column, ...]
     doc: str = ""
     detail: bool = False
+    brief: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -71,6 +73,15 @@ class Schema:
         Two or more columns of sentences have no room beside each other.
         """
         return sum(column.prose for column in self.columns) > 1
+
+    @property
+    def levels(self) -> bool:
+        """True when the same whole is cut in several ways, one behind the other.
+
+        People read them one by one. The first column is `level` then, and names the way; a tree has levels
+        of another kind.
+        """
+        return self.names[:1] == ["level"] and "parent" not in self.names
 
     def table(self, data: Mapping[str, Any]) -> Table:
         """Build a table from columns, checked against this schema.
@@ -210,6 +221,7 @@ class Result:
         doc: what the section answers, one or two sentences.
         skips: what could not be computed.
         meta: scalars that belong to the result as a whole (options used, totals).
+        command: what makes it on the command line, "" for `tracelens analyze`.
     """
 
     analyzer: str
@@ -218,6 +230,7 @@ class Result:
     doc: str = ""
     skips: tuple[Skip, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:

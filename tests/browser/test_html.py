@@ -89,7 +89,7 @@ def search(run: Callable[..., Any], grid: str, text: str) -> None:
 
 def test_every_figure_is_drawn(run: Callable[..., Any]) -> None:
     expected = wait_for_figures(run)
-    assert drawn(run) == expected == 9
+    assert drawn(run) == expected == 11
     assert run("return document.querySelectorAll('.figure').length") == expected
 
 
@@ -124,6 +124,36 @@ def test_the_filter_looks_into_whole_names(run: Callable[..., Any]) -> None:
     )
     search(run, "kernels-kernels", "")
     assert len(column(run, "kernels-kernels", 1)) == 30
+
+
+def test_buttons_of_a_figure_choose_what_it_shows(run: Callable[..., Any]) -> None:
+    wait_for_figures(run)
+    group = "document.querySelector('#diff .views')"
+    pressed = f"return [...{group}.children].map(button => button.ariaPressed)"
+    visible = f"return {group}.nextElementSibling.data.map(trace => trace.visible)"
+    labels = (
+        f"return [...{group}.nextElementSibling.querySelectorAll('.ytick')].map(tick => tick.textContent)"
+    )
+    assert run(f"return [...{group}.children].map(button => button.textContent)") == ["by cause", "by stage"]
+    assert run(pressed) == ["true", "false"]
+    run(f"{group}.children[1].click()")
+    assert run(pressed) == ["false", "true"]
+    assert run(visible) == [False, True]
+    assert run(labels) == ["base", "outside", "experts", "candidate"]
+    run(f"{group}.children[0].click()")
+    assert run(visible) == [True, False]
+
+
+def test_the_filter_finds_entries(run: Callable[..., Any]) -> None:
+    shown = """
+        const entries = [...document.querySelectorAll('[id="diff-changes"] .entries > li')];
+        return entries.filter(entry => entry.checkVisibility()).length;
+    """
+    assert run(shown) == 8
+    search(run, "diff-changes", "EXCHANGED")
+    assert run(shown) == 4
+    search(run, "diff-changes", "")
+    assert run(shown) == 8
 
 
 def test_a_long_name_opens_on_click(run: Callable[..., Any]) -> None:

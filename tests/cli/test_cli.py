@@ -18,6 +18,7 @@ ANALYZERS = [
     "input",
     "timeline",
     "breakdown",
+    "steps",
     "scopes",
     "ops",
     "roofline",

@@ -152,7 +152,7 @@ def wrapped(program: Program, op: Event) -> Edit | None:
 
 
 def duplicated(program: Program, op: Event) -> Edit | None:
-    """The op runs twice, each time in half of its time on the host; the GPU runs the second where it is idle."""
+    """The op runs twice, each time in half of its time on the host; the GPU runs the second where idle."""
     host = program.inside(op)
     work = program.launched(host)
     if op["dur"] < 2 or any(event.get("cat") not in ("cpu_op", *_LAUNCHES) for event in host):

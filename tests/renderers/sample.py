@@ -500,6 +500,109 @@ def moe(ranks: int = 4, layers: int = 3) -> Result:
     return result("moe", "MoE", tables)
 
 
+def diff(rows: int = 5, names: tuple[str, ...] = NASTY, kept: int = 100_000) -> Result:
+    """Two runs in three levels: `rows` causes that gain ever less, the last of which loses; stages; a rank.
+
+    Args:
+        rows: number of causes.
+        names: theirs, and the kernels'.
+        kept: ns of each cause in both runs.
+
+    Of the icicle, "gone" is in the base only and "new" in the candidate only; the levels of both add up.
+    """
+    told = [names[at % len(names)] + (f" {at}" if at >= len(names) else "") for at in range(rows)]
+    gained = [-8_000_000 // (at + 1) for at in range(rows - 1)] + [2_000_000]
+    base = [abs(ns) + kept for ns in gained]
+    cand = [before + ns for before, ns in zip(base, gained, strict=True)]
+    whole = sum(base), sum(cand)
+    rows_ = [("cause", *row) for row in zip(told, base, cand, strict=True)]
+    rows_ += [("stage", "experts", base[0], cand[0]), ("stage", "outside", sum(base[1:]), sum(cand[1:]))]
+    rows_ += [("rank", "rank 0", *whole)]
+    delta = [row[3] - row[2] for row in rows_]
+    columns = (
+        Column("level", "category", doc="cause, stage, rank"),
+        Column("name", "category"),
+        Column("base_ns", "int64", NS, "of a step"),
+        Column("cand_ns", "int64", NS, "of a step"),
+        Column("delta_ns", "int64", NS),
+        Column("share", "float64", "ratio", "of the whole difference"),
+        Column("cause", "category"),
+        Column("noise", "category"),
+    )
+    data = {
+        **{columns[at].name: [row[at] for row in rows_] for at in range(4)},
+        "delta_ns": delta,
+        "share": [ns / (whole[1] - whole[0]) for ns in delta],
+        "cause": ["idle"] * len(rows_),
+        "noise": [("beyond", "within", "unknown")[at % 3] for at in range(len(rows_))],
+    }
+    tables = {
+        "waterfall": table("Waterfall", columns, data, doc="Rows of each level add up."),
+        "changes": _changes(rows, names),
+        "icicle": _icicle(base, cand),
+    }
+    meta = {"base_ns": whole[0], "cand_ns": whole[1], "delta_ns": whole[1] - whole[0]}
+    rest = {"doc": "What changed?", "meta": meta, "command": "tracelens diff BASE CAND"}
+    return result("diff", "What changed", tables, **rest)
+
+
+def _changes(rows: int, names: tuple[str, ...]) -> Table:
+    """Edits as entries, each second one with no place in the candidate."""
+    at = np.arange(rows)
+    columns = (
+        Column("kind", "category"),
+        Column("base", "str", prose=True),
+        Column("cand", "str", prose=True),
+        Column("delta_ns", "int64", NS),
+        Column("base_rank", "int64"),
+        Column("base_at_ns", "int64", NS, "of one of them"),
+        Column("cand_rank", "int64"),
+        Column("cand_at_ns", "int64", NS, "the same in the candidate"),
+    )
+    data = {
+        "kind": [("exchanged", "removed")[place % 2] for place in range(rows)],
+        "base": [names[place % len(names)] for place in range(rows)],
+        "cand": ["" if place % 2 else "aten::_grouped_mm" for place in range(rows)],
+        "delta_ns": -90_000 // (at + 1),
+        "base_rank": at % 4,
+        "base_at_ns": 551_890_123 + at,
+        "cand_rank": np.where(at % 2, -1, 0),
+        "cand_at_ns": np.where(at % 2, -1, 57_000_000),
+    }
+    return table("What changed", columns, data, doc="Calls are matched by names.")
+
+
+def _icicle(base: list[int], cand: list[int]) -> Table:
+    """Category > op > kernel: a category with many kernels, one of either side only."""
+    whole = sum(base), sum(cand)
+    rows: list[tuple[int, int, str, str, int, int]] = []
+
+    def add(parent: int, level: str, name: str, before: int, after: int) -> int:
+        rows.append((len(rows), parent, level, name, before, after))
+        return len(rows) - 1
+
+    ends = (0, whole[0] // 5, whole[0]), (0, whole[1] // 4, whole[1])
+    for name, before, after in (
+        ("gone", ends[0][1], 0),
+        ("new", 0, ends[1][1]),
+        (SCRIPT, whole[0] - ends[0][1], whole[1] - ends[1][1]),
+    ):
+        op = add(add(-1, "category", name, before, after), "op", f"aten::{name}", before, after)
+        for kernel in range(len(base)):
+            parts = [ns * (kernel + 1) // len(base) - ns * kernel // len(base) for ns in (before, after)]
+            add(op, "kernel", NASTY[kernel % len(NASTY)], *parts)
+    columns = (
+        Column("node", "int64"),
+        Column("parent", "int64"),
+        Column("level", "category"),
+        Column("name", "category"),
+        Column("base_ns", "int64", NS),
+        Column("cand_ns", "int64", NS),
+    )
+    data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
+    return table("Both as boxes", columns, data, detail=True)
+
+
 def unknown() -> Result:
     """An analyzer that no renderer has heard of, with every dtype, extreme values and an empty table."""
     columns = (
@@ -544,6 +647,7 @@ def report() -> Report:
         launches(20),
         unknown(),
         findings(len(NASTY)),
+        diff(8),
     )
     meta = {
         "version": "0.1.0",

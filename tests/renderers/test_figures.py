@@ -30,8 +30,9 @@ RESULTS = {
     "pipeline": (sample.pipeline, 1),
     "findings": (sample.findings, 1),
     "moe": (sample.moe, 2),
+    "diff": (sample.diff, 2),
 }
-NEEDED = {"findings": "saving_ns"}
+NEEDED = {"findings": "saving_ns", "diff": "base_ns"}
 """A column without which nothing is drawn, where it is not the rank."""
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
@@ -113,6 +114,7 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.pipeline(64, 64, 4),
         sample.findings(500),
         sample.moe(512, 96),
+        sample.diff(3000),
     ],
     ids=lambda result: result.analyzer,
 )
@@ -379,3 +381,84 @@ def test_stages_are_the_sum_of_their_phases() -> None:
     assert experts["name"] == "experts"
     assert experts["x"] == other["x"] == [3.5, 4.5]
     assert experts["customdata"] == [[0.1, 1.0, 2.0, 0.5], [0.1, 2.0, 2.0, 0.5]]
+
+
+def waterfall(result: Result, view: int = 0) -> list[tuple[str, float, float]]:
+    """(name, start, end) of every bar of one view, in ms."""
+    figure = figures(result)[0]
+    trace, layout = figure["data"][view], figure["layout"]
+    labels = layout["updatemenus"][0]["buttons"][view]["args"][1]["yaxis.ticktext"]
+    ends = np.add(trace["base"], trace["x"]).tolist()
+    return list(zip(labels, trace["base"], ends, strict=True))
+
+
+@pytest.mark.parametrize("rows", [2, 5, 60])
+def test_the_waterfall_leads_from_one_step_time_to_the_other(rows: int) -> None:
+    result = sample.diff(rows, names=("a", "b", "c"))
+    base, *between, cand = waterfall(result)
+    assert base[:2] == ("base", 0)
+    assert cand[:2] == ("candidate", 0)
+    assert base[2] == pytest.approx(result.meta["base_ns"] / 1e6)
+    at = base[2]
+    for _, start, end in between:
+        assert start == pytest.approx(at)
+        at = end
+    assert at == pytest.approx(cand[2]) == pytest.approx(result.meta["cand_ns"] / 1e6)
+    assert (between[-1][0] == "rest") == (rows > 14)
+    assert len(between) == min(rows, 15)
+
+
+def test_what_became_slower_has_another_colour_than_what_became_faster() -> None:
+    trace = figures(sample.diff(3, names=("a", "b", "c")))[0]["data"][0]
+    base, first, second, slower, cand = trace["marker"]["color"]
+    assert base == cand
+    assert len({base, first, slower}) == 3
+    assert first == second
+    assert trace["text"][1:4] == ["-8.000", "-4.000", "+2.000"]
+    assert "80.0% of the difference<br>beyond the noise" in trace["customdata"][1][0]
+
+
+def test_buttons_choose_the_level() -> None:
+    result = sample.diff(5)
+    drawn = figures(result)[0]
+    (menu,) = drawn["layout"]["updatemenus"]
+    assert [button["label"] for button in menu["buttons"]] == ["by cause", "by stage"]
+    assert [trace["visible"] for trace in drawn["data"]] == [True, False]
+    assert menu["buttons"][1]["args"][0] == {"visible": [False, True]}
+    assert [name for name, _, _ in waterfall(result, 1)] == ["base", "experts", "outside", "candidate"]
+
+
+def test_small_differences_get_an_axis_of_their_own() -> None:
+    large, small = (figures(sample.diff(5, kept=ns))[0] for ns in (100_000, 20_000_000))
+    assert large["layout"]["xaxis"]["range"][0] == 0
+    assert small["layout"]["xaxis"]["range"][0] > 40
+    assert "not from 0" in small["layout"]["xaxis"]["title"]["text"]
+    trace = small["data"][0]
+    assert min(trace["base"]) == small["layout"]["xaxis"]["range"][0]
+    assert trace["base"][0] + trace["x"][0] == pytest.approx(float(trace["text"][0]), abs=1e-3)
+
+
+@pytest.mark.parametrize("rows", [5, 2000])
+def test_both_icicles_have_one_scale_and_the_same_colours(rows: int) -> None:
+    result = sample.diff(rows)
+    _, drawn = figures(result)
+    color: dict[str, set[str]] = {}
+    heights = []
+    for trace, whole in zip(drawn["data"], ("base_ns", "cand_ns"), strict=True):
+        size = dict(zip(trace["ids"], trace["values"], strict=True))
+        assert size["all"] == result.meta[whole]
+        inside = dict.fromkeys(trace["parents"], 0)
+        for parent, value in zip(trace["parents"], trace["values"], strict=True):
+            inside[parent] += value
+        assert all(total == size[parent] for parent, total in inside.items() if parent)
+        for label, value in zip(trace["labels"], trace["marker"]["colors"], strict=True):
+            color.setdefault(label, set()).add(value)
+        low, high = trace["domain"]["y"]
+        heights.append((high - low) / result.meta[whole])
+    assert heights[0] == pytest.approx(heights[1], rel=1e-3)
+    names = {label for trace in drawn["data"] for label in trace["labels"]} - {"base", "candidate"}
+    assert {"gone", "new"} <= names
+    assert all(len(color[name]) == 1 for name in ("gone", "new", "aten::gone"))
+    notes = [about[2] for trace in drawn["data"] for about in trace["customdata"]]
+    assert "<br>not in the base" in notes
+    assert "<br>not in the candidate" in notes

@@ -13,6 +13,7 @@ from tracelens.renderers.html import fragment
 from tracelens.renderers.json import files as json_files
 from tracelens.renderers.json import one
 from tracelens.renderers.markdown import markdown
+from tracelens.schema import Report
 
 
 def without_assets(page: str) -> str:
@@ -32,6 +33,11 @@ def test_console_in_color() -> None:
 
 def test_markdown() -> None:
     check("report.md", markdown(sample.small()))
+
+
+def test_markdown_of_two_runs() -> None:
+    result = sample.diff(8, names=("idle: host late", "experts: loop to grouped GEMM", "same kernels"))
+    check("diff.md", markdown(Report((result,), title="Two runs")))
 
 
 def test_json() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tracelens import __version__
-from tracelens.cli import analyze, fuse, listing, report
+from tracelens.cli import analyze, diff, fuse, gate, listing, report
 
 app = typer.Typer(
     name="tracelens",
@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 app.command("report")(report.report)
 app.command("analyze")(analyze.analyze)
+app.command("diff")(diff.diff)
+app.command("gate")(gate.gate)
 app.command("fuse")(fuse.fuse)
 app.command("list")(listing.listing)
 

@@ -204,9 +204,8 @@ class _Aligner:
         return Alignment(self.match, self.how, back, self.how_back, self.groups)
 
     def _mark(self, forest: Forest, nodes: Int, how: Int) -> None:
-        for node in nodes.tolist():
-            inside = slice(node, node + int(forest.size[node]))
-            how[inside] = np.where(how[inside] == ONLY, REPLACED, how[inside])
+        inside = forest.within(nodes)
+        how[inside[how[inside] == ONLY]] = REPLACED
 
     def _moved(self) -> None:
         """What is left on both sides, once each, has moved."""

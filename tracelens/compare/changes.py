@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.analyzers._group import codes
 from tracelens.compare.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER, Alignment
 from tracelens.compare.forest import Forest
 from tracelens.compare.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Pairing
@@ -24,6 +24,10 @@ KINDS = (
     "removed", "added", "duplicated", "wrapper removed", "wrapper added", "renamed", "moved", "exchanged",
     "slower", "faster", "other shapes", "other kernels",
 )  # fmt: skip
+
+
+NOWHERE = (-1, -1)
+"""The place of what a side does not have."""
 
 
 class Key(NamedTuple):
@@ -57,8 +61,8 @@ class Change:
     count: int = 0
     base: dict[tuple[int, int], float] = field(default_factory=dict)
     cand: dict[tuple[int, int], float] = field(default_factory=dict)
-    base_at: tuple[int, int] = (-1, -1)
-    cand_at: tuple[int, int] = (-1, -1)
+    base_at: tuple[int, int] = NOWHERE
+    cand_at: tuple[int, int] = NOWHERE
     most: float = -1.0
 
     def add(self, side: str, place: tuple[int, int], ns: float) -> None:
@@ -73,9 +77,9 @@ class _Times(NamedTuple):
     own: Int
     before: Int
 
-    def of(self, forest: Forest, node: int) -> int:
-        """GPU time of a node with all that it calls."""
-        return int(self.before[node + int(forest.size[node])] - self.before[node])
+    def of(self, forest: Forest, nodes: Int) -> int:
+        """GPU time of nodes with all that they call."""
+        return int((self.before[nodes + forest.size[nodes]] - self.before[nodes]).sum())
 
 
 def changes(base: Side, cand: Side, pairing: Pairing) -> dict[Key, Change]:
@@ -162,7 +166,7 @@ def _note(
     place: tuple[int, int],
 ) -> None:
     """Add the GPU time of subtrees to one side of a change."""
-    total = sum(times.of(side.forest, int(node)) for node in nodes)
+    total = times.of(side.forest, np.asarray(nodes))
     change.add(which, place, total)
     if len(nodes) and total >= change.most:
         change.most = total
@@ -170,19 +174,15 @@ def _note(
 
 
 def _heaviest(forest: Forest, nodes: Int, times: _Times) -> str:
-    """The ops with most GPU time in some subtrees, with their number."""
-    ns: Counter[int] = Counter()
-    number: Counter[int] = Counter()
-    for node in nodes.tolist():
-        inside = np.arange(node, node + int(forest.size[node]))
-        busy = inside[times.own[inside] > 0]
-        for name, spent in zip(forest.name[busy].tolist(), times.own[busy].tolist(), strict=True):
-            ns[name] += spent
-            number[name] += 1
-    if not ns:
-        names = Counter(forest.name[nodes].tolist())
-        return ", ".join(forest.names[name] for name, _ in names.most_common(_SHOWN))
-    return ", ".join(forest.names[name] for name, _ in ns.most_common(_SHOWN))
+    """The ops with most GPU time in some subtrees."""
+    inside = forest.within(nodes)
+    busy = inside[times.own[inside] > 0]
+    weight = times.own[busy]
+    if not len(busy):  # nothing runs on the GPU: by number
+        busy, weight = nodes, np.ones(len(nodes), dtype=np.int64)
+    names, place = np.unique(forest.name[busy], return_inverse=True)
+    order = np.argsort(-np.bincount(place, weights=weight), kind="stable")[:_SHOWN]
+    return ", ".join(forest.names[name] for name in names[order].tolist())
 
 
 def _around(forest: Forest, nodes: Int | Sequence[int]) -> str:
@@ -201,15 +201,19 @@ def _times_of_matched(found: dict[Key, Change], base: Side, cand: Side, pairing:
         chosen = np.flatnonzero(np.isin(cause, list(kinds)))
         mine = side.forest.name[side.node[chosen]]
         theirs = other.forest.name[partner[chosen]]
-        cells = np.stack((cause[chosen], mine, theirs, side.step[chosen]), axis=1)
-        groups, at, place = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-        total = np.bincount(place.reshape(-1), weights=side.ns[chosen], minlength=len(groups))
-        for number, (code, name, to, step) in enumerate(groups.tolist()):
+        place, groups = codes(cause[chosen], mine, theirs, side.step[chosen])
+        total = np.bincount(place, weights=side.ns[chosen], minlength=len(groups[0]))
+        at = np.zeros(len(groups[0]), dtype=np.int64)
+        at[place[::-1]] = np.arange(len(place))[::-1]
+        for number, (code, name, to, step) in enumerate(zip(*(key.tolist() for key in groups), strict=True)):
             names = side.forest.names[name], other.forest.names[to]
             key = Key(kinds[code], *(names if which == "base" else names[::-1]), "")
             change = collected.setdefault(key, Change())
             change.add(which, (side.rank, step), float(total[number]))
-            setattr(change, f"{which}_at", (side.rank, int(side.work.op[side.row[chosen[at[number]]]])))
+            if total[number] > change.most or getattr(change, f"{which}_at") == NOWHERE:
+                change.most = max(change.most, float(total[number]))
+                event = int(side.op[side.row[chosen[at[number]]]])
+                setattr(change, f"{which}_at", (side.rank, event))
     for key, change in collected.items():
         if sum(change.base.values()) != sum(change.cand.values()):
             change.count = max(len(change.base), len(change.cand))
@@ -226,6 +230,9 @@ def each(found: Sequence[dict[Key, Change]]) -> Iterator[tuple[Key, Change]]:
             for which in ("base", "cand"):
                 for place, ns in getattr(change, which).items():
                     into.add(which, place, ns)
-            if change.most >= into.most:
-                into.most, into.base_at, into.cand_at = change.most, change.base_at, change.cand_at
+            for which in ("base_at", "cand_at"):
+                unknown = getattr(into, which) == NOWHERE
+                if getattr(change, which) != NOWHERE and (unknown or change.most > into.most):
+                    setattr(into, which, getattr(change, which))
+            into.most = max(into.most, change.most)
     yield from merged.items()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.analyzers._group import codes
 from tracelens.analyzers._moe_regions import Visit, regions
 from tracelens.analyzers._moe_stages import EXPERTS, PERMUTATION, STAGES
 from tracelens.analyzers.breakdown import NO_OP, shape_texts
@@ -112,8 +113,8 @@ def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]
     if level == "op":
         return names, name
     shape, texts = shape_texts(side.trace, work._replace(op=side.op))
-    pairs, code = np.unique(np.stack((name, shape[pieces.row]), axis=1), axis=0, return_inverse=True)
-    return [f"{names[one]} {texts[two]}" for one, two in pairs.tolist()], code.reshape(-1)
+    code, (ones, twos) = codes(name, shape[pieces.row])
+    return [f"{names[one]} {texts[two]}" for one, two in zip(ones.tolist(), twos.tolist(), strict=True)], code
 
 
 def regrouped(base: Sequence[Side], cand: Sequence[Side]) -> str:

@@ -14,8 +14,8 @@ from tracelens.analyzers import ANALYZERS, result, stack
 from tracelens.compare.changes import Change, Key, changes, each
 from tracelens.compare.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
 from tracelens.compare.icicle import ICICLE, icicle_rows
-from tracelens.compare.ledger import Entry, Level
-from tracelens.compare.noise import difference
+from tracelens.compare.ledger import Level
+from tracelens.compare.noise import differences
 from tracelens.compare.pairing import NO_OP as WITHOUT_OP
 from tracelens.compare.pairing import ONE_SIDED, Pairing, pair
 from tracelens.compare.sides import Side
@@ -54,8 +54,8 @@ CHANGES = Schema(
     "What changed",
     (
         Column("kind", "category"),
-        Column("base", "str", doc="op, of an exchange those with most GPU time", prose=True),
-        Column("cand", "str", doc="op of the candidate", prose=True),
+        Column("base", "str", doc="op, of an exchange those with most GPU time"),
+        Column("cand", "str", doc="op of the candidate"),
         Column("delta_ns", "int64", "ns", "of a step, with all that it calls"),
         Column("base_ns", "int64", "ns"),
         Column("cand_ns", "int64", "ns"),
@@ -111,7 +111,7 @@ def diff(base: Run, cand: Run) -> Result:
                 aligned, whole = aligned + int(side.ns[~lost].sum()), whole + int(side.ns.sum())
     step_ns = [_mean_step(side) for side in sides]
     delta = step_ns[1] - step_ns[0]
-    rows = [row for level in levels for row in _rows(level, delta)]
+    rows = [_rows(level, delta) for level in levels]
     table = sorted(
         _change_rows(each(found), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
     )
@@ -153,37 +153,31 @@ def _mean_step(sides: Sequence[Side]) -> int:
     return round(float(np.mean([side.step_ns.mean() for side in sides])))
 
 
-def _rows(level: Level, delta: int) -> Iterator[dict[str, Any]]:
+def _rows(level: Level, delta: int) -> dict[str, Any]:
     """Rows of WATERFALL of one level."""
-    for entry in level.entries():
-        if entry.base_ns or entry.cand_ns:
-            more = entry.cand_ns - entry.base_ns
-            yield {
-                "level": [level.name],
-                "name": [entry.name],
-                "base_ns": [entry.base_ns],
-                "cand_ns": [entry.cand_ns],
-                "delta_ns": [more],
-                "share": [more / delta if delta else 0.0],
-                "cause": [ALL_CAUSES[entry.cause] if more else ""],
-                "noise": [_noise(entry)],
-                "base_count": [entry.base_count],
-                "cand_count": [entry.cand_count],
-            }
+    found = level.rows()
+    kept = np.flatnonzero((found.base_ns > 0) | (found.cand_ns > 0))
+    more = (found.cand_ns - found.base_ns)[kept]
+    return {
+        "level": [level.name] * len(kept),
+        "name": [found.names[at] for at in kept.tolist()],
+        "base_ns": found.base_ns[kept],
+        "cand_ns": found.cand_ns[kept],
+        "delta_ns": more,
+        "share": more / delta if delta else np.zeros(len(kept)),
+        "cause": [ALL_CAUSES[code] if ns else "" for code, ns in zip(found.cause[kept], more, strict=True)],
+        "noise": _noise(found.base[kept], found.cand[kept]),
+        "base_count": found.base_count[kept],
+        "cand_count": found.cand_count[kept],
+    }
 
 
-def _noise(entry: Entry) -> str:
-    """Whether a difference lies beyond the noise between steps."""
-    return _verdict(entry.base, entry.cand)
-
-
-def _verdict(base: Floats, cand: Floats) -> str:
-    if not len(base) or not len(cand):
-        return "unknown"
-    interval = difference(base, cand, TAIL)
-    if not interval.known:
-        return "unknown"
-    return "within" if interval.low <= 0 <= interval.high else "beyond"
+def _noise(base: Floats, cand: Floats) -> list[str]:
+    """Whether differences lie beyond the noise between steps: one row of each side for each."""
+    if min(base.shape[1], cand.shape[1]) < 2:
+        return ["unknown"] * len(base)
+    low, high = differences(base, cand, TAIL)
+    return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
 
 
 def _change_rows(
@@ -211,7 +205,7 @@ def _change_rows(
             "base_ns": [base],
             "cand_ns": [cand],
             "count": [change.count],
-            "noise": [_verdict(*values)],
+            "noise": _noise(values[0][None], values[1][None]),
             "where": [key.where],
             "base_rank": [places[0][0]],
             "base_at_ns": [places[0][1]],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -63,10 +62,11 @@ class Forest:
         below: Int = inside[self.parent[inside] == place]
         return below
 
-    @cached_property
-    def place(self) -> dict[int, int]:
-        """Place of each event."""
-        return dict(zip(self.event.tolist(), range(len(self.event)), strict=True))
+    def within(self, nodes: Int) -> Int:
+        """Places of some nodes, none inside another, and of all that they call."""
+        size = self.size[nodes]
+        before = np.cumsum(size) - size
+        return np.repeat(nodes - before, size) + np.arange(int(size.sum()))
 
     def path(self, place: int) -> list[str]:
         """Names of a node and of all around it, outermost first."""

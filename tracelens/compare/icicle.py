@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tracelens.analyzers._group import codes
 from tracelens.analyzers.breakdown import NO_OP
 from tracelens.compare.cuts import IDLE
 from tracelens.compare.ledger import apportion
@@ -62,12 +63,11 @@ def _leaves(side: Side) -> list[tuple[tuple[str, str, str], float]]:
     events, work = side.trace.arrays, side.work
     op = side.op[side.row]
     name = np.where(op >= 0, events.name[np.maximum(op, 0)], len(events.names))
-    cells = np.stack((work.category[side.row], name, work.name[side.row]), axis=1)
-    groups, place = np.unique(cells, axis=0, return_inverse=True)
-    total = np.bincount(place.reshape(-1), weights=side.ns, minlength=len(groups))
+    place, keys = codes(work.category[side.row], name, work.name[side.row])
+    total = np.bincount(place, weights=side.ns, minlength=len(keys[0]))
     names = [*events.names, NO_OP]
     found = [
         ((work.categories[one], names[two], work.names[three]), ns)
-        for (one, two, three), ns in zip(groups.tolist(), total.tolist(), strict=True)
+        for one, two, three, ns in zip(*(key.tolist() for key in keys), total.tolist(), strict=True)
     ]
     return [*found, ((IDLE, IDLE, IDLE), float(side.idle.sum()))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,28 +12,28 @@ Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 
 
-class Entry(NamedTuple):
-    """One row of a level.
+class Rows(NamedTuple):
+    """The rows of a level, largest difference first.
 
     Attributes:
-        name: of what it is about.
-        base: ns of a step of the base, each step by itself.
+        names: of what they are about.
+        base: ns of a step of the base, one column a step, mean of the ranks.
         cand: the same of the candidate.
-        base_ns: mean, rounded so that all rows of a level add up to the step.
+        base_ns: mean of the steps, rounded so that all rows of a level add up to the step.
         cand_ns: the same of the candidate.
         base_count: pieces of GPU work a step.
         cand_count: the same of the candidate.
         cause: place in the causes of what makes most of the difference.
     """
 
-    name: str
+    names: list[str]
     base: Float
     cand: Float
-    base_ns: int
-    cand_ns: int
-    base_count: float
-    cand_count: float
-    cause: int
+    base_ns: Int
+    cand_ns: Int
+    base_count: Float
+    cand_count: Float
+    cause: Int
 
 
 class Level:
@@ -78,25 +78,23 @@ class Level:
         rows = place[code] if len(place) else code
         self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
 
-    def entries(self) -> Iterator[Entry]:
-        """All rows, largest difference first."""
+    def rows(self) -> Rows:
+        """All rows."""
         count = len(self._place)
         by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
-        mean = [values.mean(axis=1) if values.size else np.zeros(count) for values in by_step]
-        whole = [apportion(values) for values in mean]
-        cause = np.abs(by_cause[1] - by_cause[0]).argmax(axis=1) if count else []
+        base_ns, cand_ns = (apportion(values.mean(axis=1)) for values in by_step)
+        order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
         names = list(self._place)
-        for at in np.argsort(-np.abs(whole[1] - whole[0]), kind="stable").tolist():
-            yield Entry(
-                names[at],
-                by_step[0][at],
-                by_step[1][at],
-                int(whole[0][at]),
-                int(whole[1][at]),
-                float(starts[0][at]),
-                float(starts[1][at]),
-                int(cause[at]),
-            )
+        return Rows(
+            [names[at] for at in order.tolist()],
+            by_step[0][order],
+            by_step[1][order],
+            base_ns[order],
+            cand_ns[order],
+            starts[0][order],
+            starts[1][order],
+            np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
+        )
 
     def _sums(self, side: int, count: int) -> tuple[Float, Float, Float]:
         """(ns by row and step, mean of the ranks; ns of a step by row and cause; pieces of a step by row)."""

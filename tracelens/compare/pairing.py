@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.analyzers._group import codes
 from tracelens.compare.align import RENAMED, REPLACED, SAME, Alignment, align
 from tracelens.compare.forest import Forest, Hash, text_hashes
 from tracelens.compare.sides import Side
@@ -130,9 +131,9 @@ def _kernels(side: Side) -> Hash:
     """Of each node, a hash of the names of its kernels."""
     found = np.zeros(len(side.forest), dtype=np.uint64)
     rows = np.flatnonzero(side.node >= 0)
-    names = text_hashes(side.work.names)[side.work.name[side.row[rows]]]
-    pair_ = np.unique(np.stack((side.node[rows].astype(np.uint64), names), axis=1), axis=0)
-    np.add.at(found, pair_[:, 0].astype(np.int64), pair_[:, 1])
+    _, (node, name) = codes(side.node[rows], side.work.name[side.row[rows]])
+    used, place = np.unique(name, return_inverse=True)
+    np.add.at(found, node, text_hashes([side.work.names[code] for code in used.tolist()])[place])
     return found
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.decode import NO_TEXT, Decoded, Drop, Event
+from tracelens.parsers.decode import NO_TEXT, Args, Decoded, Drop, Event
 
 _INT64 = np.iinfo(np.int64)
 _ASYNC_PHASES = frozenset("bneSTFpN")
@@ -167,7 +167,7 @@ class Part:
             external_id,
             column([arg.stream for arg in present]),
             column([arg.device for arg in present]),
-            column([arg.bytes for arg in present]),
+            column([arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]),
             column([-1 if arg.grid is NO_TEXT else _blocks(bytes(arg.grid)) for arg in present]),
         )
 
@@ -320,6 +320,11 @@ def integer(value: object) -> int:
     if not -(1 << 63) <= value < 1 << 64:
         return -1
     return value - (1 << 64) if value > _INT64.max else value
+
+
+def _allocated(args: Args) -> object:
+    """What a memory event says is allocated on its device, -1 where that is the host (type 0)."""
+    return args.allocated if integer(args.device_type) > 0 else -1
 
 
 @lru_cache(maxsize=4096)

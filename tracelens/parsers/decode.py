@@ -47,6 +47,8 @@ class Args(Struct, gc=False):
     stream: Number = -1
     device: Number = -1
     bytes: Number = -1
+    allocated: Number = field(default=-1, name="Total Allocated")
+    device_type: Number = field(default=-1, name="Device Type")
     grid: Raw = NO_TEXT
     sequence: Number = field(default=-1, name="Sequence number")
     forward_thread: Number = field(default=-1, name="Fwd thread id")

@@ -8,14 +8,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tracelens.renderers._entries import Entry, entries
-from tracelens.renderers._format import PERCENT, Shown, look, one_line, shorten
+from tracelens.renderers._format import PERCENT, Shown, is_text, look, one_line, shorten
 from tracelens.renderers._rows import Cut, cut, more
-from tracelens.schema import Result
+from tracelens.schema import Result, Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 _NAME_WIDTH = 72
+_BESIDE_WIDTH = 40  # of long names that stand beside others
 # The whole name of a deeply templated kernel can be 8,000 characters, in hundreds of rows.
 _TITLE_WIDTH = 1200
 
@@ -46,23 +47,25 @@ class Grid:
     entries: list[Entry] = field(default_factory=list)
 
 
-def grid(result: Result, name: str, limit: int, *, buttons: bool) -> Grid:
-    """The first `limit` rows of table `name` as HTML.
+def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) -> Grid:
+    """The first `limit` rows of a table as HTML.
 
     Args:
-        result: holds the table and its schema.
+        result: holds the table.
         name: of the table.
+        table: as it is to be read.
         limit: at most so many rows; a tree keeps its largest nodes.
         buttons: with the controls that report.js brings to life; without them every row is visible.
     """
     from markupsafe import Markup
 
-    table = result.data[name]
     part = cut(table, limit)
     if table.schema.entries:
         return _told(result, name, part)
     hows = [look(table, column) for column in part.columns]
-    columns = [_column(how, part.cells(how.column)) for how in hows]
+    cells = [part.cells(column) for column in part.columns]
+    width = _name_width(hows, cells)
+    columns = [_column(how, some, width) for how, some in zip(hows, cells, strict=True)]
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
     opening = _openings(part, buttons)
@@ -103,14 +106,23 @@ def _heading(how: Shown, buttons: bool) -> Markup:
     return cell.format("n" if how.numeric else "s", one_line(title), how.header)
 
 
-def _column(how: Shown, cells: list[Any]) -> list[str]:
+def _name_width(hows: list[Shown], cells: list[list[Any]]) -> int:
+    """Characters that names may have: fewer where several columns of long ones would hide the numbers."""
+    names = (
+        some for how, some in zip(hows, cells, strict=True) if is_text(how.column) and not how.column.prose
+    )
+    long = sum(any(len(text) > _BESIDE_WIDTH for text in some) for some in names)
+    return _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
+
+
+def _column(how: Shown, cells: list[Any], width: int) -> list[str]:
     from markupsafe import escape
 
     texts = how.texts(cells)
     if how.column.prose:
         return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in texts]
     if not how.numeric:
-        return [_name_cell(text) for text in texts]
+        return [_name_cell(text, width) for text in texts]
     pairs = zip(cells, texts, strict=True)
     if how.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]
@@ -121,14 +133,12 @@ def _column(how: Shown, cells: list[Any]) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def _name_cell(text: str) -> str:
+def _name_cell(text: str, width: int) -> str:
     from markupsafe import escape
 
-    if len(text) <= _NAME_WIDTH:
+    if len(text) <= width:
         return f"<td>{escape(text)}</td>"
-    return (
-        f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(shorten(text, _NAME_WIDTH))}</td>'
-    )
+    return f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(shorten(text, width))}</td>'
 
 
 def _nested(cells: list[str], depths: list[int], buttons: bool) -> list[str]:

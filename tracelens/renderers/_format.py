@@ -59,6 +59,7 @@ _BARE: Mapping[Unit, str] = {
 }
 _LIST_WIDTH = 160
 _WORDS = {"dur": "time", "ts": "start"}
+_SIDES = ("base", "cand", "delta")
 _SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
 
 # Control characters would move a terminal's cursor or break a file; the bidirectional ones reorder a line.
@@ -105,17 +106,22 @@ class Shown:
         return cells
 
 
-def shown(column: Column, numbers: NDArray[Any] | None) -> Shown:
+def shown(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> Shown:
     """Choose unit and decimals for a column from its largest magnitude.
 
     -1 means absent and is shown as a dash, unless the column is signed: its name says so (delta, offset, ...)
     or it holds a value below -1. A text column needs no `numbers`.
+
+    Args:
+        column: which.
+        numbers: all of it.
+        least: the unit is that of a column with a magnitude of at least this.
     """
     if numbers is None or column.dtype not in ("int64", "float64"):
         return Shown(column, 1, "", 0, False)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
     absent = ends[0] == -1 and not _SIGNED.search(column.name)
-    peak = max((abs(end) for end in ends[absent:] if isfinite(end)), default=0.0)
+    peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
     if column.unit in _SCALES:
         _, divisor, unit, decimals = next(scale for scale in _SCALES[column.unit] if peak >= scale[0])
         return Shown(column, divisor, unit, decimals, absent)
@@ -159,8 +165,17 @@ def is_text(column: Column) -> bool:
 
 
 def look(table: Table, column: Column) -> Shown:
-    """How a column of a table is written."""
-    return shown(column, None if is_text(column) else table.array(column.name))
+    """How a column of a table is written; base, candidate and their difference have one unit."""
+    if is_text(column):
+        return shown(column, None)
+    peaks = [np.abs(table.array(name)).max(initial=0) for name in _compared(column) if name in table.columns]
+    return shown(column, table.array(column.name), float(max(peaks, default=0)))
+
+
+def _compared(column: Column) -> list[str]:
+    """Names of the columns that are read against this one: base_ns, cand_ns, delta_ns."""
+    side, _, what = column.name.partition("_")
+    return [f"{other}_{what}" for other in _SIDES] if side in _SIDES and column.unit in _SCALES else []
 
 
 def values(table: Table, column: Column, rows: slice | list[int] = slice(None)) -> list[Any]:
@@ -173,13 +188,15 @@ def values(table: Table, column: Column, rows: slice | list[int] = slice(None)) 
 
 def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(label, text) of every entry of a `meta` mapping; `step_ns` gets a unit as a column would."""
-    return [_meta_item(key, value) for key, value in meta.items()]
+    return [_meta_item(key, value, meta) for key, value in meta.items()]
 
 
-def _meta_item(key: str, value: Any) -> tuple[str, str]:
+def _meta_item(key: str, value: Any, meta: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         column = Column(key, "int64" if isinstance(value, int) else "float64", _unit_of(key))
-        return label(column), quantity(column, value)
+        others = (meta.get(name) for name in _compared(column))
+        peak = max((abs(other) for other in others if isinstance(other, int | float)), default=0)
+        return label(column), quantity(column, value, float(peak))
     return key.replace("_", " "), one_line(_plain(value))
 
 
@@ -190,9 +207,9 @@ def _unit_of(name: str) -> Unit:
     return ""
 
 
-def quantity(column: Column, value: float) -> str:
-    """One number of a column with its unit: '12.300 ms'."""
-    how = shown(column, np.array([value]))
+def quantity(column: Column, value: float, least: float = 0.0) -> str:
+    """One number of a column with its unit: '12.300 ms'; `least` as in `shown`."""
+    how = shown(column, np.array([value]), least)
     return f"{how.texts([value])[0]} {how.unit}".rstrip()
 
 

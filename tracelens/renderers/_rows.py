@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.renderers._format import is_text, one_line, values
+from tracelens.renderers._reading import by_level, with_places
 from tracelens.schema import Column, Report, Result, Skip, Table
 
 Ints = NDArray[np.int64]
+
+_BRIEF = 3
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,12 @@ class Cut:
 
 
 def cut(table: Table, limit: int) -> Cut:
-    """At most `limit` rows: the first ones, or the largest nodes of a tree with their ancestors."""
+    """At most `limit` rows: the first ones, or the largest nodes of a tree with their ancestors.
+
+    Of a table that is to be brief, a third of them.
+    """
+    if table.schema.brief:
+        limit = max(limit // _BRIEF, 1)
     columns = list(table.schema.columns)
     if not {"node", "parent"} <= set(table.schema.names):
         return Cut(table, slice(limit), min(limit, len(table)), columns, None)
@@ -72,9 +80,9 @@ def more(result: Result, part: Cut) -> str:
     if part.count == len(part.table):
         return ""
     which = "the smallest are left out; " if part.depth is not None else ""
+    command = result.command or f"tracelens analyze {result.analyzer} PATH"
     return (
-        f"{part.count:,} of {len(part.table):,} rows; {which}all of them: "
-        f"tracelens analyze {result.analyzer} PATH --json or -o DIR for CSV"
+        f"{part.count:,} of {len(part.table):,} rows; {which}all of them: {command} --json or -o DIR for CSV"
     )
 
 
@@ -97,10 +105,14 @@ def skipped(result: Result) -> list[tuple[str, str]]:
 
 
 def readable(result: Result) -> dict[str, Table]:
-    """The tables that are meant to be read, in order; none where all are empty and the skips say why."""
+    """The tables as they are meant to be read, in order; none where all are empty and the skips say why."""
     if _says_nothing(result):
         return {}
-    return {name: table for name, table in result.data.items() if not table.schema.detail}
+    found: dict[str, Table] = {}
+    for name, table in result.data.items():
+        if not table.schema.detail:
+            found |= by_level(name, with_places(table))
+    return found
 
 
 def for_people(report: Report) -> Report:

@@ -72,8 +72,9 @@ def _result(screen: Console, result: Result) -> None:
     options = meta_items(result.meta)
     if options:
         screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
-    for name in readable(result):
-        _table(screen, result, name)
+    for number, data in enumerate(readable(result).values()):
+        # A section that begins with a table of its own name has its heading already.
+        _table(screen, result, data, heading=number > 0 or data.schema.title != result.title)
     if details(result):
         screen.print()
         screen.print(details(result), style="dim")
@@ -81,10 +82,9 @@ def _result(screen: Console, result: Result) -> None:
         screen.print(f"Not computed: {subjects}: {reason}", style="yellow")
 
 
-def _table(screen: Console, result: Result, name: str) -> None:
-    data = result.data[name]
+def _table(screen: Console, result: Result, data: Data, *, heading: bool) -> None:
     screen.print()
-    if data.schema.title != result.title:
+    if heading:
         screen.print(one_line(data.schema.title), style="bold")
     if not len(data):
         screen.print("no rows", style="dim")

@@ -100,8 +100,8 @@ def _section(result: Result, drawn: list[Figure] | None) -> _Section:
         meta=meta_items(result.meta),
         figures=anchors,
         grids=[
-            grid(result, name, FRAGMENT_ROWS if drawn is None else _most(table), buttons=drawn is not None)
-            for name, table in readable(result).items()
+            grid(result, name, one, FRAGMENT_ROWS if drawn is None else _most(one), buttons=drawn is not None)
+            for name, one in readable(result).items()
         ],
         details=details(result),
         skips=skipped(result),

@@ -35,13 +35,19 @@ def one(result: Result, meta: Mapping[str, Any]) -> bytes:
     Args:
         result: of any analyzer.
         meta: as in `Report.meta`; its `version` and `inputs` stand apart, the rest joins the result's meta.
+            Inputs by side, as those of two runs, stand apart as one list and remain in the meta as well.
     """
-    rest = {key: value for key, value in meta.items() if key not in ("version", "inputs")}
+    inputs, rest = meta.get("inputs", []), dict(meta)
+    if isinstance(inputs, Mapping):
+        inputs = [path for paths in inputs.values() for path in paths]
+    else:
+        rest.pop("inputs", None)
+    rest.pop("version", None)
     return dumps(
         {
             "analyzer": result.analyzer,
             "version": meta.get("version", ""),
-            "inputs": meta.get("inputs", []),
+            "inputs": inputs,
             "tables": _tables(result),
             "skips": _skips(result),
             "meta": rest | dict(result.meta),

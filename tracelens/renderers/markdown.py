@@ -10,7 +10,7 @@ from tracelens.renderers import renderer
 from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
 from tracelens.renderers._rows import Cut, cut, details, for_people, more, readable, skipped
-from tracelens.schema import Report, Result
+from tracelens.schema import Report, Result, Table
 
 ROWS = 20
 _NAME_WIDTH = 64
@@ -49,8 +49,9 @@ def _result(result: Result) -> list[str]:
     options = meta_items(result.meta)
     if options:
         lines += ["", ", ".join(f"{escaped(name)}: {escaped(text)}" for name, text in options)]
-    for name in readable(result):
-        lines += ["", *_table(result, name)]
+    for number, table in enumerate(readable(result).values()):
+        # A section that begins with a table of its own name has its heading already.
+        lines += ["", *_table(result, table, heading=number > 0 or table.schema.title != result.title)]
     if details(result):
         lines += ["", escaped(details(result))]
     if result.skips:
@@ -59,10 +60,9 @@ def _result(result: Result) -> list[str]:
     return lines
 
 
-def _table(result: Result, name: str) -> list[str]:
-    table = result.data[name]
+def _table(result: Result, table: Table, *, heading: bool) -> list[str]:
     schema = table.schema
-    lines = [] if schema.title == result.title else [f"### {escaped(schema.title)}", ""]
+    lines = [f"### {escaped(schema.title)}", ""] if heading else []
     if schema.doc:
         lines += [escaped(schema.doc), ""]
     if not len(table):

@@ -39,7 +39,12 @@ EVENTS = Schema(
         Column("tid", "int64", doc="thread, or stream of a GPU row"),
         Column("device", "int64", doc="GPU index of GPU work, else -1"),
         Column("stream", "int64", doc="stream of GPU work, else -1"),
-        Column("bytes", "int64", "bytes", "moved by a copy or fill where recorded, else -1"),
+        Column(
+            "bytes",
+            "int64",
+            "bytes",
+            "moved by a copy or fill; of a memory event all that is then allocated on its GPU; else -1",
+        ),
         Column(
             "blocks", "int64", "count", "thread blocks of a kernel or its launch call, -1 if not recorded"
         ),

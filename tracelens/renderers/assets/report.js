@@ -41,10 +41,32 @@
     return escapes.reduce((old, [plain, escaped]) => old.replaceAll(plain, escaped), text);
   }
 
+  // Plotly's own buttons know neither dark pages nor narrow ones: these do the same as elements of the page.
+  function buttons(target, menu) {
+    const group = document.createElement("div");
+    group.className = "views";
+    group.setAttribute("role", "group");
+    for (const { label, method, args } of menu.buttons) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = label;
+      button.setAttribute("aria-pressed", String(!group.children.length));
+      button.addEventListener("click", () => {
+        for (const other of group.children) other.setAttribute("aria-pressed", String(other === button));
+        Plotly[method](target, ...structuredClone(args));
+      });
+      if (narrow.matches && args[1]?.["yaxis.ticktext"]) args[1]["yaxis.ticktext"] = args[1]["yaxis.ticktext"].map(shorter);
+      group.append(button);
+    }
+    target.before(group);
+  }
+
   function draw(index) {
     if (index >= specs.length) return;
     const spec = specs[index];
     const target = document.getElementById(`figure-${index}`);
+    for (const menu of spec.layout.updatemenus || []) buttons(target, menu);
+    delete spec.layout.updatemenus;
     if (narrow.matches) {
       for (const [name, axis] of Object.entries(spec.layout)) {
         if (name.startsWith("yaxis") && axis.ticktext) {
@@ -109,9 +131,21 @@
   const toggleOf = (row) => row.querySelector(".tw");
   const isOpen = (row) => toggleOf(row)?.getAttribute("aria-expanded") === "true";
 
+  function say(grid, query, found, all) {
+    const note = grid.querySelector(".found");
+    note.hidden = !query;
+    note.textContent = `${found} of ${all} rows match`;
+  }
+
   function refresh(grid) {
     const body = grid.querySelector("tbody");
     const query = (grid.querySelector("input")?.value || "").trim().toLowerCase();
+    if (!body) {
+      const entries = [...grid.querySelectorAll(".entries > li")];
+      for (const entry of entries) entry.hidden = !entry.textContent.toLowerCase().includes(query);
+      say(grid, query, entries.filter((entry) => !entry.hidden).length, entries.length);
+      return;
+    }
     const { children, parents } = families(body.rows);
     const hits = new Set();
     let found = 0;
@@ -128,9 +162,7 @@
         show(row, visible && isOpen(row));
       }
     })(null, true);
-    const note = grid.querySelector(".found");
-    note.hidden = !query;
-    note.textContent = `${found} of ${body.rows.length} rows match`;
+    say(grid, query, found, body.rows.length);
   }
 
   function sortBy(header) {

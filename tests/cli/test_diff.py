@@ -1,0 +1,134 @@
+"""`tracelens diff` as a user meets it, and `tracelens.diff` beneath it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tracelens
+from tests.builders import events, write
+from tracelens.cli import run as run_cli
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+LOOP, GROUPED = str(SAMPLES / "moe_loop.json.gz"), str(SAMPLES / "moe_grouped.json.gz")
+CONTROL, LATE = str(SAMPLES / "late_rank" / "control"), str(SAMPLES / "late_rank" / "late_launch")
+
+
+def test_a_comparison_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["diff", LOOP, GROUPED]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.startswith("tracelens diff: 65.872 ms to 39.871 ms a step (-39.5%)\n")
+    for text in (
+        "Waterfall by cause",
+        "experts: loop to grouped GEMM",
+        "in base rank 0 at ",
+        "Kernels side by side",
+    ):
+        assert text in out
+    assert "tracelens analyze diff" not in out
+
+
+def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["diff", LOOP, GROUPED, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    value = json.loads(out)
+    assert list(value) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert value["analyzer"] == "diff"
+    assert value["inputs"] == [LOOP, GROUPED]
+    assert value["meta"]["inputs"] == {"base": [LOOP], "cand": [GROUPED]}
+    assert value["meta"]["devices"]["cand"] == ["NVIDIA H100 80GB HBM3"]
+    assert list(value["tables"]) == ["waterfall", "changes", "substitutions", "icicle"]
+    delta = value["meta"]["cand_ns"] - value["meta"]["base_ns"]
+    assert value["meta"]["delta_ns"] == delta
+    rows = value["tables"]["waterfall"]
+    for level in {row["level"] for row in rows}:
+        assert sum(row["delta_ns"] for row in rows if row["level"] == level) == delta
+    assert {"rank", "base_rank", "base_at_ns"} & set(value["tables"]["changes"][0]) == {
+        "base_rank",
+        "base_at_ns",
+    }
+
+
+def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    targets = [tmp_path / name for name in ("d.html", "d.md", "d.json", "d.xlsx", "csv/")]
+    outputs = [part for path in targets for part in ("-o", str(path))]
+    assert run_cli(["diff", LOOP, GROUPED, *outputs, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["analyzer"] == "diff"
+    assert [line.startswith("wrote ") for line in err.splitlines()] == [True] * len(targets)
+    assert (tmp_path / "csv" / "diff.waterfall.csv").exists()
+    assert list(json.loads((tmp_path / "d.json").read_text())["results"]) == ["diff"]
+    page = (tmp_path / "d.html").read_text()
+    assert 'id="diff-waterfall-cause"' in page
+    assert 'id="diff-changes"' in page
+
+
+def test_sides_are_directories_of_ranks_or_patterns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["diff", CONTROL, f"{LATE}/rank*.json.gz", "--json"]) == 0
+    value = json.loads(capfd.readouterr().out)
+    assert value["meta"]["ranks"] == {"base": [0, 1, 2, 3], "cand": [0, 1, 2, 3]}
+    assert len(value["inputs"]) == 8
+    cause = {row["name"]: row["delta_ns"] for row in value["tables"]["waterfall"] if row["level"] == "cause"}
+    assert max(cause, key=cause.__getitem__) == "waiting for other ranks"
+
+
+def test_one_step_of_both(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["diff", LOOP, GROUPED, "--step", "3", "--json"]) == 0
+    value = json.loads(capfd.readouterr().out)
+    assert value["meta"]["options"] == {"step": "3"}
+    assert [skip["subject"] for skip in value["skips"]] == ["noise"]
+    assert value["meta"]["base_ns"] != 65872346
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.json", GROUPED], "tracelens: nowhere.json: no such file or directory"),
+        ([LOOP], "tracelens diff: Missing argument 'CAND'"),
+        (
+            [LOOP, GROUPED, "--step", "9"],
+            f"tracelens: {LOOP}: no step '9' (has: ProfilerStep#3, ProfilerStep#4)",
+        ),
+        ([LOOP, GROUPED, "-o", "d.docx"], "no format is written as '.docx'"),
+        ([LOOP, str(SAMPLES)], "is rank 0, and so is"),
+        ([LOOP, "IDLE"], "no GPU work, so there is no step time to compare"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(
+    arguments: list[str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    idle = tmp_path / "idle.json"
+    write(idle, events("op aten::mm | ---"))
+    assert run_cli(["diff", *(str(idle) if word == "IDLE" else word for word in arguments)]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["diff", "--help"]) == 0
+    assert capfd.readouterr().out.count("tracelens diff") > 2
+
+
+def test_the_public_api(tmp_path: Path) -> None:
+    assert "diff" in tracelens.__all__
+    said: list[str] = []
+    report = tracelens.diff(tracelens.load(LOOP), tracelens.load(GROUPED), progress=said.append)
+    assert said == ["comparing the runs"]
+    assert [result.analyzer for result in report.results] == ["diff"]
+    assert report["diff"]["waterfall"].groupby("level")["delta_ns"].sum().nunique() == 1
+    assert report.meta["inputs"] == {"base": [LOOP], "cand": [GROUPED]}
+    tracelens.render(report, tmp_path / "diff.md")
+    assert "### Waterfall by op" in (tmp_path / "diff.md").read_text()
+
+
+def test_a_run_against_itself_has_no_difference() -> None:
+    run = tracelens.load(GROUPED)
+    report = tracelens.diff(run, run)
+    assert report.title.endswith("(+0.0%)")
+    assert (report["diff"]["waterfall"]["delta_ns"] == 0).all()

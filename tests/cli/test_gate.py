@@ -1,0 +1,137 @@
+"""`tracelens gate` as a user and a CI system meet it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.builders import events, write
+from tracelens.cli import run as run_cli
+
+DRAWING = """
+    step 1      | ----------
+    step 2      |           ----------
+    step 3      |                     ----------
+    op aten::mm |  --        --        --
+    launch      |  a         b         c
+    s7 gemm     |   aaa       bbb       ccc
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Traces of two ranks before, after, and after that slowed them down; the report of those before."""
+    monkeypatch.chdir(tmp_path)
+    for name, ns in (("before", 1000), ("after", 1000), ("slow", 1100)):
+        (tmp_path / name).mkdir()
+        for rank in range(2):
+            write(tmp_path / name / f"rank{rank}.json", events(DRAWING, ns_per_char=ns), rank=rank)
+    assert run_cli(["report", "before", "-o", "base.json"]) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("base", ["before", "base.json", "before/rank0.json"])
+@pytest.mark.parametrize(("candidate", "code"), [("after", 0), ("slow", 1)])
+def test_traces_and_reports_are_sides(
+    folder: Path, base: str, candidate: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert run_cli(["gate", base, candidate]) == code
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.startswith(
+        "tracelens gate: " + ("regression, 1 of 4" if code else "no regression, 4 of 4 rules held")
+    )
+    if code:
+        assert "step.time<=1.01" in next(line for line in out.splitlines() if line.startswith("fail"))
+
+
+def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    rules = [
+        part
+        for rule in ("step.time<=1.03", "kernel.count<=1", "op[aten::mm]<=+1ms")
+        for part in ("--rule", rule)
+    ]
+    files = ["--junit", "out/g.xml", "--markdown", "out/g.md"]
+    assert run_cli(["gate", "base.json", "slow", *rules, *files, "--json", "--github"]) == 1
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert list(found) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert found["analyzer"] == "gate"
+    assert found["inputs"] == ["base.json", "slow"]
+    assert found["meta"]["verdict"] == "fail"
+    figures = {row["metric"]: row for row in found["tables"]["figures"]}
+    assert figures["step.time"]["estimate"] == pytest.approx(1.1)
+    assert figures["op[aten::mm].time"]["estimate"] == 300
+    assert [row["status"] for row in figures.values()] == ["fail", "pass", "pass"]
+    wrote, *annotated = [line for line in err.splitlines() if not line.startswith("wrote out/g.md")]
+    assert wrote == "wrote out/g.xml"
+    assert annotated[0].startswith(
+        "::error title=tracelens gate%3A step.time<=1.03::step.time: 10 µs to 11 µs a step"
+    )
+    assert ElementTree.parse("out/g.xml").getroot().attrib["failures"] == "1"
+    assert Path("out/g.md").read_text().startswith("# tracelens gate: regression, 1 of 3 rules failed\n")
+
+
+def test_annotations_stand_below_the_table(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert run_cli(["gate", "base.json", "after", "--github"]) == 0
+    assert (
+        capfd.readouterr().out.splitlines()[-1]
+        == "::notice title=tracelens gate::no regression, 4 of 4 rules held"
+    )
+
+
+def test_rules_of_a_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("pyproject.toml").write_text(
+        "[tool.tracelens.gate]\nrules = ['step.time<=1.2', 'kernel.count<=1']\n"
+    )
+    assert run_cli(["gate", "base.json", "slow"]) == 0
+    Path("strict.toml").write_text("[gate]\nrules = ['step.time<=1.0']\nconfidence = 0.9\n")
+    capfd.readouterr()
+    assert run_cli(["gate", "base.json", "slow", "--config", "strict.toml", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["meta"]["confidence"] == 0.9
+    assert run_cli(["gate", "base.json", "slow", "--config", "strict.toml", "--rule", "step.time<=1.2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["base.json", "nowhere"], "tracelens: nowhere: no such file or directory"),
+        (["base.json"], "Missing argument 'CAND'"),
+        (["base.json", "after", "--rule", "step.time<1"], "rule 'step.time<1': no limit"),
+        (["base.json", "after", "--rule", "stp.time<=1"], "did you mean 'step.time'?"),
+        (["base.json", "after", "--rule", "op[aten::nn].time<=1"], "neither run has the op"),
+        (["base.json", "after", "--rule", "memory.peak<=1"], "record with profile_memory=True"),
+        (["base.json", "after", "--rule", "moe.time<=1"], "no MoE layer"),
+        (["base.json", "after", "--scope", "linked"], "give both the same --scope"),
+        (["base.json", "after", "--confidence", "99"], "must be above 0.5 and below 1"),
+        (["base.json", "after", "--config", "no.toml"], "no.toml: cannot be read"),
+        (["base.json", "after", "--junit", "base.json/g.xml"], "cannot write base.json/g.xml"),
+        (
+            ["old.json", "after"],
+            "old.json: a report, written by tracelens 0.0.1, without the table steps.metrics",
+        ),
+        (["broken.json", "after"], "begins like a report but is no JSON"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(
+    folder: Path, arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("old.json").write_text('{"results": {"ops": {}}, "findings": [], "meta": {"version": "0.0.1"}}')
+    Path("broken.json").write_text('{"results": {"ops": ')
+    capfd.readouterr()
+    assert run_cli(["gate", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["gate", "--help"]) == 0
+    assert capfd.readouterr().out.count("tracelens gate") > 2

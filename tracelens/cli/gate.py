@@ -1,0 +1,139 @@
+"""`tracelens gate`: a verdict on two runs, as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelens.cli.common import Partial, Scope, ScopeChoice, print_report, progress, say, write_stdout
+from tracelens.errors import TracelensError
+
+if TYPE_CHECKING:
+    from tracelens.compare.gate import Verdict
+    from tracelens.compare.samples import Samples
+
+_WHAT = "traces (a file, a directory of ranks, a pattern) or a JSON report that `tracelens report` wrote."
+
+Base = Annotated[str, typer.Argument(metavar="BASE", help=f"What was before: {_WHAT}", show_default=False)]
+Candidate = Annotated[str, typer.Argument(metavar="CAND", help=f"What is now: {_WHAT}", show_default=False)]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rule",
+        help="A limit, like step.time<=1.03 (a ratio), step.time<=+2ms (a difference) or "
+        "'moe.blocking_calls<=3 abs' (a value). Repeat it for more; rules in files then do not count.",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        help="Take the rules from this file instead of the nearest tracelens.toml ([gate]) or "
+        "pyproject.toml ([tool.tracelens.gate]).",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+Confidence = Annotated[
+    float | None,
+    typer.Option(help="With which nothing fails where nothing changed; 0.98 by default.", show_default=False),
+]
+Junit = Annotated[
+    str | None,
+    typer.Option(help="Write JUnit XML, one test case a rule.", metavar="FILE", show_default=False),
+]
+Markdown = Annotated[
+    str | None,
+    typer.Option(help="Write Markdown, for a pull request.", metavar="FILE", show_default=False),
+]
+Github = Annotated[
+    bool, typer.Option("--github", help="Print annotations for GitHub Actions (on stderr with --json).")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with all figures.")]
+
+
+def gate(
+    base: Base,
+    candidate: Candidate,
+    rule: Rules = None,
+    config: Config = None,
+    confidence: Confidence = None,
+    json: Json = False,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    github: Github = False,
+    scope: Scope = ScopeChoice.all,
+    partial: Partial = False,
+) -> None:
+    """Hold rules against two runs: exit code 0 if they hold, 1 for a regression, 2 for bad input.
+
+    For example:
+
+    tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'
+
+    tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
+    """
+    from tracelens.compare.config import settings
+    from tracelens.compare.gate import CONFIDENCE
+    from tracelens.compare.gate import gate as judge
+    from tracelens.compare.rules import read_rule
+
+    chosen = settings(config)
+    rules = [read_rule(text) for text in rule or chosen.rules]
+    wanted = next((value for value in (confidence, chosen.confidence) if value is not None), CONFIDENCE)
+    with progress() as line:
+        before = _samples(base, scope, partial, line)
+        after = _samples(candidate, scope, partial, line)
+    verdict = judge(before, after, rules, confidence=wanted)
+    _tell(verdict, json=json, junit=junit, markdown=markdown, github=github)
+    if verdict.failed:
+        raise typer.Exit(1)
+
+
+def _samples(path: str, scope: ScopeChoice, partial: bool, line: Callable[[str], None]) -> Samples:
+    """One side, from traces or a saved report."""
+    import tracelens
+    from tracelens.compare.samples import from_result, read_saved
+
+    saved = read_saved(path)
+    if saved is not None:
+        return saved
+    report = tracelens.report_files(path, names=["steps"], partial=partial, progress=line, scope=scope.value)
+    return from_result(report["steps"], path, tracelens.__version__)
+
+
+def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | None, github: bool) -> None:
+    """Write and print the verdict in every form asked for."""
+    import tracelens
+    from tracelens.compare.github import commands
+    from tracelens.compare.junit import junit as to_junit
+    from tracelens.compare.verdict import report
+    from tracelens.renderers.json import one
+    from tracelens.renderers.markdown import markdown as to_markdown
+
+    told = report(verdict, version=tracelens.__version__, inputs=[verdict.base, verdict.candidate])
+    if junit is not None:
+        _write(junit, to_junit(verdict))
+    if markdown is not None:
+        _write(markdown, to_markdown(told).encode())
+    if json:
+        write_stdout(one(told.results[0], told.meta))
+    else:
+        print_report(told)
+    for text in commands(verdict) if github else ():
+        if json:
+            say(text)
+        else:
+            write_stdout(f"{text}\n".encode())
+
+
+def _write(path: str, content: bytes) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise TracelensError(f"cannot write {path}: {error.strerror or error}") from error
+    say(f"wrote {path}")

@@ -1,0 +1,1 @@
+"""Two runs: what changed, and whether it may."""

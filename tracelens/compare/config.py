@@ -1,0 +1,89 @@
+"""Settings of the gate from a file: [tool.tracelens.gate] of pyproject.toml, or [gate] of tracelens.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracelens.errors import TracelensError
+
+_FILES = (("tracelens.toml", ("gate",)), ("pyproject.toml", ("tool", "tracelens", "gate")))
+_KEYS = ("rules", "confidence")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a file says.
+
+    Attributes:
+        rules: as text; empty for the default ones.
+        confidence: None where the file does not say.
+        file: where they are from, "" where there is none.
+    """
+
+    rules: tuple[str, ...] = ()
+    confidence: float | None = None
+    file: str = ""
+
+
+def settings(config: str | None = None, start: Path | None = None) -> Settings:
+    """The settings in a file, or in the nearest one.
+
+    Args:
+        config: the file; None looks for tracelens.toml and pyproject.toml with such a section.
+        start: where to look, and in the folders above; None is the working directory.
+
+    Raises:
+        TracelensError: the named file has no such section, cannot be read, or has unknown or wrong keys.
+    """
+    if config is not None:
+        found = _read(Path(config))
+        if found is None:
+            raise TracelensError(
+                f"{config}: no section [gate] or [tool.tracelens.gate]; add rules = [...] there"
+            )
+        return found
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        for name, _ in _FILES:
+            if (folder / name).is_file() and (found := _read(folder / name)) is not None:
+                return found
+    return Settings()
+
+
+def _read(path: Path) -> Settings | None:
+    """The settings in a file, None where it has no section for them."""
+    try:
+        with path.open("rb") as file:
+            document: Mapping[str, Any] = tomllib.load(file)
+    except OSError as error:
+        raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # TOML that is none, or no UTF-8
+        raise TracelensError(f"{path}: {error}; correct it, or name another file with --config") from None
+    # A file of any other name may be written either way.
+    places = [place for name, place in _FILES if name == path.name] or [place for _, place in _FILES]
+    for place in places:
+        section: Any = document
+        for key in place:
+            section = section.get(key) if isinstance(section, dict) else None
+        if section is not None:
+            return _checked(path, ".".join(place), section)
+    return None
+
+
+def _checked(path: Path, place: str, section: Any) -> Settings:
+    if not isinstance(section, dict):
+        raise TracelensError(f"{path}: {place} is no table; write [{place}] and rules = [...] below it")
+    if unknown := [key for key in section if key not in _KEYS]:
+        raise TracelensError(f"{path}: [{place}] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    rules, confidence = section.get("rules", []), section.get("confidence")
+    if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+        raise TracelensError(
+            f"{path}: rules of [{place}] is no list of texts; write rules = ['step.time<=1.03']"
+        )
+    if confidence is not None and (isinstance(confidence, bool) or not isinstance(confidence, int | float)):
+        raise TracelensError(f"{path}: confidence of [{place}] is no number; write confidence = 0.98")
+    return Settings(tuple(rules), confidence, str(path))

@@ -1,0 +1,147 @@
+"""Rules of the gate: a metric, a sense and a limit, as text.
+
+    step.time<=1.03              a number: the candidate is at most 1.03 times the base
+    step.time<=+3%               the same
+    step.time<=+2ms              a sign: the candidate is at most 2 ms above the base
+    idle.fraction<=+0.01         ... at most 0.01 above it
+    step.time<=120ms             a unit: the candidate is at most this, whatever the base
+    moe.blocking_calls<=3 abs    "abs" says the same where there is no unit
+    moe.blocking_calls<=0        0 is 0 either way
+    busy.time>=0.95              >= is a lower limit
+
+A metric may leave out its `.time`; ops and kernel classes stand in brackets: op[aten::mm].time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from tracelens.errors import TracelensError
+
+Sense = Literal["<=", ">="]
+Kind = Literal["ratio", "difference", "absolute"]
+
+UNITS: dict[str, tuple[float, str]] = {
+    "ns": (1, "ns"),
+    "us": (1e3, "ns"),
+    "µs": (1e3, "ns"),
+    "ms": (1e6, "ns"),
+    "s": (1e9, "ns"),
+    "B": (1, "bytes"),
+    "kB": (1e3, "bytes"),
+    "MB": (1e6, "bytes"),
+    "GB": (1e9, "bytes"),
+    "KiB": (2**10, "bytes"),
+    "MiB": (2**20, "bytes"),
+    "GiB": (2**30, "bytes"),
+    "%": (0.01, "fraction"),
+}
+"""What a limit may be written in: how much of the metric's own unit that is, and which unit that is."""
+
+DEFAULT_RULES = (
+    "step.time<=1.01",
+    "exposed_comm.fraction<=+0.01",
+    "idle.fraction<=+0.01",
+    "kernel.count<=1.01",
+    "moe.blocking_calls<=1.0",
+    "memory.peak<=1.02",
+)
+"""What is asked where nobody says what to ask; a rule whose metric a run lacks is left out, and that is said.
+
+Small parts of a step are held against the step, not against themselves: a tenth more of nothing is nothing.
+"""
+
+_RULE = re.compile(r"(?P<metric>.+)(?P<sense><=|>=)(?P<limit>[^<>=]*)", re.DOTALL)
+_METRIC = re.compile(r"(?:op|category)\[.+\](?:\.\w+)?|[A-Za-z_]\w*(?:\.\w+)*", re.DOTALL)
+_LIMIT = re.compile(
+    r"(?P<sign>[+-])?\s*(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+    rf"\s*(?P<unit>{'|'.join(sorted(UNITS, key=len, reverse=True))})?(?:\s*\b(?P<absolute>abs))?"
+)
+_LIKE = "write it like step.time<=1.03, step.time<=+2ms or 'moe.blocking_calls<=3 abs'"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule; `str` gives text that reads as the same rule.
+
+    Attributes:
+        metric: name in the `metrics` table of the analyzer `steps`, with or without its `.time`.
+        sense: whether the limit is an upper or a lower one.
+        kind: what is held against the limit: candidate / base, candidate - base, or the candidate.
+        number: the limit as written.
+        unit: that it is written in, a key of UNITS; "" for the metric's own.
+    """
+
+    metric: str
+    sense: Sense
+    kind: Kind
+    number: float
+    unit: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The limit in the metric's own unit, or as a ratio."""
+        return self.number * UNITS[self.unit][0] if self.unit else self.number
+
+    def check_unit(self, unit: str) -> None:
+        """Compare the limit's unit with the metric's.
+
+        Raises:
+            TracelensError: they differ, or a time or size has none.
+        """
+        if self.kind == "ratio" or (self.number == 0 and not self.unit):
+            return
+        asked = UNITS[self.unit][1] if self.unit else ""
+        if asked != unit and not (asked == "" and unit in ("count", "fraction")):
+            fitting = ", ".join(name for name, (_, of) in UNITS.items() if of == unit) or "no unit"
+            raise TracelensError(
+                f"rule '{self}': {self.metric} is measured in {unit}, the limit in {asked or 'no unit'}; "
+                f"write it with {fitting}"
+            )
+
+    def __str__(self) -> str:
+        digits = repr(abs(self.number)).removesuffix(".0")
+        if self.kind == "ratio":
+            return f"{self.metric}{self.sense}{digits}"
+        if self.kind == "difference":
+            # A zero with a minus is a zero, but a sign it has.
+            return f"{self.metric}{self.sense}{'-' if self.number < 0 else '+'}{digits}{self.unit}"
+        return f"{self.metric}{self.sense}{digits}{self.unit or ' abs'}"
+
+
+def read_rule(text: str) -> Rule:
+    """The rule that a text stands for.
+
+    Raises:
+        TracelensError: it stands for none; the message says what is wrong and how to write it.
+    """
+    parts = _RULE.fullmatch(text.strip())
+    if parts is None:
+        raise TracelensError(f"rule {text!r}: no limit, which begins with <= or >=; {_LIKE}")
+    metric, limit = parts["metric"].strip(), _LIMIT.fullmatch(parts["limit"].strip())
+    if not _METRIC.fullmatch(metric):
+        raise TracelensError(f"rule {text!r}: {metric!r} is no name of a metric; {_LIKE}")
+    if limit is None or not isfinite(float(limit["number"])):
+        raise TracelensError(
+            f"rule {text!r}: {parts['limit'].strip()!r} is no limit; {_LIKE} (units: {', '.join(UNITS)})"
+        )
+    sense: Sense = "<=" if parts["sense"] == "<=" else ">="
+    number, unit, sign = float(limit["number"]), limit["unit"] or "", limit["sign"]
+    if sign and limit["absolute"]:
+        raise TracelensError(f"rule {text!r}: a limit with a sign is a difference, and cannot be 'abs' too")
+    if sign:
+        number = -number if sign == "-" and number else number
+        if unit == "%":
+            return Rule(metric, sense, "ratio", max(round(1 + number / 100, 12), 0.0))
+        return Rule(metric, sense, "difference", number, unit)
+    if unit or limit["absolute"] or number == 0:
+        return Rule(metric, sense, "absolute", number, unit)
+    return Rule(metric, sense, "ratio", number)
+
+
+def default_rules() -> tuple[Rule, ...]:
+    """DEFAULT_RULES, read."""
+    return tuple(map(read_rule, DEFAULT_RULES))

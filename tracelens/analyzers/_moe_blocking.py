@@ -11,7 +11,8 @@ from tracelens.analyzers._host import threads
 from tracelens.analyzers._moe_regions import regions
 from tracelens.analyzers._moe_tokens import HOST_COPY
 from tracelens.analyzers.idle import blocking_calls
-from tracelens.trace.callstack import nearest
+from tracelens.trace.callstack import enclosing_op
+from tracelens.trace.names import matching
 from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
@@ -87,10 +88,10 @@ def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
     Sizes are often copied beside other work, and waited for when that has been launched.
     """
     work, events = trace.work, trace.arrays
-    around = nearest(events.parent, events.depth, events.where("op"))
+    around = trace.once(enclosing_op)
     op = around[rows]
     own = (op >= 0) & (last >= 0) & (around[np.maximum(caller[last], 0)] == op)
-    out = np.array([bool(HOST_COPY.search(name)) for name in work.names], dtype=bool)
+    out = matching(work.names, HOST_COPY)
     copies = np.flatnonzero(out[work.name] & ~work.is_kernel & (caller >= 0))
     # What an op copies and waits for itself, nobody else waits for.
     copies = copies[~np.isin(around[caller[copies]], op[op >= 0])]

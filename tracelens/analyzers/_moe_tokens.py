@@ -14,6 +14,7 @@ from tracelens.analyzers._recomputed import recomputed
 from tracelens.analyzers._stage_messages import gradient_sync, stage_messages
 from tracelens.trace.callstack import nearest
 from tracelens.trace.classify import KINDS
+from tracelens.trace.names import matching
 from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
@@ -131,7 +132,7 @@ def _kinds(trace: Trace) -> Int:
     events, work = trace.arrays, trace.work
     by_category = np.array([_CATEGORIES.get(name, OTHER) for name in work.categories], dtype=np.int64)
     kind = by_category[work.category]
-    router = np.array([bool(_ROUTER_KERNEL.search(name)) for name in work.names], dtype=bool)
+    router = matching(work.names, _ROUTER_KERNEL)
     is_routing = work.category == work.categories.index("moe_routing")
     kind[is_routing] = np.where(router[work.name[is_routing]], TOPK, PERMUTE)
     by_name = np.full(len(events.names) + 1, OTHER)
@@ -142,7 +143,7 @@ def _kinds(trace: Trace) -> Int:
     for at in (op, above):
         found = by_name[np.where(at >= 0, events.name[np.maximum(at, 0)], len(events.names))]
         kind = np.where((found != OTHER) & (kind != GROUPED), found, kind)
-    leaves = np.array([bool(HOST_COPY.search(name)) for name in work.names], dtype=bool)[work.name]
+    leaves = matching(work.names, HOST_COPY)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST))] = COPY_OUT
     kind[work.kind == KINDS.index("comm")] = COMM
     return kind
@@ -179,7 +180,7 @@ def _named(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Int:
 def _around(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Bool:
     """Whether these events lie in one with such a name."""
     events = trace.arrays
-    fits = np.array([bool(grammar.search(name)) for name in events.names], dtype=bool)
+    fits = matching(events.names, grammar)
     if not fits.any():
         return np.zeros(len(rows), dtype=bool)
     around = nearest(events.parent, events.depth, fits[events.name])

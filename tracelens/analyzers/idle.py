@@ -13,7 +13,8 @@ from tracelens.analyzers._group import codes, stats
 from tracelens.analyzers._host import calls, innermost, longest, stack_rows, threads
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.schema import Column, Result, Schema, Skip
-from tracelens.trace.callstack import nearest
+from tracelens.trace.callstack import enclosing_op
+from tracelens.trace.names import matching
 from tracelens.trace.run import Run
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Events, Trace
@@ -211,7 +212,7 @@ def host_names(trace: Trace, host: Int) -> tuple[Int, Int, list[str]]:
     place: dict[str, int] = {}
     plain = [place.setdefault(_ADDRESS.sub("", name), len(place)) for name in [*events.names, ""]]
     code, nothing = np.array(plain, dtype=np.int64), len(events.names)
-    around = nearest(events.parent, events.depth, events.where("op"))
+    around = trace.once(enclosing_op)
     op = np.where(host >= 0, around[np.maximum(host, 0)], -1)
     return (
         code[np.where(host >= 0, events.name[np.maximum(host, 0)], nothing)],
@@ -277,7 +278,7 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
 
 
 def _named(events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    return np.array([bool(pattern.search(name)) for name in events.names], dtype=bool)[events.name]
+    return matching(events.names, pattern)[events.name]
 
 
 def blocking_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
@@ -285,7 +286,7 @@ def blocking_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
     events = trace.arrays
     mask = _named(events, BLOCKING) & events.where("launch")
     # A copy between two places on the GPU does not keep its call waiting, however late that returns.
-    inside = np.array([bool(_ON_DEVICE.search(name)) for name in work.names], dtype=bool)
+    inside = matching(work.names, _ON_DEVICE)
     copies = work.take(~work.is_kernel & (work.launch >= 0) & ~inside[work.name])
     mask[copies.launch[events.end[copies.launch] >= copies.end]] = True
     return mask

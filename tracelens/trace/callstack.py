@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
 
@@ -72,6 +77,12 @@ def nearest(parent: Int, depth: Int, chosen: NDArray[np.bool_]) -> Int:
         rows = rows[result[rows] < 0]
         result[rows] = result[parent[rows]]
     return result
+
+
+def enclosing_op(trace: Trace) -> Int:
+    """For each event, itself if it is an op, else the nearest op around it, else -1; with `trace.once`."""
+    events = trace.arrays
+    return nearest(events.parent, events.depth, events.where("op"))
 
 
 def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.errors import TracelensError
+from tracelens.trace.names import matching
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace, Window
 from tracelens.trace.work import Work, gpu_work
@@ -46,7 +47,7 @@ def find_steps(trace: Trace, work: Work) -> Steps:
         return Steps([trace.window.label], np.array([trace.window.start, trace.window.end]), True)
     begin, finish = int(work.start.min()), int(work.end.max())
     events = trace.arrays
-    marks = [code for code, name in enumerate(events.names) if STEP_MARK.match(name)]
+    marks = np.flatnonzero(matching(events.names, STEP_MARK))
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     _, first = np.unique(events.name[rows], return_index=True)

@@ -12,7 +12,7 @@ from tracelens.analyzers._moe_regions import regions
 from tracelens.analyzers._moe_stages import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.analyzers._scene import Scene
 from tracelens.analyzers.detectors import Found, Quantity, Signal, detector
-from tracelens.trace.callstack import nearest
+from tracelens.trace.callstack import enclosing_op
 from tracelens.trace.intervals import Union, intersection, union
 
 Bool = NDArray[np.bool_]
@@ -114,7 +114,7 @@ def _idle(scene: Scene, calls: Blocking, chosen: Bool) -> Union:
 def _ops(scene: Scene, calls: Blocking, chosen: Bool) -> str:
     """The ops, or calls where there is none around them, with the most blocking calls."""
     events = scene.trace.arrays
-    around = nearest(events.parent, events.depth, events.where("op"))[calls.event[chosen]]
+    around = scene.trace.once(enclosing_op)[calls.event[chosen]]
     rows = np.where(around >= 0, around, calls.event[chosen])
     names = Counter(events.names[code] for code in events.name[rows].tolist())
     return ", ".join(name for name, _ in names.most_common(_OPS))

@@ -1,0 +1,28 @@
+"""Which of a trace's names fit a pattern; ranks of a job have the same names, so answers are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@cache
+def _answers(_: re.Pattern[str]) -> dict[str, bool]:
+    """What has been asked of a pattern."""
+    return {}
+
+
+def matching(names: Iterable[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Of each name, whether the pattern is found in it."""
+    known = _answers(pattern)
+    found = []
+    for name in names:
+        answer = known.get(name)
+        if answer is None:
+            answer = known[name] = pattern.search(name) is not None
+        found.append(answer)
+    return np.array(found, dtype=bool)

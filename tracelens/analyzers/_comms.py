@@ -96,8 +96,7 @@ def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
     """
     work = gpu_work(trace, scope)
     mine = work.take(work.kind == KINDS.index("comm"))
-    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    place[mine.event] = np.arange(len(mine.event))
+    place = trace.arrays.places(mine.event)
     alone = difference(work.union("comm"), work.union("computation"))
     meta = trace.meta
     names = [work.names[code] for code in mine.name.tolist()]

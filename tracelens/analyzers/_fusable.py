@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes, sums
 from tracelens.analyzers._scene import Scene
-from tracelens.costs import OpCost, Uncounted, find
+from tracelens.costs import OpCost
 from tracelens.costs.call import BITS
 from tracelens.devices import Device
 from tracelens.trace.classify import KINDS
@@ -187,14 +187,8 @@ def _matching(scene: Scene, talk: _Collectives, op: Int, backward: Bool) -> Pair
 
 
 def _cost(scene: Scene, op: int) -> OpCost | None:
-    model = find(scene.ops.name(op))
-    if model is None or model.forward:
-        return None
-    try:
-        cost = model.function(scene.ops.call(op))
-    except Uncounted:
-        return None
-    return cost if {"M", "N", "K"} <= dict(cost.dims).keys() else None
+    cost = scene.ops.cost(op)
+    return cost if cost is not None and {"M", "N", "K"} <= dict(cost.dims).keys() else None
 
 
 def _sizes(cost: OpCost) -> tuple[int, int, int]:

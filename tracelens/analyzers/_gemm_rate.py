@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes
 from tracelens.analyzers._opcalls import OpCalls
-from tracelens.costs import Uncounted, find
 from tracelens.devices import Device
 from tracelens.trace.trace import Trace
 
@@ -33,7 +32,8 @@ def gemm_rate(trace: Trace, device: Device | None, apart: NDArray[np.bool_]) -> 
     group, _ = codes(*ops.keys(op))
     flops = np.zeros(len(op))
     for number, at in zip(*np.unique(group, return_index=True), strict=True):
-        flops[group == number] = _flops(ops, int(op[at]))
+        cost = ops.cost(int(op[at]))
+        flops[group == number] = cost.flops if cost is not None else 0
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
     large = (flops >= _LARGE_FLOPS) & (duration > 0)
@@ -42,13 +42,3 @@ def gemm_rate(trace: Trace, device: Device | None, apart: NDArray[np.bool_]) -> 
     if device is None:
         return 0.0
     return device.max_achievable("bf16") or device.peak("matrix", "bf16") or 0.0
-
-
-def _flops(ops: OpCalls, op: int) -> float:
-    if ops.row[op] < 0 or not ops.recorded(op):
-        return 0.0
-    model = find(ops.name(op))
-    try:
-        return float(model.function(ops.call(op)).flops) if model is not None else 0.0
-    except Uncounted:
-        return 0.0

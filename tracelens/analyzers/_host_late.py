@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tracelens.analyzers._group import codes
 from tracelens.analyzers._host import calls, longest
 from tracelens.analyzers._scene import Scene
-from tracelens.analyzers.idle import GAP_NS, GARBAGE, Gaps, find_gaps
+from tracelens.analyzers.idle import GAP_NS, GARBAGE, Gaps, find_gaps, named
 from tracelens.trace.trace import Events
 
 Int = NDArray[np.int64]
@@ -33,7 +33,7 @@ def host_late(scene: Scene, gaps: Gaps) -> Bool:
     late = (launch >= 0) & (gaps.before >= 0) & (called > gaps.start) & (dur > GAP_NS)
     asked = np.flatnonzero(late)
     blocking = np.flatnonzero(scene.blocking)
-    garbage = _garbage(events)
+    garbage = np.flatnonzero(named(events, GARBAGE))
     thread, (pids, tids) = codes(events.pid[launch[asked]], events.tid[launch[asked]])
     for number, (pid, tid) in enumerate(zip(pids.tolist(), tids.tolist(), strict=True)):
         here = asked[thread == number]
@@ -48,9 +48,3 @@ def _on_thread(events: Events, rows: Int, pid: int, tid: int) -> Int:
     """Those of the rows that are of one thread."""
     found: Int = rows[(events.pid[rows] == pid) & (events.tid[rows] == tid)]
     return found
-
-
-def _garbage(events: Events) -> Int:
-    """Event rows of garbage collections."""
-    found = [code for code, name in enumerate(events.names) if GARBAGE.search(name)]
-    return np.flatnonzero(np.isin(events.name, found)) if found else np.empty(0, dtype=np.int64)

@@ -89,7 +89,7 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
         return Passes(trace.meta.rank, None, (), [], empty, empty, {}, [])
     is_p2p = np.isin(work.event, messages.kernel)
     host = _host_times(trace, work)
-    counted = (_anchor(work) >= 0) & ~is_p2p & ~gradient_sync(trace, work)
+    counted = (work.caller >= 0) & ~is_p2p & ~gradient_sync(trace, work)
     backward = _is_backward(trace, work)
     if scopes.usable:
         key = _by_scope(host, backward, scopes)
@@ -112,19 +112,14 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     )
 
 
-def _anchor(work: Work) -> Int:
-    """The host event behind each piece of work, -1 if there is none."""
-    return np.where(work.launch >= 0, work.launch, work.op)
-
-
 def _host_times(trace: Trace, work: Work) -> Int:
-    anchor = _anchor(work)
+    anchor = work.caller
     return np.where(anchor >= 0, trace.arrays.start[np.maximum(anchor, 0)], -1)
 
 
 def _is_backward(trace: Trace, work: Work) -> Bool:
     """Whether the autograd engine launched it."""
-    anchor = _anchor(work)
+    anchor = work.caller
     return (anchor >= 0) & in_autograd(trace)[np.maximum(anchor, 0)]
 
 

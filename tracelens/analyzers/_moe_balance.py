@@ -11,7 +11,7 @@ from tracelens.analyzers._moe_passes import RankPasses
 from tracelens.analyzers._moe_regions import PHASES, RECOMPUTE
 from tracelens.analyzers._moe_stages import EXPERTS
 from tracelens.schema import Column, Schema
-from tracelens.trace.steps import AFTER, BEFORE
+from tracelens.trace.steps import is_step
 
 BALANCE = Schema(
     "Balance of the experts",
@@ -142,11 +142,7 @@ def balance_rows(group: Group, waits: Sequence[Mapping[str, Any]]) -> Iterator[d
     number, steps = len(group.ranks), group.ranks[0].steps
     for layer in group.layers():
         tokens = group.tokens(layer)
-        lost = sum(
-            row["dur_ns"][0]
-            for row in waits
-            if row["layer"][0] == layer and row["step"][0] not in (BEFORE, AFTER)
-        )
+        lost = sum(row["dur_ns"][0] for row in waits if row["layer"][0] == layer and is_step(row["step"][0]))
         spent = 0
         for one in group.ranks:
             mine = np.array([one.visits[visit].layer == layer for visit in one.number], dtype=bool)

@@ -29,7 +29,6 @@ class Blocking(NamedTuple):
         start: of the call, ns.
         blocked_ns: duration of the call.
         until: start of the first work that the thread launched after it, ns; the call's end if there is none.
-        idle_ns: time from the call's start until then in which the GPU had nothing to do.
     """
 
     event: Int
@@ -39,7 +38,6 @@ class Blocking(NamedTuple):
     start: Int
     blocked_ns: Int
     until: Int
-    idle_ns: Int
 
 
 def blocking(trace: Trace) -> Blocking:
@@ -54,7 +52,7 @@ def blocking(trace: Trace) -> Blocking:
     # Of nested calls the outer one.
     reached = _reached(events.end[rows], thread[rows])
     rows = rows[events.end[rows] > reached]
-    caller = np.where(work.launch >= 0, work.launch, work.op)
+    caller = work.caller
     called = np.flatnonzero(caller >= 0)
     last, following = (np.full(len(rows), -1, dtype=np.int64) for _ in range(2))
     for number in np.unique(thread[rows]):
@@ -71,15 +69,11 @@ def blocking(trace: Trace) -> Blocking:
     last = _waited_for(trace, rows, last, caller)
     start, end = events.start[rows], events.end[rows]
     until = np.where(following >= 0, np.maximum(work.start[following], end), end)
-    # What two calls wait for is idle time of the first.
-    begin = np.maximum(start, np.concatenate((start[:1], np.maximum.accumulate(until)[:-1]))[: len(start)])
-    begin = np.minimum(begin, until)
-    idle = (until - begin) - work.union().covered(begin, until)
 
     def of(values: Int) -> Int:
         return np.where(last >= 0, values[np.maximum(last, 0)], -1)
 
-    return Blocking(rows, of(found.visit), of(found.stage), of(found.phase), start, end - start, until, idle)
+    return Blocking(rows, of(found.visit), of(found.stage), of(found.phase), start, end - start, until)
 
 
 def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:

@@ -13,7 +13,7 @@ from tracelens.analyzers._moe_regions import PHASES, Regions, Visit, regions
 from tracelens.analyzers._moe_stages import COMBINE, DISPATCH, EXPERTS, STAGES
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import exclusive
-from tracelens.trace.steps import AFTER, BEFORE, find_steps
+from tracelens.trace.steps import find_steps, is_step
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work
 
@@ -68,7 +68,7 @@ class RankPasses(NamedTuple):
     @property
     def in_step(self) -> NDArray[np.bool_]:
         """Which rows count for a step: not those before the first one and after the last."""
-        whole = [self.labels[visit.step] not in (BEFORE, AFTER) for visit in self.visits]
+        whole = [is_step(self.labels[visit.step]) for visit in self.visits]
         return np.array(whole, dtype=bool)[self.number]
 
     def rows_of(self, visit: int) -> int:
@@ -119,7 +119,7 @@ def passes_of(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         blocking=calls,
         blocked_ns=blocked_ns,
         received=_received(trace, found),
-        group=exchange_group(trace, found),
+        group=exchange_group(trace),
         exchanged=bool(((work.kind == KINDS.index("comm")) & (found.visit >= 0)).any()),
         framed=found.framed,
     )
@@ -128,10 +128,10 @@ def passes_of(trace: Trace, *, scope: Scope = "all") -> RankPasses:
 def _steps(trace: Trace, found: Regions) -> dict[str, Any]:
     if not found.labels:
         return {"steps": 1, "step_ns": 0.0}
-    edges = find_steps(trace, trace.work).edges
-    whole = [at for at, label in enumerate(found.labels) if label not in (BEFORE, AFTER)]
+    windows = find_steps(trace, trace.work)
+    whole = windows.whole
     steps = max(len(whole), 1)
-    return {"steps": steps, "step_ns": float(sum(np.diff(edges)[whole])) / steps}
+    return {"steps": steps, "step_ns": float(windows.edges[whole.stop] - windows.edges[whole.start]) / steps}
 
 
 def _exposed(work: Work, mine: Work, place: Int, count: int) -> Int:
@@ -158,12 +158,10 @@ def _blocked(trace: Trace, cells: Int) -> tuple[Int, Int]:
     return calls, blocked
 
 
-def exchanges(trace: Trace, found: Regions) -> tuple[Int, Int]:
-    """Rows of the collectives table that belong to dispatch and combine, and the position of their work."""
-    table = trace.tables["collectives"]
-    kernel = table.array("kernel_id")
-    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    place[trace.work.event] = np.arange(len(trace.work.event))
+def exchanges(trace: Trace) -> tuple[Int, Int]:
+    """Rows of the collectives table of dispatch and combine, positions of their work; with `trace.once`."""
+    found, kernel = trace.once(regions), trace.tables["collectives"].array("kernel_id")
+    place = trace.arrays.places(trace.work.event)
     at = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
     rows = np.flatnonzero(at >= 0)
     rows = rows[(found.visit[at[rows]] >= 0) & np.isin(found.stage[at[rows]], (DISPATCH, COMBINE))]
@@ -175,7 +173,7 @@ def _received(trace: Trace, found: Regions) -> list[int]:
     result = [-1] * len(found.visits)
     largest = [-1] * len(found.visits)
     table = trace.tables["collectives"]
-    rows, at = exchanges(trace, found)
+    rows, at = trace.once(exchanges)
     forward = (found.stage[at] == DISPATCH) & (found.phase[at] != PHASES.index("backward"))
     rows, at = rows[forward], at[forward]
     splits, size = table.texts("out_split", rows), table.array("out_bytes")[rows]
@@ -186,9 +184,9 @@ def _received(trace: Trace, found: Regions) -> list[int]:
     return result
 
 
-def exchange_group(trace: Trace, found: Regions) -> tuple[int, ...]:
+def exchange_group(trace: Trace) -> tuple[int, ...]:
     """The ranks that exchange tokens: those of the largest group of a dispatch or combine."""
-    rows, _ = exchanges(trace, found)
+    rows, _ = trace.once(exchanges)
     lists = {
         text: tuple(integers(text)) for text in set(trace.tables["collectives"].texts("group_ranks", rows))
     }

@@ -14,8 +14,9 @@ from tracelens.analyzers._moe_tokens import GEMM, TOPK, Tokens, callers, tokens
 from tracelens.analyzers._moe_windows import MAX_EXPERTS, Product, Window, origins, windows
 from tracelens.analyzers._opcalls import OpCalls
 from tracelens.analyzers._stage_messages import gradient_sync
-from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs import OpCall, OpCost, Uncounted
 from tracelens.costs.call import size
+from tracelens.trace.classify import KINDS
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 
@@ -83,11 +84,6 @@ class Regions(NamedTuple):
     visits: list[Visit]
     labels: list[str]
     framed: bool
-
-    @property
-    def layers(self) -> int:
-        """Number of MoE layers on this rank."""
-        return 1 + max((visit.layer for visit in self.visits), default=-1)
 
 
 def regions(trace: Trace) -> Regions:
@@ -201,7 +197,7 @@ def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: In
     same = (before >= 0) & (thread[np.maximum(before, 0)] == thread)
     filled = np.where(same, result[:, order[np.maximum(before, 0)]], -1)
     result[:, order] = filled
-    result[:, ~linked & (gradient_sync(trace, work)[back] | (work.kind[back] == 1))] = -1
+    result[:, ~linked & (gradient_sync(trace, work)[back] | (work.kind[back] == KINDS.index("comm")))] = -1
     return result[0], result[1]
 
 
@@ -231,7 +227,7 @@ class _Reader:
         """Sizes of the matrix product at a token."""
         key = tuple(self._keys[at].tolist())
         if key not in self._known:
-            self._known[key] = self._cost(at)
+            self._known[key] = self._ops.cost(int(self.found.op[at]))
         cost = self._known[key]
         if cost is None:
             return Product(-1, -1, -1)
@@ -267,13 +263,3 @@ class _Reader:
         except Uncounted:
             chosen = -1
         return shape[-1], chosen, int(np.prod(shape[:-1]))
-
-    def _cost(self, at: int) -> OpCost | None:
-        call = self.call(at)
-        model = find(call.name) if call is not None else None
-        if call is None or model is None or model.forward:
-            return None
-        try:
-            return model.function(call)
-        except Uncounted:
-            return None

@@ -122,7 +122,7 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, again: Bool) -> Tokens:
 def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     """Of each piece of work: its call (-1: none), whether autograd launched it, whether it is recomputed."""
     work = trace.work
-    caller = np.where(work.launch >= 0, work.launch, work.op)
+    caller = work.caller
     known, at = caller >= 0, np.maximum(caller, 0)
     return caller, known & in_autograd(trace)[at], known & trace.once(recomputed)[at]
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.costs import OpCall
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.schema import Coded
 from tracelens.trace.arguments import argument_dtypes, describe
 from tracelens.trace.trace import Trace
@@ -31,8 +31,7 @@ class OpCalls:
     def __init__(self, trace: Trace) -> None:
         table = trace.tables["ops"]
         event = table.array("event_id")
-        self.row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-        self.row[event] = np.arange(len(event))
+        self.row = trace.arrays.places(event)
         self._name, self._names = trace.arrays.name, trace.arrays.names
         self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
         self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
@@ -88,6 +87,21 @@ class OpCalls:
             blocks,
             self.call(forward) if forward >= 0 else None,
         )
+
+    def cost(self, op: int) -> OpCost | None:
+        """What the op at an event row must do at least; None without recorded arguments or a model for them.
+
+        Models that need the arguments of the forward op are left out.
+        """
+        if op < 0 or self.row[op] < 0 or not self.recorded(op):
+            return None
+        model = find(self.name(op))
+        if model is None or model.forward:
+            return None
+        try:
+            return model.function(self.call(op))
+        except Uncounted:
+            return None
 
     def describe(self, op: int) -> str:
         """The tensor arguments of the op at an event row as short text."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.schema import Result, Table
-from tracelens.trace.steps import AFTER, BEFORE
+from tracelens.trace.steps import is_step
 
 Bool = NDArray[np.bool_]
 
@@ -16,10 +16,10 @@ Bool = NDArray[np.bool_]
 def in_steps(table: Table) -> Bool:
     """Which rows of a table with a column `step` are of a step."""
     labels = table.texts("step")
-    return np.array([label not in (BEFORE, AFTER) for label in labels], dtype=bool)
+    return np.array([is_step(label) for label in labels], dtype=bool)
 
 
 def step_count(results: Mapping[str, Result]) -> int:
     """Number of steps in the recording, by the collectives of all ranks; 1 where steps are not marked."""
     members = results["collectives"].data["members"]
-    return max(len({label for label in members.texts("step") if label not in (BEFORE, AFTER)}), 1)
+    return max(len({label for label in members.texts("step") if is_step(label)}), 1)

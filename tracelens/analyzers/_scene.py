@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from tracelens.analyzers._opcalls import OpCalls
 from tracelens.analyzers.idle import blocking_calls
 from tracelens.devices import Device
-from tracelens.trace.callstack import nearest
 from tracelens.trace.intervals import Union, union
-from tracelens.trace.steps import AFTER, BEFORE, Steps, find_steps
+from tracelens.trace.steps import Steps, find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
 
@@ -36,7 +35,7 @@ class Scene:
         self.trace, self.device = trace, device
         work = trace.work
         found = find_steps(trace, work) if len(work.event) else Steps([], np.zeros(1, np.int64), False)
-        inner = [at for at, label in enumerate(found.labels) if label not in (BEFORE, AFTER)]
+        inner = found.whole
         self.steps = max(len(inner), 1)
         low, high = (inner[0], inner[-1] + 1) if inner else (0, 0)
         self.window = int(found.edges[low]), int(found.edges[high])
@@ -52,19 +51,10 @@ class Scene:
         """A total of the recording, for one step."""
         return total / self.steps
 
-    def launched_in(self, events: Bool) -> Bool:
-        """Which work was called from inside of these events.
-
-        Args:
-            events: mask over the rows of the events table.
-        """
-        around = nearest(self.trace.arrays.parent, self.trace.arrays.depth, events)
-        return (self.caller >= 0) & (around[np.maximum(self.caller, 0)] >= 0)
-
     @cached_property
     def caller(self) -> Int:
-        """The event row of the call behind each piece of work: of its launch, else its op; -1 for none."""
-        return np.where(self.work.launch >= 0, self.work.launch, self.work.op)
+        """The event row of the call behind each piece of work, see Work.caller."""
+        return self.work.caller
 
     @cached_property
     def called(self) -> Int:

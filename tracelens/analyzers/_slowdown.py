@@ -124,8 +124,7 @@ def _beside(comp: Work, comm: Work) -> Int:
 def _shapes(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the argument shapes and types of the launching op, '' where not recorded."""
     ops = trace.tables["ops"]
-    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    place[ops.array("event_id")] = np.arange(len(ops))
+    place = trace.arrays.places(ops.array("event_id"))
     row = np.where(work.op >= 0, place[work.op], -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     pair, (shape, dtype) = codes(

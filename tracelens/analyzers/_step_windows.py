@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes, sums
 from tracelens.trace.classify import KINDS
-from tracelens.trace.steps import AFTER, BEFORE, find_steps
+from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
 
@@ -51,15 +51,15 @@ def step_windows(trace: Trace, work: Work) -> Windows:
     found = find_steps(trace, work)
     if trace.window is not None or not found.marked:
         return Windows(found.labels, found.edges, found.edges, work.start, found.marked)
-    whole = [place for place, label in enumerate(found.labels) if label not in (BEFORE, AFTER)]
-    marks = found.edges[whole[0] : whole[-1] + 2]
+    whole = found.whole
+    marks = found.edges[whole.start : whole.stop + 1]
     main = _busiest(work)
     called = _called(trace, work, main, int(marks[0]))
     order = np.argsort(called[main], kind="stable")
     done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, work.end[main][order]))
     before = np.searchsorted(called[main][order], marks[:-1], side="left")
     edges = np.minimum(np.append(np.maximum(marks[:-1], done[before]), marks[-1]), marks[-1])
-    return Windows([found.labels[place] for place in whole], edges, marks, called, True)
+    return Windows(found.labels[whole.start : whole.stop], edges, marks, called, True)
 
 
 def _called(trace: Trace, work: Work, main: Int, begin: int) -> Int:

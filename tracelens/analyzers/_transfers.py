@@ -68,8 +68,7 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
     table = trace.tables["collectives"]
     if not len(table):
         return
-    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    place[work.event] = np.arange(len(work.event))
+    place = trace.arrays.places(work.event)
     kernel = table.array("kernel_id")
     row = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
     for at in np.unique(row[row >= 0]).tolist():

@@ -126,8 +126,7 @@ def _pairs(
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes."""
     ops = trace.tables["ops"]
-    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    place[ops.array("event_id")] = np.arange(len(ops))
+    place = trace.arrays.places(ops.array("event_id"))
     at = np.where(work.op >= 0, place[np.maximum(work.op, 0)], -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     width = len(dtypes.values)

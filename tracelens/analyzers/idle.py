@@ -261,7 +261,7 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     blocked_ns, collected_ns = (np.zeros(len(cause), dtype=np.int64) for _ in range(2))
     thread = threads(events)
     blocking = blocking_calls(trace, work)
-    garbage = _named(events, GARBAGE)
+    garbage = named(events, GARBAGE)
     late = np.flatnonzero(cause == code["host late"])
     for number in np.unique(thread[launch[late]]):
         asked = late[thread[launch[late]] == number]
@@ -277,14 +277,15 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     return Explained(cause, host, busy, blocked, blocked_ns, collected, collected_ns)
 
 
-def _named(events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+def named(events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Which events have a name that fits."""
     return matching(events.names, pattern)[events.name]
 
 
 def blocking_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
     """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done."""
     events = trace.arrays
-    mask = _named(events, BLOCKING) & events.where("launch")
+    mask = named(events, BLOCKING) & events.where("launch")
     # A copy between two places on the GPU does not keep its call waiting, however late that returns.
     inside = matching(work.names, _ON_DEVICE)
     copies = work.take(~work.is_kernel & (work.launch >= 0) & ~inside[work.name])

@@ -113,7 +113,7 @@ def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_]) -> dict[str, Any]
         frame = np.where(event >= 0, around[np.maximum(event, 0)], -1)
         return np.where(frame >= 0, path_of[np.maximum(frame, 0)], -1)
 
-    caller = np.where(work.launch >= 0, work.launch, work.op)
+    caller = work.caller
     own, via_forward = place(caller), place(work.forward)
     path = np.where(via_forward >= 0, via_forward, own)
     edges = find_steps(trace, work).edges[[0, -1]]

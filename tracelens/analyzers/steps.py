@@ -179,8 +179,7 @@ def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Windows) -> dict[s
     if not (work.kind == KINDS.index("comm")).any():
         return "no communication"
     table = trace.tables["collectives"]
-    place = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    place[work.event] = np.arange(len(work.event))
+    place = trace.arrays.places(work.event)
     kernel, size = table.array("kernel_id"), table.array("in_bytes")
     at = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
     known = at >= 0

@@ -56,6 +56,7 @@ class Change:
         cand: the same of the candidate.
         base_at: (rank, event row) of the one with most GPU time, for a look into the trace.
         cand_at: the same of the candidate.
+        most: GPU time of that one, ns.
     """
 
     count: int = 0
@@ -153,7 +154,7 @@ def _tops(forest: Forest, how: Int, what: int, step: int) -> Int:
     """Nodes of a step of which this became, and not of the node around them."""
     inside = (how == what) & (forest.step == step)
     above = np.maximum(forest.parent, 0)
-    inside &= (forest.parent < 0) | (how[above] != what) | np.isin(what, (WRAPPER,))
+    inside &= (forest.parent < 0) | (how[above] != what) | (what == WRAPPER)
     return np.flatnonzero(inside)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes
-from tracelens.analyzers._moe_regions import Visit, regions
+from tracelens.analyzers._moe_regions import regions
 from tracelens.analyzers._moe_stages import EXPERTS, PERMUTATION, STAGES
 from tracelens.analyzers.breakdown import NO_OP, shape_texts
 from tracelens.analyzers.idle import CAUSES as IDLE_CAUSES
@@ -56,21 +56,16 @@ def add_rank(
     for level in levels:
         texts, code = _texts(level.name, side, pieces)
         level.add(number, texts, code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
-        if level.name != "rank":
-            _add_idle(level, number, side)
-        else:
-            code = np.zeros(side.idle.size, dtype=np.int64)
-            _add_idle(level, number, side, texts, code)
+        _add_idle(level, number, side)
 
 
-def _add_idle(
-    level: Level, number: int, side: Side, texts: Sequence[str] = (), code: Int | None = None
-) -> None:
-    """The idle time, by its cause where the level is about causes."""
+def _add_idle(level: Level, number: int, side: Side) -> None:
+    """The idle time: by its cause where the level is about causes, the rank's where it is about ranks."""
     step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
-    if code is None:
-        texts = [f"idle: {name}" for name in IDLE_CAUSES] if level.name == "cause" else [IDLE]
-        code = why if level.name == "cause" else np.zeros(len(why), dtype=np.int64)
+    code = np.zeros_like(why)
+    texts = [_of_rank(side) if level.name == "rank" else IDLE]
+    if level.name == "cause":
+        texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
     cause = np.full(len(why), ALL_CAUSES.index("idle"))
     level.add(number, texts, code, step, cause, side.idle.reshape(-1), np.zeros_like(why), side.steps)
 
@@ -106,7 +101,7 @@ def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]
     if level == "kernel":
         return work.names, work.name[pieces.row]
     if level == "rank":
-        return (f"rank {side.rank}",), np.zeros(len(pieces.row), dtype=np.int64)
+        return (_of_rank(side),), np.zeros(len(pieces.row), dtype=np.int64)
     op = side.op[pieces.row]
     name = np.where(op >= 0, events.name[np.maximum(op, 0)], len(events.names))
     names = [*events.names, NO_OP]
@@ -117,16 +112,16 @@ def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]
     return [f"{names[one]} {texts[two]}" for one, two in zip(ones.tolist(), twos.tolist(), strict=True)], code
 
 
+def _of_rank(side: Side) -> str:
+    return f"rank {side.rank}"
+
+
 def regrouped(base: Sequence[Side], cand: Sequence[Side]) -> str:
     """Whether the experts' products are grouped in one of two runs and launched one by one in the other."""
     kinds = [
-        {_grouped(visit) for side in some for visit in side.trace.once(regions).visits if visit.products}
+        {visit.grouped for side in some for visit in side.trace.once(regions).visits if visit.products}
         for some in (base, cand)
     ]
     if kinds == [{False}, {True}]:
         return GROUPED
     return UNGROUPED if kinds == [{True}, {False}] else ""
-
-
-def _grouped(visit: Visit) -> bool:
-    return visit.grouped

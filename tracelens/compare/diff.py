@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers import ANALYZERS, result, stack
-from tracelens.compare.changes import Change, Key, changes, each
+from tracelens.compare.changes import KINDS, Change, Key, changes, each
 from tracelens.compare.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
 from tracelens.compare.icicle import ICICLE, icicle_rows
 from tracelens.compare.ledger import Level
@@ -28,8 +28,6 @@ Floats = NDArray[np.float64]
 
 TAIL = 0.025
 """Of each end of the interval that a difference has to leave to be beyond the noise."""
-
-NOISE = ("beyond", "within", "unknown")
 
 WATERFALL = Schema(
     "Waterfall",
@@ -53,7 +51,7 @@ WATERFALL = Schema(
 CHANGES = Schema(
     "What changed",
     (
-        Column("kind", "category"),
+        Column("kind", "category", doc=", ".join(KINDS)),
         Column("base", "str", doc="op, of an exchange those with most GPU time"),
         Column("cand", "str", doc="op of the candidate"),
         Column("delta_ns", "int64", "ns", "of a step, with all that it calls"),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes
-from tracelens.compare.align import RENAMED, REPLACED, SAME, Alignment, align
+from tracelens.compare.align import RENAMED, REPLACED, Alignment, align
 from tracelens.compare.forest import Forest, Hash, text_hashes
 from tracelens.compare.sides import Side
 from tracelens.trace.classify import KINDS
@@ -135,6 +135,3 @@ def _kernels(side: Side) -> Hash:
     used, place = np.unique(name, return_inverse=True)
     np.add.at(found, node, text_hashes([side.work.names[code] for code in used.tolist()])[place])
     return found
-
-
-__all__ = ["CAUSES", "SAME", "Pairing", "pair"]

@@ -15,7 +15,7 @@ from tracelens.compare.forest import Forest, forest
 from tracelens.errors import TracelensError
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import Union, shares
-from tracelens.trace.steps import AFTER, BEFORE, find_steps
+from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
@@ -42,10 +42,9 @@ class Side:
         if not len(self.work.event):
             raise TracelensError(f"{trace.meta.path}: no GPU work, so there is no step time to compare")
         found = find_steps(trace, self.work)
-        whole = [at for at, label in enumerate(found.labels) if label not in (BEFORE, AFTER)]
-        first, last = whole[0], whole[-1] + 1
-        self.edges: Int = found.edges[first : last + 1]
-        self.labels = found.labels[first:last]
+        whole = found.whole
+        self.edges: Int = found.edges[whole.start : whole.stop + 1]
+        self.labels = found.labels[whole.start : whole.stop]
         self.step_ns: Int = np.diff(self.edges)
         row, window, ns = shares(self.work.start, self.work.end, self.work.kind.astype(np.int64), self.edges)
         counted = ns > 0
@@ -73,8 +72,7 @@ class Side:
     @cached_property
     def node(self) -> Int:
         """Place in the forest of the op of each piece, -1 for none."""
-        place = np.full(len(self.trace.arrays.start), -1, dtype=np.int64)
-        place[self.forest.event] = np.arange(len(self.forest))
+        place = self.trace.arrays.places(self.forest.event)
         op = self.op[self.row]
         return np.where(op >= 0, place[np.maximum(op, 0)], -1)
 

@@ -34,6 +34,17 @@ class Steps(NamedTuple):
     edges: Int
     marked: bool
 
+    @property
+    def whole(self) -> range:
+        """Positions of the steps: of all windows but those before the first mark and after the last."""
+        first = self.labels[:1] == [BEFORE]
+        return range(first, max(len(self.labels) - (self.labels[-1:] == [AFTER]), first))
+
+
+def is_step(label: str) -> bool:
+    """Whether a window of this name is a step, and not what lies before the first mark or after the last."""
+    return label not in (BEFORE, AFTER)
+
 
 def find_steps(trace: Trace, work: Work) -> Steps:
     """The step windows of a trace with GPU work.

@@ -83,6 +83,12 @@ class Events(NamedTuple):
     kinds: list[str]
     names: list[str]
 
+    def places(self, rows: Int) -> Int:
+        """Of each event, its position in `rows`, -1 if it is not among these event rows."""
+        found = np.full(len(self.start), -1, dtype=np.int64)
+        found[rows] = np.arange(len(rows))
+        return found
+
     def where(self, *kinds: str) -> NDArray[np.bool_]:
         """Mask of the events of these kinds."""
         wanted = [code for code, kind in enumerate(self.kinds) if kind in kinds]

@@ -60,6 +60,11 @@ class Work(NamedTuple):
         return (self.launch < 0) & (self.op < 0)
 
     @property
+    def caller(self) -> Int:
+        """Event row of the host's call behind each piece: of its launch, else its op; -1 if there is none."""
+        return np.where(self.launch >= 0, self.launch, self.op)
+
+    @property
     def dur(self) -> Int:
         """Durations in ns."""
         return self.end - self.start

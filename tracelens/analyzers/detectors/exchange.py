@@ -83,7 +83,7 @@ def _chosen(scene: Scene) -> NDArray[np.bool_]:
 def _sent(scene: Scene) -> int:
     """Bytes that go into the dispatches of forward passes in the steps."""
     found = scene.trace.once(regions)
-    rows, at = exchanges(scene.trace, found)
+    rows, at = scene.trace.once(exchanges)
     inside = np.isin(at, scene.rows) & (found.stage[at] == DISPATCH) & (found.phase[at] != BACKWARD)
     size = scene.trace.tables["collectives"].array("in_bytes")[rows[inside]]
     return int(size[size > 0].sum())
@@ -96,7 +96,7 @@ def _deduplicated(scene: Scene) -> float:
     probability C(E - E/P, k) / C(E, k); P times the rest is the mean number of ranks a token goes to.
     """
     found = scene.trace.once(regions)
-    ranks = len(exchange_group(scene.trace, found))
+    ranks = len(exchange_group(scene.trace))
     visit: Visit | None = next((one for one in found.visits if one.experts > 0 and one.chosen > 0), None)
     if visit is None or ranks < 2 or visit.experts % ranks:
         return 1.0

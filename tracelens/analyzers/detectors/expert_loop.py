@@ -50,7 +50,8 @@ def expert_loop(scene: Scene) -> Found:
     passes = int((spans.phase == FORWARD).sum())
     if not passes:
         return "no loop over experts in the steps"
-    left = _left(scene, spans)
+    large = gemm_rate(scene.trace, scene.device, found.stage == EXPERTS)
+    left = _left(scene, spans, large)
     saving = np.maximum(spans.end - spans.start - left, 0)
     forward = spans.phase == FORWARD
     visits = [found.visits[at] for at in spans.visit[forward].tolist()]
@@ -73,7 +74,7 @@ def expert_loop(scene: Scene) -> Found:
         union(spans.start, spans.end),
         f"{launches:.0f} products one after the other in each of {len({one.layer for one in visits})} MoE "
         f"layers, {rate / 1e12:,.0f} TFLOP/s on their summed rows in forward (large products reach "
-        f"{_rate(scene) / 1e12:,.0f}); the loops take {scene.per_step(wall) / 1e6:,.1f} ms forward and "
+        f"{large / 1e12:,.0f}); the loops take {scene.per_step(wall) / 1e6:,.1f} ms forward and "
         f"{scene.per_step(float(took[~forward].sum())) / 1e6:,.1f} ms backward of a step, "
         f"{gaps.sum() / max(took.sum(), 1):.0%} of it gaps; grouped they need about "
         f"{scene.per_step(float(left.sum())) / 1e6:,.1f} ms",
@@ -99,7 +100,7 @@ def _spans(scene: Scene, loops: NDArray[np.bool_]) -> _Spans:
     return _Spans(cells // len(PHASES), cells % len(PHASES), start, end)
 
 
-def _left(scene: Scene, spans: _Spans) -> NDArray[np.float64]:
+def _left(scene: Scene, spans: _Spans, rate: float) -> NDArray[np.float64]:
     """Ns that each loop would take as one grouped product after the other.
 
     The products at the rate of the trace's large ones, twice as many in the backward pass; what lies between
@@ -109,7 +110,6 @@ def _left(scene: Scene, spans: _Spans) -> NDArray[np.float64]:
     factor = np.where(spans.phase == BACKWARD, 2.0, 1.0)
     flops = np.array([_flops(visit) for visit in visits])
     moved = np.array([_bytes(visit) for visit in visits])
-    rate = _rate(scene)
     if not rate or scene.device is None:
         # Without figures of the device, whatever keeps the GPU busy stays.
         return scene.busy.covered(spans.start, spans.end).astype(float)
@@ -125,9 +125,3 @@ def _flops(visit: Visit) -> float:
 def _bytes(visit: Visit) -> float:
     """Moved between the products: what each one writes is read again, and its input was written before."""
     return float(sum(one.rows * (one.depth + one.columns) for one in visit.products)) * visit.itemsize
-
-
-def _rate(scene: Scene) -> float:
-    """FLOP/s of the large products outside of the experts."""
-    found = scene.trace.once(regions)
-    return gemm_rate(scene.trace, scene.device, found.stage == EXPERTS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.builders import draw, draw_run
 from tracelens.errors import TracelensError
-from tracelens.trace.steps import find_steps, select_step
+from tracelens.trace.steps import AFTER, BEFORE, WHOLE, Steps, find_steps, select_step
 from tracelens.trace.work import gpu_work
 
 STEPS = """
@@ -122,3 +123,18 @@ def test_an_unknown_step_lists_the_known_ones() -> None:
 def test_a_trace_without_marks_has_no_step() -> None:
     with pytest.raises(TracelensError, match="no step marks"):
         select_step(draw_run("s7 k | ==", "op f | =="), "1")
+
+
+@pytest.mark.parametrize(
+    ("labels", "whole"),
+    [
+        ([], range(0)),
+        ([WHOLE], range(1)),
+        (["ProfilerStep#1", "ProfilerStep#2"], range(2)),
+        ([BEFORE, "ProfilerStep#1", AFTER], range(1, 2)),
+        ([BEFORE], range(1)),
+    ],
+    ids=("nothing", "no marks", "steps", "around", "selected"),
+)
+def test_what_counts_as_a_step(labels: list[str], whole: range) -> None:
+    assert Steps(labels, np.arange(len(labels) + 1), True).whole == whole

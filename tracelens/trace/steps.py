@@ -36,9 +36,13 @@ class Steps(NamedTuple):
 
     @property
     def whole(self) -> range:
-        """Positions of the steps: of all windows but those before the first mark and after the last."""
-        first = self.labels[:1] == [BEFORE]
-        return range(first, max(len(self.labels) - (self.labels[-1:] == [AFTER]), first))
+        """Positions of the steps: of all windows but those before the first mark and after the last.
+
+        A single window is what there is of a step, also where somebody selected what lies before the first.
+        """
+        if len(self.labels) == 1:
+            return range(1)
+        return range(self.labels[:1] == [BEFORE], len(self.labels) - (self.labels[-1:] == [AFTER]))
 
 
 def is_step(label: str) -> bool:

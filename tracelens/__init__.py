@@ -15,13 +15,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tracelens.version import __version__
+
 if TYPE_CHECKING:
     from tracelens.analyzers import Analyzer
     from tracelens.schema import Report, Result
     from tracelens.trace.run import Run
     from tracelens.trace.trace import TraceMeta
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "analyze", "diff", "load", "render", "report", "report_files"]
 
 

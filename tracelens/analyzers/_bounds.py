@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._costing import Counted
+from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
 from tracelens.schema import Column, Schema, Table
 
@@ -52,6 +53,12 @@ class Bounds(NamedTuple):
     roofline: Float
     maf: Float
     peak: Float
+
+
+def least_ns(cost: OpCost, device: Device) -> float:
+    """Least time of one call on a device, -1 where it is not known or there is nothing to do."""
+    least = float(bounds([Counted("", "", cost, "")], device).roofline[0])
+    return least if least > 0 else -1.0
 
 
 def bounds(items: list[Counted], device: Device | None) -> Bounds:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.schema import Coded
-from tracelens.trace.arguments import argument_dtypes, describe
+from tracelens.trace.arguments import argument_dtypes, decoded, describe
 from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
 _EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
-_DECODER = msgspec.json.Decoder(list[Any])
 
 
 class OpCalls:
@@ -115,8 +113,5 @@ class OpCalls:
     def _list(self, column: str, row: int) -> list[Any]:
         text = self._recorded(column, row)
         if text not in self._decoded:
-            try:
-                self._decoded[text] = _DECODER.decode(text) if text else []
-            except (msgspec.MsgspecError, RecursionError):
-                self._decoded[text] = []
+            self._decoded[text] = decoded(text)
         return self._decoded[text]

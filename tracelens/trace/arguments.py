@@ -48,7 +48,7 @@ def describe(shapes: str, dtypes: str) -> str:
     """
     words = []
     types = argument_dtypes(dtypes)
-    for place, dim in enumerate(_list(shapes)):
+    for place, dim in enumerate(decoded(shapes)):
         dtype = types[place] if place < len(types) else ""
         if not isinstance(dim, list):
             continue
@@ -81,10 +81,11 @@ def _plain(text: str) -> str:
 @lru_cache(maxsize=4096)
 def argument_dtypes(dtypes: str) -> tuple[str, ...]:
     """Short element types by argument, "" where the argument is no tensor (JSON text as in the ops table)."""
-    return tuple("" if str(name) in _NO_TENSOR else short_dtype(str(name)) for name in _list(dtypes))
+    return tuple("" if str(name) in _NO_TENSOR else short_dtype(str(name)) for name in decoded(dtypes))
 
 
-def _list(text: str) -> list[Any]:
+def decoded(text: str) -> list[Any]:
+    """A list that the ops table holds as JSON text, [] for anything else."""
     try:
         value = msgspec.json.decode(text) if text else []
     except (msgspec.MsgspecError, RecursionError):

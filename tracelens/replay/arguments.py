@@ -1,0 +1,193 @@
+"""The recorded arguments of a call as they stand in a script: read strictly, never evaluated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tracelens.errors import TracelensError
+from tracelens.trace.arguments import decoded, short_dtype
+
+TORCH = {
+    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "i64": "int64",
+    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "u16": "uint16", "u32": "uint32",
+    "u64": "uint64", "bool": "bool", "c64": "complex64", "c128": "complex128", "c32": "complex32",
+}  # fmt: skip
+"""Short names of element types to torch's; the narrow floats have torch's names in traces."""
+
+WIDTHS = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
+    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1, "complex64": 8, "complex128": 16,
+    "complex32": 4, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}  # fmt: skip
+"""Bytes of an element by torch's name of its type."""
+
+NUMBERS = ("float64", "int64", "bool", "complex128")
+"""Element types of Python numbers, which the profiler shows as tensors without dimensions."""
+
+OP = re.compile(r"[A-Za-z_]\w{0,63}::[A-Za-z_]\w{0,127}", re.ASCII)
+"""Names that torch registers ops under."""
+
+RECORDED = ("shapes", "dtypes", "strides", "values")
+"""Columns of the ops table that say what an op was called with."""
+
+NO_SHAPES = "the trace has no shapes of its arguments; record with record_shapes=True"
+LONG_LIST = "a list of more than 30 tensors, of which the profiler records no shapes"
+_LARGEST = 1 << 40
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_FLOAT = re.compile(r"-?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,3})?|-?inf|nan")
+_TENSORS, _LISTS = ("TensorList",), ("ScalarList", "GenericList")
+
+
+class Unreplayable(TracelensError):
+    """This call cannot be made a script; the message says why, without a name or a full stop."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor argument.
+
+    Attributes:
+        dtype: torch's name of the element type.
+        shape, stride: in elements.
+        maker: the function of a script that makes it, see templates/inputs.py.j2.
+        given: what that function is given beyond type, shape and strides.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    maker: str = "strided"
+    given: tuple[Any, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def made(self, maker: str, *given: Any) -> Tensor:
+        """The same with other values."""
+        return replace(self, maker=maker, given=given)
+
+
+Argument = Tensor | list[Any] | bool | int | float | str | None
+"""One argument of a call. None is what was not recorded, or None; text is never the trace's."""
+
+
+def read(shapes: str, dtypes: str, strides: str, values: str, of_lists: str) -> list[Argument]:
+    """The arguments of a call, from the texts of the ops table.
+
+    Args:
+        shapes: JSON text of the dimensions.
+        dtypes: of the types.
+        strides: of the strides.
+        values: of the scalars.
+        of_lists: element type of tensors in lists, which the profiler does not record.
+
+    Raises:
+        Unreplayable: something is missing, or is nothing that a call can take.
+    """
+    types, dims = decoded(dtypes), decoded(shapes)
+    steps, texts = decoded(strides), decoded(values)
+    if not types or not dims:
+        raise Unreplayable(NO_SHAPES)
+    found: list[Argument] = []
+    for place, name in enumerate(types):
+        dim, step = _at(dims, place), _at(steps, place)
+        if name in _TENSORS:
+            found.append(_tensors(dim, step, of_lists))
+        elif name in ("Scalar", "", "None") or name in _LISTS:
+            found.append(_value(_at(texts, place), place))
+        else:
+            found.append(_tensor(_dtype(name), dim, step))
+    if any(name in _TENSORS for name in types) and not any(map(_has_tensor, found)):
+        raise Unreplayable(LONG_LIST)
+    if not any(map(_has_tensor, found)):
+        raise Unreplayable("none of its recorded arguments is a tensor")
+    return found
+
+
+def tensors(arguments: Sequence[Argument]) -> list[Tensor]:
+    """All tensors, also those in lists."""
+    return [
+        one
+        for argument in arguments
+        for one in (argument if isinstance(argument, list) else [argument])
+        if isinstance(one, Tensor)
+    ]
+
+
+def torch_dtype(name: str) -> str:
+    """Torch's name of an element type as a trace writes it, "" for none; there are several 8-bit floats."""
+    plain = name.removeprefix("c10::").lower()
+    return plain if plain.startswith("float8") and plain in WIDTHS else TORCH.get(short_dtype(name), "")
+
+
+def _has_tensor(argument: Argument) -> bool:
+    return bool(tensors([argument]))
+
+
+def _dtype(name: Any) -> str:
+    found = torch_dtype(str(name))
+    if not found:
+        raise Unreplayable(f"element type {str(name)[:40]!r} is not one that tensors can be made of")
+    return found
+
+
+def _tensors(dims: Any, steps: Any, dtype: str) -> list[Any]:
+    if not isinstance(dims, list) or not all(isinstance(dim, list) for dim in dims):
+        raise Unreplayable("a list of tensors has no list of shapes")
+    return [_tensor(dtype, dim, _at(steps, place)) for place, dim in enumerate(dims)]
+
+
+def _tensor(dtype: str, dim: Any, step: Any) -> Tensor:
+    shape = _sizes(dim)
+    stride = _sizes(step) if step else dense(shape)
+    if len(stride) != len(shape):
+        raise Unreplayable("a tensor has not as many strides as dimensions")
+    extent = 1 + sum((size - 1) * one for size, one in zip(shape, stride, strict=True))
+    if max(prod(shape), extent) > _LARGEST:
+        raise Unreplayable("a tensor is larger than any memory: its recorded sizes are wrong")
+    return Tensor(dtype, shape, stride)
+
+
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    return tuple(prod(max(size, 1) for size in shape[place + 1 :]) for place in range(len(shape)))
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    """A list of sizes; older profilers wrote them as text."""
+    if isinstance(value, list) and all(_INTEGER.fullmatch(str(one)) for one in value):
+        sizes = tuple(int(one) for one in value)
+        if min(sizes, default=0) >= 0 and len(sizes) <= 32:
+            return sizes
+    raise Unreplayable(f"a recorded shape is no list of sizes: {str(value)[:40]}")
+
+
+def _value(text: Any, place: int) -> Argument:
+    """A recorded number, truth value or list of them."""
+    words = str(text).strip()
+    if words in ("", "None"):
+        return None
+    if words.startswith("[") and words.endswith("]"):
+        return [_number(word.strip(), place) for word in words[1:-1].split(",") if word.strip()]
+    return _number(words, place)
+
+
+def _number(word: str, place: int) -> bool | int | float:
+    if word in ("True", "False"):
+        return word == "True"
+    if _INTEGER.fullmatch(word):
+        return int(word)
+    if _FLOAT.fullmatch(word):
+        return float(word)
+    raise Unreplayable(f"argument {place} has the value {word[:40]!r}, which is no number")
+
+
+def _at(values: Any, place: int) -> Any:
+    return values[place] if isinstance(values, list) and place < len(values) else []

@@ -1,0 +1,127 @@
+"""The directory of scripts: the files, and `replay.json`, which lists them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from tracelens.errors import TracelensError
+from tracelens.schema import Skip
+from tracelens.version import __version__
+
+LIST = "replay.json"
+Kind = Literal["op", "collective", "sequence"]
+_FIELDS: dict[str, Any] = {
+    "file": str, "kind": str, "subject": str, "shapes": str, "count": int, "traced_us": (float, int),
+    "total_us": (float, int), "processes": int,
+}  # fmt: skip
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.py")
+
+
+class Script(NamedTuple):
+    """A reproducer.
+
+    Attributes:
+        name: of its file, without a number and an ending: aten_mm.
+        kind: one op, one collective, or a sequence of ops.
+        subject: op, collective, or what the sequence is of.
+        shapes: its arguments as short text.
+        text: the source.
+        count: calls in the trace that it stands for.
+        traced_us: median time of one in the trace; 0 where it is another one's (scaled down).
+        total_us: time of all of them.
+        processes: how many run it together, 1 or the ranks of a collective.
+    """
+
+    name: str
+    kind: Kind
+    subject: str
+    shapes: str
+    text: str
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    traced_us: float
+    total_us: float
+    processes: int = 1
+
+
+class Entry(NamedTuple):
+    """A script in a directory; attributes as in Script."""
+
+    file: str
+    kind: str
+    subject: str
+    shapes: str
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    traced_us: float
+    total_us: float
+    processes: int
+
+
+def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> list[Entry]:
+    """Write scripts, numbered in their order, and the list of them.
+
+    Raises:
+        TracelensError: the directory cannot be written, or holds files that are no replay.
+    """
+    digits = max(2, len(str(len(scripts))))
+    entries = [
+        Entry(f"{number:0{digits}d}_{one.name}.py", one.kind, one.subject, one.shapes, one.count,
+              one.traced_us, one.total_us, one.processes)
+        for number, one in enumerate(scripts, start=1)
+    ]  # fmt: skip
+    listed = {
+        "tracelens": __version__,
+        "scripts": [entry._asdict() for entry in entries],
+        "skips": [{"subject": skip.subject, "reason": skip.reason} for skip in skips],
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
+        for entry, one in zip(entries, scripts, strict=True):
+            (folder / entry.file).write_text(one.text, encoding="utf-8")
+        (folder / LIST).write_bytes(orjson.dumps(listed, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise TracelensError(f"{folder}: {error.strerror or error}") from None
+    return entries
+
+
+def read(folder: Path) -> list[Entry]:
+    """The scripts of a directory.
+
+    Raises:
+        TracelensError: it is no directory of scripts.
+    """
+    path = folder / LIST
+    try:
+        listed = orjson.loads(path.read_bytes())
+        found = [_entry(item) for item in listed["scripts"]]
+    except OSError:
+        raise TracelensError(
+            f"{folder}: no {LIST} there; make one with tracelens replay TRACE -o DIR"
+        ) from None
+    except (KeyError, TypeError, ValueError):
+        raise TracelensError(f"{path}: not a list of scripts as tracelens writes it") from None
+    return found
+
+
+def _entry(item: Any) -> Entry:
+    if not all(isinstance(item[name], kind) for name, kind in _FIELDS.items()):
+        raise ValueError
+    # Only what lies in the directory itself is ever run.
+    if not _FILE.fullmatch(item["file"]):
+        raise ValueError
+    return Entry(**{name: item[name] for name in Entry._fields})
+
+
+def _clear(folder: Path) -> None:
+    """Remove the scripts of an earlier replay; anything else in the directory is a mistake."""
+    old = {entry.file for entry in read(folder)} if (folder / LIST).exists() else set()
+    others = sorted(path.name for path in folder.iterdir() if path.name not in {LIST, *old})
+    if others:
+        raise TracelensError(f"{folder}: holds {others[0]}, which is no script of a replay; name another -o")
+    for name in old:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,172 @@
+"""Collectives as standalone scripts of several ranks, with the traced message sizes, types and split sizes.
+
+A rank that comes early waits for the others inside its kernel. What a trace and a replay have in common is
+the rank that waits least, so they are compared by the shortest duration over the ranks of each call: in the
+trace `Instance.latency_ns`, in the replay the least of the ranks' device times, where all ranks are held up
+before each call until the last one is there. The median over calls is the script's time (`median_us`); that
+of the slowest rank (`max_us`) and of each rank (`rank_us`) stand beside it. nccl-tests averages over ranks
+instead, and over calls in a row. Bandwidths are nccl-tests', of the largest message of a rank. Where only
+some ranks of a group were recorded, the shortest of their durations may contain waiting.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+
+from tracelens.analyzers._comms import comms
+from tracelens.analyzers._instances import SEND_RECV
+from tracelens.analyzers._waiting import bus_factor
+from tracelens.replay._collective_batches import Batch, batches, middle
+from tracelens.replay._collective_kinds import KINDS
+from tracelens.replay._collective_messages import Matrix, Message, message
+from tracelens.replay.arguments import Unreplayable
+from tracelens.replay.folder import Script
+from tracelens.replay.source import WIDTH, literal, render
+from tracelens.schema import Skip
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace
+from tracelens.trace.work import Scope
+
+_WAITING = "Only rank {} of {} recorded it: the traced time may contain waiting for the others."
+_CUT = "The group has {} ranks; only messages among its first {} are kept, so no traced time compares."
+_NO_KERNEL = "none of them launched a GPU kernel, and of others (gloo) the profiler records no sizes"
+_EXACT = {
+    "float64": 1 << 53, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int64": 1 << 62,
+    "int32": 1 << 30, "float8_e4m3fn": 1 << 4, "float8_e4m3fnuz": 1 << 4, "float8_e5m2": 1 << 3,
+    "float8_e5m2fnuz": 1 << 3,
+}  # fmt: skip
+"""Whole numbers up to which all have a value of their own, by element type; 127 at least of other ones."""
+
+
+def collectives(
+    run: Run, *, ranks: int | None = None, scope: Scope = "all"
+) -> tuple[list[Script], list[Skip]]:
+    """A script for each different collective: same name, size of the group, element type and sizes.
+
+    Args:
+        run: the ranks of a job; also some of them, though all_to_allv needs all of its group.
+        ranks: cut groups down to their first ranks, so that fewer GPUs will do; such a script has no traced
+            time to be compared with.
+        scope: "all", or "linked" for work whose launch call is in the trace.
+
+    Returns:
+        the scripts, those with most time first, and what could not be made, with the reason.
+    """
+    found, skips = batches([comms(trace, scope=scope) for trace in run.traces])
+    devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
+    same: dict[Message, list[Batch]] = {}
+    odd: Counter[tuple[str, str]] = Counter()
+    for batch in found:
+        try:
+            same.setdefault(message(batch), []).append(batch)
+        except Unreplayable as error:
+            subject = f"{batch.instances[0].collective} of group {batch.record.group}"
+            odd[subject, str(error)] += 1
+    scripts = []
+    for one, some in same.items():
+        cut = one if ranks is None else one.cut(ranks)
+        if cut.bytes and cut.ranks > 1:
+            scripts.append(_script(one, cut, some, devices))
+        else:
+            odd[one.name, f"nothing is sent among the first {ranks} ranks of its group"] += len(some)
+    skips += [Skip(f"{count} {subject}", reason) for (subject, reason), count in odd.items()]
+    if not found and not skips and any(_on_cpu(trace) for trace in run.traces):
+        skips.append(Skip("all collectives", _NO_KERNEL))
+    return sorted(scripts, key=lambda script: -script.total_us), skips
+
+
+def _on_cpu(trace: Trace) -> bool:
+    return any(name.startswith("c10d::") for name in trace.arrays.names)
+
+
+def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> Script:
+    """The script for batches of one message, of which it runs what `cut` leaves."""
+    times = [batch.latency_ns / 1e3 for batch in some]
+    same, typical = cut == traced, middle(some)
+    kept = typical.members[: cut.ranks] if len(typical.members) == traced.ranks else ()
+    text = render(
+        "collective.py.j2",
+        header=_header(traced, cut, some, devices),
+        note=_note(cut, same and not all(batch.whole for batch in some)),
+        message=cut,
+        kind=KINDS[cut.kind],
+        elements=_elements(cut.elements),
+        bytes=cut.bytes,
+        factor=bus_factor(cut.kind, cut.ranks),
+        traced_us=round(median(times), 3) if same else None,
+        traced_on=", ".join(devices),
+        traced_rank_us=_row([(one.end - one.start) / 1e3 for one in kept] if same else []),
+        start_us=_row([late / 1e3 for late in typical.late_ns[: len(kept)]]),
+        paired=cut.kind == SEND_RECV,
+        bytewise=cut.dtype.startswith("float8"),
+        most=max(2, min(128, _EXACT.get(cut.dtype, 127) // cut.ranks)),
+        inexact=KINDS[cut.kind].reduces and cut.ranks > _EXACT.get(cut.dtype, 127),
+    )
+    return Script(
+        name=cut.name.strip("_").replace("/", "_"),
+        kind="collective",
+        subject=cut.name,
+        shapes=f"{cut.bytes:,} bytes {cut.dtype}, {cut.ranks} ranks",
+        text=text,
+        count=len(some),
+        traced_us=round(median(times), 3) if same else 0.0,
+        total_us=sum(times),
+        processes=cut.ranks,
+    )
+
+
+def _header(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> list[str]:
+    times = [batch.latency_ns / 1e3 for batch in some]
+    calls = "1 call" if len(times) == 1 else f"{len(times):,} calls"
+    names = dict.fromkeys(name.partition("(")[0] for batch in some for name in batch.kernels)
+    groups = dict.fromkeys(batch.record.description or batch.record.group for batch in some)
+    lines = [
+        f"{traced.name}: {traced.ranks} ranks, up to {traced.bytes:,} bytes {traced.dtype} each, in "
+        f"{', '.join(groups)}",
+        f"{calls} of {median(times):,.1f} us (median; {min(times):,.1f} to {max(times):,.1f}) on "
+        f"{', '.join(devices) or 'an unknown device'}: {', '.join(names)}",
+    ]
+    part = next((batch for batch in some if not batch.whole), None)
+    if part:
+        there = ", ".join(str(member.rank) for member in part.members)
+        lines.append(_WAITING.format(there, traced.ranks))
+    if cut != traced:
+        lines.append(_CUT.format(traced.ranks, cut.ranks))
+    assumed = [
+        "a sum" if KINDS[cut.kind].reduces else "",
+        "the first rank as the root" if cut.kind in ("broadcast", "reduce", "gather", "scatter") else "",
+        "one tensor of all the bytes" if "coalesced" in cut.name else "",
+    ]
+    if any(assumed):
+        lines.append(f"Assumed, as the trace does not say: {', '.join(filter(None, assumed))}.")
+    return lines
+
+
+def _note(message: Message, waits: bool) -> str:
+    """Source of what a script says beside its result."""
+    note = "traced_us may contain waiting" if waits else ""
+    gloo = KINDS[message.kind].instead[1]
+    if message.dtype.startswith("float8"):
+        gloo = f"gloo has no {message.dtype}: bytes were sent"
+    if not gloo:
+        return literal(note)
+    return f'{literal(note)} + ("" if GPU else {literal(f"; {gloo}" if note else gloo)})'
+
+
+def _row(values: Sequence[float]) -> str:
+    """Source of a list of times in us."""
+    text = literal([round(value, 1) for value in values])
+    return "\n".join(textwrap.wrap(text, WIDTH - len("TRACED_RANK_US = "), subsequent_indent="    "))
+
+
+def _elements(elements: int | Matrix) -> str:
+    """Source of COUNT: each row of a matrix begins a line."""
+    if isinstance(elements, int):
+        return literal(elements)
+    indent = " " * len("COUNT = [")
+    wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
+    rows = [line for row in elements for line in wrap.wrap(f"{literal(list(row))},")]
+    return "\n".join(rows).strip().removesuffix(",").join("[]")

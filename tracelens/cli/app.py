@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tracelens import __version__
-from tracelens.cli import analyze, diff, fuse, gate, listing, report
+from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report
 
 app = typer.Typer(
     name="tracelens",
@@ -23,6 +23,9 @@ app.command("analyze")(analyze.analyze)
 app.command("diff")(diff.diff)
 app.command("gate")(gate.gate)
 app.command("fuse")(fuse.fuse)
+app.add_typer(
+    replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
+)
 app.command("list")(listing.listing)
 
 

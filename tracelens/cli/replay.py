@@ -1,0 +1,331 @@
+"""`tracelens replay`: scripts that run single ops of a trace again, and whether they match it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tracelens.cli.common import (
+    Device,
+    DeviceFile,
+    Partial,
+    Paths,
+    Step,
+    print_report,
+    progress,
+    say,
+    write_stdout,
+)
+from tracelens.errors import TracelensError
+
+if TYPE_CHECKING:
+    from tracelens.devices import Device as Peaks
+    from tracelens.replay.select import Selection
+    from tracelens.schema import Result
+    from tracelens.trace.run import Run
+
+
+class _Group(TyperGroup):
+    """`replay PATH...` writes scripts, `replay verify DIR` runs them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what is no command for the paths and options of the first one."""
+        if not args or args[0] not in self.commands:
+            args = ["write", *(args or ["--help"])]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_Group, rich_markup_mode=None)
+
+
+class Order(StrEnum):
+    """Values of --by."""
+
+    time = "time"
+    recoverable = "recoverable"
+
+
+class On(StrEnum):
+    """Values of --device of verify."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+Output = Annotated[
+    str, typer.Option("-o", "--output", metavar="DIR", help="Where to write the scripts.", show_default=False)
+]
+Op = Annotated[
+    str,
+    typer.Option(
+        help="Only ops and collectives that fit this pattern: aten::mm, 'aten::*conv*', allreduce.",
+        metavar="PATTERN",
+        show_default=False,
+    ),
+]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only calls with a tensor of these sizes: 4096,2048. Repeat it for more.",
+        metavar="SIZES",
+        show_default=False,
+    ),
+]
+Module = Annotated[
+    str,
+    typer.Option(
+        help="Only calls in a scope or Python frame that fits this pattern, and their gradients: '*MoE*'.",
+        metavar="PATTERN",
+        show_default=False,
+    ),
+]
+Rank = Annotated[int | None, typer.Option(help="Only calls of this rank.", show_default=False)]
+Top = Annotated[int, typer.Option(help="At most so many scripts, those with most time; 0 for all.", min=0)]
+By = Annotated[Order, typer.Option(help="What most means: GPU time, or that above the roofline.")]
+Finding = Annotated[
+    str,
+    typer.Option(
+        help="Only what runs while time is lost to this finding: a detector of the findings table.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+At = Annotated[
+    int | None,
+    typer.Option(
+        help="Only what starts or runs at this time, and all that it calls; at_ns of findings and changes.",
+        metavar="NS",
+        show_default=False,
+    ),
+]
+Base = Annotated[
+    str,
+    typer.Option(
+        "--diff", help="Only what changed since this run: see --row.", metavar="BASE", show_default=False
+    ),
+]
+Row = Annotated[int, typer.Option(help="With --diff: which row of `tracelens diff BASE PATH`, What changed.")]
+Layers = Annotated[
+    bool, typer.Option("--sequence", help="Write whole MoE layers instead, one script a direction.")
+]
+MaxElements = Annotated[
+    int | None,
+    typer.Option(
+        help="Scale sizes down until no tensor has more elements, for a small machine.",
+        metavar="N",
+        show_default=False,
+    ),
+]
+FirstRanks = Annotated[
+    int | None,
+    typer.Option(
+        "--first-ranks",
+        help="Cut collectives down to so many ranks of their group, for a machine with fewer GPUs.",
+        metavar="N",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
+
+
+@app.command("write")
+def scripts(
+    paths: Paths,
+    output: Output,
+    op: Op = "",
+    shape: Shape = None,
+    module: Module = "",
+    rank: Rank = None,
+    step: Step = None,
+    top: Top = 20,
+    by: By = Order.time,
+    finding: Finding = "",
+    at: At = None,
+    diff: Base = "",
+    row: Row = 1,
+    sequence: Layers = False,
+    max_elements: MaxElements = None,
+    first_ranks: FirstRanks = None,
+    device: Device = None,
+    device_file: DeviceFile = None,
+    partial: Partial = False,
+    json: Json = False,
+) -> None:
+    """Write a script for each call with most time: it runs the call as traced, checks and times it.
+
+    Each is one Python file that needs only torch. `tracelens replay verify DIR` runs them all and tells which
+    match the trace; see `tracelens replay verify --help`.
+
+    For example:
+
+    tracelens replay trace.json.gz -o replay/
+
+    tracelens replay trace.json.gz --op aten::mm --shape 4096,2048 -o replay/
+
+    tracelens replay traces/ --op 'all_to_all*' -o replay/
+
+    tracelens replay verify replay/
+    """
+    from tracelens.analyzers._device import choose_device
+    from tracelens.replay.make import replay, replay_layers
+
+    peaks = choose_device(device, device_file)
+    with progress() as line:
+        run = _loaded(paths, step, partial, line)
+        if sequence:
+            found = replay_layers(run, Path(output), max_elements=max_elements)
+        else:
+            if diff:
+                rank, at = _change(diff, run, row, partial)
+            wanted = _wanted(run, op, shape or [], module, rank, at, finding, peaks)
+            sizes: dict[str, Any] = {"max_elements": max_elements, "first_ranks": first_ranks}
+            most: dict[str, Any] = {"top": top or None, "order": by.value, "device": peaks}
+            found = replay(run, Path(output), wanted, **most, **sizes, progress=line)
+    share = f"{found.meta['fraction']:.1%} of GPU time"
+    title = f"replay: {len(found.data['scripts'])} scripts, {share}"
+    _tell(found, title, {"inputs": [trace.meta.path for trace in run.traces]}, json=json)
+    left = found.meta["not_written"]
+    say(f"wrote {output}" + (f"; {left} more calls with a larger --top" if left else ""))
+
+
+def _loaded(paths: list[str], step: str | None, partial: bool, line: Callable[[str], None]) -> Run:
+    import tracelens
+    from tracelens.trace.steps import select_step
+
+    run = tracelens.load(*paths, partial=partial, progress=line)
+    return run if step is None else select_step(run, step)
+
+
+def _wanted(
+    run: Run,
+    op: str,
+    shapes: list[str],
+    module: str,
+    rank: int | None,
+    at: int | None,
+    finding: str,
+    peaks: Peaks | None,
+) -> Selection:
+    """The options as a selection."""
+    from tracelens.replay.finding import time_of
+    from tracelens.replay.select import Selection, sizes
+
+    if rank is not None and rank not in run.ranks:
+        raise TracelensError(f"no rank {rank} in the trace, only {', '.join(map(str, run.ranks))}")
+    return Selection(
+        op=op,
+        shapes=tuple(sizes(text) for text in shapes),
+        module=module,
+        rank=-1 if rank is None else rank,
+        at_ns=at,
+        during=time_of(run, finding, peaks) if finding else None,
+    )
+
+
+def _change(base: str, run: Run, row: int, partial: bool) -> tuple[int, int]:
+    """Rank and time of a row of what changed between two runs."""
+    import tracelens
+
+    changes = tracelens.diff(tracelens.load(base, partial=partial), run)["diff"].data["changes"]
+    if not 1 <= row <= len(changes):
+        raise TracelensError(f"no row {row}: {len(changes)} things changed")
+    at = int(changes.array("cand_at_ns")[row - 1])
+    if at < 0:
+        gone = changes.texts("base")[row - 1]
+        raise TracelensError(f"row {row}, {gone}, is only in {base}: replay that with --at")
+    return int(changes.array("cand_rank")[row - 1]), at
+
+
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="Where the scripts are.", show_default=False)]
+Where = Annotated[
+    On | None, typer.Option(help="Where to run; by default a GPU if there is one.", show_default=False)
+]
+Iters = Annotated[int | None, typer.Option(help="Timed calls of each; by default 50.", show_default=False)]
+MaxBytes = Annotated[
+    int | None,
+    typer.Option(help="Scale messages of collectives down to this size.", metavar="N", show_default=False),
+]
+Only = Annotated[
+    str,
+    typer.Option(help="Only those with this in file name, op or shapes.", metavar="TEXT", show_default=False),
+]
+Tolerance = Annotated[float, typer.Option(help="By which part of the traced time a matching one is off.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 also if a time does not match.")]
+Timeout = Annotated[float, typer.Option(help="Seconds for each script.")]
+Python = Annotated[
+    str,
+    typer.Option(help="Interpreter with torch, if this one has none.", metavar="FILE", show_default=False),
+]
+Written = Annotated[
+    list[str] | None,
+    typer.Option("-o", "--output", help="Write a report: .html, .md, .json, .xlsx.", show_default=False),
+]
+
+
+@app.command("verify")
+def verify(
+    folder: Folder,
+    device: Where = None,
+    iters: Iters = None,
+    max_bytes: MaxBytes = None,
+    only: Only = "",
+    tolerance: Tolerance = 0.1,
+    strict: Strict = False,
+    timeout: Timeout = 180.0,
+    python: Python = "",
+    output: Written = None,
+    json: Json = False,
+) -> None:
+    """Run all scripts of a directory and hold their times against the traced ones.
+
+    Exit code 0 if all ran with right results, 1 if one did not, 2 for bad input.
+
+    For example:
+
+    tracelens replay verify replay/
+
+    tracelens replay verify replay/ --device cpu --iters 1 --only mm
+    """
+    from tracelens.replay.verify import failed
+    from tracelens.replay.verify import verify as run_all
+
+    with progress() as line:
+        found = run_all(
+            Path(folder),
+            device=device.value if device else None,
+            iters=iters,
+            max_bytes=max_bytes,
+            tolerance=tolerance,
+            python=python or None,
+            timeout_s=timeout,
+            only=re.compile(re.escape(only)) if only else None,
+            progress=line,
+        )
+    counts = ", ".join(f"{count} {status}" for status, count in found.meta["statuses"].items())
+    _tell(found, f"replay verify: {counts}", {"inputs": [folder]}, json=json, outputs=output or [])
+    if failed(found, strict=strict):
+        raise typer.Exit(1)
+
+
+def _tell(
+    found: Result, title: str, meta: dict[str, Any], *, json: bool, outputs: Sequence[str] = ()
+) -> None:
+    """Print the result or write it."""
+    import tracelens
+    from tracelens.renderers.json import one
+    from tracelens.schema import Report
+
+    report = Report((found,), f"tracelens {title}", {"version": tracelens.__version__, **meta})
+    for path in outputs:
+        tracelens.render(report, path)
+        say(f"wrote {path}")
+    if json:
+        write_stdout(one(found, report.meta))
+    elif not outputs:
+        print_report(report)

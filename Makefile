@@ -23,8 +23,8 @@ demo: $(VENV)/.core ## make a report of a sample trace: demo_report.html
 test: lint ## run the linters, the type checker and the whole test suite
 	$(BIN)/python -m pytest -n 2
 
-test-workload: $(VENV)/.torch ## run the tests of the reference workload, which need torch
-	$(BIN)/python -m pytest -n 2 tests/workload
+test-workload: $(VENV)/.torch ## run the tests that need torch: of the reference workload, and of replayed scripts
+	$(BIN)/python -m pytest -n 2 tests/workload tests/replay tests/test_readme.py
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff check

@@ -45,6 +45,7 @@ ARGUMENTS = {
     "ext": "External id",
     "shapes": "Input Dims",
     "types": "Input type",
+    "strides": "Input Strides",
     "values": "Concrete Inputs",
     "bytes": "bytes",
     "collective": "Collective name",

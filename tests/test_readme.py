@@ -79,12 +79,27 @@ def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[
         "after.json.gz": "sample_traces/moe_grouped.json.gz",
         "traces/": str(tmp_path / "traces"),
         "2": "3",
+        "all_to_allv": "aten::mm",  # the sample trace is of one rank
         **{
             name: str(tmp_path / name)
-            for name in ("report.html", "diff.html", "merged.json.gz", "base.json", "gate.xml", "gate.md")
+            for name in (
+                "report.html",
+                "diff.html",
+                "merged.json.gz",
+                "base.json",
+                "gate.xml",
+                "gate.md",
+                "replay/",
+                "layer/",
+                "comms/",
+            )
         },
     }
     words = [real.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+    if words[:2] == ["replay", "verify"]:
+        pytest.importorskip("torch")
+        assert run(["replay", SAMPLE, "--top", "3", "--max-elements", "4096", "-o", real["replay/"]]) == 0
+        words += ["--device", "cpu", "--iters", "1"]
     if words[0] == "gate":
         assert run(["report", real["traces/"], "--only", "steps", "-o", real["base.json"]]) == 0
     assert run(words) == 0, capfdbinary.readouterr().err

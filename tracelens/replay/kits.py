@@ -39,8 +39,21 @@ def kit(op: str, arguments: Sequence[Argument]) -> Kit:
     found = _KITS.get(op.removeprefix("aten::").removesuffix("_"), Kit())
     if found.template == "scaled_mm" and not _plain_scales(arguments):
         return Kit(compared=0, unchecked="its scales are in an order of their own (swizzled)")
+    if found.template == "attention":
+        return _attended(found, arguments)
     if found is _SCALED_GROUPED and not _rows_of_weights(arguments):
         return Kit(compared=0, unchecked="no reference for scaled groups of columns")
+    return found
+
+
+def _attended(found: Kit, arguments: Sequence[Argument]) -> Kit:
+    """The kit of an attention, without a reference where that is not plain attention."""
+    at = found.data["dropout"]
+    if at < len(arguments) and arguments[at]:
+        return found._replace(compared=0, unchecked="dropout is random")
+    query = arguments[1 if found.data["backward"] else 0]
+    if isinstance(query, Tensor) and len(query.shape) == 3:
+        return found._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
     return found
 
 
@@ -56,59 +69,37 @@ def _rows_of_weights(arguments: Sequence[Argument]) -> bool:
     return dims == [2, 3]
 
 
-def _attention(forward: str, backward: str, heads_first: bool, bias: str, causal: str) -> dict[str, Kit]:
+def _attention(
+    forward: str, backward: str, dropout: tuple[int, int], heads_first: bool, bias: str = "attn_bias",
+    causal: str = 'by["is_causal"]',
+) -> dict[str, Kit]:  # fmt: skip
+    """Kits of a forward op and its backward op; `dropout` is the place of its probability in both."""
     data = {"heads_first": heads_first, "bias": bias, "causal": causal, "forward": forward}
+    one = Kit("attention", stand_in=True, whole=True)
+    ahead = {**data, "backward": False, "dropout": dropout[0]}
+    back = {**data, "backward": True, "dropout": dropout[1]}
     return {
-        forward: Kit("attention", stand_in=True, compared=1, whole=True, data={**data, "backward": False}),
-        backward: Kit(
-            "attention",
-            stand_in=True,
-            prepare=True,
-            slack=12,
-            compared=3,
-            whole=True,
-            data={**data, "backward": True},
-        ),
+        forward: one._replace(compared=1, data=ahead),
+        backward: one._replace(prepare=True, slack=12, compared=3, data=back),
     }
 
 
-_IS_CAUSAL = 'by["is_causal"]'
+_SDPA = "_scaled_dot_product_"
 _CONVOLUTION = Kit("convolution", stand_in=True, whole=True)
 _SCALED_GROUPED = Kit("grouped", stand_in=True, whole=True, data={"ends_at": 4, "scaled": True})
 _FIRST = Kit(compared=1)
 _RANDOM = Kit(compared=0, unchecked="its results are random")
 
 _KITS: dict[str, Kit] = {
-    **_attention("_cudnn_attention_forward", "_cudnn_attention_backward", True, "attn_bias", _IS_CAUSAL),
-    **_attention("_flash_attention_forward", "_flash_attention_backward", False, "attn_bias", _IS_CAUSAL),
+    **_attention("_cudnn_attention_forward", "_cudnn_attention_backward", (9, 13), True),
+    **_attention("_flash_attention_forward", "_flash_attention_backward", (7, 10), False),
     **_attention(
-        "_efficient_attention_forward",
-        "_efficient_attention_backward",
-        False,
-        "bias",
+        "_efficient_attention_forward", "_efficient_attention_backward", (8, 11), False, "bias",
         'by["custom_mask_type"] == 1',
     ),
-    **_attention(
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_backward",
-        True,
-        "attn_bias",
-        _IS_CAUSAL,
-    ),
-    **_attention(
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_efficient_attention_backward",
-        True,
-        "attn_bias",
-        _IS_CAUSAL,
-    ),
-    **_attention(
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_cudnn_attention_backward",
-        True,
-        "attn_bias",
-        _IS_CAUSAL,
-    ),
+    **_attention(f"{_SDPA}flash_attention", f"{_SDPA}flash_attention_backward", (3, 10), True),
+    **_attention(f"{_SDPA}efficient_attention", f"{_SDPA}efficient_attention_backward", (5, 9), True),
+    **_attention(f"{_SDPA}cudnn_attention", f"{_SDPA}cudnn_attention_backward", (5, 13), True),
     "miopen_convolution": _CONVOLUTION,
     "miopen_depthwise_convolution": _CONVOLUTION,
     "miopen_convolution_transpose": _CONVOLUTION,
@@ -151,4 +142,4 @@ _KITS: dict[str, Kit] = {
     "randint": _RANDOM,
     "randperm": _RANDOM,
     "rrelu_with_noise": _RANDOM,
-}
+}  # fmt: skip

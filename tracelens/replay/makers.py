@@ -137,6 +137,25 @@ def _masked_scatter(arguments: list[Argument]) -> None:
     _set(arguments, 1, "some", min(source.numel // copies, mask.numel))
 
 
+def _packed(*places: int, backward: bool = False) -> Rule:
+    """These say where sequences begin and end that lie behind each other; even ones are taken."""
+
+    def rule(arguments: list[Argument]) -> None:
+        query = 1 if backward else 0
+        for place, tokens in zip(places, (query, query + 1), strict=True):
+            ends = arguments[place] if place < len(arguments) else None
+            if isinstance(ends, Tensor) and ends.numel > 1:
+                rows = _tensor(arguments, tokens).shape[0]
+                arguments[place] = ends.made("ends", [0, *_even(rows, ends.numel - 1)])
+
+    return rule
+
+
+def _even(rows: int, groups: int) -> list[int]:
+    """Sizes of so many groups of rows, as even as can be."""
+    return [rows * (at + 1) // groups - rows * at // groups for at in range(groups)]
+
+
 def _divided(arguments: list[Argument]) -> None:
     """Texts are not recorded; a quotient in integers is rounded down."""
     if len(arguments) > 2 and _tensor(arguments, 0).dtype.startswith("int"):
@@ -151,13 +170,18 @@ def _ends(arguments: list[Argument], place: int, groups: Sequence[int]) -> None:
     rows = second.shape[-1] if len(first.shape) == 3 else first.shape[-2 if len(second.shape) == 3 else -1]
     number = ends.numel
     known = list(groups) if len(groups) == number and sum(groups) == rows else None
-    even = [rows * (at + 1) // number - rows * at // number for at in range(number)]
-    arguments[place] = ends.made("ends", known or even)
+    arguments[place] = ends.made("ends", known or _even(rows, number))
 
 
 _GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
 
 _RULES: dict[str, Rule] = {
+    "_flash_attention_forward": _packed(3, 4),
+    "_flash_attention_backward": _packed(6, 7, backward=True),
+    "_efficient_attention_forward": _packed(4, 5),
+    "_efficient_attention_backward": _packed(6, 7, backward=True),
+    "_cudnn_attention_forward": _packed(4, 5),
+    "_cudnn_attention_backward": _packed(9, 10, backward=True),
     "index_select": _along(2),
     "index_add": _along(2),
     "index_fill": _along(2),

@@ -33,6 +33,7 @@ _LIST_TYPE = "The trace has no element type of tensors in lists; theirs is taken
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}
+_LAUNCH_NS = 100
 _RECENT = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
 _CACHES, _LARGE = 1 << 29, 8 << 30
 
@@ -65,13 +66,13 @@ def script(case: Case, max_elements: int | None = None) -> Script:
         traced_on=", ".join(case.devices),
         flops=cost.flops if cost else 0,
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
-        least_us=mapping(least_us(cost, case.devices)),
+        least_us=mapping(least_us(cost, case.devices), len("LEAST_US = {}")),
         library="" if op.startswith("aten::") else op.partition("::")[0],
         arguments=lines([code(one) for one in filled], 8),
         kinds={one.maker for one in tensors(filled)},
         copies=_copies(filled),
         rtol=_rtol(filled, special.slack),
-        double=_double(filled),
+        complex=any(one.dtype.startswith("complex") for one in tensors(filled)),
         **special._asdict(),
         **special.data,
     )
@@ -93,14 +94,6 @@ def _rtol(arguments: Sequence[Argument], slack: int) -> float:
     return max(slack * eps, _SUMS) if eps else 0.0
 
 
-def _double(arguments: Sequence[Argument]) -> str:
-    """Source of a copy of a tensor `t` in double precision."""
-    kinds = "t.double() if t.is_floating_point() else t"
-    if any(one.dtype.startswith("complex") for one in tensors(arguments)):
-        kinds = f"t.cdouble() if t.is_complex() else {kinds}"
-    return f"({kinds}).clone()"
-
-
 def _copies(arguments: Sequence[Argument]) -> int:
     """How many sets of arguments are together beyond the caches of any GPU, 256 MB; not so many if large."""
     size = sum(one.numel * WIDTHS[one.dtype] for one in tensors(arguments))
@@ -108,7 +101,10 @@ def _copies(arguments: Sequence[Argument]) -> int:
 
 
 def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
-    """Least time of a call on recent devices and the traced one, by the name that tells the device."""
+    """Least time of a call on recent devices and the traced one, by the name that tells the device.
+
+    Without those on which it takes next to nothing: starting a kernel is all that such a call is.
+    """
     if cost is None:
         return {}
     found = {}
@@ -117,7 +113,7 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
         if device.name not in _RECENT and device not in own:
             continue
         least = least_ns(cost, device)
-        if least > 0:
+        if least > _LAUNCH_NS:
             found[device.aliases[0]] = least / 1e3
     return found
 

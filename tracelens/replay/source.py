@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 _FEW = 5
+_INDENT = "    "
 _SIMPLE = re.compile(r"[\w .,:;/()+*-]*", re.ASCII)
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
@@ -85,9 +86,16 @@ def lines(items: Sequence[str], indent: int) -> list[str]:
     return found
 
 
-def mapping(values: Mapping[str, float]) -> str:
-    """Source of a dict of numbers, to four digits."""
-    return "{" + ", ".join(f"{literal(name)}: {value:.4g}" for name, value in values.items()) + "}"
+def mapping(values: Mapping[str, float], taken: int) -> str:
+    """Source of a dict of numbers above 0, to three digits or more; `taken`: columns in front of it."""
+    rows = [""]
+    for name, value in values.items():
+        item = f"{literal(name)}: {f'{value:.0f}' if value >= 100 else f'{value:.3g}'}, "
+        if taken + len(rows[-1]) + len(item) > WIDTH:
+            taken = len(_INDENT)
+            rows.append("")
+        rows[-1] += item
+    return "{" + f"\n{_INDENT}".join(row.rstrip() for row in rows).rstrip(",") + "}"
 
 
 @cache

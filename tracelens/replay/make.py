@@ -27,6 +27,7 @@ from tracelens.trace.run import Run
 
 Order = Literal["time", "recoverable"]
 TOP = 20
+_NO_ROOFLINE = "none of these calls has a roofline: see `tracelens analyze roofline`, uncovered"
 
 SCRIPTS = Schema(
     "Scripts",
@@ -100,7 +101,7 @@ def replay(
         some = (one for one in made if fnmatchcase(one.subject, wanted.op or "*"))
         candidates += [_Candidate(one.total_us, one) for one in some]
     if not candidates:
-        raise TracelensError(_nothing(run, wanted))
+        raise TracelensError(_NO_ROOFLINE if found else _nothing(run, wanted))
     progress("writing scripts")
     candidates.sort(key=lambda one: -one.worth_us)
     scripts, refused, rest = _made(candidates, top, max_elements)

@@ -11,6 +11,7 @@ from tracelens.replay.arguments import NUMBERS, Argument, Tensor, Unreplayable
 
 Rule = Callable[[list[Argument]], None]
 
+_ATEN = "aten::"
 INDICES_UNKNOWN = "the profiler records nothing of a list of index tensors (Tensor?[])"
 EVEN_GROUPS = "sizes of the groups are on the GPU and not in the trace: even ones are taken"
 
@@ -28,6 +29,8 @@ def fill(op: str, arguments: Sequence[Argument], groups: Sequence[int] = ()) -> 
     """
     filled = list(arguments)
     _python_numbers(filled)
+    if not op.startswith(_ATEN):
+        return filled
     name = _plain(op)
     if name in _RULES:
         _RULES[name](filled)
@@ -37,8 +40,8 @@ def fill(op: str, arguments: Sequence[Argument], groups: Sequence[int] = ()) -> 
 
 
 def _plain(op: str) -> str:
-    """Name of an op without its namespace and the mark of the in-place variant."""
-    name = op.partition("::")[2]
+    """Name of an op of torch without its namespace and the mark of the in-place variant."""
+    name = op.removeprefix(_ATEN)
     return name if name.startswith("__") else name.removesuffix("_")
 
 
@@ -63,6 +66,15 @@ def _whole(arguments: Sequence[Argument], place: int) -> int:
     return found
 
 
+def _size(shape: Sequence[int], dim: int) -> int:
+    """A size of a shape; of one without dimensions 1, as torch has it."""
+    if not shape:
+        return 1
+    if not -len(shape) <= dim < len(shape):
+        raise Unreplayable(f"dimension {dim} is none of the {len(shape)} recorded ones")
+    return shape[dim]
+
+
 def _set(arguments: list[Argument], place: int, maker: str, *given: int | list[int]) -> None:
     arguments[place] = _tensor(arguments, place).made(maker, *given)
 
@@ -72,7 +84,7 @@ def _into(place: int, of: int, dim: int) -> Rule:
 
     def rule(arguments: list[Argument]) -> None:
         shape = _tensor(arguments, of).shape
-        _set(arguments, place, "places", shape[dim if len(shape) > 1 else 0] if shape else 1)
+        _set(arguments, place, "places", _size(shape, dim if len(shape) > 1 else 0))
 
     return rule
 
@@ -85,8 +97,8 @@ def _along(place: int, distinct: bool = False) -> Rule:
         if arguments[1] is None and len(into) < 2:
             arguments[1] = 0  # older profilers record no values, but there is only one dimension
         dim = _whole(arguments, 1)
-        below = into[dim] if into else 1
-        if distinct and index and index[dim] <= below:
+        below = _size(into, dim)
+        if distinct and index and _size(index, dim) <= below:
             _set(arguments, place, "distinct", below, dim % len(index))
         else:
             _set(arguments, place, "places", below)
@@ -127,7 +139,7 @@ def _index(arguments: list[Argument]) -> None:
     given = arguments[1] if len(arguments) > 1 else None
     if not isinstance(given, list) or not given:
         raise Unreplayable(INDICES_UNKNOWN)
-    arguments[1] = [one.made("places", _tensor(arguments, 0).shape[0]) for one in given]
+    arguments[1] = [one.made("places", _size(_tensor(arguments, 0).shape, 0)) for one in given]
 
 
 def _masked_scatter(arguments: list[Argument]) -> None:
@@ -145,7 +157,8 @@ def _packed(*places: int, backward: bool = False) -> Rule:
         for place, tokens in zip(places, (query, query + 1), strict=True):
             ends = arguments[place] if place < len(arguments) else None
             if isinstance(ends, Tensor) and ends.numel > 1:
-                rows = _tensor(arguments, tokens).shape[0]
+                shape = _tensor(arguments, tokens).shape
+                rows = _size(shape, 0 if len(shape) < 4 else 1)  # with four, the first is a batch of one
                 arguments[place] = ends.made("ends", [0, *_even(rows, ends.numel - 1)])
 
     return rule
@@ -167,6 +180,8 @@ def _ends(arguments: list[Argument], place: int, groups: Sequence[int]) -> None:
     if len(arguments) <= place or not isinstance(arguments[place], Tensor):
         return
     first, second, ends = (_tensor(arguments, at) for at in (0, 1, place))
+    if not {len(first.shape), len(second.shape)} <= {2, 3}:
+        raise Unreplayable("a grouped product is of tensors of two or three dimensions")
     rows = second.shape[-1] if len(first.shape) == 3 else first.shape[-2 if len(second.shape) == 3 else -1]
     number = ends.numel
     known = list(groups) if len(groups) == number and sum(groups) == rows else None
@@ -204,6 +219,7 @@ _RULES: dict[str, Rule] = {
     "nll_loss_backward": _into(2, 1, 1),
     "nll_loss2d_backward": _into(2, 1, 1),
     "div": _divided,
+    "multinomial": _positive(0),
     "sqrt": _positive(0),
     "rsqrt": _positive(0),
     "log": _positive(0),

@@ -33,6 +33,7 @@ _LIST_TYPE = "The trace has no element type of tensors in lists; theirs is taken
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}
+_NAME = 80
 _LAUNCH_NS = 100
 _RECENT = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
 _CACHES, _LARGE = 1 << 29, 8 << 30
@@ -77,7 +78,7 @@ def script(case: Case, max_elements: int | None = None) -> Script:
         **special.data,
     )
     return Script(
-        name=re.sub(r"\W+", "_", op),
+        name=re.sub(r"\W+", "_", op)[:_NAME],
         kind="op",
         subject=op,
         shapes=describe(case.call.shapes, case.call.dtypes),

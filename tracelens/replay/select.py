@@ -94,7 +94,7 @@ def _shapes(call: Call) -> set[tuple[int, ...]]:
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(pattern))
+    return re.compile(r"\A" + translate(pattern))
 
 
 def _named(trace: Trace, pattern: str) -> Bool:

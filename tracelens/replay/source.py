@@ -87,10 +87,10 @@ def lines(items: Sequence[str], indent: int) -> list[str]:
 
 
 def mapping(values: Mapping[str, float], taken: int) -> str:
-    """Source of a dict of numbers above 0, to three digits or more; `taken`: columns in front of it."""
+    """Source of a dict of numbers above 0, to four digits or more; `taken`: columns in front of it."""
     rows = [""]
     for name, value in values.items():
-        item = f"{literal(name)}: {f'{value:.0f}' if value >= 100 else f'{value:.3g}'}, "
+        item = f"{literal(name)}: {f'{value:.0f}' if value >= 1e4 else f'{value:.4g}'}, "
         if taken + len(rows[-1]) + len(item) > WIDTH:
             taken = len(_INDENT)
             rows.append("")

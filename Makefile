@@ -24,7 +24,8 @@ test: lint ## run the linters, the type checker and the whole test suite
 	$(BIN)/python -m pytest -n 2
 
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the reference workload, and of replayed scripts
-	$(BIN)/python -m pytest -n 2 tests/workload tests/replay tests/test_readme.py
+	$(BIN)/python -m pytest -n 2 tests/workload tests/replay tests/cli/test_replay.py \
+		tests/conformance/test_replay.py tests/test_readme.py
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,10 +108,15 @@ At = Annotated[
 Base = Annotated[
     str,
     typer.Option(
-        "--diff", help="Only what changed since this run: see --row.", metavar="BASE", show_default=False
+        "--diff",
+        help="Only ops of what changed since this run: see --row.",
+        metavar="BASE",
+        show_default=False,
     ),
 ]
-Row = Annotated[int, typer.Option(help="With --diff: which row of `tracelens diff BASE PATH`, What changed.")]
+Row = Annotated[
+    int, typer.Option(help="With --diff: which row of `tracelens diff BASE PATH`, What changed.", min=1)
+]
 Layers = Annotated[
     bool, typer.Option("--sequence", help="Write whole MoE layers instead, one script a direction.")
 ]
@@ -119,6 +125,7 @@ MaxElements = Annotated[
     typer.Option(
         help="Scale sizes down until no tensor has more elements, for a small machine.",
         metavar="N",
+        min=1,
         show_default=False,
     ),
 ]
@@ -173,7 +180,8 @@ def scripts(
     tracelens replay verify replay/
     """
     from tracelens.analyzers._device import choose_device
-    from tracelens.replay.make import replay, replay_layers
+    from tracelens.replay.make import replay as write
+    from tracelens.replay.make import replay_layers
 
     peaks = choose_device(device, device_file)
     with progress() as line:
@@ -181,12 +189,12 @@ def scripts(
         if sequence:
             found = replay_layers(run, Path(output), max_elements=max_elements)
         else:
-            if diff:
-                rank, at = _change(diff, run, row, partial)
             wanted = _wanted(run, op, shape or [], module, rank, at, finding, peaks)
+            if diff:
+                wanted = replace(wanted, ops=_change(diff, run, row, partial))
             sizes: dict[str, Any] = {"max_elements": max_elements, "first_ranks": first_ranks}
             most: dict[str, Any] = {"top": top or None, "order": by.value, "device": peaks}
-            found = replay(run, Path(output), wanted, **most, **sizes, progress=line)
+            found = write(run, Path(output), wanted, **most, **sizes, progress=line)
     share = f"{found.meta['fraction']:.1%} of GPU time"
     title = f"replay: {len(found.data['scripts'])} scripts, {share}"
     _tell(found, title, {"inputs": [trace.meta.path for trace in run.traces]}, json=json)
@@ -228,18 +236,18 @@ def _wanted(
     )
 
 
-def _change(base: str, run: Run, row: int, partial: bool) -> tuple[int, int]:
-    """Rank and time of a row of what changed between two runs."""
+def _change(base: str, run: Run, row: int, partial: bool) -> list[str]:
+    """The ops that a row of what changed between two runs names."""
     import tracelens
 
     changes = tracelens.diff(tracelens.load(base, partial=partial), run)["diff"].data["changes"]
     if not 1 <= row <= len(changes):
         raise TracelensError(f"no row {row}: {len(changes)} things changed")
-    at = int(changes.array("cand_at_ns")[row - 1])
-    if at < 0:
+    names = changes.texts("cand")[row - 1].split(", ")
+    if names == [""]:
         gone = changes.texts("base")[row - 1]
-        raise TracelensError(f"row {row}, {gone}, is only in {base}: replay that with --at")
-    return int(changes.array("cand_rank")[row - 1]), at
+        raise TracelensError(f"row {row} is only in {base}: replay that, --op {gone.split(', ')[0]}")
+    return names
 
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="Where the scripts are.", show_default=False)]

@@ -108,7 +108,9 @@ def replay(
     if wanted.everything:
         skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
     else:
-        skips = refused
+        skips = refused + [
+            skip for skip in skips if wanted.op and fnmatchcase(skip.subject, f"*{wanted.op}*")
+        ]
     return _written(run, folder, scripts, skips, rest)
 
 
@@ -175,6 +177,8 @@ def _nothing(run: Run, wanted: Selection) -> str:
         skips = [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
         why = f"{skips[0].subject}: {skips[0].reason}" if skips else "there is no GPU work"
         return f"nothing can be run again: {why}"
+    if wanted.during is not None and not any(len(chosen(trace, wanted).event) for trace in run.traces):
+        return "no op of the trace runs on the GPU while time is lost to this finding"
     largest = merged([cases(trace, trace.work) for trace in run.traces])
     names = list(dict.fromkeys(case.call.op for case in largest))[:5]
     return f"no call is what was asked for; the trace's largest are {', '.join(names) or 'none'}"

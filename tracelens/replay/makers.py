@@ -6,6 +6,7 @@ Values are not in a trace. Most ops take any; for the others this says which fun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tracelens.replay.arguments import NUMBERS, Argument, Tensor, Unreplayable
 
@@ -169,6 +170,14 @@ def _even(rows: int, groups: int) -> list[int]:
     return [rows * (at + 1) // groups - rows * at // groups for at in range(groups)]
 
 
+def _optimizer(arguments: list[Argument]) -> None:
+    """Second moments and numbers of steps are above 0; the latter are in single precision for all types."""
+    _positive(3, 5)(arguments)
+    steps = arguments[5] if len(arguments) > 5 else None
+    if isinstance(steps, list):
+        arguments[5] = [replace(one, dtype="float32") for one in steps if isinstance(one, Tensor)]
+
+
 def _divided(arguments: list[Argument]) -> None:
     """Texts are not recorded; a quotient in integers is rounded down."""
     if len(arguments) > 2 and _tensor(arguments, 0).dtype.startswith("int"):
@@ -228,7 +237,7 @@ _RULES: dict[str, Rule] = {
     "native_batch_norm_backward": _positive(4, 6),
     "_scaled_mm": _positive(2, 3),
     "_scaled_grouped_mm": _positive(2, 3),
-    "_fused_adam": _positive(3, 5),
-    "_fused_adamw": _positive(3, 5),
+    "_fused_adam": _optimizer,
+    "_fused_adamw": _optimizer,
     "_foreach_sqrt": _positive(0),
 }

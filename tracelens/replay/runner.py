@@ -180,6 +180,7 @@ def wait(torch: Any) -> str:
 def settle(torch: Any, before: dict[str, Any]) -> bool:
     """Free memory and put settings back; whether all is as it was, so that another script may run here."""
     gc.collect()
+    gc.freeze()  # torch's own objects: going through them again after each script is what would take time
     try:
         restore(torch, before)
     except RuntimeError:  # torch refuses where a script has used its older and newer settings together

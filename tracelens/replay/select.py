@@ -28,6 +28,7 @@ class Selection:
 
     Attributes:
         op: pattern of op names (aten::*mm*), "" for all.
+        ops: names of ops, empty for all.
         shapes: sizes of which each has to be that of a tensor among the arguments.
         module: pattern of a name around the call, or around the forward call whose gradient it computes: a
             record_function scope or a Python frame.
@@ -37,6 +38,7 @@ class Selection:
     """
 
     op: str = ""
+    ops: Sequence[str] = ()
     shapes: Sequence[tuple[int, ...]] = ()
     module: str = ""
     rank: int = -1
@@ -52,7 +54,7 @@ class Selection:
     def about_calls(self) -> bool:
         """Whether anything is asked that only calls of ops can meet, not collectives."""
         of_rank = self.rank >= 0 or self.at_ns is not None
-        return bool(of_rank or self.shapes or self.module or self.during is not None)
+        return bool(of_rank or self.ops or self.shapes or self.module or self.during is not None)
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -72,6 +74,9 @@ def chosen(trace: Trace, wanted: Selection) -> Work:
     op = np.maximum(work.op, 0)
     if wanted.op:
         keep &= matching(trace.arrays.names, _pattern(wanted.op))[trace.arrays.name[op]]
+    if wanted.ops:
+        named = np.array([name in wanted.ops for name in trace.arrays.names], dtype=bool)
+        keep &= named[trace.arrays.name[op]]
     if wanted.module:
         keep &= _inside(trace, work, _named(trace, wanted.module))
     if wanted.at_ns is not None:

@@ -57,7 +57,7 @@ def script_of(*calls: Line, traced_us: float | None = 10.0) -> str:
     makers = {one.maker for line in calls for one in line.arguments or [] if isinstance(one, Tensor)}
     return render(
         "sequence.py.j2", header=["drawn"], name="moe_layer_forward", traced_us=traced_us, span_us=20.0,
-        traced_on="MI300X", libraries=[], calls=source(calls, 4), kinds=makers, whole=False,
+        traced_on="MI300X", libraries=[], calls=source(calls, 4), kinds=makers,
     )  # fmt: skip
 
 

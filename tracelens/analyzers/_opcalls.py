@@ -86,18 +86,24 @@ class OpCalls:
             self.call(forward) if forward >= 0 else None,
         )
 
-    def cost(self, op: int) -> OpCost | None:
+    def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
         """What the op at an event row must do at least; None without recorded arguments or a model for them.
 
-        Models that need the arguments of the forward op are left out.
+        Models that need the arguments of the forward op are left out where that is not given.
+
+        Args:
+            op: event row.
+            kernel: as for `call`.
+            blocks: as for `call`.
+            forward: as for `call`; taken by models that need it only.
         """
         if op < 0 or self.row[op] < 0 or not self.recorded(op):
             return None
         model = find(self.name(op))
-        if model is None or model.forward:
+        if model is None or (model.forward and forward < 0):
             return None
         try:
-            return model.function(self.call(op))
+            return model.function(self.call(op, kernel, blocks, forward if model.forward else -1))
         except Uncounted:
             return None
 

@@ -90,7 +90,7 @@ def _arguments(item: Item) -> list[Argument] | str:
     if item.link:
         return LINK
     try:
-        return read(*item.call[1:5], of_lists="float32")
+        return read(*item.call.recorded, of_lists="float32")
     except Unreplayable as why:
         return str(why)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracelens.analyzers._group import codes
 from tracelens.analyzers._opcalls import OpCalls
 from tracelens.analyzers.ops import call_time
-from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs import OpCost
 from tracelens.replay.arguments import RECORDED
 from tracelens.replay.indices import grids
 from tracelens.replay.opaque import callable_op
@@ -36,6 +36,11 @@ class Call(NamedTuple):
     values: str
     kernel: str = ""
     blocks: int = -1
+
+    @property
+    def recorded(self) -> tuple[str, str, str, str]:
+        """The texts of the ops table, in the order of RECORDED."""
+        return self.shapes, self.dtypes, self.strides, self.values
 
 
 class Case(NamedTuple):
@@ -104,7 +109,7 @@ def cases(trace: Trace, work: Work) -> list[Case]:
                 (trace.meta.rank,),
                 tuple(dict.fromkeys(mine.names[mine.name[piece]] for piece in pieces.tolist())),
                 tuple(sorted(set(trace.meta.devices.values()))),
-                _cost(trace, mine, ops, op, int(pieces[0])),
+                ops.cost(op, *_launch(trace, mine, int(pieces[0]))),
                 int(trace.arrays.start[op]) - origin,
             )
         )
@@ -133,15 +138,7 @@ def merged(ranks: list[list[Case]]) -> list[Case]:
     return sorted(found.values(), key=lambda case: -case.total_ns)
 
 
-def _cost(trace: Trace, work: Work, ops: OpCalls, op: int, piece: int) -> OpCost | None:
-    """What the op must do at least; `piece` is its longest work."""
-    model = find(ops.name(op))
-    if model is None:
-        return None
-    forward = int(work.forward[piece]) if model.forward else -1
-    blocks = int(trace.tables["events"].array("blocks")[work.event[piece]])
-    call: OpCall = ops.call(op, work.names[work.name[piece]], blocks, forward)
-    try:
-        return model.function(call)
-    except Uncounted:
-        return None
+def _launch(trace: Trace, work: Work, piece: int) -> tuple[str, int, int]:
+    """Kernel, thread blocks and forward op of a piece of work."""
+    blocks = trace.tables["events"].array("blocks")[work.event[piece]]
+    return work.names[work.name[piece]], int(blocks), int(work.forward[piece])

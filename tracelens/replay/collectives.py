@@ -24,7 +24,7 @@ from tracelens.replay._collective_kinds import KINDS
 from tracelens.replay._collective_messages import Matrix, Message, message
 from tracelens.replay.arguments import Unreplayable
 from tracelens.replay.folder import Script
-from tracelens.replay.source import WIDTH, literal, render
+from tracelens.replay.source import WIDTH, literal, render, timed
 from tracelens.schema import Skip
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
@@ -120,14 +120,12 @@ def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Seque
 
 def _header(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> list[str]:
     times = [batch.latency_ns / 1e3 for batch in some]
-    calls = "1 call" if len(times) == 1 else f"{len(times):,} calls"
     names = dict.fromkeys(name.partition("(")[0] for batch in some for name in batch.kernels)
     groups = dict.fromkeys(batch.record.description or batch.record.group for batch in some)
     lines = [
         f"{traced.name}: {traced.ranks} ranks, up to {traced.bytes:,} bytes {traced.dtype} each, in "
         f"{', '.join(groups)}",
-        f"{calls} of {median(times):,.1f} us (median; {min(times):,.1f} to {max(times):,.1f}) on "
-        f"{', '.join(devices) or 'an unknown device'}: {', '.join(names)}",
+        f"{timed(times, devices)}: {', '.join(names)}",
     ]
     part = next((batch for batch in some if not batch.whole), None)
     if part:

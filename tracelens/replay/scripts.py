@@ -17,7 +17,7 @@ from tracelens.replay.indices import complete
 from tracelens.replay.kits import kit
 from tracelens.replay.makers import fill
 from tracelens.replay.scale import scaled
-from tracelens.replay.source import code, lines, mapping, render
+from tracelens.replay.source import code, lines, mapping, render, timed
 from tracelens.trace.arguments import describe
 
 # Spacing of the numbers above 1.
@@ -52,7 +52,9 @@ def script(case: Case, max_elements: int | None = None) -> Script:
     op = case.call.op
     if not OP.fullmatch(op):
         raise Unreplayable("not the name of a registered op (namespace::name)")
-    traced = complete(op, read(*case.call[1:5], of_lists=_of_lists(case)), case.call.kernel, case.call.blocks)
+    traced = complete(
+        op, read(*case.call.recorded, of_lists=_of_lists(case)), case.call.kernel, case.call.blocks
+    )
     given = traced if max_elements is None else scaled(op, traced, max_elements)
     same = given == traced
     cost = case.cost if same else None
@@ -128,13 +130,9 @@ def _of_lists(case: Case) -> str:
 
 
 def _header(case: Case, same: bool) -> Sequence[str]:
-    times = case.times / 1e3
-    calls = "1 call" if len(times) == 1 else f"{len(times):,} calls"
-    ranks = ", ".join(map(str, case.ranks))
     return [
         f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
-        f"{calls} of {np.median(times):,.1f} us (median; {times.min():,.1f} to {times.max():,.1f}) on "
-        f"{', '.join(case.devices) or 'an unknown device'}, rank {ranks}",
+        f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",
         f"Kernels: {', '.join(case.kernels)}",
         *([_BY_GRID] if case.call.blocks >= 0 else []),
         *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),

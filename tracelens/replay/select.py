@@ -93,7 +93,7 @@ def fits(case: Case, wanted: Selection) -> bool:
 
 def _shapes(call: Call) -> set[tuple[int, ...]]:
     try:
-        return {one.shape for one in tensors(read(*call[1:5], of_lists="float32"))}
+        return {one.shape for one in tensors(read(*call.recorded, of_lists="float32"))}
     except Unreplayable:
         return set()
 

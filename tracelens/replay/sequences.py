@@ -99,7 +99,6 @@ def _script(
         libraries=sorted({op.partition("::")[0] for op in calls.ops} - {"aten"}),
         calls=source(calls.lines, _INDENT),
         kinds={tensor.maker for tensor in calls.tensors},
-        whole=False,
     )
     return Script(
         name=name,

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tracelens.replay.arguments import Argument, Tensor
@@ -32,6 +33,15 @@ def plain(text: str) -> str:
     clean = _UNPRINTABLE.sub("?", text)
     most = WIDTH - 2
     return clean if len(clean) <= most else f"{clean[: most - 33]}...{clean[-30:]}"
+
+
+def timed(times_us: Sequence[float], devices: Sequence[str]) -> str:
+    """How many calls there were, and how long they took where, for a comment."""
+    calls = "1 call" if len(times_us) == 1 else f"{len(times_us):,} calls"
+    return (
+        f"{calls} of {median(times_us):,.1f} us (median; {min(times_us):,.1f} to {max(times_us):,.1f}) on "
+        f"{', '.join(devices) or 'an unknown device'}"
+    )
 
 
 def literal(value: Any) -> str:

@@ -140,6 +140,18 @@ def test_a_copy_whose_call_returns_after_it_is_done_was_waited_for() -> None:
     """) == [(2, 6, "blocking call", "cudaMemcpyAsync", "aten::to")]
 
 
+def test_a_fill_whose_call_returns_late_was_not_waited_for() -> None:
+    (found,) = gaps("""
+        op aten::zero_         |  -----
+        launch cudaMemsetAsync |   aaaa
+        op aten::add           |       ---
+        launch                 |           b
+        s7 fill                |    aa
+        s7 k                   |            bb
+    """)
+    assert found[2] == "host late"
+
+
 def test_garbage_collection() -> None:
     assert gaps("""
         python Python GC |     -----
@@ -285,7 +297,7 @@ def test_nothing_to_explain_is_said(drawing: str, reason: str) -> None:
 
 
 def test_no_gpu_work() -> None:
-    assert [skip.subject for skip in idle("op f | ==").skips] == ["rank 0"]
+    assert [skip.subject for skip in idle("python f | ==").skips] == ["rank 0"]
 
 
 def test_each_rank_has_its_rows() -> None:

@@ -48,8 +48,21 @@ def test_losses_are_counted_by_reason() -> None:
 
 
 def test_a_trace_without_gpu_work() -> None:
-    result = analyze(make_run([draw("op f | --")]), "input")
+    result = analyze(make_run([draw("python f | --")]), "input")
     assert records(result["input"], "device", "gpu_events", "linked_fraction") == [("unknown", 0, 0.0)]
+    assert result.skips == ()
+
+
+def test_a_trace_without_a_gpu_says_whose_work_it_is() -> None:
+    # The header names a GPU of the machine, which did nothing.
+    devices = [{"id": 0, "name": "AMD Instinct MI300X"}]
+    result = analyze(make_run([draw("op aten::mm | --  -", deviceProperties=devices)]), "input")
+    assert records(result["input"], "device", "gpu_events", "linked_fraction") == [("cpu (host ops)", 2, 1.0)]
+    (skip,) = result.skips
+    assert skip.subject == "rank 0: GPU time"
+    assert "the processor is the device" in skip.reason
+    assert "ProfilerActivity.CUDA" in skip.reason
+    assert "where this says GPU, it is the processor" in result.doc
 
 
 def test_several_gpus_in_one_trace_are_said_to_be_seen_as_one() -> None:

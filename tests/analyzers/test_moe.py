@@ -224,10 +224,15 @@ def test_ranks_that_are_missing() -> None:
     [
         ({"ranks": 2, "exchange": "all_to_all"}, 0, {"dispatch": 1.0, "permute": 1.0}),
         ({"ranks": 2, "exchange": "all_to_all", "fused_permute": True}, 1, {"dispatch": 1.0}),
-        ({}, 2, {"permute": 1.0}),
+        (
+            {"ranks": 2, "exchange": "all_to_all", "fused_permute": True, "loop": False},
+            2,
+            {"dispatch": 1.0},
+        ),
+        ({}, 0, {"permute": 1.0}),
         ({"ranks": 2, "exchange": "deep_ep", "fused_permute": True}, 3, {}),
     ],
-    ids=["copied sizes", "fused", "nonzero", "none"],
+    ids=["copied sizes", "fused", "grouped", "nonzero", "none"],
 )
 def test_blocking_calls(changes: dict[str, Any], stage: int, calls: dict[str, float]) -> None:
     result = agrees(Model(**changes))

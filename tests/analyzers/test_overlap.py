@@ -169,7 +169,8 @@ def test_communication_without_records_says_so() -> None:
         ("s7 ncclAllReduce | ====", "linked", "no GPU work is linked"),
         ("launch  | a\ns8 gemm |  aa\ns7 nccl |   ====", "linked", "--scope all"),
         ("s7 ncclAllReduce | !", "all", "no extent"),
-        ("op f | ==", "all", "ProfilerActivity.CUDA"),
+        ("python f | ==", "all", "ProfilerActivity.CUDA"),
+        ("op f | ==", "all", "no communication kernel"),
     ],
 )
 def test_without_communication_there_is_a_reason(text: str, scope: str, reason: str) -> None:

@@ -187,7 +187,13 @@ def test_chunks_that_nothing_shows_are_one_with_a_skip() -> None:
 
 
 @pytest.mark.parametrize(
-    "scopes", ["PP:{stage}{kind}{microbatch}", "{kind}{microbatch}", "{kind}_{microbatch}"]
+    "scopes",
+    [
+        "PP:{stage}{kind}{microbatch}",
+        "mb{microbatch}.chunk{stage}.{kind}",
+        "{kind}{microbatch}",
+        "{kind}_{microbatch}",
+    ],
 )
 def test_scopes_name_what_autograd_does_not(scopes: str) -> None:
     result = pipeline(*FOUR, graph=False, scopes=scopes)
@@ -196,13 +202,48 @@ def test_scopes_name_what_autograd_does_not(scopes: str) -> None:
         assert records(result[name]) == records(expected[name])
 
 
-def test_stages_by_scopes_alone() -> None:
+@pytest.mark.parametrize("scopes", ["PP:{stage}{kind}{microbatch}", "mb{microbatch}.chunk{stage}.{kind}"])
+def test_stages_by_scopes_alone(scopes: str) -> None:
     """torch.distributed.pipelining names stages through all chunks; without messages, that is enough."""
     lanes = played(2, 4, 2)
-    result = pipeline(*lanes, chunks=2, graph=False, messages=False, scopes="PP:{stage}{kind}{microbatch}")
+    result = pipeline(*lanes, chunks=2, graph=False, messages=False, scopes=scopes)
     expected = pipeline(*lanes, chunks=2)
     assert records(result["bubble"]) == records(expected["bubble"])
     assert records(result["spans"]) == records(expected["spans"])
+
+
+def test_scopes_of_the_model_inside_that_of_the_schedule_are_not_counted_again() -> None:
+    """torch's schedule around the bundled workload; here its scopes hold two of the model's each."""
+    lanes = played(2, 4, 2, forward=2, backward=2)
+    traces = []
+    for rank, lane in enumerate(lanes):
+        halves = [
+            half
+            for piece in lane
+            for half in (piece._replace(end=piece.start + 1), piece._replace(start=piece.start + 1))
+        ]
+        around = [
+            (
+                f"PP:{2 * piece.chunk + rank}{piece.kind}{piece.microbatch}",
+                piece.start - 0.3,
+                piece.start + 1.1,
+            )
+            for piece in lane
+        ]
+        inside = "mb{microbatch}.chunk{stage}.{kind}"
+        traces.append(stage(halves, rank, 2, 2, messages=False, graph=False, scopes=inside, steps=around))
+    result, expected = analyze(make_run(traces), "pipeline"), pipeline(*lanes, chunks=2)
+    assert records(result["bubble"]) == records(expected["bubble"])
+    assert records(result["spans"]) == records(expected["spans"])
+
+
+def test_scopes_of_a_model_in_one_chunk_are_no_pipeline() -> None:
+    """The bundled workload names chunk 0 in a run without a pipeline as well."""
+    scopes = "mb{microbatch}.chunk0.{kind}"
+    run = make_run(stage("0.a.1.b.", rank, 1, messages=False, scopes=scopes) for rank in (0, 1))
+    result = analyze(run, "pipeline")
+    assert [skip.subject for skip in result.skips] == ["rank 0", "rank 1"]
+    assert all("no pipeline" in skip.reason for skip in result.skips)
 
 
 def test_both_halves_of_a_backward_count() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from tests.builders import draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze
 from tracelens.schema import Result
 from tracelens.trace.run import make_run
@@ -131,6 +131,36 @@ def test_work_without_extent_is_counted() -> None:
     assert tree(table, "count") == {("a",): (2,)}
 
 
+def test_what_is_computed_again_counts_in_its_own_scopes() -> None:
+    """A checkpoint's node has its last forward op; where the backward opens no scopes, that one counts."""
+    nodes = "op autograd::engine::evaluate_function:"
+    text = f"""
+                                             | 0    5    10   15   20   25
+        scope layer                          | --------
+        scope first                          |  --
+        op aten::mm seq=1                    |  --
+        scope second                         |     --
+        op aten::mm seq=2                    |     --
+        scope pass                           |          ------------------
+        {nodes} MmBackward0 seq=2 fwd=1      |           ------------
+        scope first                          |            --
+        op aten::mm seq=5                    |            --
+        op aten::mm seq=6                    |               --
+        op MmBackward0 seq=2 fwd=1           |                  ----
+        op aten::mm                          |                  --
+        {nodes} AddBackward0 seq=9 fwd=1     |                         -
+        {nodes} MulBackward0 seq=8 fwd=1     |                          -
+    """
+    table = scopes(aligned(text))["scopes"]
+    assert tree(table, "forward_ns", "backward_ns") == {
+        ("layer",): (4, 4),
+        ("layer", "second"): (2, 4),
+        ("layer", "first"): (2, 0),
+        ("pass",): (2, 0),
+        ("pass", "first"): (2, 0),
+    }
+
+
 def test_neither_modules_nor_scopes() -> None:
     result = scopes("s7 k | ==")
     assert not result.tables
@@ -146,3 +176,49 @@ def test_each_rank_has_its_tree_or_a_reason() -> None:
     result = analyze(draw_run(marked, "s7 k | ==", marked), "scopes")
     assert records(result["scopes"], "rank", "node", "name") == [(0, 0, "f"), (2, 0, "f")]
     assert "rank 1: scopes" in [skip.subject for skip in result.skips]
+
+
+PRODUCT = 'shapes=[[4,8],[8,2]] types=["float","float"]'
+GRADIENT = 'shapes=[[8,4],[4,2]] types=["float","float"]'
+
+
+def flops(text: str) -> dict[str, tuple[int, int]]:
+    """Scope to its FLOPs of products and those of gradients."""
+    table = scopes(aligned(text))["scopes"]
+    rows = records(table, "name", "matrix_flops", "backward_matrix_flops")
+    return {name: (every, backward) for name, every, backward in rows}
+
+
+def test_flops_of_products() -> None:
+    found = flops(f"""
+                                             | 0    5    10   15   20
+        scope layer                          | ------------------
+        scope experts                        |  ----------
+        scope norm                           |             -----
+        op aten::mm seq=1 {PRODUCT}          |  ---
+        op aten::mm seq=2 {PRODUCT}          |      ---
+        op aten::sum {PRODUCT}               |             --
+        op MmBackward0 seq=1 fwd=1 tid=2     |                ---
+        op aten::mm tid=2 {GRADIENT}         |                ---
+        launch                               |  aa  b      c
+        launch tid=2                         |                 d
+        s7 gemm                              |   aa  bb          dd
+        s7 reduce                            |             cc
+    """)
+    # 2 x 4 x 8 x 2 each; the two launches of the first call are one product.
+    assert found == {"layer": (384, 128), "experts": (384, 128), "norm": (0, 0)}
+
+
+def test_flops_that_cannot_be_counted() -> None:
+    text = f"""
+        scope counted                        | -----
+        scope half                           |       -------
+        scope not                            |               -----
+        op aten::mm {PRODUCT}                | ---    --
+        op aten::mm                          |           --  ---
+        launch                               | a      b  c   d
+        s7 gemm                              |  a      b  c   d
+    """
+    assert flops(text) == {"counted": (128, 0), "half": (128, 0), "not": (-1, 0)}
+    skip = next(skip for skip in scopes(aligned(text)).skips if "FLOPs" in skip.subject)
+    assert skip.subject == "rank 0: FLOPs of 2 kernel(s) of products"

@@ -176,7 +176,7 @@ def test_noise_between_steps_is_told() -> None:
 
 def test_a_run_without_gpu_work_is_an_error() -> None:
     with pytest.raises(TracelensError, match="no GPU work"):
-        diff(run(BASE), run("op aten::mm | ---"))
+        diff(run(BASE), run("launch | ---"))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -71,7 +71,7 @@ def test_ranks_without_a_step_in_common() -> None:
 
 def test_a_run_without_gpu_work() -> None:
     with pytest.raises(TracelensError, match=r"run: no step with GPU work: .*ProfilerActivity\.CUDA"):
-        of(make_run([draw("op f | --")]))
+        of(make_run([draw("launch | --")]))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report
 from tracelens.analyzers import ANALYZERS, in_order
+from tracelens.analyzers._on_host import noted
 from tracelens.renderers import RENDERERS
 from tracelens.renderers._format import values as cells_of
 from tracelens.schema import Coded, Result, Table
@@ -60,6 +61,31 @@ def _one(text: str, **options: Any) -> Run:
     return make_run([draw(text, **{"ns_per_char": 5000, **options})])
 
 
+# Two steps on a host without a GPU: a linear layer forward and backward, an exchange, and a value read.
+HOST = """
+                                                             | 0    5    10   15   20   25   30   35   40
+    step 1                                                   | --------------------
+    step 2                                                   |                     --------------------
+    python train.py(12): step                                | ---------------------------------------
+    python nn.Module: MoE_0                                  |  -----------          ----------
+    scope experts                                            |   --------              ------
+    op aten::linear seq=1 shapes=[[4,8],[2,8]] types=["float","float"] |   ---                  ---
+    op aten::mm shapes=[[4,8],[8,2]] types=["float","float"] |    --                   --
+    op c10d::alltoall_base_ shapes=[[4,2],[4,2],[],[],[]] types=["float","float","","ScalarList","ScalarList"] values=["","","","[2,2]","[2,2]"] |       --
+    scope gloo:all_to_all tid=9 shapes=[[4,2]] types=["float"] |        ------
+    op autograd::engine::evaluate_function: MmBackward0 seq=1 fwd=3 |               -----
+    op aten::mm shapes=[[8,4],[4,2]] types=["float","float"]   |                ---
+    op aten::item                                            |                              ----
+    op aten::_local_scalar_dense                             |                               --
+    op aten::copy_                                           |                                     --
+"""  # noqa: E501
+GROUPS = {
+    "backend": "gloo",
+    "rank": 0,
+    "world_size": 2,
+    "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}],
+}
+
 CASES = {
     "ordinary": lambda: _one(aligned(ORDINARY)),
     "since 1970": lambda: _one(aligned(ORDINARY), start_ns=1_712_195_495_519_689_500, ns_per_char=50),
@@ -78,6 +104,11 @@ CASES = {
     "one kernel": lambda: _one("s7 k | ===="),
     "one kernel without extent": lambda: _one("s7 k | !"),
     "one op": lambda: _one("op aten::mm | ----"),
+    "host": lambda: _one(aligned(HOST), distributedInfo=GROUPS),
+    "host, two ranks": lambda: make_run(
+        draw(aligned(HOST), ns_per_char=5000 + rank, distributedInfo=GROUPS | {"rank": rank})
+        for rank in (0, 1)
+    ),
     "one instant": lambda: _one("scope x | !"),
     "only copies": lambda: _one("s7 copy | == =="),
 }  # fmt: skip
@@ -201,6 +232,7 @@ def test_ranks_analyzed_apart_give_the_same(name: str, case: str, scope: str) ->
     item = ANALYZERS.get(name)
     parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
     apart = item.combine(parts, {need: result_of(need, case, scope) for need in item.needs}, scope=scope)
+    apart = noted(apart, [trace.meta for trace in run_of(case).traces])
     assert same(plain(apart), plain(whole))
     assert list(apart.data) == list(whole.data)
     assert replace(apart, data={}) == replace(whole, data={})

@@ -77,6 +77,18 @@ def test_causal_over_unequal_lengths_is_counted_out() -> None:
     assert cost.flops == 4 * 8 * (1 + 2 + 3 + 4)
 
 
+def test_flash_attention_aligns_its_mask_at_the_bottom_right() -> None:
+    cost = costed(
+        "aten::_scaled_dot_product_flash_attention", "fp16 1 1 4 8", *["fp16 1 1 10 8"] * 2, "0.", "True"
+    )
+    assert cost.flops == 4 * 8 * (7 + 8 + 9 + 10)
+    back = costed(
+        "aten::_scaled_dot_product_flash_attention_backward", "fp16 1 1 4 8", "fp16 1 1 4 8",
+        *["fp16 1 1 10 8"] * 2, "fp16 1 1 4 8", "fp32 1 1 4", None, None, "4", "10", "0.", "True",
+    )  # fmt: skip
+    assert back.flops == 10 * 8 * (7 + 8 + 9 + 10)
+
+
 @pytest.mark.parametrize(("kind", "scores"), [("0", 40), ("1", 1 + 2 + 3 + 4), ("2", 7 + 8 + 9 + 10)])
 def test_efficient_attention_has_two_causal_masks(kind: str, scores: int) -> None:
     cost = costed(

@@ -1,6 +1,7 @@
 """Registration of cost models: which one counts an op, and that each is documented and tested."""
 
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,17 @@ def test_every_module_has_a_test() -> None:
     modules = {file.stem for file in FOLDER.glob("*.py") if not file.stem.startswith("_")}
     tests = {file.stem for file in TESTS.glob("test_*.py")}
     assert {f"test_{name}" for name in modules} <= tests
+
+
+def test_no_product_in_families_that_are_not_asked_for_one() -> None:
+    """What `may_multiply` leaves out has no cost on matrix units, by the text of its module."""
+    for model in MODELS:
+        if not model.may_multiply:
+            text = inspect.getsource(sys.modules[model.function.__module__])
+            assert '"matrix"' not in text, model.name
+    asked = {
+        name: model.may_multiply
+        for name in ("aten::add", "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+        if (model := find(name))
+    }
+    assert list(asked.values()) == [False, True, True]

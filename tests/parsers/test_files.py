@@ -61,6 +61,15 @@ def test_a_directory_gives_what_is_named_like_a_trace(folder: Path) -> None:
     assert trace_files(["t"]) == ["t/a.JSON", "t/b.json.zst", "t/c.zip", "t/d.pt.trace.json"]
 
 
+def test_the_sidecar_of_a_run_is_no_trace(folder: Path) -> None:
+    touch(folder, "t/rank0.json.gz", "t/run.json", "node1/run.json", "node1/rank8.json.gz", "alone/run.json")
+    assert trace_files(["t"]) == ["t/rank0.json.gz"]
+    assert trace_files(["t/*"]) == ["t/rank0.json.gz"]
+    assert trace_files(["[nt]*"]) == ["node1/rank8.json.gz", "t/rank0.json.gz"]
+    assert trace_files(["t/run.json"]) == ["t/run.json"]
+    assert trace_files(["alone"]) == ["alone/run.json"]
+
+
 def test_what_is_named_is_taken_in_the_order_given(folder: Path) -> None:
     touch(folder, "b.txt", "a.json", "d/2.json", "d/1.json")
     given = ["b.txt", "-", "d", "a.json", "missing.json"]

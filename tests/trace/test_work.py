@@ -91,7 +91,7 @@ def test_scope_linked_leaves_out_the_rest() -> None:
 
 
 def test_no_gpu_work() -> None:
-    work = gpu_work(draw("op aten::mm | ---"))
+    work = gpu_work(draw("python f | ---"))
     assert len(work.event) == 0
     assert work.union().total == 0
 

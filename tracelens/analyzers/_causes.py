@@ -141,6 +141,8 @@ class Comparison:
         kind = next(kind for kind, name in _IDLE.items() if name == cause)
         against = f"{duration(mine[kind])} (others {duration(usual[kind])})"
         host = self._host(last.rank, spans[last.rank], kind)
+        if self._parts[last.rank].on_host:
+            return f"no op ran for {against}{host and ', the longest time in '}{host}"
         if cause == "blocking_call":
             return f"GPU idle {against} because the host was blocked in {host or 'a call'}"
         if cause == "garbage_collection":

@@ -37,6 +37,7 @@ class Record(NamedTuple):
         received: bytes of the message that comes out.
         sent_to: bytes for each member, empty where they are not recorded.
         received_from: bytes from each member.
+        peer: the other rank of a send or receive, -1 where it is not recorded.
     """
 
     kernel: int
@@ -51,6 +52,7 @@ class Record(NamedTuple):
     received: int
     sent_to: tuple[int, ...]
     received_from: tuple[int, ...]
+    peer: int = -1
 
     @property
     def bytes(self) -> int:
@@ -120,7 +122,8 @@ def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
     rows = np.flatnonzero((kernel >= 0) & (place[np.maximum(kernel, 0)] >= 0))
     names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
     texts = {name: table.texts(name, rows) for name in names}
-    numbers = {name: table.array(name)[rows].tolist() for name in ("group_size", "in_bytes", "out_bytes")}
+    counts = ("group_size", "in_bytes", "out_bytes", "peer")
+    numbers = {name: table.array(name)[rows].tolist() for name in counts}
     found = []
     for number, at in enumerate(place[kernel[rows]].tolist()):
         collective = texts["collective"][number]
@@ -141,6 +144,7 @@ def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
                 received,
                 _shares(texts["in_split"][number], sent),
                 _shares(texts["out_split"][number], received),
+                numbers["peer"][number],
             )
         )
     return found

@@ -84,12 +84,28 @@ class Costing(NamedTuple):
 
 def costing(trace: Trace, work: Work) -> Costing:
     """Count the GPU work of one rank."""
-    return _Costing(trace, work).run()
+    return _Costing(trace, work, np.ones(len(work.event), dtype=bool)).run()
+
+
+def matrix_costing(trace: Trace, work: Work) -> Costing:
+    """The same, of what may run on matrix units alone; other work is left uncounted, without a reason."""
+    return _Costing(trace, work, _may_multiply(trace, work)).run_some()
+
+
+def _may_multiply(trace: Trace, work: Work) -> Bool:
+    """Which work a cost model may count as a matrix product: its op's, or one of those around it."""
+    events = trace.arrays
+    code = np.unique(events.name[events.where("op")]).tolist()
+    models = [(number, find(events.names[number])) for number in code]
+    chosen = [number for number, model in models if model and model.may_multiply]
+    around = nearest(events.parent, events.depth, np.isin(events.name, chosen) & events.where("op"))
+    mine: Bool = (work.op >= 0) & (around[np.maximum(work.op, 0)] >= 0)
+    return mine | work.unlinked
 
 
 class _Costing:
-    def __init__(self, trace: Trace, work: Work) -> None:
-        self.trace, self.work = trace, work
+    def __init__(self, trace: Trace, work: Work, asked: Bool) -> None:
+        self.trace, self.work, self.asked = trace, work, asked
         self.events = trace.arrays
         self.ops = trace.once(OpCalls)
         self.blocks = trace.tables["events"].array("blocks")[work.event]
@@ -111,9 +127,20 @@ class _Costing:
         self._name_reasons()
         return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
 
+    def run_some(self) -> Costing:
+        """The rules for ops, of the work that was asked for."""
+        self._links(communication=False)
+        self._ops()
+        self._surroundings()
+        self._alone()
+        self._early()
+        cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
+        self._set(cut, CUT_OFF)
+        return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
+
     @property
     def _left(self) -> Int:
-        return np.flatnonzero(self.item < 0)
+        return np.flatnonzero((self.item < 0) & self.asked)
 
     def _set(self, rows: Int, counted: Counted | str) -> None:
         self.item[rows], self.reason[rows] = self._code(counted)
@@ -124,14 +151,14 @@ class _Costing:
             return -1, self._reasons.setdefault(counted, len(self._reasons))
         return self._items.setdefault(counted, len(self._items)), -1
 
-    def _links(self) -> None:
+    def _links(self, communication: bool = True) -> None:
         """What goes over links: copies and communication."""
         for rows, kind, found in copies(self.trace, self.work):
             if kind not in _LOCAL:
                 self._set(rows, found if isinstance(found, str) else _counted(found))
                 if isinstance(found, str):
                     self._copies_of_ops(rows, kind)
-        for rows, found in collectives(self.trace, self.work):
+        for rows, found in collectives(self.trace, self.work) if communication else ():
             self._set(rows, found if isinstance(found, str) else _counted(found))
 
     def _copies_of_ops(self, rows: Int, kind: str) -> None:

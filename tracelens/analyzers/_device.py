@@ -22,6 +22,8 @@ def choose_device(name: str | None, file: str | None) -> Device | None:
 
 
 def own_device(trace: Trace) -> Device | None:
-    """The device that the trace was recorded on, None where it names none that is known, or several."""
+    """The device that did the work; None for several, one that is not known, or the host."""
+    if trace.meta.on_host:
+        return None
     found = {match(name) for name in trace.meta.devices.values()}
     return found.pop() if len(found) == 1 else None

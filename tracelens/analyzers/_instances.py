@@ -194,24 +194,26 @@ def _pairs(
     name: str, ranks: tuple[int, ...], of_group: Mapping[int, list[Member]]
 ) -> tuple[list[Instance], list[Skip]]:
     """Each send with its receive: the n-th from one rank to the other is the n-th that the other receives."""
-    kinds = {
-        (rank, kind): [member for member in members if member.record.collective == kind]
-        for rank, members in of_group.items()
-        for kind in POINT_TO_POINT
-    }
-    if not any(kinds.values()):
-        return [], []
-    if len(ranks) != 2:
-        number = sum(map(len, kinds.values()))
-        reason = "the trace does not say to or from which rank, and the group has more than two"
-        return [], [Skip(f"{number} send(s) and receive(s) of group {name}", reason)]
+    kinds: dict[tuple[int, str, int], list[Member]] = {}
+    for rank, members in of_group.items():
+        for member in members:
+            if member.record.collective in POINT_TO_POINT:
+                peer = sum(ranks) - rank if len(ranks) == 2 else member.record.peer
+                kinds.setdefault((rank, member.record.collective, peer), []).append(member)
     found, skips = [], []
-    for sender, receiver in (ranks, ranks[::-1]):
-        sends, receives = kinds.get((sender, "send"), []), kinds.get((receiver, "recv"), [])
+    if number := sum(len(members) for (_, _, peer), members in kinds.items() if peer < 0):
+        reason = "the trace does not say to or from which rank, and the group has more than two"
+        skips.append(Skip(f"{number} send(s) and receive(s) of group {name}", reason))
+    directions = {(rank, peer) if kind == "send" else (peer, rank) for rank, kind, peer in kinds if peer >= 0}
+    both = [(one, other) for one, other in (ranks, ranks[::-1]) if directions] if len(ranks) == 2 else []
+    for sender, receiver in both or sorted(directions):
+        sends = kinds.get((sender, "send", receiver), [])
+        receives = kinds.get((receiver, "recv", sender), [])
         for order, (send, receive) in enumerate(zip(sends, receives, strict=False)):
             if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype:
                 found.append(Instance(SEND_RECV, name, order, (send, receive)))
-        left = len(sends) + len(receives) - 2 * sum(instance.members[0].rank == sender for instance in found)
+        paired = sum([member.rank for member in one.members] == [sender, receiver] for one in found)
+        left = len(sends) + len(receives) - 2 * paired
         if left and sends and receives:
             subject = f"{left} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
             skips.append(Skip(subject, "no counterpart of the same size in the recording"))

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers._host import threads
 from tracelens.analyzers._moe_regions import regions
+from tracelens.analyzers._moe_stages import STAGES
 from tracelens.analyzers._moe_tokens import HOST_COPY
+from tracelens.analyzers._moe_windows import stage_of
 from tracelens.analyzers.idle import blocking_calls
-from tracelens.trace.callstack import enclosing_op
+from tracelens.trace.callstack import enclosing_op, nearest
 from tracelens.trace.names import matching
 from tracelens.trace.trace import Trace
 
@@ -66,14 +68,37 @@ def blocking(trace: Trace) -> Blocking:
         following[asked] = (
             np.where(after < len(own), own[np.minimum(after, len(own) - 1)], -1) if len(own) else -1
         )
-    last = _waited_for(trace, rows, last, caller)
+    named = np.full(len(rows), -1, dtype=np.int64)
+    if work.on_host:
+        last, named = _inside(trace, rows, last, following)
+    else:
+        last = _waited_for(trace, rows, last, caller)
     start, end = events.start[rows], events.end[rows]
     until = np.where(following >= 0, np.maximum(work.start[following], end), end)
 
     def of(values: Int) -> Int:
         return np.where(last >= 0, values[np.maximum(last, 0)], -1)
 
-    return Blocking(rows, of(found.visit), of(found.stage), of(found.phase), start, end - start, until)
+    visit = of(found.visit)
+    stage = np.where((visit >= 0) & (named >= 0), named, of(found.stage))
+    return Blocking(rows, visit, stage, of(found.phase), start, end - start, until)
+
+
+def _inside(trace: Trace, rows: Int, last: Int, following: Int) -> tuple[Int, Int]:
+    """The work beside each read of a host that does the work itself, and the stage that its frame names.
+
+    There is no copy to tell by, and a part of a layer may begin with a read: then it is the work behind. The
+    stage is -1 where no frame says it, and where the read is work of its own.
+    """
+    events, work = trace.arrays, trace.work
+    names = [stage_of(name) for name in events.names]
+    code = np.array([STAGES.index(name) if name else -1 for name in names], dtype=np.int64)[events.name]
+    frames = nearest(events.parent, events.depth, (code >= 0) & events.where("annotation", "python"))
+    frame = np.where(events.places(work.event)[rows] < 0, frames[rows], -1)
+    before = (last >= 0) & (work.start[np.maximum(last, 0)] >= events.start[frame])
+    after = (following >= 0) & (work.start[np.maximum(following, 0)] < events.end[frame])
+    last = np.where((frame >= 0) & ~before & after, following, last)
+    return last, np.where(frame >= 0, code[frame], -1)
 
 
 def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:

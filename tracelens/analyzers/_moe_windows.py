@@ -145,10 +145,10 @@ def _trimmed(found: Tokens, low: int, high: int) -> tuple[int, int]:
 def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
     """What lies in the tightest frame around each router that has experts in it, too."""
     events = trace.arrays
-    stage_of = {code: stage for code, name in enumerate(events.names) if (stage := _stage(name))}
-    rows = np.flatnonzero(np.isin(events.name, list(stage_of)) & events.where("annotation", "python"))
+    stages_of = {code: stage for code, name in enumerate(events.names) if (stage := stage_of(name))}
+    rows = np.flatnonzero(np.isin(events.name, list(stages_of)) & events.where("annotation", "python"))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
-    stages = {row: stage_of[int(events.name[row])] for row in rows.tolist()}
+    stages = {row: stages_of[int(events.name[row])] for row in rows.tolist()}
     windows = []
     for frame, routers in _frames(events, stages).items():
         inside = rows[(events.start[rows] >= events.start[frame]) & (events.end[rows] <= events.end[frame])]
@@ -264,7 +264,7 @@ def origins(trace: Trace, found: Tokens, places: Sequence[Window]) -> list[int]:
     return result
 
 
-def _stage(name: str) -> str:
+def stage_of(name: str) -> str:
     """The stage that a scope or module of this name stands for, "" for none."""
     if name.startswith("nn.Module: "):
         last = name.removeprefix("nn.Module: ")

@@ -17,6 +17,8 @@ _GRAMMARS = (
     r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)",
     # Its schedules of one stage, and scopes that programs write themselves.
     r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<microbatch>\d+)",
+    # The bundled workload, with and without a pipeline: chunk 0 may be the whole model.
+    r"mb(?P<microbatch>\d+)\.chunk(?P<stage>\d+)\.(?P<kind>[FB])",
     r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<microbatch>\d+))?",
     # Python frames of Megatron-LM.
     r".*pipeline_parallel/schedules\.py\(\d+\): (?P<kind>forward|backward)_step",
@@ -29,6 +31,7 @@ class _Action(NamedTuple):
     backward: bool
     virtual: int
     microbatch: int
+    pipelined: bool
 
 
 class Scopes(NamedTuple):
@@ -42,6 +45,7 @@ class Scopes(NamedTuple):
         backward: whether it is a backward.
         virtual: number of the stage in the whole model, -1 where the name does not say.
         microbatch: number, -1 where the name does not say.
+        pipelined: whether one of them has the name of a part of a pipeline.
     """
 
     start: Int
@@ -49,6 +53,7 @@ class Scopes(NamedTuple):
     backward: NDArray[np.bool_]
     virtual: Int
     microbatch: Int
+    pipelined: bool
 
     @property
     def usable(self) -> bool:
@@ -58,7 +63,7 @@ class Scopes(NamedTuple):
     @property
     def staged(self) -> bool:
         """Whether they say the stage, and so that there is a pipeline."""
-        return self.usable and bool((self.virtual >= 0).all())
+        return self.usable and self.pipelined and bool((self.virtual >= 0).all())
 
 
 def pipeline_scopes(trace: Trace) -> Scopes:
@@ -67,16 +72,18 @@ def pipeline_scopes(trace: Trace) -> Scopes:
     actions = {code: some for code, name in enumerate(events.names) if (some := _actions(name))}
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
-    found: list[tuple[int, int, bool, int, int]] = []
+    found: list[tuple[int, int, bool, int, int, bool]] = []
     reached = int(events.start[rows[0]]) if len(rows) else 0
     for row in rows.tolist():
         start, end = int(events.start[row]), int(events.end[row])
-        if start < reached:  # inside another, as a model's own forward_step in that of the schedule
+        if start < reached:  # inside another, as a model's own scope in that of the schedule
             continue
         reached = end
         found += [(start, end, *action) for action in actions[int(events.name[row])]]
-    table = np.array(found, dtype=np.int64).reshape(-1, 5)
-    return Scopes(table[:, 0], table[:, 1], table[:, 2] > 0, table[:, 3], table[:, 4])
+    table = np.array(found, dtype=np.int64).reshape(-1, 6)
+    return Scopes(
+        table[:, 0], table[:, 1], table[:, 2] > 0, table[:, 3], table[:, 4], bool(table[:, 5].any())
+    )
 
 
 def _actions(name: str) -> tuple[_Action, ...]:
@@ -92,6 +99,7 @@ def _action(name: str) -> _Action | None:
     for grammar in _SCOPE:
         if match := grammar.fullmatch(name):
             parts = match.groupdict()
-            numbers = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
-            return _Action(parts["kind"][0] not in "Ff", *numbers)
+            stage, microbatch = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
+            pipelined = name.startswith("PP:") or stage > 0
+            return _Action(parts["kind"][0] not in "Ff", stage, microbatch, pipelined)
     return None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracelens.analyzers._comms import RankComms, comms
 from tracelens.analyzers._group import codes, sums
 from tracelens.analyzers._host import threads
-from tracelens.analyzers.idle import CAUSES, Explained, blocking_calls, causes, find_gaps, host_names
+from tracelens.analyzers.idle import CAUSES, Explained, causes, find_gaps, host_names, waiting_calls
 from tracelens.trace.arguments import describe
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import Union, shares, union
@@ -65,6 +65,7 @@ class Segments(NamedTuple):
         launch: start of the launch call of each communication kernel, -1 if not in the trace.
         beside: whether other work was running when that kernel began.
         blocked: ns that the host had sat in blocking calls before that launch, since the first edge.
+        on_host: whether the work is the host's.
     """
 
     comms: RankComms
@@ -81,6 +82,7 @@ class Segments(NamedTuple):
     launch: Int
     beside: NDArray[np.bool_]
     blocked: Int
+    on_host: bool = False
 
 
 class _Gap(NamedTuple):
@@ -107,7 +109,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
     time = np.zeros((len(edges) - 1, len(TIMES)), dtype=np.int64)
     is_comm = work.kind == KINDS.index("comm")
-    blocking = blocking_calls(trace, work)
+    blocking = waiting_calls(trace, work)
     waited = ~work.is_kernel & (work.launch >= 0) & blocking[work.launch]
     kind = np.where(is_comm, COMM, np.where(waited, BLOCKED, WORK))
     order = np.where(is_comm, 2, (work.kind != KINDS.index("computation")).astype(np.int64))
@@ -120,20 +122,21 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     host, longest, texts = _hosts(trace, gap, time.shape)
     mine = kind[row] == WORK
     table = _work(trace, work, row[mine], piece[mine], ns[mine])
-    launch = work.launch[is_comm]
+    launch = work.asked[is_comm]
     called = np.where(launch >= 0, trace.arrays.start[np.maximum(launch, 0)], -1)
     others = union(work.start[~is_comm], work.end[~is_comm])
-    beside = others.covered(talk.start - 1, talk.start + 1) == 2
+    # A host that works itself asks for nothing ahead of its other work.
+    beside = (others.covered(talk.start - 1, talk.start + 1) == 2) & (not work.on_host)
     sat = _blocked(trace, work, blocking)
     blocked = np.maximum(sat.covered_before(called) - sat.covered_before(edges[:1]), 0)
-    return Segments(talk, edges, time, host, longest, texts, *table, called, beside, blocked)
+    return Segments(talk, edges, time, host, longest, texts, *table, called, beside, blocked, work.on_host)
 
 
 def _blocked(trace: Trace, work: Work, blocking: NDArray[np.bool_]) -> Union:
     """When a thread that launches work sat in a blocking call."""
     events = trace.arrays
     thread = threads(events)
-    launching = np.unique(thread[work.launch[work.launch >= 0]])
+    launching = np.unique(thread[work.asked[work.asked >= 0]])
     rows = np.flatnonzero(blocking)
     rows = rows[np.isin(thread[rows], launching)]
     return union(events.start[rows], events.end[rows])

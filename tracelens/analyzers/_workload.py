@@ -188,7 +188,8 @@ class Workloads:
 
     def _slow_text(self, mine: _Table, mean: Floats, usual: Floats, slower: Floats, factor: float) -> str:
         """The calls that took most time beyond the others' equal calls."""
-        whole = f"its GPU takes {factor:.2f} times as long for equal work in the whole recording"
+        device = "processor" if any(part.on_host for part in self._parts.values()) else "GPU"
+        whole = f"its {device} takes {factor:.2f} times as long for equal work in the whole recording"
         if not len(slower) or slower.max() <= 0:
             return whole
         place = int(np.argmax(slower))

@@ -74,12 +74,14 @@ class RankSignals(NamedTuple):
         origin: time of its first event, ns.
         step_ns: mean duration of a step.
         found: by detector.
+        on_host: whether the work is the host's.
     """
 
     rank: int
     origin: int
     step_ns: float
     found: dict[str, Found]
+    on_host: bool = False
 
 
 class _Candidate(NamedTuple):
@@ -99,7 +101,8 @@ def signals(trace: Trace, *, device: str | None = None, device_file: str | None 
     """What the detectors that look at single ranks find on this one; options as for `findings`."""
     scene = Scene(trace, choose_device(device, device_file) or own_device(trace))
     found = {name: item.of_rank(scene) for name, item in DETECTORS.items() if not item.needs}
-    return RankSignals(trace.meta.rank, int(trace.arrays.start.min()), scene.step_ns, found)
+    origin = int(trace.arrays.start.min())
+    return RankSignals(trace.meta.rank, origin, scene.step_ns, found, scene.work.on_host)
 
 
 @analyzer("findings", title="What to fix first", order=0, part=signals, needs=NEEDS)
@@ -187,6 +190,7 @@ def _row(
 ) -> dict[str, Any]:
     worst = one.worst
     signal = one.signals[worst]
+    on_host = any(other.on_host for other in ranks.values())
     said = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at = -1
     if worst in ranks and signal.where.total:
@@ -200,7 +204,7 @@ def _row(
         "additional_ns": round(more),
         "confidence": signal.confidence,
         "evidence": f"{said}{signal.evidence}",
-        "remedy": one.detector.remedy,
+        "remedy": (on_host and one.detector.host_remedy) or one.detector.remedy,
         "worst_rank": worst,
         "at_ns": at,
         "detector": one.detector.name,

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._group import codes, stats
 from tracelens.analyzers._host import calls, innermost, longest, stack_rows, threads
+from tracelens.analyzers._reads import reads
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.callstack import enclosing_op
+from tracelens.trace.classify import KINDS
 from tracelens.trace.names import matching
 from tracelens.trace.run import Run
 from tracelens.trace.steps import find_steps
@@ -249,7 +251,7 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     events = trace.arrays
     code = {name: place for place, name in enumerate(CAUSES)}
     after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
-    launch = np.where(gaps.after >= 0, work.launch[after], -1)
+    launch = np.where(gaps.after >= 0, work.asked[after], -1)
     called = np.where(launch >= 0, events.start[np.maximum(launch, 0)], gaps.start)
     same_stream = (work.stream[after] == work.stream[before]) & (work.device[after] == work.device[before])
     cause = np.where(same_stream, code["dispatch"], code["other stream"])
@@ -260,7 +262,7 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     busy, blocked, collected = (np.full(len(cause), -1, dtype=np.int64) for _ in range(3))
     blocked_ns, collected_ns = (np.zeros(len(cause), dtype=np.int64) for _ in range(2))
     thread = threads(events)
-    blocking = blocking_calls(trace, work)
+    blocking = waiting_calls(trace, work)
     garbage = named(events, GARBAGE)
     late = np.flatnonzero(cause == code["host late"])
     for number in np.unique(thread[launch[late]]):
@@ -282,12 +284,22 @@ def named(events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     return matching(events.names, pattern)[events.name]
 
 
+def waiting_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
+    """Calls in which the host has nothing to do but wait for a GPU: none where there is no GPU."""
+    return np.zeros(len(trace.arrays.start), dtype=bool) if work.on_host else blocking_calls(trace, work)
+
+
 def blocking_calls(trace: Trace, work: Work) -> NDArray[np.bool_]:
-    """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done."""
+    """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done.
+
+    Where the host does the work, those in which it would wait (see _reads).
+    """
     events = trace.arrays
+    if work.on_host:
+        return reads(trace)
     mask = named(events, BLOCKING) & events.where("launch")
-    # A copy between two places on the GPU does not keep its call waiting, however late that returns.
+    # A fill, or a copy between two places on the GPU, keeps no call waiting, however late that returns.
     inside = matching(work.names, _ON_DEVICE)
-    copies = work.take(~work.is_kernel & (work.launch >= 0) & ~inside[work.name])
+    copies = work.take((work.kind == KINDS.index("memcpy")) & (work.launch >= 0) & ~inside[work.name])
     mask[copies.launch[events.end[copies.launch] >= copies.end]] = True
     return mask

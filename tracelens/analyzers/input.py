@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analyzers import analyzer, result, stack
+from tracelens.analyzers._on_host import HOST, NO_GPU
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.run import Run
 from tracelens.trace.work import gpu_work
@@ -15,11 +16,11 @@ INPUT = Schema(
         Column("rank", "int64"),
         Column("path", "str"),
         Column("format", "str"),
-        Column("device", "str", doc="GPU that did the work"),
+        Column("device", "str", doc="that did the work: the GPU, or the host where the trace has none"),
         Column("events_read", "int64", "count"),
         Column("events_kept", "int64", "count"),
         Column("events_dropped", "int64", "count", "read = kept + dropped"),
-        Column("gpu_events", "int64", "count"),
+        Column("gpu_events", "int64", "count", "without a GPU the ops of the host that are its work"),
         Column(
             "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
         ),
@@ -49,6 +50,8 @@ def inputs(run: Run) -> Result:
     for trace, meta in zip(run.traces, metas, strict=True):
         work = gpu_work(trace)
         linked = float(work.linked.mean()) if len(work.event) else 0.0
+        if work.on_host:
+            skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
         used = sorted({meta.devices.get(int(device), "") for device in np.unique(work.device)} - {""})
         if len(np.unique(work.device)) > 1:
             skips.append(Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are seen as one"))
@@ -57,7 +60,7 @@ def inputs(run: Run) -> Result:
                 "rank": np.array([meta.rank]),
                 "path": [meta.path],
                 "format": [meta.format],
-                "device": [", ".join(used) or "unknown"],
+                "device": [HOST if work.on_host else ", ".join(used) or "unknown"],
                 "events_read": np.array([meta.read]),
                 "events_kept": np.array([meta.kept]),
                 "events_dropped": np.array([sum(meta.dropped.values())]),

@@ -94,6 +94,10 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
     for trace in run.traces:
         everything = gpu_work(trace, scope)
         work = everything.take(everything.launch >= 0)
+        if everything.on_host:
+            reason = "nothing is launched: the trace has no GPU, its work is the host's own"
+            skips.append(Skip(f"rank {trace.meta.rank}", reason))
+            continue
         if not len(work.event):
             skips.append(Skip(f"rank {trace.meta.rank}", "no GPU work has its launch call in the trace"))
             continue

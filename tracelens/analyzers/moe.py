@@ -20,7 +20,7 @@ from tracelens.analyzers._moe_balance import (
 )
 from tracelens.analyzers._moe_passes import RankPasses, passes_of
 from tracelens.analyzers._moe_regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
-from tracelens.analyzers._moe_stages import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
+from tracelens.analyzers._moe_stages import EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.work import Scope
 
@@ -82,9 +82,9 @@ PASS_TABLE = Schema(
 )
 
 SYNC_FREE = {
-    0: "blocking calls in the router or the permutation, and behind them",
+    0: "blocking calls in the router or the permutation",
     1: "none in the router and the permutation",
-    2: "none in the router, the dispatch and the experts",
+    2: "none in the router, the permutation and the experts, whose products take their sizes on the GPU",
     3: "none at all",
 }
 """Stages of sync-free MoE layers, by what is left of blocking calls (Primus' turbo_sync_free_moe_stage)."""
@@ -169,9 +169,11 @@ def _sync_free(one: RankPasses) -> int:
     calls = one.blocking[one.phase == FORWARD].sum(axis=0)
     if not calls.sum():
         return 3
-    if not calls[[ROUTER, DISPATCH, EXPERTS]].sum():
-        return 2
-    return 0 if calls[[ROUTER, PERMUTATION]].sum() else 1
+    if calls[[ROUTER, PERMUTATION]].sum():
+        return 0
+    # A loop over experts has all sizes on the host, also where they came with those of messages.
+    grouped = all(visit.grouped for visit in one.visits)
+    return 2 if grouped and not calls[EXPERTS].sum() else 1
 
 
 def _stage_rows(one: RankPasses) -> dict[str, Any]:

@@ -119,6 +119,8 @@ def _shares(table: Table) -> dict[str, float]:
 def _no_device(trace: Trace) -> Skip:
     names = sorted(set(trace.meta.devices.values()))
     subject = f"rank {trace.meta.rank}: roofline time and efficiency"
+    if trace.meta.on_host:
+        return Skip(subject, "the work is the host's, whose peaks are not known; FLOPs and bytes are counted")
     if not names:
         return Skip(subject, "the trace names no device; say which with --device")
     return Skip(subject, f"no peaks known for {', '.join(names)}; use --device or --device-file")

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._group import codes, sums
+from tracelens.analyzers._matrix_flops import MatrixFlops, matrix_flops
+from tracelens.analyzers._recomputed import NODE, recomputed
 from tracelens.analyzers._tree import depth_first
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.schema import Column, Result, Schema, Skip
@@ -42,9 +44,18 @@ def _schema(title: str, what: str) -> Schema:
             Column("backward_ns", "int64", "ns", "exclusive time of gradients of its forward ops"),
             Column("sum_ns", "int64", "ns", "plain sum of durations"),
             Column("count", "int64", "count", "kernels, copies and fills"),
+            Column(
+                "matrix_flops",
+                "int64",
+                "flops",
+                "of products, attention and convolutions, forward and backward; 0 where there are none, -1 "
+                "where none of them could be counted",
+            ),
+            Column("backward_matrix_flops", "int64", "flops", "of it, by gradients of its forward ops"),
         ),
-        doc=f"{what} Backward work counts where its forward op ran. Times are given to one piece of work at "
-        "a time as in the breakdown; one call path is one row, over all steps.",
+        doc=f"{what} Backward work counts where its forward op ran; forward work done again counts in scopes "
+        "that it opens itself. Times are given to one piece of work at a time as in the breakdown; one call "
+        "path is one row, over all steps.",
     )
 
 
@@ -73,14 +84,20 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        for table, chosen, missing in (
+        tables = (
             ("modules", _modules(trace), "no nn.Module frames; use profile(with_stack=True)"),
             ("scopes", _scopes(trace), "no record_function scopes in the trace"),
-        ):
+        )
+        skips += [Skip(f"rank {rank}: {name}", why) for name, chosen, why in tables if not chosen.any()]
+        if not any(chosen.any() for _, chosen, _ in tables):
+            continue
+        products = matrix_flops(trace, work)
+        if left := int(products.lacking.sum()):
+            reason = "not counted, so matrix_flops are of the others; `roofline` says why"
+            skips.append(Skip(f"rank {rank}: FLOPs of {left:,} kernel(s) of products", reason))
+        for name, chosen, _ in tables:
             if chosen.any():
-                parts[table].append(_tree(trace, work, chosen))
-            else:
-                skips.append(Skip(f"rank {rank}: {table}", missing))
+                parts[name].append(_tree(trace, work, chosen, products))
     schemas = {"modules": MODULES, "scopes": SCOPES}
     return result(
         {name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope
@@ -103,7 +120,7 @@ def _scopes(trace: Trace) -> NDArray[np.bool_]:
     return mask
 
 
-def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_], products: MatrixFlops) -> dict[str, Any]:
     """One row a distinct path of chosen ancestors."""
     events = trace.arrays
     path_of, parent_path, name_of = _paths(events.parent, events.depth, chosen, events.name)
@@ -115,18 +132,26 @@ def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_]) -> dict[str, Any]
 
     caller = work.caller
     own, via_forward = place(caller), place(work.forward)
-    path = np.where(via_forward >= 0, via_forward, own)
+    again = _named_again(trace, caller, around)
+    path = np.where((via_forward >= 0) & ~again, via_forward, own)
     edges = find_steps(trace, work).edges[[0, -1]]
     row, _, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), edges)
     outside = len(name_of)  # one more path for work outside of all of them
     path = np.where(path >= 0, path, outside)[row]
-    backward = (work.forward >= 0)[row]
+    backward = ((work.forward >= 0) & ~again)[row]
     values = {
         "exclusive_ns": exclusive,
         "forward_ns": np.where(backward, 0, exclusive),
         "backward_ns": np.where(backward, exclusive, 0),
         "sum_ns": work.dur[row],
         "count": np.ones(len(row), dtype=np.int64),
+    }
+    flops = products.flops[row]
+    values |= {
+        "matrix_flops": flops,
+        "backward_matrix_flops": np.where(backward, flops, 0),
+        "lacking": products.lacking[row].astype(np.int64),
+        "backward_lacking": (products.lacking[row] & backward).astype(np.int64),
     }
     parent_path = np.append(parent_path, -1)
     columns = {name: sums(path, value, outside + 1) for name, value in values.items()}
@@ -136,8 +161,29 @@ def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_]) -> dict[str, Any]
         if above >= 0:
             for name in values:
                 columns[name][above] += columns[name][child]
+    for name, lacking in (("matrix_flops", "lacking"), ("backward_matrix_flops", "backward_lacking")):
+        unknown = (columns.pop(lacking) > 0) & (columns[name] == 0)
+        columns[name][unknown] = -1
     names = [events.names[code].removeprefix(MODULE_MARK) for code in name_of] + [OUTSIDE]
     return _rows(trace.meta.rank, parent_path, columns, names)
+
+
+def _named_again(trace: Trace, caller: Int, around: Int) -> NDArray[np.bool_]:
+    """Which work is forward work done again, in a scope of its own: one within the node that asked for it.
+
+    Args:
+        trace: of the rank.
+        caller: event row of the call behind each piece of work, -1 if none.
+        around: of each event, the row of the scope around it, -1 if none.
+    """
+    events = trace.arrays
+    again = trace.once(recomputed)
+    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)[events.name]
+    within = nearest(events.parent, events.depth, node)
+    at = np.maximum(caller, 0)
+    inner = (around[at] >= 0) & (within[at] >= 0) & (events.depth[around[at]] > events.depth[within[at]])
+    result: NDArray[np.bool_] = (caller >= 0) & again[at] & inner
+    return result
 
 
 def _rows(rank: int, parent: Int, columns: dict[str, Int], names: list[str]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ METRICS = {
     "launch.count": "calls that launched GPU work",
     "comm.count": "communication kernels",
     "comm.bytes": "handed to collectives by this rank, where all of them are recorded",
-    "blocking_calls": "calls in which the host waited for the GPU",
+    "blocking_calls": "calls in which the host waited for the GPU, or would if it had one",
     "moe.time": "work of MoE layers runs",
     "moe.STAGE.time": "work of the stage runs: " + ", ".join(name.replace(" ", "_") for name in STAGES),
     "moe.blocking_calls": "those in MoE layers",

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._group import codes, sums
+from tracelens.analyzers._on_host import RECORD
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import Union, clip, subtract, union
@@ -130,7 +131,7 @@ def no_gpu_work(trace: Trace, scope: Scope) -> str:
     """Why an analyzer has no GPU work to look at."""
     if scope == "linked" and len(gpu_work(trace).event):
         return "no GPU work is linked to a launch call; use --scope all"
-    return "the trace has no GPU work; record with ProfilerActivity.CUDA (that is ROCm's name for it, too)"
+    return f"the trace has no GPU work; {RECORD}"
 
 
 def _metrics(trace: Trace, scope: Scope, low: int, high: int) -> dict[str, int]:

@@ -70,10 +70,24 @@ class CostModel:
     forward: bool = False
 
     @property
+    def may_multiply(self) -> bool:
+        """Whether what it counts may run on matrix units; models from elsewhere may all."""
+        return self.function.__module__.removeprefix("tracelens.costs.") not in _NO_PRODUCTS
+
+    @property
     def doc(self) -> str:
         """What it counts, one line."""
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
+
+_NO_PRODUCTS = frozenset(
+    {
+        "_pointwise", "batch_norm", "collective", "elementwise", "foreach", "gated", "indexing", "loss",
+        "memory", "movement", "multi_tensor", "norm", "optimizer", "pooling", "random", "reduction", "rotary",
+        "softmax", "sorting", "triton",
+    }
+)  # fmt: skip
+"""Modules of this package in which no cost is one of the matrix units: to ask them for it would take long."""
 
 COSTS: Registry[CostModel] = Registry("cost", "tracelens.costs")
 

@@ -138,7 +138,9 @@ def packed(sizes: Sizes, sequences: int, max_q: int, max_k: int, causal: bool) -
 @cost("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu")
 def sdpa_flash(call: OpCall) -> OpCost:
     """Flash attention of (B, H, N, D) tensors."""
-    return _heads_first(call, causal=4, bias=5 if call.name.endswith("_for_cpu") else -1)
+    if call.name.endswith("_for_cpu"):
+        return _heads_first(call, causal=4, bias=5)
+    return _heads_first(call, causal=4, top_left=False)
 
 
 @cost("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention")
@@ -204,11 +206,14 @@ def efficient_scores(call: OpCall, sizes: Sizes, cu: int, longest: int, mask: in
     return twice_unmasked(sizes.nq, sizes.nk, Mask(kind > 0, top_left=kind == 1))
 
 
-def _heads_first(call: OpCall, causal: int, bias: int = -1, saved: bool = True) -> OpCost:
+def _heads_first(
+    call: OpCall, causal: int, bias: int = -1, saved: bool = True, top_left: bool = True
+) -> OpCost:
     q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
     sizes = heads_first(q, k, v)
-    # PyTorch aligns its causal mask at the top left; its kernels refuse it over unequal lengths otherwise.
-    scores, note = twice_unmasked(sizes.nq, sizes.nk, Mask(causal_flag(call, causal), top_left=True))
+    # PyTorch aligns its causal mask at the top left. FlashAttention on GPUs does so at the bottom right: over
+    # unequal lengths PyTorch does not choose it, and who calls it by name (causal_lower_right) means that.
+    scores, note = twice_unmasked(sizes.nq, sizes.nk, Mask(causal_flag(call, causal), top_left=top_left))
     extra = call.tensor(bias).bytes if bias >= 0 and call.has(bias) else 0
     return forward_cost(q, k, v, sizes, scores, note, saved, extra)
 

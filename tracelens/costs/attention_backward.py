@@ -48,7 +48,7 @@ def backward_cost(
 @cost("aten::_scaled_dot_product_flash_attention_backward")
 def sdpa_flash_backward(call: OpCall) -> OpCost:
     """Gradients of flash attention of (B, H, N, D) tensors."""
-    return _heads_first(call, causal=11)
+    return _heads_first(call, causal=11, top_left=False)
 
 
 @cost("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -99,9 +99,9 @@ def efficient_backward(call: OpCall) -> OpCost:
     return backward_cost(q, k, v, sizes, scores, note, call.tensor(4).bytes if call.has(4) else 0)
 
 
-def _heads_first(call: OpCall, causal: int, bias: int = -1) -> OpCost:
+def _heads_first(call: OpCall, causal: int, bias: int = -1, top_left: bool = True) -> OpCost:
     q, k, v = call.tensor(1), call.tensor(2), call.tensor(3)
     sizes = heads_first(q, k, v)
-    scores, note = twice_unmasked(sizes.nq, sizes.nk, Mask(causal_flag(call, causal), top_left=True))
+    scores, note = twice_unmasked(sizes.nq, sizes.nk, Mask(causal_flag(call, causal), top_left=top_left))
     extra = call.tensor(bias).bytes if bias >= 0 and call.has(bias) else 0
     return backward_cost(q, k, v, sizes, scores, note, extra)

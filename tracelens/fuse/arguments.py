@@ -39,6 +39,8 @@ def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
     """
     links = trace.tables["links"]
     kernel, launch = links.array("kernel_id"), links.array("launch_id")
+    if trace.meta.on_host:  # nothing is launched
+        kernel, launch = kernel[:0], launch[:0]
     if not cpu:
         launch = np.full_like(launch, -1)
     correlation = np.zeros(len(trace.arrays.start), dtype=np.int64)
@@ -91,6 +93,8 @@ def _launches(trace: Trace, events: Events, arrows: Arrows, found: list[str]) ->
 
 def _work(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> None:
     """Correlation, bytes, blocks and launching op of GPU work."""
+    if trace.meta.on_host:
+        return
     table, links = trace.tables["events"], trace.tables["links"]
     rows, op = links.array("kernel_id"), links.array("op_id")
     names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}

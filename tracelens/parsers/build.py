@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from tracelens.errors import ParseError
 from tracelens.parsers.collectives import collectives_table
 from tracelens.parsers.columns import SEPARATOR, Columns, Encoded, integer
 from tracelens.parsers.decode import MISSING
+from tracelens.parsers.gloo_records import THREADS_KEY
+from tracelens.parsers.host import host_side
 from tracelens.parsers.pairs import pair_begin_end
 from tracelens.parsers.split import Splitter
 from tracelens.schema import Coded, Table
@@ -78,11 +81,9 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     flows = _flows(table, dialect, pids, tids)
     link, linked = _link(gpu, calls, flows, (pid, tid, start))
     ops = _ops(table, rows, kind)
-    ops_id = ops.array("event_id")
-    forward = links.forward_ops(
-        ops_id, ops.array("sequence"), ops.array("forward_thread"), thread[ops_id], start[ops_id]
-    )
-    link["forward_op_id"] = _inherit_forward(link["op_id"], ops_id, forward, parent, depth)
+    on_host = host_side(table, rows, kind, (thread, tid, end), calls)
+    link = on_host.link if on_host else link
+    link["forward_op_id"] = _forward(link["op_id"], ops, thread, start, (parent, depth))
     events = EVENTS.table(
         {
             "event_id": np.arange(len(start)),
@@ -103,12 +104,15 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
             "linked": linked,
         }
     )
+    records = table.collectives
+    if on_host and not records:
+        records = on_host.collectives(_distributed(splitter))
     return Trace(
-        _meta(splitter, table, rows, dialect, threads),
+        replace(_meta(splitter, table, rows, dialect, threads), on_host=on_host is not None),
         {
             "events": events,
             "ops": ops,
-            "collectives": collectives_table(table.collectives, rows.source, link, events),
+            "collectives": collectives_table(records, rows.source, link, events),
             "links": LINKS.table(link),
         },
     )
@@ -309,8 +313,12 @@ def _ops(table: Encoded, rows: Rows, kind: Int) -> Table:
     )
 
 
-def _inherit_forward(op: Int, op_rows: Int, forward: Int, parent: Int, depth: Int) -> Int:
-    """Kernels of ops inside a backward node belong to the forward op of that node."""
+def _forward(op: Int, ops: Table, thread: Int, start: Int, nested: tuple[Int, Int]) -> Int:
+    """Forward op of each piece of work: what ops inside a backward node run belongs to that node's."""
+    op_rows, (parent, depth) = ops.array("event_id"), nested
+    forward = links.forward_ops(
+        op_rows, ops.array("sequence"), ops.array("forward_thread"), thread[op_rows], start[op_rows]
+    )
     of_event = np.full(len(parent), -1, dtype=np.int64)
     of_event[op_rows] = forward
     node = nearest(parent, depth, of_event >= 0)
@@ -318,12 +326,19 @@ def _inherit_forward(op: Int, op_rows: Int, forward: Int, parent: Int, depth: In
     return np.where(at >= 0, of_event[np.maximum(at, 0)], -1)
 
 
+def _distributed(splitter: Splitter) -> dict[str, Any]:
+    """What the header says of the rank and its process groups, with what tracelens's recorder adds to it."""
+    keys = splitter.header | splitter.tail
+    info, own = keys.get("distributedInfo"), keys.get("tracelens")
+    threads = own.get(THREADS_KEY) if isinstance(own, dict) else None
+    return {**(info if isinstance(info, dict) else {}), **({THREADS_KEY: threads} if threads else {})}
+
+
 def _meta(
     splitter: Splitter, table: Encoded, rows: Rows, dialect: Dialect, threads: dict[tuple[int, int], str]
 ) -> TraceMeta:
     keys = splitter.header | splitter.tail
-    info = keys.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
+    info = _distributed(splitter)
     host = keys.get("host_name")
     properties = keys.get("deviceProperties")
     devices = {

@@ -72,6 +72,7 @@ def collectives_table(
             "in_split": plain_text(record.in_split),
             "out_split": plain_text(record.out_split),
             "order": order,
+            "peer": record.peer,
         }
         for name, value in values.items():
             data[name].append(value)

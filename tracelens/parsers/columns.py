@@ -72,6 +72,7 @@ class CollectiveRow(NamedTuple):
     out_elements: int
     in_split: bytes
     out_split: bytes
+    peer: int = -1
 
 
 @dataclass

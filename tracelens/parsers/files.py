@@ -13,6 +13,9 @@ from tracelens.parsers.remote import Listing, is_url, list_url
 TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
 """What is taken from a directory; a file that is named is read whatever its suffix."""
 
+SIDECAR = "run.json"
+"""What the recorder writes beside the traces of a run."""
+
 _MAGIC = re.compile(r"[*?\[]")
 _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
@@ -73,7 +76,9 @@ def _expand(path: str) -> list[str]:
 def _traces(files: Iterable[str]) -> list[str]:
     """Those named like traces; a leading dot is for what other systems leave beside files (._rank0.json)."""
     named = ((file, os.path.basename(file).lower()) for file in files)
-    return [file for file, name in named if name.endswith(TRACE_SUFFIXES) and not name.startswith(".")]
+    found = [file for file, name in named if name.endswith(TRACE_SUFFIXES) and not name.startswith(".")]
+    # A trace may be called so, but not among others.
+    return [file for file in found if len(found) == 1 or os.path.basename(file) != SIDECAR]
 
 
 def _list(path: str) -> Listing | None:

@@ -51,6 +51,10 @@ class KernelClass:
     doc: str
 
 
+HostRole = Literal["", "bookkeeping", "composite", "copying"]
+"""Where the host's ops are the work: `bookkeeping` is none, `composite` has it done by the ops inside,
+`copying` is what other ops do on the way to theirs; see kernels.toml."""
+
 _Table = Literal["names", "functors", "ops"]
 _Rule = tuple[int, str, re.Pattern[str]]
 """(level, class name, expression): the class matches where the expression is found."""
@@ -82,6 +86,18 @@ def classify_op(name: str) -> str | None:
     """The class of the kernels that an op (aten::mm, MmBackward0, ...) launches, or None where unknown."""
     found = matching_op_classes(name)
     return found[0] if len(found) == 1 else None
+
+
+def level_of(class_name: str) -> int:
+    """The level of a class, 0 the most telling; raises UnknownName."""
+    kind_of(class_name)
+    levels: list[str] = _file()["levels"]
+    return levels.index(_file()["class"][class_name]["level"])
+
+
+def host_role(name: str) -> HostRole:
+    """What kind of work an op of this name is where the host's ops are the work; "" for the usual kind."""
+    return next((role for role, grammar in _host_roles() if grammar.search(name)), "")
 
 
 def matching_classes(name: str) -> tuple[str, ...]:
@@ -181,6 +197,12 @@ def _classes() -> dict[str, KernelClass]:
 @cache
 def _wrappers() -> frozenset[str]:
     return frozenset(_file()["wrappers"])
+
+
+@cache
+def _host_roles() -> list[tuple[HostRole, re.Pattern[str]]]:
+    roles: tuple[HostRole, ...] = ("bookkeeping", "composite", "copying")
+    return [(role, re.compile("|".join(_file()["host"][role]))) for role in roles]
 
 
 @cache

@@ -71,7 +71,7 @@ def find_steps(trace: Trace, work: Work) -> Steps:
         return Steps([WHOLE], np.array([begin, max(finish, begin + 1)]), False)
     labels = [events.names[code] for code in events.name[rows]]
     last_end = int(events.end[rows[-1]])
-    called = np.where(work.launch >= 0, events.start[np.maximum(work.launch, 0)], work.start)
+    called = np.where(work.asked >= 0, events.start[np.maximum(work.asked, 0)], work.start)
     inside = called < last_end
     last_end = max(last_end, int(work.end[inside].max(initial=last_end)))
     edges = [*events.start[rows].tolist(), last_end]

@@ -23,6 +23,9 @@ KINDS = (
 GPU_KINDS = ("kernel", "memcpy", "memset")
 """Kinds that are GPU work; annotations and syncs drawn on GPU rows are not."""
 
+GPU_SIGNS = (*GPU_KINDS, "launch", "gpu_annotation", "sync")
+"""Kinds of which one is enough to say that a GPU did the work; without any the host's ops are the work."""
+
 STACK_KINDS = ("python", "annotation", "slice", "op", "launch")
 """Kinds that nest on CPU threads, outermost first where two have the same extent."""
 
@@ -72,7 +75,7 @@ COLLECTIVES = Schema(
     "collectives",
     (
         Column("event_id", "int64", doc="the CPU record, or the kernel where only that carries the metadata"),
-        Column("kernel_id", "int64", doc="its GPU kernel, -1 if not in the trace"),
+        Column("kernel_id", "int64", doc="its GPU kernel (of gloo the annotation), -1 if not in the trace"),
         Column("collective", "category", doc="allreduce, all_to_allv, ..."),
         Column("group", "category", doc="process group name"),
         Column("group_description", "category"),
@@ -84,13 +87,18 @@ COLLECTIVES = Schema(
         Column("in_split", "category", doc="JSON text of the split sizes sent, elements"),
         Column("out_split", "category", doc="JSON text of the split sizes received, elements"),
         Column("order", "int64", "count", "position among the collectives of its group, by start"),
+        Column("peer", "int64", doc="the other rank of a send or receive, -1 if not recorded"),
     ),
 )
 
 LINKS = Schema(
     "links",
     (
-        Column("kernel_id", "int64", doc="GPU work: kernels, copies and fills"),
+        Column(
+            "kernel_id",
+            "int64",
+            doc="GPU work: kernels, copies and fills; without a GPU the host's: ops, gloo's communication",
+        ),
         Column("launch_id", "int64", doc="the runtime or driver call, -1 if not in the trace"),
         Column("op_id", "int64", doc="innermost op around the launch call, -1 if none"),
         Column("forward_op_id", "int64", doc="forward op whose gradient this computes, -1 if none"),

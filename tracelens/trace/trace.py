@@ -39,6 +39,7 @@ class TraceMeta:
         first_drop: reason to byte offset of the first event dropped for it, where known.
         repaired: what was mended in events that were kept, to how many.
         problems: what else was wrong with the file, for people.
+        on_host: nothing in the trace is a GPU's, so that its work is the host's, see host.py.
         threads: (pid, tid) to the name the profiler gave it.
     """
 
@@ -55,6 +56,7 @@ class TraceMeta:
     first_drop: Mapping[str, int] = field(default_factory=dict)
     repaired: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    on_host: bool = False
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 

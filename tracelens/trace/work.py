@@ -1,4 +1,8 @@
-"""GPU work of one rank as aligned arrays: what most analyzers start from."""
+"""GPU work of one rank as aligned arrays: what most analyzers start from.
+
+In a trace without a GPU it is the work of the host (see host.py), in the same form: each piece is an op, or
+gloo's communication, and there is no launch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,10 @@ class Work(NamedTuple):
         kind: code into classify.KINDS (computation, comm, memcpy, memset).
         category: code into `categories` (the kernel classes of kernels.toml).
         name: code into `names`.
+        device, stream: of a GPU; of work of the host -1 and its thread.
         launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
+        is_kernel: no copy or fill by the runtime; of work of the host all of it.
+        on_host: whether it is work of the host.
     """
 
     event: Int
@@ -49,10 +56,11 @@ class Work(NamedTuple):
     is_kernel: NDArray[np.bool_]
     categories: list[str]
     names: list[str]
+    on_host: bool = False
 
     def take(self, rows: Int | NDArray[np.bool_]) -> Work:
         """The work at these positions or under this mask."""
-        return self._replace(**{name: getattr(self, name)[rows] for name in self._fields[:-2]})
+        return self._replace(**{name: getattr(self, name)[rows] for name in self._fields[:-3]})
 
     @property
     def unlinked(self) -> NDArray[np.bool_]:
@@ -63,6 +71,14 @@ class Work(NamedTuple):
     def caller(self) -> Int:
         """Event row of the host's call behind each piece: of its launch, else its op; -1 if there is none."""
         return np.where(self.launch >= 0, self.launch, self.op)
+
+    @property
+    def asked(self) -> Int:
+        """Event row of the call with which the host asked for each piece, -1 if there is none.
+
+        That is the launch; work of the host is asked for by its op, which mostly is the work itself.
+        """
+        return self.op if self.on_host else self.launch
 
     @property
     def dur(self) -> Int:
@@ -96,9 +112,10 @@ def build(trace: Trace) -> Work:
         inside = ((end > trace.window.start) | (start >= trace.window.start)) & (start < trace.window.end)
         gpu, order = gpu[inside], order[inside]
         start, end = clip(start[inside], end[inside], trace.window.start, trace.window.end)
-    is_kernel = events.where("kernel")[gpu]
+    on_host = trace.meta.on_host
+    is_kernel = events.where("kernel")[gpu] | on_host
     op = link("op_id")
-    category, categories = _categories(events, gpu, op, is_kernel)
+    category, categories = _categories(events, gpu, op, is_kernel, on_host)
     kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)
     return Work(
         event=gpu,
@@ -108,21 +125,26 @@ def build(trace: Trace) -> Work:
         category=category,
         name=events.name[gpu],
         device=events.device[gpu],
-        stream=events.stream[gpu],
+        stream=events.tid[gpu] if on_host else events.stream[gpu],
         launch=link("launch_id"),
         op=op,
         forward=link("forward_op_id"),
-        linked=events.linked[gpu],
+        linked=events.linked[gpu] | on_host,
         is_kernel=is_kernel,
         categories=categories,
         names=events.names,
+        on_host=on_host,
     )
 
 
-def _categories(events: Events, gpu: Int, op: Int, is_kernel: NDArray[np.bool_]) -> tuple[Int, list[str]]:
+def _categories(
+    events: Events, gpu: Int, op: Int, is_kernel: NDArray[np.bool_], on_host: bool
+) -> tuple[Int, list[str]]:
     """Class of each GPU event: copies and fills by kind, kernels by name, opaque ones by their op."""
     used = np.unique(events.name[gpu[is_kernel]])
-    by_name = dict(zip(used.tolist(), classify_kernels([events.names[code] for code in used]), strict=True))
+    names = [events.names[code] for code in used]
+    found_classes = [classify_op(name) or "other" for name in names] if on_host else classify_kernels(names)
+    by_name = dict(zip(used.tolist(), found_classes, strict=True))
     classes = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in kernel_classes())})
     code = {name: place for place, name in enumerate(classes)}
     lookup = np.full(len(events.names), code["copy"], dtype=np.int64)

@@ -112,6 +112,6 @@ def test_work_without_launch_calls() -> None:
     assert found(text) == "no launch calls of notify_dispatch and the dispatch after it"
 
 
-@pytest.mark.parametrize("text", ["s7 gemm | ===", "op f | ==", "launch | a\ns7 dispatch |  aa"])
+@pytest.mark.parametrize("text", ["s7 gemm | ===", "python f | ==", "launch | a\ns7 dispatch |  aa"])
 def test_no_deepep(text: str) -> None:
     assert found(text) == "no DeepEP kernel notify_dispatch"

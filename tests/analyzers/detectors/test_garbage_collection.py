@@ -65,6 +65,16 @@ def test_the_same_without_collections() -> None:
     assert str(found(twin)).startswith("no garbage collection in the steps; torch's profiler records it with")
 
 
+def test_collections_as_scopes_without_frames() -> None:
+    """As tracelens.record marks them; who called them is then not known."""
+    rows = TWO_STEPS.replace("python Python", "scope Python").splitlines()
+    one = signal(aligned("\n".join(row for row in rows if "python" not in row)))
+    expected = quantities(signal(TWO_STEPS))
+    del expected["collections called by the program"]
+    assert quantities(one) == expected
+    assert one.evidence.startswith("1.0 collections a step hold the host for 30.0 us (the longest 50.0 us)")
+
+
 def test_an_op_of_that_name_is_no_collection() -> None:
     ops = TWO_STEPS.replace("python Python", "op Python").replace("python <built-in", "op <built-in")
     assert isinstance(found(aligned(ops)), str)

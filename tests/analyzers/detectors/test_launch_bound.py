@@ -10,6 +10,7 @@ import pytest
 from tests.builders import aligned, draw
 from tracelens import load
 from tracelens.analyzers._host_late import gaps_of, host_late
+from tracelens.analyzers._on_host import NO_LAUNCH
 from tracelens.analyzers._scene import Scene
 from tracelens.analyzers.detectors import Found, Signal
 from tracelens.analyzers.detectors.launch_bound import launch_bound
@@ -144,7 +145,8 @@ def test_the_sample_whose_host_sleeps_is_launch_bound_on_that_rank_only() -> Non
 
 
 def test_without_what_it_takes() -> None:
-    assert found("op aten::mm | ----") == "no GPU work"
+    assert found("python train.py(3): f | ----") == "no GPU work"
+    assert found("op aten::mm | --   --") == NO_LAUNCH
     assert found("s7 k | ==   ==") == "no GPU work has its launch call in the trace"
 
 

@@ -220,7 +220,7 @@ def test_without_shapes_the_vocabulary_is_not_known() -> None:
 
 
 def test_without_gpu_work() -> None:
-    assert found("op aten::cross_entropy_loss shapes=[LL] types=[FP] | --") == "no GPU work"
+    assert found("python loss.py(3): cross_entropy_loss | --") == "no GPU work"
 
 
 def test_work_outside_of_the_steps_is_not_counted() -> None:

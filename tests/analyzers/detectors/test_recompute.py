@@ -110,7 +110,7 @@ def test_a_backward_pass_that_is_differentiated_is_no_recompute() -> None:
 
 
 def test_without_gpu_work() -> None:
-    assert found("op CheckpointFunctionBackward | ----") == "no GPU work"
+    assert found("python recompute_fn | ----") == "no GPU work"
 
 
 def test_work_without_a_launch_is_nobodys() -> None:

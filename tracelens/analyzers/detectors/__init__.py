@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from tracelens.analyzers._on_host import NO_LAUNCH
 from tracelens.analyzers._scene import Scene
 from tracelens.registry import Registry
 from tracelens.schema import Result, Unit
@@ -66,6 +67,8 @@ class Detector:
         remedy: what to do about it.
         doc: the signature, one line.
         needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
+        launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
+        host_remedy: what to do about it there, "" where that is the same.
         function: (scene) -> Signal or reason; with `needs`, (results) -> signals by rank, or reason.
     """
 
@@ -75,9 +78,13 @@ class Detector:
     doc: str
     needs: tuple[str, ...]
     function: Callable[..., Any]
+    launching: bool = False
+    host_remedy: str = ""
 
     def of_rank(self, scene: Scene) -> Found:
         """What one rank shows."""
+        if self.launching and scene.work.on_host:
+            return NO_LAUNCH
         found: Found = self.function(scene)
         return found
 
@@ -91,7 +98,13 @@ DETECTORS: Registry[Detector] = Registry("detector", "tracelens.analyzers.detect
 
 
 def detector(
-    name: str, *, title: str, remedy: str, needs: Sequence[str] = ()
+    name: str,
+    *,
+    title: str,
+    remedy: str,
+    needs: Sequence[str] = (),
+    launching: bool = False,
+    host_remedy: str = "",
 ) -> Callable[[Callable[..., Any]], Detector]:
     """Register a function as a detector; the first line of its docstring names the signature.
 
@@ -100,11 +113,13 @@ def detector(
         title: of its finding.
         remedy: what to do about it.
         needs: analyzers whose results, by name, the function takes instead of a Scene.
+        launching: whether it is about a host that feeds a GPU.
+        host_remedy: what to do about it where the host does the work, if that is something else.
     """
 
     def keep(function: Callable[..., Any]) -> Detector:
         doc = (function.__doc__ or name).strip().splitlines()[0]
-        item = Detector(name, title, remedy, doc, tuple(needs), function)
+        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, host_remedy)
         DETECTORS.add(name, item, function.__module__)
         return item
 

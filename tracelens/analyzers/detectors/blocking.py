@@ -26,6 +26,7 @@ _OPS = 3
     remedy="Keep sizes on the GPU: sync-free MoE layers (Primus' turbo_sync_free_moe_stage 1 to 3: "
     "moe_permutation_fusion, use_turbo_deepep with use_cuda_num_token_per_expert and num_worst_tokens, "
     "use_turbo_groupmlp; stage 3 needs more memory).",
+    launching=True,
 )
 def moe_blocking_calls(scene: Scene) -> Found:
     """Calls in MoE layers in which the host waits for the GPU: item, nonzero, tolist, copies to the host."""
@@ -74,6 +75,7 @@ def moe_blocking_calls(scene: Scene) -> Found:
     title="Blocking calls outside of MoE layers",
     remedy="Take .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
     "norms on the GPU, copy with non_blocking=True from pinned memory.",
+    launching=True,
 )
 def other_blocking_calls(scene: Scene) -> Found:
     """Calls in a step, outside of MoE layers, in which the host waits for the GPU while it runs dry."""

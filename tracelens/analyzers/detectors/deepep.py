@@ -51,6 +51,7 @@ class _Pairs(NamedTuple):
     "come (Turbo DeepEP dispatch: num_worst_tokens, use_cuda_num_token_per_expert; Primus "
     "--turbo_sync_free_moe_stage 2 or 3; the experts must take their token counts on the GPU: "
     "use_turbo_groupmlp). Stage 3 takes more memory.",
+    launching=True,
 )
 def deepep_busy_wait(scene: Scene) -> Found:
     """DeepEP's host launches `dispatch` only as `notify_dispatch` ends, silent in between: it spins."""

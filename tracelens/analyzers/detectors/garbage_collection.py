@@ -40,13 +40,16 @@ def garbage_collection(scene: Scene) -> Found:
     during = intersection(collections, window)
     where = intersection(during, difference(window, scene.busy))
     calls = _within(scene, lambda name: bool(GARBAGE.search(name)) and not name.startswith(_EVENT))
+    # Who called is known from Python frames only; tracelens.record marks collections without them.
+    framed = bool(scene.trace.arrays.where("python").any())
     called = int((calls.covered(collections.start, collections.end) > 0).sum())
+    by = f" ({called / count:.0%} called by the program)" if framed else ""
     longest = int((collections.end - collections.start).max())
     variation = _variation(scene)
     quantities = [
         Quantity("collecting", scene.per_step(during.total), "ns"),
         Quantity("collections a step", scene.per_step(count), "count"),
-        Quantity("collections called by the program", called / count, "fraction"),
+        *([Quantity("collections called by the program", called / count, "fraction")] if framed else []),
         Quantity("longest collection", longest, "ns"),
         Quantity("GPU idle while collecting", scene.per_step(where.total), "ns"),
     ]
@@ -58,15 +61,15 @@ def garbage_collection(scene: Scene) -> Found:
         tuple(quantities),
         scene.per_step(where.total),
         where,
-        f"{scene.per_step(count):.1f} collections a step ({called / count:.0%} called by the program) "
-        f"hold the host for {duration(scene.per_step(during.total))} (the longest {duration(longest)}); the "
-        f"GPU is idle for {duration(scene.per_step(where.total))} of that{steps}",
+        f"{scene.per_step(count):.1f} collections a step{by} hold the host for "
+        f"{duration(scene.per_step(during.total))} (the longest {duration(longest)}); the GPU is idle for "
+        f"{duration(scene.per_step(where.total))} of that{steps}",
         "high",
     )
 
 
 def _within(scene: Scene, chosen: Callable[[str], bool]) -> Union:
-    """When Python functions of these names ran, whole, where they reach into the steps.
+    """When Python functions or scopes of these names ran, whole, where they reach into the steps.
 
     Collections do not nest, so of the frames around one (the call, torch's own event) only the outer counts.
     """
@@ -75,7 +78,7 @@ def _within(scene: Scene, chosen: Callable[[str], bool]) -> Union:
     if not codes:
         return union(*np.zeros((2, 0), dtype=np.int64))
     low, high = scene.window
-    rows = np.flatnonzero(np.isin(events.name, codes) & events.where("python"))
+    rows = np.flatnonzero(np.isin(events.name, codes) & events.where("python", "annotation"))
     rows = rows[(events.end[rows] > low) & (events.start[rows] < high)]
     return union(events.start[rows], events.end[rows])
 

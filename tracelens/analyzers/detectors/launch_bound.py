@@ -34,6 +34,7 @@ to the start on an idle GPU it takes 5 to 35 us."""
     "ENABLE_NUMA_BINDING=1 in Primus); on ROCm enlarge the kernel-argument pool "
     "(HSA_KERNARG_POOL_SIZE=12582912); launch less: CUDA/HIP graphs, torch.compile, fused kernels. For long "
     "gaps, `idle` says what the host did in them.",
+    launching=True,
 )
 def launch_bound(scene: Scene) -> Found:
     """The GPU is idle for over 1% of the time because the host launches its next work late."""

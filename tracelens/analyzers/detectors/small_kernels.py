@@ -18,6 +18,7 @@ _MANY = 0.5
     title="Many small kernels",
     remedy="Capture the step in a CUDA/HIP graph or compile it (torch.compile), so that pointwise chains "
     "become one kernel; the router and permutation of MoE layers have fused kernels.",
+    launching=True,
 )
 def small_kernels(scene: Scene) -> Found:
     """More than half of all kernels are shorter than 10 us."""

@@ -32,6 +32,9 @@ UNEXPLAINED = ("inherited", "unknown")
     "--turbo_sync_free_moe_stage); in garbage collection: Megatron --manual-gc --manual-gc-interval on all "
     "ranks; slow kernels: look at clocks, power cap, temperature and neighbours of that GPU.",
     needs=("collectives", "stragglers"),
+    host_remedy="Look at what the late rank was in between its ops (`stragglers`, `idle`): Python, data "
+    "loading, garbage collection (collect by hand, on all ranks at once); slower ops: cores shared with "
+    "other processes, number of threads, clocks, NUMA binding.",
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
     """GPUs idle in collectives for a rank that its own host or its slower GPU makes late."""

@@ -1,0 +1,92 @@
+"""The ops that ask for communication (c10d), and the recorded arguments of ops and annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracelens.trace.arguments import decoded
+
+
+class Kind(NamedTuple):
+    """How to read one c10d op.
+
+    Attributes:
+        mark: what gloo calls it.
+        name: what the profiler calls it where it records collectives.
+        given, taken: places of the arguments that go in and come out, one tensor or a list of them.
+        given_all, taken_all: whether that side has as much for (or from) each rank of the group.
+    """
+
+    mark: str
+    name: str
+    given: int
+    taken: int
+    given_all: bool = False
+    taken_all: bool = False
+
+
+OPS: Mapping[str, Kind] = {
+    "c10d::allreduce_": Kind("all_reduce", "allreduce", 0, 0),
+    "c10d::allreduce_coalesced_": Kind("all_reduce", "allreduce_coalesced", 0, 0),
+    "c10d::allgather_": Kind("all_gather", "allgather", 1, 1, taken_all=True),
+    "c10d::_allgather_base_": Kind("all_gather", "_allgather_base", 1, 0),
+    "c10d::allgather_coalesced_": Kind("all_gather", "allgather_coalesced", 1, 1, taken_all=True),
+    "c10d::allgather_into_tensor_coalesced_": Kind("all_gather", "allgather_into_tensor_coalesced", 1, 0),
+    "c10d::reduce_scatter_": Kind("reduce_scatter", "reduce_scatter", 0, 0, given_all=True),
+    "c10d::_reduce_scatter_base_": Kind("all_reduce", "_reduce_scatter_base", 1, 0),
+    "c10d::reduce_scatter_tensor_coalesced_": Kind("all_reduce", "reduce_scatter_tensor_coalesced", 1, 0),
+    "c10d::alltoall_base_": Kind("all_to_all", "all_to_all", 1, 0),
+    "c10d::alltoall_": Kind("all_to_all", "all_to_all", 1, 0),
+    "c10d::broadcast_": Kind("broadcast", "broadcast", 0, 0),
+    "c10d::reduce_": Kind("reduce", "reduce", 0, 0),
+    "c10d::gather_": Kind("gather", "gather", 1, 1, taken_all=True),
+    "c10d::scatter_": Kind("scatter", "scatter", 0, 0, given_all=True),
+    "c10d::send": Kind("send", "send", 0, 0),
+    "c10d::recv_": Kind("recv", "recv", 0, 0),
+    "c10d::recv_any_source_": Kind("recv", "recv_any_source", 0, 0),
+    "c10d::barrier": Kind("barrier", "barrier", -1, -1),
+}
+
+# The profiler's names of element types in the arguments of ops to those in its records of collectives.
+_DTYPES = {
+    "float": "Float", "double": "Double", "long int": "Long", "long": "Long", "int": "Int",
+    "short int": "Short", "short": "Short", "signed char": "Char", "unsigned char": "Byte", "bool": "Bool",
+}  # fmt: skip
+
+
+class Arguments:
+    """The recorded arguments of events: decoded when asked for.
+
+    Args:
+        texts: of an event row, the JSON texts of dims, types and values.
+    """
+
+    def __init__(self, texts: Mapping[int, tuple[str, str, str]]) -> None:
+        self._texts = texts
+
+    def dims(self, row: int, place: int) -> list[list[int]]:
+        """Dimensions of the tensors in one argument, [] where they are not recorded."""
+        dims = _at(decoded(self._texts[row][0]), place) if row in self._texts else None
+        if not isinstance(dims, list):
+            return []
+        if dims and all(isinstance(one, list) for one in dims):
+            return dims
+        listed = _at(decoded(self._texts[row][1]), place)
+        is_tensor = listed not in ("", "TensorList", "Scalar", "ScalarList", "GenericList", None)
+        return [dims] if is_tensor and all(type(one) is int for one in dims) else []
+
+    def dtype(self, row: int) -> str:
+        """Element type of the first argument that has one."""
+        types = decoded(self._texts[row][1]) if row in self._texts else []
+        known = [text for text in types if text in _DTYPES or str(text).startswith("c10::")]
+        return _DTYPES.get(known[0], str(known[0]).removeprefix("c10::")) if known else ""
+
+    def value(self, row: int, place: int) -> str:
+        """Scalar argument as text."""
+        found = _at(decoded(self._texts[row][2]), place) if row in self._texts else ""
+        return found if isinstance(found, str) else ""
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    return values[place] if 0 <= place < len(values) else None

@@ -5,6 +5,7 @@
 >>> tracelens.analyze(run, "breakdown")["breakdown"]         # a DataFrame
 >>> tracelens.render(tracelens.report(run), "report.html")   # or .md, .json, .xlsx, a directory of CSV
 >>> tracelens.diff(tracelens.load("before/"), run)["diff"]["waterfall"]  # what changed between two runs
+>>> with tracelens.record("traces/") as r: ...               # in a training loop: r.step() after each step
 
 Importing this module is cheap; each function imports what it needs.
 """
@@ -19,11 +20,22 @@ from tracelens.version import __version__
 
 if TYPE_CHECKING:
     from tracelens.analyzers import Analyzer
+    from tracelens.recording import record
     from tracelens.schema import Report, Result
     from tracelens.trace.run import Run
     from tracelens.trace.trace import TraceMeta
+else:
 
-__all__ = ["__version__", "analyze", "diff", "load", "render", "report", "report_files"]
+    def __getattr__(name: str) -> Any:
+        # Not a function that repeats a signature of thirteen arguments; type checkers see the import above.
+        if name != "record":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from tracelens.recording import record
+
+        return record
+
+
+__all__ = ["__version__", "analyze", "diff", "load", "record", "render", "report", "report_files"]
 
 
 def _quiet(_: str) -> None:
@@ -86,8 +98,9 @@ def analyze(run: Run, name: str, **options: Any) -> Result:
         UnknownName: no analyzer of this name.
     """
     from tracelens.analyzers import ANALYZERS
+    from tracelens.analyzers._on_host import noted
 
-    return ANALYZERS.get(name)(run, **options)
+    return noted(ANALYZERS.get(name)(run, **options), [trace.meta for trace in run.traces])
 
 
 def report(
@@ -164,16 +177,17 @@ def _run(
 def _report(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
+    from tracelens.analyzers._on_host import device_names, noted
     from tracelens.schema import Report
 
     meta = {
         "version": __version__,
         "inputs": [meta.path for meta in metas],
         "ranks": list(ranks),
-        "devices": sorted({name for meta in metas for name in meta.devices.values()}),
+        "devices": device_names(metas),
         "options": {key: value for key, value in options.items() if value is not None},
     }
-    return Report(tuple(results), meta=meta)
+    return Report(tuple(noted(one, metas) for one in results), meta=meta)
 
 
 def report_files(
@@ -249,6 +263,7 @@ def diff(
     """
     from dataclasses import replace
 
+    from tracelens.analyzers._on_host import noted
     from tracelens.compare.diff import diff as compare
     from tracelens.schema import Report
 
@@ -258,7 +273,8 @@ def diff(
 
         sides = {side: select_step(run, step) for side, run in sides.items()}
     progress("comparing the runs")
-    found = replace(compare(**sides), command="tracelens diff BASE CAND")
+    metas = [trace.meta for run in sides.values() for trace in run.traces]
+    found = noted(replace(compare(**sides), command="tracelens diff BASE CAND"), metas)
     single = {
         side: _report((), [trace.meta for trace in run.traces], run.ranks, {}) for side, run in sides.items()
     }

@@ -1,0 +1,96 @@
+"""Recording on a GPU, where autograd runs the backward on a thread of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="recording needs torch")
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import tracelens
+from tests.recording.traces import Scope, names, only, read, scopes
+from tracelens.recording.scopes import scoped
+
+STEPS = 2
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # Of its own deprecations, and of what it cannot record of this GPU.
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch.*", "ignore::UserWarning:torch.*"),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trace of a loop with a region inside a region, and a part that is recomputed."""
+    w = torch.randn(512, 512, device="cuda", requires_grad=True)
+
+    def layer(x: Tensor) -> Tensor:
+        return scoped("inner", lambda x: (x @ w).relu(), x) @ w
+
+    with tracelens.record(tmp_path_factory.mktemp("gpu"), wait=1, warmup=2, steps=STEPS) as r:
+        for _ in range(4 + STEPS):
+            x = torch.randn(512, 512, device="cuda", requires_grad=True).exp()
+            y = scoped("outer", layer, x)
+            y = checkpoint(layer, y, use_reentrant=False)
+            y.sum().backward()
+            r.step()
+    assert r.notes == []
+    assert r.path is not None
+    found: Path = r.path
+    return found
+
+
+def test_the_gpu_is_recorded(path: Path) -> None:
+    trace = read(path)
+    products = [event for event in trace["traceEvents"] if event["name"] == "aten::mm"]
+    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    # Two layers of two products, one of them recomputed up to what is needed, and twice as many backward.
+    assert len(products) >= STEPS * (4 + 1 + 8)
+    assert len(kernels) > len(products)
+    assert {event["args"]["device"] for event in kernels} == {torch.cuda.current_device()}
+
+
+def test_backward_scopes_stand_on_the_thread_that_runs_the_backward(path: Path) -> None:
+    found = scopes(read(path))
+    marks = [scope for scope in found if scope.name.startswith("ProfilerStep#")]
+    assert len(marks) == STEPS
+    for mark in marks:
+        inside = [scope for scope in found if mark.start <= scope.start and scope.end <= mark.end]
+        outer, backward = only(inside, "outer"), only(inside, "outer.B")
+        assert outer.tid == mark.tid != backward.tid
+        assert names(inside).count("inner") == 3
+        assert names(inside).count("inner.B") == 2
+        nested = [scope for scope in inside if scope.name == "inner.B" and backward.holds(scope)]
+        assert len(nested) == 1
+        assert nested_rightly([scope for scope in inside if scope.tid == backward.tid])
+
+
+def nested_rightly(found: list[Scope]) -> bool:
+    """Whether any two scopes lie one in the other or apart."""
+    return all(a.holds(b) or b.holds(a) or a.beside(b) for at, a in enumerate(found) for b in found[at + 1 :])
+
+
+def test_gpu_work_is_counted_in_its_scope(path: Path) -> None:
+    """Forward and backward, as tracelens reads it."""
+    table = tracelens.analyze(tracelens.load(path), "scopes")["scopes"].set_index("name")
+    assert table.loc["outer", "forward_ns"] > 0
+    assert table.loc["outer", "backward_ns"] > 0
+    assert table.loc["outer.B", "exclusive_ns"] > 0
+
+
+def test_a_region_that_leaves_on_another_device_has_no_backward(tmp_path: Path) -> None:
+    """Its gradient begins on one thread and ends on another, and a scope must not."""
+    with tracelens.record(tmp_path, wait=0, warmup=1, steps=1) as r:
+        for _ in range(2):
+            x = torch.ones(4, 4, requires_grad=True)
+            scoped("moves", lambda x: x.cuda().exp(), x).sum().backward()
+            r.step()
+    assert r.path is not None
+    found = names(scopes(read(r.path)))
+    assert "moves" in found
+    assert "moves.B" not in found

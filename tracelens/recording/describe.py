@@ -1,0 +1,109 @@
+"""What a recording says of itself, in the trace and beside it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracelens.recording import software
+from tracelens.recording.modules import Names
+from tracelens.recording.place import Place, Ranks
+from tracelens.recording.sidecar import plain
+from tracelens.recording.window import Window
+from tracelens.version import __version__
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is recorded and what is kept of it; see `tracelens.record`."""
+
+    stack: bool = False
+    memory: bool = False
+    ranks: Ranks = "all"
+    model: Any = None
+    names: Names | None = None
+    config: Any = None
+    mesh: Any = None
+    max_bytes: int | None = None
+    scrub: bool = False
+
+    @property
+    def host(self) -> str | None:
+        """Name of this host, unless it is left out."""
+        return None if self.scrub else socket.gethostname()
+
+
+# As the system keeps it, cut to 15 letters.
+_GLOO_WORKER = "pt_gloo_runloop"
+
+
+def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:
+    """Ids of all worker threads of gloo's groups in this process, in the order in which they were made.
+
+    A group has two of its own and its work is recorded on them, but not which group that is: readers tell by
+    the order in which threads and groups were made, for which they must know the idle ones as well. Ids alone
+    do not tell: the system begins anew when it has used them up.
+
+    Args:
+        tasks: where Linux shows the threads of this process; where it is missing, none are found.
+    """
+    found = []
+    # Listed as they were made; times are whole ticks.
+    for name in os.listdir(tasks) if tasks.is_dir() else []:
+        try:
+            text = (tasks / name / "stat").read_text()
+        except OSError:
+            continue  # the thread has ended
+        # "7 (name) S ...", the time of its start the 20th word behind the name (man 5 proc).
+        before, _, behind = text.rpartition(")")
+        if before.partition("(")[2] == _GLOO_WORKER:
+            found.append((int(behind.split()[19]), int(name)))
+    return [thread for _, thread in sorted(found, key=lambda pair: pair[0])]
+
+
+def metadata(place: Place, window: Window, options: Options) -> dict[str, Any]:
+    """What stands at the top of a trace: `tracelens`, and the rank where torch does not write it."""
+    told: dict[str, Any] = {
+        "version": __version__,
+        "host": options.host,
+        "steps": [window.first, window.end],
+        "config": plain(options.config),
+        "mesh": plain(options.mesh),
+    }
+    if threads := gloo_threads():
+        told["gloo_threads"] = threads
+    if place.source == "torch.distributed":
+        return {"tracelens": told}
+    rank = {"backend": "none", "rank": place.rank, "world_size": place.world}
+    return {"tracelens": told, "distributedInfo": rank}
+
+
+def content(place: Place, window: Window, options: Options) -> dict[str, Any]:
+    """What stands in run.json and is known without having run; see `tracelens.recording.sidecar`."""
+    recording = place.recording(options.ranks)
+    return {
+        "tracelens": __version__,
+        "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "software": software.software_versions(),
+        "device": software.this_device(),
+        "world_size": place.world,
+        "rank_source": place.source,
+        "ranks_per_host": place.local_world,
+        "host": options.host,
+        "window": {"wait": window.wait, "warmup": window.warmup, "steps": window.steps},
+        "options": {
+            "shapes": True,
+            "stack": options.stack,
+            "memory": options.memory,
+            "max_bytes": options.max_bytes,
+            "scrub": options.scrub,
+            "ranks": options.ranks,
+        },
+        "files": None if recording is None else {rank: f"rank{rank}.json.gz" for rank in recording},
+        "config": options.config,
+        "mesh": options.mesh,
+    }

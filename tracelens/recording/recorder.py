@@ -1,0 +1,222 @@
+"""The recorder itself: runs torch's profiler over the window, and writes the trace when the window ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.autograd.profiler as _autograd_profiler
+from torch.profiler import ProfilerAction, profile
+
+from tracelens.errors import TracelensError
+from tracelens.recording import RecordingWarning, scopes, sidecar, software
+from tracelens.recording.describe import Options, content, metadata
+from tracelens.recording.garbage import Collections
+from tracelens.recording.modules import Hooks, choose
+from tracelens.recording.pack import Packed, pack
+from tracelens.recording.place import Place, find_place
+from tracelens.recording.scrub import scrub
+from tracelens.recording.window import Window
+
+
+class Recorder:
+    """Records the steps of a window of a training loop; made by `tracelens.record`.
+
+    Attributes:
+        window: which steps.
+        place: rank and world size, known inside the `with`.
+        path: the trace of this rank once it is written, else None.
+        notes: what did not go as asked for, each also a RecordingWarning.
+        facts: what the program found out while it ran; goes into run.json under this name.
+    """
+
+    def __init__(self, folder: Path, window: Window, options: Options) -> None:
+        self.folder, self.window, self.options = folder, window, options
+        self.place = Place()
+        self.path: Path | None = None
+        self.notes: list[str] = []
+        self.facts: dict[str, Any] = {}
+        self._finished = 0  # steps of the loop
+        self._told = 0  # notes
+        self._state = "new"
+        self._recorded = range(0)
+        self._profiler: Any = None
+        self._hooks: list[Hooks | Collections] = []
+        self._modules: dict[str, Any] = {}
+
+    @property
+    def raw(self) -> Path:
+        """What the profiler writes before it is compressed; no name that is taken for a trace."""
+        return self.folder / f".rank{self.place.rank}.json.part"
+
+    def __enter__(self) -> Recorder:
+        if self._state != "new":
+            raise TracelensError("a recorder records one loop: call tracelens.record again for another")
+        self.place = find_place()
+        records = self.place.records(self.options.ranks)
+        if records and _autograd_profiler._is_profiler_enabled:
+            raise TracelensError("another torch profiler runs in this process: stop it, or do not record")
+        if self.options.scrub:
+            scrub(json.dumps(metadata(self.place, self.window, self.options)), "config or mesh")
+        if self.options.model is not None:
+            self._modules = choose(self.options.model, self.options.names)
+        if records or self.place.rank == 0:
+            self._make_folder()
+        self._state = "running"
+        if records:
+            self._start()
+        return self
+
+    def step(self) -> None:
+        """Say that a step of the loop is done; the trace is written when the last of the window is."""
+        if self._state == "new":
+            raise TracelensError("step() was called outside of `with tracelens.record(...) as r:`")
+        if self._state != "running":
+            return
+        self._finished += 1
+        if self._profiler is not None:
+            self._profiler.step()
+        if self._finished == self.window.end:
+            self._stop()
+            self._write()
+            self._tell()
+
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """As `tracelens.recording.scopes.span`."""
+        return scopes.span(name)
+
+    def region(self, name: str) -> scopes.Region:
+        """As `tracelens.recording.scopes.region`."""
+        return scopes.region(name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state == "running":
+            self._stop()
+            self._write()
+            # The loop's own exception must not be replaced where warnings are errors.
+            with contextlib.suppress(*([RecordingWarning] if error else [])):
+                self._tell()
+        elif self.facts and self._state == "written":
+            self._sidecar()
+            self._tell()
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.raw.touch()
+            self.raw.unlink()
+        except OSError as error:
+            raise TracelensError(
+                f"{self.folder}: no trace can be written here ({error.strerror}); pass another folder"
+            ) from None
+
+    def _start(self) -> None:
+        """Start torch's profiler, which waits for its steps by itself."""
+        options, window = self.options, self.window
+        actions = {"wait": ProfilerAction.NONE, "warmup": ProfilerAction.WARMUP, "done": ProfilerAction.NONE}
+        actions["record"] = ProfilerAction.RECORD
+
+        def schedule(step: int) -> Any:
+            return ProfilerAction.RECORD_AND_SAVE if step == window.end - 1 else actions[window.phase(step)]
+
+        self._profiler = profile(
+            activities=software.activities(),
+            schedule=schedule,
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(self.raw)),
+            record_shapes=True,
+            profile_memory=options.memory,
+            with_stack=options.stack,
+            with_modules=options.stack,
+            experimental_config=software.experimental_config(options.stack, options.memory),
+        )
+        if self._modules:
+            self._hooks.append(Hooks(self._modules))
+        if not (options.stack and software.has_option("record_python_gc_info")):
+            self._hooks.append(Collections())
+        self._profiler.__enter__()
+
+    def _stop(self) -> None:
+        """End the profiler, which writes what it has; from here on a step costs nothing."""
+        self._state = "stopped"
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None:
+                profiler.__exit__(None, None, None)
+        except RuntimeError as error:
+            self.notes.append(f"torch's profiler could not be stopped: {error}")
+        finally:
+            for hooks in self._hooks:
+                hooks.remove()
+            self._hooks.clear()
+
+    def _write(self) -> None:
+        """Write the trace and the sidecar. What goes wrong is noted: it must not end the training."""
+        window, whole = self.window, self.window.recorded(self._finished)
+        if len(whole) < window.steps:
+            self.notes.append(_cut_short(window, self._finished, len(whole)))
+        try:
+            if whole and self.place.records(self.options.ranks):
+                whole = self._pack(whole).steps
+            self._recorded = whole
+        except (OSError, TracelensError) as error:
+            self.notes.append(f"rank {self.place.rank}: {error}")
+        finally:
+            self.raw.unlink(missing_ok=True)
+        if whole and self.place.rank == 0:
+            self._sidecar()
+            self._state = "written"
+
+    def _pack(self, whole: range) -> Packed:
+        options, name = self.options, f"rank{self.place.rank}.json.gz"
+        frames = options.stack or options.memory
+        packed = pack(
+            self.raw,
+            self.folder / name,
+            whole,
+            frames=frames,
+            unfinished=None if len(whole) == self.window.steps else self._finished,
+            max_bytes=options.max_bytes,
+            paths=not options.scrub,
+            metadata=metadata(self.place, self.window, self.options),
+        )
+        self.path = self.folder / name
+        lost = packed.left_out(whole, frames)
+        if lost:
+            self.notes.append(
+                f"{self.path}: left out {' and '.join(lost)}, with which it would be larger than "
+                f"max_bytes={options.max_bytes:,}"
+            )
+        return packed
+
+    def _sidecar(self) -> None:
+        try:
+            told = content(self.place, self.window, self.options)
+            told["window"]["recorded"] = self._recorded
+            told["options"]["scopes"] = list(self._modules)
+            sidecar.write(self.folder, {**told, "facts": self.facts, "notes": self.notes})
+        except OSError as error:
+            self.notes.append(f"{self.folder / sidecar.NAME} was not written: {error.strerror}")
+
+    def _tell(self) -> None:
+        new, self._told = self.notes[self._told :], len(self.notes)
+        for note in new:
+            warnings.warn(note, RecordingWarning, stacklevel=3)
+
+
+def _cut_short(window: Window, finished: int, whole: int) -> str:
+    """What was recorded of a loop that ended too early, and what to do about it."""
+    ended = f"the loop ended after {finished} {'step' if finished == 1 else 'steps'}"
+    if whole:
+        return f"{ended}: {whole} of {window.steps} steps recorded, from step {window.first} on"
+    return (
+        f"{ended}: nothing recorded, for the recording is from step {window.first} to step {window.end - 1}; "
+        f"run {window.end} steps, or pass a smaller wait ({window.wait}), warmup ({window.warmup}) or steps "
+        f"({window.steps})"
+    )

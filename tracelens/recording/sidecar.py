@@ -1,0 +1,61 @@
+"""`run.json`, the file beside the traces that says what was run and how it was recorded.
+
+One JSON object, written by rank 0; `schema` grows with every change that a reader must know of.
+
+    schema          "tracelens.run/1"
+    tracelens       version that recorded
+    recorded        when the traces were written, UTC, ISO 8601
+    software        name to version: python, torch, cuda or hip
+    device          type ("cuda" for NVIDIA and AMD alike, or "cpu"), name, count (seen by rank 0)
+    world_size      processes of the job
+    rank_source     who says the ranks: "torch.distributed", the name of a variable, or "one process"
+    ranks_per_host  null where nobody says
+    host            name of rank 0's host, null if scrubbed; every trace names its own under `tracelens`
+    window          wait, warmup, steps as asked for; recorded: numbers of the steps in rank 0's trace, or in
+                    that of the others if it does not record; empty if its trace could not be written
+    options         shapes, stack, memory, max_bytes, scrub, ranks, scopes (names of modules that got one)
+    files           rank to file name, of all ranks that record; null where only each host knows
+    config, mesh    as the program passed them, null if it did not
+    facts           what the program added while it ran
+    notes           texts of the warnings of rank 0's recording
+
+What JSON cannot hold is written as text: `str(value)`, and "nan" and "inf" for numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "run.json"
+SCHEMA = "tracelens.run/1"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: dataclasses and mappings as objects, collections as arrays, else text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def write(folder: Path, content: Mapping[str, Any]) -> Path:
+    """Write the sidecar, so that a reader sees the old one or the new one and nothing between.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path, part = folder / NAME, folder / f".{NAME}.part"
+    part.write_text(json.dumps(plain({"schema": SCHEMA, **content}), indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
+    return path

@@ -1,0 +1,74 @@
+"""Which steps of a training loop are recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tracelens.errors import TracelensError
+
+Phase = Literal["wait", "warmup", "record", "done"]
+
+WARMUP = 2
+"""Steps with the profiler running and nothing kept: the first pays for the tracing library's start."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """`wait` steps without the profiler, `warmup` with nothing kept, then `steps` that are recorded.
+
+    Attributes:
+        wait: steps before the profiler starts: kernels are loaded and tuned, communicators set up, the
+            allocator has its blocks, the optimizer its state.
+        warmup: steps with the profiler running and nothing kept.
+        steps: steps recorded.
+    """
+
+    wait: int = 5
+    warmup: int = WARMUP
+    steps: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (("wait", 0), ("warmup", 0), ("steps", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise TracelensError(f"{name} must be a whole number, {least} or more, not {value!r}")
+
+    @classmethod
+    def between(cls, start: int, end: int, warmup: int = WARMUP) -> Window:
+        """The window that records steps `start` to `end - 1`, counted from 0.
+
+        Args:
+            start: first recorded step.
+            end: the step after the last recorded one.
+            warmup: steps before `start` with the profiler running, fewer where `start` is smaller.
+
+        Raises:
+            TracelensError: no step lies between them.
+        """
+        if isinstance(start, int) and isinstance(end, int) and not 0 <= start < end:
+            raise TracelensError(
+                f"no step to record from {start} to {end}: the end is the step after the last"
+            )
+        warmed = min(warmup, start)
+        return cls(wait=start - warmed, warmup=warmed, steps=end - start)
+
+    @property
+    def first(self) -> int:
+        """The first recorded step, counted from 0."""
+        return self.wait + self.warmup
+
+    @property
+    def end(self) -> int:
+        """The step after the last recorded one; the trace is written when it begins."""
+        return self.first + self.steps
+
+    def phase(self, step: int) -> Phase:
+        """What happens with a step, counted from 0."""
+        if step >= self.end:
+            return "done"
+        return "wait" if step < self.wait else "warmup" if step < self.first else "record"
+
+    def recorded(self, finished: int) -> range:
+        """The recorded steps among the first `finished` steps of the loop."""
+        return range(self.first, max(self.first, min(finished, self.end)))

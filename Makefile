@@ -23,9 +23,9 @@ demo: $(VENV)/.core ## make a report of a sample trace: demo_report.html
 test: lint ## run the linters, the type checker and the whole test suite
 	$(BIN)/python -m pytest -n 2
 
-test-workload: $(VENV)/.torch ## run the tests that need torch: of the reference workload, and of replayed scripts
-	$(BIN)/python -m pytest -n 2 tests/workload tests/replay tests/cli/test_replay.py \
-		tests/conformance/test_replay.py tests/test_readme.py
+test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording and of replayed scripts
+	$(BIN)/python -m pytest -n 2 tests/workload tests/recording tests/replay tests/cli/test_replay.py \
+		tests/cli/test_workload.py tests/conformance/test_replay.py tests/test_readme.py
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff check

@@ -102,7 +102,7 @@ def test_errors_are_one_line_and_exit_2(
     arguments: list[str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     idle = tmp_path / "idle.json"
-    write(idle, events("op aten::mm | ---"))
+    write(idle, events("launch | ---"))
     assert run_cli(["diff", *(str(idle) if word == "IDLE" else word for word in arguments)]) == 2
     out, err = capfd.readouterr()
     assert out == ""

@@ -267,7 +267,7 @@ def test_bad_calls_are_one_line_and_exit_2(
     run, small: str, arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     idle, gone, unknown = tmp_path / "idle.json", tmp_path / "gone.json", tmp_path / "unknown.json"
-    write(idle, events("op aten::mm | ---"))
+    write(idle, events("launch | ---"))
     shapes = 'shapes=[[64,32],[32,16]] types=["float","float"]'
     write(gone, events(aligned(f"op aten::mm {shapes} | --\nlaunch | a\ns7 gemm |  aaaa")), rank=0)
     write(unknown, events(aligned(f"op aten::mm {shapes} | --\nlaunch | a\ns7 gemm |  aaaa")))

@@ -186,7 +186,7 @@ def test_kernels_without_a_record_are_told() -> None:
 
 
 def test_records_of_gloo_have_no_kernels() -> None:
-    scripts, (skip,) = made("op c10d::allreduce_ | ----")
+    scripts, (skip,) = made("op c10d::allreduce_ | ----\nlaunch              |     --")
     assert scripts == []
     assert "gloo" in skip.reason
 

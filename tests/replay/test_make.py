@@ -181,7 +181,7 @@ def test_nothing_is_what_was_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("drawing", "said"),
     [
-        ("op aten::mm | ---", "nothing can be run again: there is no GPU work"),
+        ("launch | ---", "nothing can be run again: there is no GPU work"),
         (
             "s7 k | ---",
             "nothing can be run again: 100.0% of GPU time .3.0 us.: launched before the recording",

@@ -252,7 +252,7 @@ def test_the_largest_ops_of_a_reason_are_named() -> None:
 
 
 def test_no_work_no_skips() -> None:
-    trace = draw("op aten::mm | --")
+    trace = draw("launch | --")
     assert told(trace) == []
 
 

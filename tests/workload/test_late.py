@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.workload.scrub import scrub
+from tracelens.recording.scrub import scrub
 
 FOLDER = Path(__file__).parents[2] / "sample_traces" / "late_rank"
 MANIFEST = tomllib.loads((FOLDER / "MANIFEST.toml").read_text())

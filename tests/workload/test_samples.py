@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tracelens.workload.scrub import count_events, scrub
+from tracelens.recording.scrub import count_events, scrub
 
 FOLDER = Path(__file__).parents[2] / "sample_traces"
 MANIFEST: list[dict[str, Any]] = tomllib.loads((FOLDER / "MANIFEST.toml").read_text())["trace"]

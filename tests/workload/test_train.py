@@ -1,111 +1,127 @@
-"""Training steps, and the trace recorded of them, with preset `tiny` on the CPU."""
+"""Training steps: every layout trains like one rank, and every rank sees its part of the same data."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
-import tomllib
-from dataclasses import replace
+import gc
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="the workload needs torch")
 
-from tracelens.workload import record, spans
-from tracelens.workload.config import preset
-from tracelens.workload.train import Trainer, time_steps
+import torch
 
-# torch's profiler warns on the CPU build that it will not record a GPU, and of its own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::FutureWarning:torch.*")
+from tests.workload.ranks import run_ranks
+from tracelens.workload.config import Config, override, preset
+from tracelens.workload.data import Batches
+from tracelens.workload.layout import Layout
+from tracelens.workload.parallel import Groups, make_groups
+from tracelens.workload.train import Measured, Trainer
 
-SCOPES = {
-    spans.DATA, spans.FORWARD, spans.BACKWARD, spans.OPTIMIZER, spans.LOG, spans.EMBEDDING, spans.ATTENTION,
-    spans.DENSE_MLP, spans.LM_HEAD, spans.LOSS, spans.MOE, spans.ROUTER, spans.DISPATCH, spans.EXPERTS,
-    spans.COMBINE, spans.SHARED,
-}  # fmt: skip
+STEPS = 3
+# Large enough for the updates to show in the losses of the next steps.
+BASE = ["learning_rate=0.003", "layers=4"]
+LAYOUTS = {
+    "ep4": ["ranks=4"],
+    "ep2 x edp2": ["ranks=4", "ep=2"],
+    "ep1": ["ranks=4", "ep=1"],
+    "tp2": ["ranks=4", "tp=2"],
+    "cp2": ["ranks=4", "cp=2"],
+    "tp2 x cp2": ["ranks=4", "tp=2", "cp=2"],
+    "pp2": ["ranks=4", "pp=2"],
+    "pp2 x vpp2": ["ranks=4", "pp=2", "vpp=2"],
+    "pp2 uneven": ["ranks=4", "pp=2", "pp_layout=3,1"],
+    "pp2 x tp2": ["ranks=4", "pp=2", "tp=2", "ep=1"],
+    "hierarchical": ["ranks=4", "ep=2", "node=2", "grad_reduce=hierarchical"],
+    "all-reduce": ["ranks=4", "ep=2", "grad_reduce=all_reduce"],
+}
 
 
-def test_same_seed_same_losses_in_either_variant() -> None:
-    losses = {
-        name: [trainer.step() for _ in range(3)]
-        for name in ("loop", "grouped")
-        for trainer in [Trainer(replace(preset("tiny"), experts=name), "cpu")]
-    }
-    assert losses["grouped"] == pytest.approx(losses["loop"], rel=1e-4)
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def losses_of(config: Config, groups: Groups) -> list[float]:
+    trainer = Trainer(config, groups, torch.device("cpu"))
+    repeat(trainer)
+    return [trainer.step() for _ in range(STEPS)]
+
+
+def repeat(trainer: Trainer) -> None:
+    """Train on the first batch alone."""
+    batch = trainer.batches.next_step()
+    trainer.batches.next_step = lambda: batch  # type: ignore[method-assign]
+
+
+def all_layouts(rank: int) -> dict[str, list[float]]:
+    configs = {name: override(preset("tiny"), [*BASE, *sets]) for name, sets in LAYOUTS.items()}
+    return {name: losses_of(config, make_groups(config.layout, rank)) for name, config in configs.items()}
+
+
+def test_every_layout_trains_like_one_rank(tmp_path: Path) -> None:
+    found = run_ranks(4, all_layouts, folder=tmp_path)
+    for name, sets in LAYOUTS.items():
+        layout = override(preset("tiny"), [*BASE, *sets]).layout
+        sequences = preset("tiny").training.micro_batch * layout.dp
+        alone = override(preset("tiny"), [*BASE, f"micro_batch={sequences}"])
+        expected = losses_of(alone, Groups(Layout()))
+        assert expected[-1] != pytest.approx(expected[0], rel=1e-2)
+        for rank, one in enumerate(found):
+            assert one[name] == pytest.approx(expected, rel=1e-5), (name, rank)
 
 
 def test_training_on_one_batch_learns_it() -> None:
-    trainer = Trainer(preset("tiny"), "cpu")
-    trainer.optimizer.param_groups[0]["lr"] = 1e-2
-    batch = next(trainer.batches)
-    trainer.batches = iter([batch] * 40)
-    losses = [trainer.step() for _ in range(40)]
-    assert losses[-1] < 0.9 * losses[0]
+    config = override(preset("tiny"), ["learning_rate=0.01"])
+    trainer = Trainer(config, Groups(config.layout), torch.device("cpu"))
+    repeat(trainer)
+    losses = [trainer.step() for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0]
 
 
-def test_time_steps_times_only_what_was_asked_for() -> None:
-    milliseconds = time_steps(Trainer(preset("tiny"), "cpu"), steps=3, warmup=1)
-    assert len(milliseconds) == 3
-    assert min(milliseconds) > 0
+def test_ranks_share_the_global_batch_between_them() -> None:
+    config = override(preset("tiny"), ["ranks=8", "cp=2", "tp=2"])
+    parts = {
+        rank: Batches(config, Groups(config.layout, rank), pin=False).next_step()
+        for rank in range(config.layout.ranks)
+    }
+    alone = override(preset("tiny"), ["micro_batch=4"])
+    tokens, targets = Batches(alone, Groups(alone.layout), pin=False).next_step()
+    for rank, (token_MSB, target_MSB) in parts.items():
+        place = config.layout.coordinates(rank)
+        first = (place["cp"] * 2 + place["tp"]) * 8
+        of_rank = (slice(None), slice(first, first + 8), slice(place["dp"] * 2, place["dp"] * 2 + 2))
+        assert torch.equal(token_MSB, tokens[of_rank])
+        assert torch.equal(target_MSB, targets[of_rank])
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace with Python frames of two steps."""
-    path: Path = tmp_path_factory.mktemp("recorded") / "tiny.json.gz"
-    record.record(preset("tiny"), path, device="cpu")
-    return path
+def test_steps_have_fresh_data_and_the_same_seed_the_same() -> None:
+    config = preset("tiny")
+    one, two = (Batches(config, Groups(config.layout), pin=False) for _ in range(2))
+    first = one.next_step()[0]
+    assert torch.equal(first, two.next_step()[0])
+    assert not torch.equal(first, one.next_step()[0])
 
 
-@pytest.fixture(scope="module")
-def events(recorded: Path) -> list[dict[str, Any]]:
-    return json.loads(gzip.decompress(recorded.read_bytes()))["traceEvents"]  # type: ignore[no-any-return]
+def test_manual_collection_happens_between_steps_only() -> None:
+    config = override(preset("tiny"), ["gc=manual"])
+    trainer = Trainer(config, Groups(config.layout), torch.device("cpu"))
+    assert not gc.isenabled()
+    trainer.step()
+    automatic = preset("tiny")
+    Trainer(automatic, Groups(automatic.layout), torch.device("cpu"))
+    assert gc.isenabled()
 
 
-def test_trace_has_steps_and_every_scope(events: list[dict[str, Any]]) -> None:
-    names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
-    assert len([name for name in names if name.startswith("ProfilerStep#")]) == 2
-    assert names >= SCOPES
-
-
-def test_trace_has_module_frames_and_shapes(events: list[dict[str, Any]]) -> None:
-    frames = {event["name"] for event in events if event.get("cat") == "python_function"}
-    assert {"nn.Module: MoE_0", "nn.Module: Router_0", "nn.Module: LoopExperts_0"} <= frames
-    assert any(event.get("args", {}).get("Input Dims") for event in events if event.get("cat") == "cpu_op")
-
-
-def test_trace_names_rank_and_config_but_not_the_machine(recorded: Path) -> None:
-    text = gzip.decompress(recorded.read_bytes()).decode()
-    top = json.loads(text)
-    assert top["distributedInfo"] == {"backend": "none", "rank": 0, "world_size": 1}
-    assert top["workload"]["experts"] == "loop"
-    assert top["traceName"] == "tiny.json.gz"
-    assert top.get("host_name", "host") == "host"
-    assert str(Path(__file__).parents[2]) not in text
-    assert "site-packages" not in text
-
-
-def test_command_records_and_prints_a_manifest_entry(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "t.json.gz"
-    arguments = (
-        "--preset tiny --experts grouped --set seq=8 --no-stack --device cpu --steps 1 --timed-steps 1"
-    )
-    assert record.main([*arguments.split(), "--out", str(out)]) == 0
-    (entry,) = tomllib.loads(capsys.readouterr().out)["trace"]
-    assert entry["file"] == "t.json.gz"
-    assert entry["origin"].endswith("--steps 1 --timed-steps 1 --out t.json.gz")
-    assert str(tmp_path) not in entry["origin"]
-    assert entry["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
-    assert (entry["config"]["experts"], entry["config"]["seq"], entry["steps"]) == ("grouped", 8, 1)
-    assert "python_function" not in entry["events"]
-    assert entry["events"]["cpu_op"] > 100
-
-
-def test_command_reports_a_bad_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert record.main(["--preset", "tinny", "--out", str(tmp_path / "t.json.gz")]) == 2
-    assert capsys.readouterr().err == "error: unknown preset 'tinny'; did you mean 'tiny'?\n"
+def test_measured_keeps_a_time_and_a_loss_a_step() -> None:
+    config = preset("tiny")
+    trainer, measured = Trainer(config, Groups(config.layout), torch.device("cpu")), Measured()
+    measured.step(trainer)
+    measured.step(trainer)
+    assert len(measured.loss) == len(measured.step_ms) == 2
+    assert min(measured.step_ms) > 0
+    assert measured.peak_bytes == 0

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tracelens import __version__
-from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report
+from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report, workload
 
 app = typer.Typer(
     name="tracelens",
@@ -26,6 +26,7 @@ app.command("fuse")(fuse.fuse)
 app.add_typer(
     replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
 )
+app.add_typer(workload.app, name="workload", help="Train the bundled MoE model and record traces of it.")
 app.command("list")(listing.listing)
 
 

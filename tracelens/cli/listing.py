@@ -20,12 +20,13 @@ class Kind(StrEnum):
     devices = "devices"
     costs = "costs"
     detectors = "detectors"
+    models = "models"
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
-    """List analyzers, detectors, parsers, renderers, devices or cost models, with one line on each.
+    """List analyzers, detectors, parsers, renderers, devices, cost models or models of the workload.
 
     For example:
 
@@ -33,7 +34,11 @@ def listing(
 
     tracelens list devices
     """
-    if kind is Kind.devices:
+    if kind is Kind.models:
+        from tracelens.cli.workload import models
+
+        _table(models())
+    elif kind is Kind.devices:
         _table(_devices())
         typer.echo(_about_devices())
     else:

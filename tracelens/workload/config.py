@@ -1,155 +1,175 @@
-"""The size of the reference model, and named presets. No torch here: the command line lists these."""
+"""One run of the workload: model, layout, toggles and training, by name. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from tracelens.errors import TracelensError, UnknownName
+from tracelens.workload import layout, toggles
+from tracelens.workload.layout import Layout
+from tracelens.workload.models import MODELS, Model
+from tracelens.workload.toggles import Toggles
 
-ExpertsName = Literal["loop", "grouped"]
 DtypeName = Literal["bfloat16", "float32"]
+RoutingName = Literal["learned", "balanced", "skewed"]
 
-# Grouped GEMM kernels load rows in 16-byte pieces: 8 elements of bfloat16.
-GEMM_ALIGNMENT = 8
-SIZES = ("layers", "hidden", "heads", "routed_experts", "top_k", "expert_ffn", "vocab", "seq", "micro_batch")
-
-
-@dataclass(frozen=True)
-class MoEConfig:
-    """A DeepSeek-style MoE transformer and the batch it trains on.
-
-    Attributes:
-        layers: transformer layers, dense ones included.
-        dense_layers: leading layers with a plain MLP instead of experts.
-        hidden: model width D.
-        heads: attention heads; divides `hidden`.
-        routed_experts: experts E among which the router chooses.
-        shared_experts: experts that see every token, computed as one MLP of their summed width; 0 for none.
-        top_k: routed experts K per token.
-        expert_ffn: inner width F of one expert.
-        vocab: vocabulary V.
-        seq: tokens S per sequence.
-        micro_batch: sequences B per step; a step trains on T = B * S tokens.
-        dtype: of parameters and activations.
-        experts: the way the routed experts are computed, a key of `experts.EXPERTS`.
-        seed: of weights and data.
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    routed_experts: int
-    shared_experts: int
-    top_k: int
-    expert_ffn: int
-    vocab: int
-    seq: int
-    micro_batch: int
-    dense_layers: int = 1
-    dtype: DtypeName = "bfloat16"
-    experts: ExpertsName = "loop"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise TracelensError when the sizes do not fit together."""
-        if self.experts not in get_args(ExpertsName):
-            raise UnknownName("experts variant", self.experts, get_args(ExpertsName))
-        if self.dtype not in get_args(DtypeName):
-            raise UnknownName("dtype", self.dtype, get_args(DtypeName))
-        for name in SIZES:
-            if getattr(self, name) < 1:
-                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.shared_experts < 0:
-            raise TracelensError(f"shared_experts must be at least 0, not {self.shared_experts}")
-        if not 0 <= self.dense_layers <= self.layers:
-            raise TracelensError(f"dense_layers must be 0 to {self.layers} (layers), not {self.dense_layers}")
-        if self.hidden % self.heads:
-            raise TracelensError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
-        if self.top_k > self.routed_experts:
-            raise TracelensError(f"top_k ({self.top_k}) exceeds routed_experts ({self.routed_experts})")
-        for name in ("hidden", "expert_ffn"):
-            if getattr(self, name) % GEMM_ALIGNMENT:
-                raise TracelensError(f"{name} ({getattr(self, name)}) must be a multiple of {GEMM_ALIGNMENT}")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens T of one step."""
-        return self.micro_batch * self.seq
-
-    @property
-    def dense_ffn(self) -> int:
-        """Inner width of a dense layer's MLP: what a token uses of an MoE layer, to cost alike."""
-        return self.expert_ffn * (self.top_k + self.shared_experts)
-
-    @property
-    def moe_layers(self) -> int:
-        """Layers with experts."""
-        return self.layers - self.dense_layers
-
-
-PRESETS: dict[str, MoEConfig] = {
-    # Seconds on a CPU: for tests.
-    "tiny": MoEConfig(
-        layers=2,
-        hidden=32,
-        heads=2,
-        routed_experts=4,
-        shared_experts=1,
-        top_k=2,
-        expert_ffn=48,
-        vocab=64,
-        seq=16,
-        micro_batch=2,
-        dtype="float32",
-    ),
-    # What sample_traces/ was recorded with: GEMMs that matter to a GPU, few enough events for a small file.
-    "sample": MoEConfig(
-        layers=3,
-        hidden=2048,
-        heads=16,
-        routed_experts=16,
-        shared_experts=1,
-        top_k=4,
-        expert_ffn=1408,
-        vocab=16384,
-        seq=2048,
-        micro_batch=4,
-    ),
+TRAINING_HELP = {
+    "seq": "tokens of a sequence",
+    "micro_batch": "sequences of a micro-batch on one data-parallel rank",
+    "micro_batches": "micro-batches of a step on one data-parallel rank",
+    "dtype": "of parameters and activations: bfloat16 or float32",
+    "main_params": "float32 copies of bfloat16 parameters for the optimizer",
+    "routing": "of tokens to experts: learned, or for experiments balanced (all alike) or skewed (the first "
+    "experts get most)",
+    "learning_rate": "of AdamW",
+    "seed": "of weights and data",
 }
 
 
-def preset(name: str) -> MoEConfig:
-    """The named preset; raises UnknownName."""
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise UnknownName("preset", name, PRESETS) from None
+@dataclass(frozen=True)
+class Training:
+    """The batch and how it is trained on; see TRAINING_HELP."""
+
+    seq: int = 4096
+    micro_batch: int = 1
+    micro_batches: int = 1
+    dtype: DtypeName = "bfloat16"
+    main_params: bool = True
+    routing: RoutingName = "learned"
+    learning_rate: float = 1e-5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be."""
+        for name, known in (("dtype", get_args(DtypeName)), ("routing", get_args(RoutingName))):
+            if getattr(self, name) not in known:
+                raise UnknownName(name, getattr(self, name), known)
+        for name in ("seq", "micro_batch", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
-def override(config: MoEConfig, assignments: Iterable[str]) -> MoEConfig:
-    """Config with fields replaced.
+@dataclass(frozen=True)
+class Config:
+    """Everything a run is made of."""
+
+    model: Model
+    layout: Layout = field(default_factory=Layout)
+    toggles: Toggles = field(default_factory=Toggles)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError where the parts do not fit together."""
+        model, layout, training, toggles = self.model, self.layout, self.training, self.toggles
+        layout.chunks(model.layers)
+        shards = layout.cp * layout.tp
+        if training.seq % shards:
+            raise TracelensError(f"seq ({training.seq}) must be a multiple of cp x tp = {shards}")
+        if model.moe_layers and model.experts_count % layout.experts_over:
+            raise TracelensError(
+                f"experts_count ({model.experts_count}) must be a multiple of ep = {layout.experts_over}"
+            )
+        for name in ("heads", "kv_groups", "dense_ffn", "shared_ffn"):
+            if getattr(model, name) % layout.tp:
+                raise TracelensError(
+                    f"{name} ({getattr(model, name)}) must be a multiple of tp = {layout.tp}"
+                )
+        if wrong := [layer for layer in toggles.recompute_layer_ids if not 0 <= layer < model.layers]:
+            raise TracelensError(f"recompute_layer_ids: there is no layer {wrong[0]} of {model.layers}")
+        if toggles.overlap_exchange != "off" and (layout.pp > 1 or training.micro_batches < 2):
+            raise TracelensError(
+                "overlap_exchange=1f1b needs at least two micro_batches, and no pipeline (pp=1): it lays the "
+                "forward of one over the backward of another"
+            )
+        if toggles.graph != "off" and layout.pp > 1:
+            raise TracelensError(
+                f"graph=step needs pp=1, not {layout.pp}: torch's pipeline schedules cannot be captured"
+            )
+        if layout.pp > 1 and training.micro_batches < layout.pp:
+            raise TracelensError(f"a pipeline of {layout.pp} stages needs as many micro_batches at least")
+        if layout.vpp > 1 and training.micro_batches % (rounds := training.micro_batches // layout.pp):
+            raise TracelensError(
+                f"with vpp={layout.vpp}, micro_batches ({training.micro_batches}) must be a multiple of the "
+                f"{rounds} rounds that pp={layout.pp} makes of them"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens T of a micro-batch on one rank, between attention layers."""
+        return self.training.micro_batch * self.training.seq // (self.layout.cp * self.layout.tp)
+
+    @property
+    def global_tokens(self) -> int:
+        """Tokens of a step on all ranks."""
+        training = self.training
+        return training.micro_batch * training.micro_batches * training.seq * self.layout.dp
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, one table a part."""
+        return asdict(self)
+
+
+HELP = layout.HELP | TRAINING_HELP | toggles.HELP
+"""Help of every field of layout, training and toggles."""
+
+PARTS = {"model": Model, "layout": Layout, "toggles": Toggles, "training": Training}
+_TRAINING = {
+    "tiny": Training(seq=32, micro_batch=2, micro_batches=2, dtype="float32", main_params=False),
+    "small": Training(seq=2048, micro_batch=2),
+}
+
+
+def preset(name: str) -> Config:
+    """The named preset on one rank, everything at its baseline; raises UnknownName."""
+    if name not in MODELS:
+        raise UnknownName("preset", name, MODELS)
+    return Config(MODELS[name], training=_TRAINING.get(name, Training()))
+
+
+def override(config: Config, assignments: Iterable[str]) -> Config:
+    """Config with fields of any part replaced; all together, so that their order does not matter.
 
     Args:
         config: where the other fields come from.
         assignments: texts `field=value`, the later of two for one field wins.
 
     Raises:
-        TracelensError: not of that form, not a field, not a whole number where one is needed.
+        TracelensError: not of that form, no such field, a value of another kind, or parts that do not fit.
     """
-    known = {item.name: getattr(config, item.name) for item in fields(config)}
-    changes: dict[str, int | str] = {}
+    home = {item.name: part for part, kind in PARTS.items() for item in fields(kind)}
+    changes: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for text in assignments:
         name, separator, value = text.partition("=")
         if not separator:
             raise TracelensError(f"{text!r} is not of the form field=value")
-        if name not in known:
-            raise UnknownName("config field", name, known)
-        if isinstance(known[name], int):
-            if not value.isdecimal():
-                raise TracelensError(f"{name} must be a whole number, not {value!r}")
-            changes[name] = int(value)
-        else:
-            changes[name] = value
-    return replace(config, **changes)  # type: ignore[arg-type]  # __post_init__ checks what the texts hold
+        if name not in home:
+            raise UnknownName("config field", name, home)
+        changes[home[name]][name] = _value(name, value, getattr(getattr(config, home[name]), name))
+    parts = {part: replace(getattr(config, part), **values) for part, values in changes.items() if values}
+    return replace(config, **parts)
+
+
+def _value(name: str, text: str, like: object) -> object:
+    """A text as a value of the kind of another."""
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[
+                text.lower()
+            ]
+        if isinstance(like, int):
+            return int(text)
+        if isinstance(like, float):
+            return float(text)
+        if isinstance(like, tuple):
+            return tuple(int(part) for part in text.split(",") if part)
+    except (ValueError, KeyError):
+        kinds = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            tuple: "numbers, as in 0,1,2",
+        }
+        raise TracelensError(f"{name} must be {kinds[type(like)]}, not {text!r}") from None
+    return text

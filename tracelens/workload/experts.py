@@ -1,84 +1,152 @@
-"""The routed experts, computed in one of two ways over the same parameters.
+"""The routed experts of a rank, computed in one of three ways over the same parameters.
 
-`loop` is how most model code starts out: the host reads how many rows each expert got, then runs that
-expert's GEMMs. `grouped` hands the row offsets to one kernel for all experts, and the host never waits.
-See `dispatch` for the letters of shapes.
+`loop` is how most model code starts out: the host reads how many rows each expert has, then runs that
+expert's GEMMs. `multistream` spreads the same over four streams. `grouped` gives the row offsets to one
+kernel for all experts. See `rows` for the letters of shapes; G = 2 F, gate and up projections side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tracelens.errors import TracelensError
-from tracelens.workload import spans
-from tracelens.workload.config import ExpertsName, MoEConfig
+from tracelens.workload.config import Config
+from tracelens.workload.kernels import kernels
+from tracelens.workload.parallel import Groups, shard
+from tracelens.workload.toggles import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, ExpertsName
+
+STREAMS = 4
 
 
 class Experts(nn.Module):
     """SwiGLU experts with stacked weights; a subclass says how they are multiplied.
 
     Args:
-        config: sizes E, D, F.
+        config: sizes, and what the host may wait for.
+        groups: of this rank, whose share of the experts this is.
     """
 
-    def __init__(self, config: MoEConfig) -> None:
+    def __init__(self, config: Config, groups: Groups) -> None:
         super().__init__()
-        E, D, F_ = config.routed_experts, config.hidden, config.expert_ffn
-        self.gate_EDF = nn.Parameter(torch.empty(E, D, F_))
-        self.up_EDF = nn.Parameter(torch.empty(E, D, F_))
-        self.down_EFD = nn.Parameter(torch.empty(E, F_, D))
+        model, parts, part = config.model, config.layout.experts_over, groups.place("ep")
+        e, D, F_ = model.experts_count // parts, model.hidden, model.expert_ffn
+        self.sync_free = config.toggles.sync_free
+        self.up_eDG = shard(nn.Parameter(torch.empty(e, D, 2 * F_)), "edp", 0, part, parts)
+        self.down_eFD = shard(nn.Parameter(torch.empty(e, F_, D)), "edp", 0, part, parts)
 
-    def forward(self, x_RD: Tensor, rows_E: Tensor) -> Tensor:
-        """Outputs y_RD of rows sorted by expert, `rows_E` of them for each expert."""
-        with spans.span(spans.EXPERTS):
-            return self.multiply(x_RD, rows_E)
-
-    def multiply(self, x_RD: Tensor, rows_E: Tensor) -> Tensor:
-        """What a subclass computes for `forward`."""
+    def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
+        """Outputs y_RD of rows sorted by expert, `rows_e` of them for each; anything in rows behind these."""
         raise NotImplementedError
 
 
 class LoopExperts(Experts):
-    """One set of GEMMs for each expert; the host waits for the device once per expert."""
+    """One set of GEMMs for each expert, whose number of rows the host must know."""
 
-    def multiply(self, x_RD: Tensor, rows_E: Tensor) -> Tensor:
+    def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
         """Outputs y_RD."""
+        # Before anything else is known, a host asks expert by expert.
+        rows = [int(one.item()) for one in rows_e] if self.sync_free < DEVICE_PERMUTE else rows_e.tolist()
+        parts = x_RD.split(rows)
         # unbind, not indexing in the loop: its backward stacks the gradients once, where indexing would
         # add a full-size gradient for each expert.
-        weights = zip(self.gate_EDF.unbind(), self.up_EDF.unbind(), self.down_EFD.unbind(), strict=True)
-        outputs: list[Tensor] = []
-        start = 0
-        for expert, (gate_DF, up_DF, down_FD) in enumerate(weights):
-            rows = int(rows_E[expert].item())
-            # As in most such loops, the backward of this slice adds a gradient of x_RD's full size.
-            x_rD = x_RD[start : start + rows]
-            outputs.append((F.silu(x_rD @ gate_DF) * (x_rD @ up_DF)) @ down_FD)
-            start += rows
+        weights = zip(self.up_eDG.unbind(), self.down_eFD.unbind(), strict=True)
+        with self.streams(x_RD) as streams:
+            outputs = []
+            for expert, (x_rD, (up_DG, down_FD)) in enumerate(zip(parts, weights, strict=True)):
+                with streams[expert % len(streams)]:
+                    outputs.append(swiglu(x_rD @ up_DG) @ down_FD)
         return torch.cat(outputs)
+
+    def streams(self, x_RD: Tensor) -> AbstractContextManager[list[AbstractContextManager[object]]]:
+        """Where to run the experts, one after the other."""
+        return nullcontext([nullcontext()])
+
+
+class MultistreamExperts(LoopExperts):
+    """The loop on four streams, so that small GEMMs run side by side; in turn on a CPU, which has none."""
+
+    def streams(self, x_RD: Tensor) -> AbstractContextManager[list[AbstractContextManager[object]]]:
+        """Side streams that begin after the current one, and which it waits for in the end."""
+        return Fork(x_RD) if x_RD.is_cuda else nullcontext([nullcontext()] * STREAMS)
+
+
+class Fork:
+    """Side streams of a device, joined again at the end.
+
+    Args:
+        x: what is read on them, here and in the backward pass.
+    """
+
+    _made: dict[torch.device, list[torch.cuda.Stream]] = {}  # noqa: RUF012 streams live as long as the process
+
+    def __init__(self, x: Tensor) -> None:
+        if x.device not in self._made:
+            self._made[x.device] = [torch.cuda.Stream(x.device) for _ in range(STREAMS)]
+        self.side, self.main = self._made[x.device], torch.cuda.current_stream(x.device)
+        for stream in self.side:
+            # Its memory must not be given away while a side stream may still read it: the allocator knows
+            # only of the stream that x was made on.
+            x.record_stream(stream)
+
+    def __enter__(self) -> list[AbstractContextManager[object]]:
+        for stream in self.side:
+            stream.wait_stream(self.main)
+        return [torch.cuda.stream(stream) for stream in self.side]
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self.side:
+            self.main.wait_stream(stream)
 
 
 class GroupedExperts(Experts):
-    """One grouped GEMM for all experts; row counts stay on the device."""
+    """One grouped GEMM for all experts."""
 
-    def multiply(self, x_RD: Tensor, rows_E: Tensor) -> Tensor:
+    def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
         """Outputs y_RD."""
-        end_E = rows_E.cumsum(0, dtype=torch.int32)
-        gate_RF = grouped_mm(x_RD, self.gate_EDF, end_E)
-        up_RF = grouped_mm(x_RD, self.up_EDF, end_E)
-        return grouped_mm(F.silu(gate_RF) * up_RF, self.down_EFD, end_E)
+        if self.sync_free < DEVICE_COUNTS:
+            # Libraries that take the sizes from the host: they are read, and their sums sent back.
+            ends = torch.tensor(rows_e.tolist(), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            end_e = ends.to(x_RD.device)
+        else:
+            end_e = rows_e.cumsum(0, dtype=torch.int32)
+        up_RG = grouped_mm(x_RD, self.up_eDG, end_e)
+        # Most rows of a buffer for the worst case hold nothing: only a kernel that knows can leave them out.
+        h_RF = _SwiGLU.apply(up_RG, end_e) if self.sync_free >= STATIC else swiglu(up_RG)
+        return grouped_mm(h_RF, self.down_eFD, end_e)
 
 
-def grouped_mm(x_RK: Tensor, w_EKN: Tensor, end_E: Tensor) -> Tensor:
+def swiglu(up_RG: Tensor) -> Tensor:
+    """silu(gate) * up, of both side by side."""
+    gate_RF, up_RF = up_RG.chunk(2, dim=-1)
+    return F.silu(gate_RF) * up_RF
+
+
+class _SwiGLU(torch.autograd.Function):
+    """The same for the first rows alone, as many as end_e[-1] says on the device."""
+
+    @staticmethod
+    def forward(ctx: object, up_RG: Tensor, end_e: Tensor) -> Tensor:
+        ctx.save_for_backward(up_RG, end_e)  # type: ignore[attr-defined]
+        return kernels(up_RG).swiglu(up_RG, end_e)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
+        up_RG, end_e = ctx.saved_tensors  # type: ignore[attr-defined]
+        return kernels(up_RG).swiglu_backward(gradients[0], up_RG, end_e), None
+
+
+def grouped_mm(x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
     """y_RN: the rows of each group times that group's matrix.
 
     Args:
         x_RK: rows sorted by group.
-        w_EKN: one matrix for each group.
-        end_E: int32, the row after the last of each group.
+        w_eKN: one matrix for each group.
+        end_e: int32, the row after the last of each group.
 
     Raises:
         TracelensError: this torch has no grouped GEMM.
@@ -87,7 +155,12 @@ def grouped_mm(x_RK: Tensor, w_EKN: Tensor, end_E: Tensor) -> Tensor:
     op: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if op is None:
         raise TracelensError(f"torch {torch.__version__} has no grouped_mm: take the loop, or a newer torch")
-    return op(x_RK, w_EKN, offs=end_E)
+    return op(x_RK, w_eKN, offs=end_e)
 
 
-EXPERTS: dict[ExpertsName, type[Experts]] = {"loop": LoopExperts, "grouped": GroupedExperts}
+EXPERTS: dict[ExpertsName, type[Experts]] = {
+    "loop": LoopExperts,
+    "multistream": MultistreamExperts,
+    "grouped": GroupedExperts,
+}
+"""Variants by the name of the toggle."""

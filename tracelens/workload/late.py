@@ -12,6 +12,7 @@ import argparse
 import gc
 import gzip
 import hashlib
+import json
 import os
 import socket
 import sys
@@ -29,9 +30,8 @@ from torch.profiler import ProfilerActivity, schedule
 from torch.profiler import profile as torch_profile
 
 from tracelens.errors import TracelensError
-from tracelens.workload.record import toml
-from tracelens.workload.scrub import scrub
-from tracelens.workload.train import device_name, experimental_config, software_versions
+from tracelens.recording.scrub import scrub
+from tracelens.recording.software import device_name, experimental_config, software_versions
 
 MODULE = "tracelens.workload.late"
 FAULTS = {
@@ -196,6 +196,11 @@ def manifest(out: Path, files: Sequence[Path], device: str, origin: str) -> str:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         lines.append(f'"{file.relative_to(out).as_posix()}" = "{digest}"')
     return "\n".join(lines) + "\n"
+
+
+def toml(value: object) -> str:
+    """A text, number or date in TOML, which writes texts and numbers as JSON does."""
+    return value.isoformat() if isinstance(value, date) else json.dumps(value)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,157 +1,169 @@
 """A DeepSeek-style Mixture-of-Experts transformer in plain torch, to be read from top to bottom.
 
-See `dispatch` for the letters of shapes. What it learns is not the point: there is no positional encoding and
-no load-balancing loss, neither of which changes much of what a trace looks like.
+Tensors between layers are x_SBD, sequence first: this rank's positions of its sequences. See `rows` for the
+letters of shapes. With a pipeline a rank holds some of the layers; see `pipeline`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from tracelens.recording.scopes import region, scoped, span
 from tracelens.workload import spans
-from tracelens.workload.config import MoEConfig
-from tracelens.workload.dispatch import combine, dispatch
+from tracelens.workload.attention import RMSNorm, make_attention
+from tracelens.workload.config import Config
+from tracelens.workload.dispatch import make_dispatcher
+from tracelens.workload.dispatch.base import enter
 from tracelens.workload.experts import EXPERTS
+from tracelens.workload.parallel import Groups, shard
+from tracelens.workload.router import Router
+from tracelens.workload.tensor import gather_matmul, matmul_scatter
 
 INIT_STD = 0.02
 # Wider than the matrices, or all tokens look alike to the router after the first attention and a few experts
-# get most of them. With this the busiest of the 16 in preset `sample` gets 1.1 to 1.3 times its share.
+# get most of them.
 EMBEDDING_STD = 0.1
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Transformer(nn.Module):
-    """Token ids to logits: embedding, layers, norm, LM head.
+    """Layers of the model, with the embedding in front of the first and the head behind the last.
 
     Args:
-        config: sizes; the first `dense_layers` layers have an MLP, the others experts.
+        config: of the run.
+        groups: of this rank.
+        layers: numbers of the layers that this rank, or this chunk of it, holds; all of them by default.
+        ends: whether it holds the embedding, and whether the head; by default with the layers beside these.
     """
 
-    def __init__(self, config: MoEConfig) -> None:
+    def __init__(
+        self,
+        config: Config,
+        groups: Groups,
+        layers: range | None = None,
+        ends: tuple[bool, bool] | None = None,
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(config.vocab, config.hidden)
-        self.layers = nn.ModuleList(Layer(config, moe=i >= config.dense_layers) for i in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden)
-        self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:  # matrices; norms keep their ones
-                nn.init.normal_(parameter, std=INIT_STD)
-        nn.init.normal_(self.embedding.weight, std=EMBEDDING_STD)
+        model = config.model
+        layers = range(model.layers) if layers is None else layers
+        self.is_first, self.is_last = ends or (layers.start == 0, layers.stop == model.layers)
+        self.recomputed = frozenset(config.toggles.recompute_layer_ids)
+        if self.is_first:
+            self.embedding = shard(nn.Parameter(torch.empty(model.vocab, model.hidden)), "stage")
+            self.embedding.std = EMBEDDING_STD
+        # Keyed by the number in the whole model, so that a parameter has one name in every layout.
+        self.layers = nn.ModuleDict({str(layer): Layer(config, groups, layer) for layer in layers})
+        if self.is_last:
+            self.norm = RMSNorm(model.hidden)
+            self.head = shard(nn.Parameter(torch.empty(model.vocab, model.hidden)), "stage")
 
-    def forward(self, token_BS: Tensor) -> Tensor:
-        """Logits_BSV."""
-        with spans.span(spans.EMBEDDING):
-            x_BSD: Tensor = self.embedding(token_BS)
-        for layer in self.layers:
-            x_BSD = layer(x_BSD)
-        with spans.span(spans.LM_HEAD):
-            logits_BSV: Tensor = self.lm_head(self.norm(x_BSD))
-        return logits_BSV
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits_SBV of token_SB; x_SBD in place of either where other ranks hold what is there."""
+        if self.is_first:
+            # The weight goes in, too: what has a gradient is what gives a scope its backward.
+            x = scoped("embedding", F.embedding, x, self.embedding)
+        for number, layer in self.layers.items():
+            again = int(number) in self.recomputed and self.training
+            # Nothing in a layer is random, and a graph's capture may not ask for the state of random numbers.
+            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False) if again else layer(x)
+        return scoped("head", self.logits, x) if self.is_last else x
+
+    def logits(self, x_SBD: Tensor) -> Tensor:
+        """Logits_SBV."""
+        return F.linear(self.norm(x_SBD), self.head)
 
 
 class Layer(nn.Module):
     """Attention, then an MLP or experts, each on a normalised input and added to the stream."""
 
-    def __init__(self, config: MoEConfig, moe: bool) -> None:
+    def __init__(self, config: Config, groups: Groups, number: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden)
-        self.attention = Attention(config)
-        self.ffn_norm = nn.RMSNorm(config.hidden)
-        self.ffn = MoE(config) if moe else SwiGLU(config.hidden, config.dense_ffn, spans.DENSE_MLP)
+        self.name, model = f"L{number}", config.model
+        self.attention_norm = RMSNorm(model.hidden)
+        self.attention = make_attention(config, groups)
+        self.ffn_norm = RMSNorm(model.hidden)
+        self.moe = number >= model.dense_layers
+        self.ffn = MoE(config, groups, self.name) if self.moe else SwiGLU(config, groups, model.dense_ffn)
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """The stream x_BSD after this layer."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
-        y_BSD: Tensor = x_BSD + self.ffn(self.ffn_norm(x_BSD))
-        return y_BSD
+    def forward(self, x_SBD: Tensor) -> Tensor:
+        """The stream after this layer."""
+        x_SBD = x_SBD + scoped(f"{self.name}.attention", self.attend, x_SBD)
+        if self.moe:
+            return x_SBD + self.ffn(self.ffn_norm(x_SBD))
+        return x_SBD + scoped(f"{self.name}.mlp", self.feed_forward, x_SBD)
 
+    def attend(self, x_SBD: Tensor) -> Tensor:
+        """Normalisation and attention."""
+        return self.attention(self.attention_norm(x_SBD))
 
-class Attention(nn.Module):
-    """Causal multi-head attention."""
-
-    def __init__(self, config: MoEConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
-        self.out = nn.Linear(config.hidden, config.hidden, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Attention output, B x S x D."""
-        with spans.span(spans.ATTENTION):
-            B, S, D = x_BSD.shape
-            qkv_BSD: tuple[Tensor, ...] = self.qkv(x_BSD).chunk(3, dim=-1)
-            q, k, v = (t_BSD.view(B, S, self.heads, -1).transpose(1, 2) for t_BSD in qkv_BSD)
-            y_BHSd = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # d = D / H
-            y_BSD: Tensor = self.out(y_BHSd.transpose(1, 2).reshape(B, S, D))
-            return y_BSD
+    def feed_forward(self, x_SBD: Tensor) -> Tensor:
+        """Normalisation and MLP."""
+        return self.ffn(self.ffn_norm(x_SBD))
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP: the dense layers, and the shared experts.
+    """Gated MLP: of the dense layers, and the shared expert.
 
     Args:
-        hidden: width of input and output.
+        config: of the run.
+        groups: of this rank.
         ffn: inner width.
-        name: of the span in the trace.
     """
 
-    def __init__(self, hidden: int, ffn: int, name: str) -> None:
+    def __init__(self, config: Config, groups: Groups, ffn: int) -> None:
         super().__init__()
-        self.name = name
-        self.gate = nn.Linear(hidden, ffn, bias=False)
-        self.up = nn.Linear(hidden, ffn, bias=False)
-        self.down = nn.Linear(ffn, hidden, bias=False)
+        parts, part, D = config.layout.tp, groups.place("tp"), config.model.hidden
+        self.tp, self.overlap = groups.tp, config.toggles.tp_overlap
+        self.gate = shard(nn.Parameter(torch.empty(ffn // parts, D)), "dense", 0, part, parts)
+        self.up = shard(nn.Parameter(torch.empty(ffn // parts, D)), "dense", 0, part, parts)
+        self.down = shard(nn.Parameter(torch.empty(D, ffn // parts)), "dense", 1, part, parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Output of the input's shape."""
-        with spans.span(self.name):
-            y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-            return y
-
-
-class Router(nn.Module):
-    """Choice of experts: softmax over all of them, the best `top_k`, weights that sum to 1."""
-
-    def __init__(self, config: MoEConfig) -> None:
-        super().__init__()
-        self.top_k = config.top_k
-        self.gate = nn.Linear(config.hidden, config.routed_experts, bias=False)
-
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights_TK (float32) and experts_TK (int64)."""
-        with spans.span(spans.ROUTER):
-            # float32: in bfloat16 close scores tie, and ties make the choice depend on the kernel.
-            score_TE = F.softmax(self.gate(x_TD), dim=-1, dtype=torch.float32)
-            weight_TK, expert_TK = score_TE.topk(self.top_k, dim=-1)
-            return weight_TK / weight_TK.sum(dim=-1, keepdim=True), expert_TK
+    def forward(self, x_SBD: Tensor) -> Tensor:
+        """Output x_SBD."""
+        gate_SBF, up_SBF = gather_matmul(x_SBD, [self.gate, self.up], self.tp, self.overlap)
+        return matmul_scatter(F.silu(gate_SBF) * up_SBF, self.down, self.tp, self.overlap)
 
 
 class MoE(nn.Module):
-    """Routed experts plus the shared ones."""
+    """Routed experts plus the shared one."""
 
-    def __init__(self, config: MoEConfig) -> None:
+    def __init__(self, config: Config, groups: Groups, name: str) -> None:
         super().__init__()
-        self.routed_experts = config.routed_experts
-        self.router = Router(config)
-        self.experts = EXPERTS[config.experts](config)
-        shared_ffn = config.shared_experts * config.expert_ffn
-        self.shared = SwiGLU(config.hidden, shared_ffn, spans.SHARED) if shared_ffn else None
+        self.name, model, toggles = name, config.model, config.toggles
+        self.router = Router(config, groups)
+        self.dispatcher = make_dispatcher(config, groups, name)
+        self.experts = EXPERTS[toggles.experts](config, groups)
+        self.shared = SwiGLU(config, groups, model.shared_ffn) if model.shared_ffn else None
+        self.overlap_shared = toggles.overlap_shared
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Output, B x S x D."""
-        with spans.span(spans.MOE):
-            x_TD = x_BSD.flatten(0, 1)
-            weight_TK, expert_TK = self.router(x_TD)
-            routed = dispatch(x_TD, weight_TK, expert_TK, self.routed_experts)
-            y_RD = self.experts(routed.x_RD, routed.rows_E)
-            y_TD = combine(y_RD, routed, tokens=x_TD.shape[0])
-            if self.shared is not None:
-                y_TD = y_TD + self.shared(x_TD)
-            return y_TD.view_as(x_BSD)
+    def forward(self, x_SBD: Tensor) -> Tensor:
+        """Output x_SBD."""
+        with span(f"{self.name}.{spans.MOE}"):
+            weight_TK, expert_TK = self.stage(spans.ROUTER, self.router, x_SBD)
+            x_TD = x_SBD.flatten(0, 1)
+            sent = self.stage(spans.DISPATCH, self.dispatcher.send, x_TD, weight_TK, expert_TK)
+            early = self.share(x_SBD) if self.overlap_shared else 0.0
+            routed = self.stage(spans.DISPATCH, self.dispatcher.receive, sent)
+            y_RD = self.stage(spans.EXPERTS, self.experts, routed.x_RD, routed.rows.rows_e)
+            returned = self.stage(spans.COMBINE, self.dispatcher.send_back, y_RD, routed)
+            y_SBD = self.stage(spans.COMBINE, self.dispatcher.combine, returned).view_as(x_SBD)
+            return y_SBD + early if self.overlap_shared else y_SBD + self.share(x_SBD)
 
+    def share(self, x_SBD: Tensor) -> Tensor | float:
+        """What the shared expert makes of the tokens; nothing without one."""
+        return 0.0 if self.shared is None else self.stage(spans.SHARED, self.shared, x_SBD)
 
-def cross_entropy(logits_BSV: Tensor, target_BS: Tensor) -> Tensor:
-    """Mean loss over tokens, a scalar, in float32."""
-    with spans.span(spans.LOSS):
-        return F.cross_entropy(logits_BSV.flatten(0, 1).float(), target_BS.flatten())
+    def stage(self, name: str, run: Callable[P, T], *inputs: P.args, **named: P.kwargs) -> T:
+        """Run a stage of the layer in a scope of its name."""
+        with region(f"{self.name}.{name}") as part:
+            for one in inputs:
+                enter(one, part.enter)
+            return part.leave(run(*part.enter(inputs), **part.enter(named)))

@@ -1,0 +1,146 @@
+"""`tracelens workload`: what it says without torch, of bad settings, and of a run on two CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tracelens.cli import run
+from tracelens.workload.config import HELP
+
+
+def test_every_setting_is_an_option_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["workload", "run", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, text in HELP.items():
+        assert f"--{name.replace('_', '-')} VALUE" in shown
+        assert text.split(":")[0] in shown
+
+
+def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["name", "layers", "dense", "hidden"]
+    assert next(line for line in lines if line.startswith("deepseek_v3 ")).split()[1:4] == ["61", "3", "7168"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'?"),
+        (["--experts", "group"], "unknown experts 'group'; did you mean 'grouped'?"),
+        (["--ranks", "two"], "ranks must be a whole number, not 'two'"),
+        (["--set", "top_k=99"], "top_k (99) exceeds experts_count (8)"),
+        (["--sync-free", "3"], "needs experts=grouped"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["workload", "run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tracelens", "workload", "run"],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "tracelens: tracelens workload needs an optional library: pip install 'tracelens[workload]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "tpu"], "--device must be cuda or cpu, not tpu"),
+        (["--steps", "0"], "steps must be at least 1"),
+        (["-o", "OUT", "--steps", "6"], "the recording needs 7 steps, not 6"),
+        (["-o", "OUT", "--profile-start", "3", "--profile-end", "3"], "no step to record from 3 to 3"),
+        (["--device", "cuda", "--ranks", "64", "--set", "experts_count=64"], "64 ranks need as many GPUs"),
+        (
+            ["-o", "OUT", "--memory", "--overlap-exchange", "1f1b"],
+            "--memory cannot be recorded with overlap_exchange=1f1b",
+        ),
+    ],
+)
+def test_a_job_that_cannot_run(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="the workload needs torch")
+    arguments = [str(tmp_path / "out") if text == "OUT" else text for text in arguments]
+    assert run(["workload", "run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    """The folder of a run on two CPU ranks, and what it printed."""
+    pytest.importorskip("torch", reason="the workload needs torch")
+    folder: Path = tmp_path_factory.mktemp("run") / "traces"
+    arguments = [
+        "--preset",
+        "tiny",
+        "--ranks",
+        "2",
+        "--experts",
+        "grouped",
+        "--scrub",
+        "--json",
+        "-o",
+        str(folder),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tracelens", "workload", "run", "--device", "cpu", *arguments],
+        capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def test_a_run_tells_what_it_came_to(recorded: tuple[Path, dict[str, object]]) -> None:
+    _, told = recorded
+    assert told["toggles"] == {"experts": "grouped"}
+    assert (told["ranks"], told["device"], told["timed_steps"]) == (2, "cpu", 1)
+    assert len(told["loss"]) == 8  # type: ignore[arg-type]
+    assert told["tokens_per_s"] == pytest.approx(256 / told["step_ms"] * 1e3)  # type: ignore[operator]
+    assert told["config"]["model"]["layers"] == 3  # type: ignore[index]
+
+
+def test_a_run_writes_a_trace_a_rank_and_a_sidecar(recorded: tuple[Path, dict[str, object]]) -> None:
+    folder, told = recorded
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "run.json"]
+    sidecar = json.loads((folder / "run.json").read_text())
+    assert sidecar["config"] == told["config"]
+    assert sidecar["mesh"]["ep"] == 2
+
+
+def test_the_report_explains_the_run(
+    recorded: tuple[Path, dict[str, object]], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    folder, _ = recorded
+    assert run(["analyze", "moe", str(folder), "--json"]) == 0
+    tables = json.loads(capfdbinary.readouterr().out)["tables"]
+    assert {row["stage"] for row in tables["stages"]} == {
+        "router", "dispatch", "permute", "experts", "combine", "shared expert",
+    }  # fmt: skip
+    assert {row["rank"] for row in tables["layers"]} == {0, 1}
+    assert run(["report", str(folder)]) == 0
+    report = capfdbinary.readouterr().out.decode()
+    assert "cpu (host ops)" in report
+    assert "all-to-all" in report

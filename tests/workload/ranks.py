@@ -1,0 +1,64 @@
+"""Several ranks on one machine, for tests: each a process, joined by gloo, or by NCCL with a GPU each."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 120
+
+
+def run_ranks(
+    world: int, job: Callable[..., Any], *arguments: Any, folder: Path, device: str = "cpu"
+) -> list[Any]:
+    """What `job(rank, *arguments)` returns on each of so many ranks; a function of a module, not a local one.
+
+    Args:
+        world: number of ranks.
+        job: called on every rank, where torch.distributed runs, with one thread.
+        arguments: passed on; they and the results must be picklable.
+        folder: for the results, as tmp_path.
+        device: "cpu", or "cuda": then rank r has GPU r as its current one.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_rank, (world, port, job, arguments, folder, device), nprocs=world)
+    return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def _rank(
+    rank: int,
+    world: int,
+    port: int,
+    job: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    folder: Path,
+    device: str,
+) -> None:
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    try:
+        torch.save(job(rank, *arguments), folder / f"result{rank}.pt")
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    dist.destroy_process_group()

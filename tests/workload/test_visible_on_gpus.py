@@ -1,0 +1,156 @@
+"""What only a GPU shows of toggles: streams, fused kernels, waiting for copies, launches. No torch needed.
+
+The runs are in sample_traces/toggles, recorded on one GPU by record_toggles.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workload.toggle_variants import EXPERTS, LARGEST_BYTES, VARIANTS
+from tracelens import analyze, load
+from tracelens.analyzers._moe_regions import FORWARD, regions
+from tracelens.analyzers._moe_stages import EXPERTS as EXPERTS_STAGE
+from tracelens.analyzers._moe_stages import STAGES
+from tracelens.recording.scrub import scrub
+from tracelens.schema import Result
+from tracelens.trace.run import Run
+
+FOLDER = Path(__file__).parents[2] / "sample_traces" / "toggles"
+
+there = pytest.mark.skipif(
+    not (FOLDER / "MANIFEST.toml").exists(),
+    reason="needs sample_traces/toggles: python -m tests.workload.record_toggles, on a GPU",
+)
+
+
+@cache
+def run(variant: str) -> Run:
+    return load(FOLDER / variant)
+
+
+@cache
+def found(variant: str, analyzer: str) -> Result:
+    return analyze(run(variant), analyzer)
+
+
+def measured(variant: str, detector: str) -> dict[str, float]:
+    """What a detector measured; nothing where it found no signature."""
+    table = found(variant, "findings")["signals"]
+    table = table[table["detector"].eq(detector)]
+    return dict(zip(table["measure"].astype(str), table["value"], strict=True))
+
+
+def verdict(variant: str, detector: str) -> str:
+    table = found(variant, "findings")["checked"]
+    (text,) = table[table["detector"].eq(detector)]["verdict"]
+    return str(text)
+
+
+def blocking(variant: str) -> dict[str, float]:
+    """Blocking calls of a pass through a layer, by stage."""
+    table = found(variant, "moe")["stages"]
+    table = table[table["blocking_count"].gt(0)]
+    return dict(zip(table["stage"].astype(str), table["blocking_count"], strict=True))
+
+
+@there
+def test_manifest_lists_exactly_the_files_that_are_there() -> None:
+    told = tomllib.loads((FOLDER / "MANIFEST.toml").read_text())
+    files = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*.json.gz")}
+    assert told["variants"] == VARIANTS
+    assert {name.partition("/")[0] for name in files} == set(VARIANTS)
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()} == told[
+        "sha256"
+    ]
+    for path in files.values():
+        assert path.stat().st_size < LARGEST_BYTES
+        text = gzip.decompress(path.read_bytes()).decode()
+        assert scrub(text, path.name) == text  # names no path of the machine it was made on
+
+
+def streams(variant: str) -> int:
+    """Streams on which the experts' products run, forward."""
+    (trace,) = run(variant).traces
+    parts, work = trace.once(regions), trace.work
+    product = work.category == work.categories.index("gemm")
+    mine = product & (parts.stage == EXPERTS_STAGE) & (parts.phase == FORWARD)
+    return len(np.unique(work.stream[mine]))
+
+
+@there
+def test_experts_on_several_streams() -> None:
+    assert streams("baseline") == 1
+    assert streams("multistream") == 4
+    for variant in ("baseline", "multistream"):
+        assert measured(variant, "expert_loop")["products a layer, forward"] == 2 * EXPERTS
+    assert verdict("sync_free_0", "expert_loop") == "the experts' products are grouped"
+
+
+@there
+@pytest.mark.parametrize(
+    ("variant", "detector", "said"),
+    [
+        ("permute_fused", "permute_unfused", "the permutation is fused"),
+        ("router_fused", "router_unfused", "the router is fused"),
+        ("loss_fused", "loss_unfused", "the loss is fused already (_cross_entropy_kernel)"),
+    ],
+)
+def test_fused_kernels_take_the_place_of_chains(variant: str, detector: str, said: str) -> None:
+    assert measured("baseline", detector)["saving"] > 0
+    assert measured(variant, detector) == {}
+    assert verdict(variant, detector) == said
+    stage = {"permute_unfused": "permute", "router_unfused": "router"}.get(detector)
+    if stage is not None:
+        before, after = (kernels(name, stage) for name in ("baseline", variant))
+        assert after < before
+
+
+def kernels(variant: str, stage: str) -> int:
+    """Kernels of a stage of the MoE layer in a step."""
+    (trace,) = run(variant).traces
+    return int((trace.work.is_kernel & (trace.once(regions).stage == STAGES.index(stage))).sum())
+
+
+@there
+def test_sync_free_falls_step_by_step_to_nothing() -> None:
+    """Where the table in toggles.py says, less the reads that an exchange needs; one may be several calls."""
+    reads = [blocking(f"sync_free_{stage}") for stage in (0, 1, 3)]
+    assert [set(stages) for stages in reads] == [{"permute", "experts"}, {"experts"}, set()]
+    assert sum(reads[0].values()) > sum(reads[1].values())
+    assert [found(f"sync_free_{stage}", "moe").meta["sync_free_stage"] for stage in (0, 1, 3)] == [0, 1, 3]
+    assert blocking("baseline")["experts"] >= EXPERTS
+    assert verdict("sync_free_3", "moe_blocking_calls") == "no blocking call in MoE layers"
+
+
+@there
+def test_a_graph_is_launched_at_once() -> None:
+    (plain,), (graph,) = (
+        found(name, "steps")["steps"].itertuples() for name in ("sync_free_3", "graph_step")
+    )
+    assert graph.kernels > plain.kernels / 2
+    assert graph.launches < plain.launches / 4
+
+
+def test_recording_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the workload needs torch")
+    out = tmp_path / "toggles"
+    command = [sys.executable, "-m", "tests.workload.record_toggles", "--out", str(out), "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--variant", "loss_fused", "--variant", "sync_free_3"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = tomllib.loads((out / "MANIFEST.toml").read_text())
+    assert set(told["variants"]) == {"loss_fused", "sync_free_3"}
+    assert len(told["sha256"]) == 2
+    assert analyze(load(out / "sync_free_3"), "moe").meta["sync_free_stage"] == 3

@@ -1,0 +1,70 @@
+"""A rank's process on the cores that are near its GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from tracelens.errors import TracelensError
+
+SYSTEM = Path("/sys")
+
+
+def bind(rank: int, device: torch.device) -> list[int]:
+    """Bind this process to the cores of one NUMA node: the GPU's; without a GPU, nodes are dealt out in turn.
+
+    Args:
+        rank: on this machine.
+        device: of the rank.
+
+    Returns:
+        the cores.
+
+    Raises:
+        TracelensError: the machine does not say, or this process may not use any of these cores.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise TracelensError("numa=bind needs Linux")
+    where = _gpu_cores(device) if device.type == "cuda" else _node_cores(rank)
+    allowed = sorted(parse_cores(_text(where)) & os.sched_getaffinity(0))
+    if not allowed:
+        raise TracelensError(f"numa=bind: this process may use none of the cores that {where} names")
+    os.sched_setaffinity(0, allowed)
+    return allowed
+
+
+def _gpu_cores(device: torch.device) -> Path:
+    properties = torch.cuda.get_device_properties(device)
+    address = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
+    if address[1] is None:
+        raise TracelensError(f"numa=bind: torch {torch.__version__} does not tell where a GPU is plugged in")
+    name = f"{address[0]:04x}:{address[1]:02x}:{properties.pci_device_id:02x}.0"
+    return SYSTEM / "bus" / "pci" / "devices" / name / "local_cpulist"
+
+
+def _node_cores(rank: int) -> Path:
+    nodes = sorted(
+        (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*"), key=lambda at: int(at.name[4:])
+    )
+    if not nodes:
+        raise TracelensError("numa=bind: this machine names no NUMA nodes")
+    return nodes[rank % len(nodes)] / "cpulist"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise TracelensError(f"numa=bind: {path} cannot be read ({error.strerror})") from None
+
+
+def parse_cores(text: str) -> set[int]:
+    """Numbers in a list such as "0-3,8"."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cores |= set(range(int(first), int(last or first) + 1))
+    return cores

@@ -1,0 +1,32 @@
+"""From tokens to the experts that they chose, on whichever rank these are, and back: one seam, four ways.
+
+    sent = dispatcher.send(x_TD, weight_TK, expert_TK)     # tokens on their way
+    routed = dispatcher.receive(sent)                      # rows of this rank's experts, sorted by expert
+    returned = dispatcher.send_back(y_RD, routed)          # what the experts made of them, on its way back
+    y_TD = dispatcher.combine(returned)                    # weighted sum for each token
+
+N is the number of tokens, or of copies of tokens, that reach this rank. See `rows` for the other letters.
+"""
+
+from __future__ import annotations
+
+from tracelens.workload.config import Config
+from tracelens.workload.dispatch.allgather import AllGatherDispatch
+from tracelens.workload.dispatch.alltoall import AllToAllDispatch
+from tracelens.workload.dispatch.base import Dispatcher
+from tracelens.workload.dispatch.dedup import DedupDispatch
+from tracelens.workload.dispatch.deepep import DeepEPDispatch
+from tracelens.workload.parallel import Groups
+from tracelens.workload.toggles import DispatchName
+
+DISPATCHERS: dict[DispatchName, type[Dispatcher]] = {
+    "alltoall": AllToAllDispatch,
+    "allgather": AllGatherDispatch,
+    "dedup": DedupDispatch,
+    "deepep": DeepEPDispatch,
+}
+
+
+def make_dispatcher(config: Config, groups: Groups, name: str) -> Dispatcher:
+    """The dispatcher that the toggles ask for, of a layer of this name."""
+    return DISPATCHERS[config.toggles.dispatch](config, groups, name)

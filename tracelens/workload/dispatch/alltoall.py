@@ -1,0 +1,83 @@
+"""A copy of a token for each of its experts, by all-to-all: the dispatcher that most code starts with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
+from tracelens.workload.exchange import AllToAll, exchange, finish, host, start
+from tracelens.workload.rows import RowMap, spread_rows
+from tracelens.workload.toggles import DEVICE_PERMUTE
+
+
+@dataclass(kw_only=True)
+class _Sent(Sent):
+    """With which token is in which row, its weights, the exchange, and rows from each rank for an expert."""
+
+    rows: RowMap
+    weight_TK: Tensor
+    how: AllToAll
+    count_Pe: Tensor
+
+
+class AllToAllDispatch(Dispatcher):
+    """Rows sorted by expert go to the experts' ranks; the weights stay where the tokens are.
+
+    Experts of one rank have neighbouring numbers, so rows sorted by expert are sorted by rank. What arrives
+    is in order of rank, and is sorted by expert once more.
+    """
+
+    def send(self, x_TD: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Sent:
+        """Sort tokens by expert, tell each rank how many rows come, and send them."""
+        T, K = expert_TK.shape
+        rows = self.sort(expert_TK, self.ranks * self.experts, T * K)
+        count_Pe = exchange(rows.rows_e.view(self.ranks, -1), AllToAll(self.group))
+        how = AllToAll(self.group)
+        if self.static and self.group is not None:
+            # A token chooses an expert once, so at most this many of its copies go to one rank.
+            rows = spread_rows(rows, self.ranks, T * min(K, self.experts))
+        elif self.group is not None:
+            how = AllToAll(self.group, *self._sizes(rows.rows_e, count_Pe))
+        tokens = start(self.permute(x_TD, rows), how)
+        return _Sent(tokens=tokens, rows=rows, weight_TK=weight_TK, how=how, count_Pe=count_Pe)
+
+    def _sizes(self, rows_E: Tensor, count_Pe: Tensor) -> tuple[list[int], list[int]]:
+        """Rows to and from each rank, which the host must know to launch the exchange."""
+        send_P, receive_P = rows_E.view(self.ranks, -1).sum(1), count_Pe.sum(1)
+        if self.toggles.sync_free < DEVICE_PERMUTE:
+            return send_P.tolist(), receive_P.tolist()
+        send, receive = host(send_P, receive_P)
+        return send, receive
+
+    def receive(self, sent: Sent) -> Routed:
+        """Wait for the rows, and sort those of all ranks by expert."""
+        assert isinstance(sent, _Sent)
+        x_ND = finish(sent.tokens)
+        if self.group is None:
+            return Routed(x_ND, sent.rows, None, sent)
+        rows = self.sort(self._experts_of(sent.count_Pe, len(x_ND)), self.experts, len(x_ND))
+        return Routed(self.permute(x_ND, rows), rows, None, sent)
+
+    def _experts_of(self, count_Pe: Tensor, rows: int) -> Tensor:
+        """expert_N1: expert of each row as they come, in order of rank and expert."""
+        if not self.static:
+            expert_Pe = torch.arange(self.experts, device=count_Pe.device).repeat(self.ranks)
+            return expert_Pe.repeat_interleave(count_Pe.flatten(), output_size=rows).unsqueeze(1)
+        slot_PC = torch.arange(rows // self.ranks, device=count_Pe.device).repeat(self.ranks, 1)
+        return torch.searchsorted(count_Pe.cumsum(1), slot_PC, right=True).view(-1, 1)
+
+    def send_back(self, y_RD: Tensor, routed: Routed) -> tuple[OnTheWay, Sent]:
+        """Send results back in the order in which their rows came."""
+        assert isinstance(routed.sent, _Sent)
+        if self.group is not None:
+            y_RD = self.unpermute(y_RD, None, routed.rows)
+        return start(y_RD, routed.sent.how.transposed), routed.sent
+
+    def combine(self, returned: tuple[OnTheWay, Sent]) -> Tensor:
+        """Weighted sum of a token's rows."""
+        pending, sent = returned
+        assert isinstance(sent, _Sent)
+        return self.unpermute(finish(pending), sent.weight_TK, sent.rows)

@@ -1,0 +1,149 @@
+"""A whole forward and backward as a CUDA or HIP graph: captured once, then replayed by one launch.
+
+    graph = StepGraph(device)
+    loss = graph.run(step, token_MSB, target_MSB)      # as step(token_MSB, target_MSB), call after call
+
+The first call runs the step as it is, which makes what a capture must find ready: compiled kernels,
+workspaces of libraries, connections between ranks. The second captures it, which computes nothing, and
+replays it. So no call is for nothing, and each adds its gradients exactly once.
+
+A graph holds addresses. Its input is copied to where it was captured; parameters and gradients must stay
+where they are, as in the flat buffers of `optimizer`, which checks this in every step. Whatever the host does
+in a step (names of scopes, hooks, choices by a value) happens in the first two calls and never again.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tracelens.errors import TracelensError
+from tracelens.recording.scopes import span
+from tracelens.workload.config import Config
+
+INSTEAD = "take graph=off"
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def require(config: Config, device: torch.device) -> None:
+    """Check that a step can be captured, as far as that can be told before it runs.
+
+    Raises:
+        TracelensError: no GPU, or a dtype for which torch's grouped GEMM reads the sizes of groups.
+    """
+    if device.type != "cuda":
+        raise TracelensError(f"graph=step needs a GPU, and this run is on {device}: {INSTEAD}")
+    dtype = config.training.dtype
+    if config.model.moe_layers and dtype != "bfloat16":
+        raise TracelensError(
+            f"graph=step needs dtype=bfloat16, not {dtype}, for which torch's grouped GEMM makes the host "
+            f"wait for the sizes of experts: {INSTEAD}"
+        )
+
+
+class StepGraph:
+    """One step's forward and backward, as one launch from the second call on.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        # For the first call and the capture alike: autograd adds up gradients on the stream on which it saw
+        # the parameter first, and libraries keep a workspace for each stream.
+        self.stream = torch.cuda.Stream(device)
+        self.inputs: tuple[Tensor, ...] = ()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.loss: Tensor | None = None
+
+    def run(self, step: Step, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
+        """Add this step's gradients to those of the parameters.
+
+        Args:
+            step: forward and backward; the same in all calls. It is not kept: its owner may own this graph.
+            token_MSB: input on the device, in all calls of the same shape.
+            target_MSB: likewise.
+
+        Returns:
+            the loss.
+
+        Raises:
+            TracelensError: the input has another shape, or the step cannot be captured.
+        """
+        given = (token_MSB, target_MSB)
+        if not self.inputs:
+            self.inputs = tuple(x.clone() for x in given)
+            return self._first(step)
+        for static, x in zip(self.inputs, given, strict=True):
+            if static.shape != x.shape:
+                raise TracelensError(
+                    f"graph=step was given {tuple(x.shape)} tokens after {tuple(static.shape)}: a graph has "
+                    f"one shape, {INSTEAD}"
+                )
+            static.copy_(x)
+        if self.graph is None:
+            self._capture(step)
+        assert self.graph is not None
+        assert self.loss is not None
+        with span("graph"):
+            self.graph.replay()
+        # The next replay writes to the same place.
+        return self.loss.clone()
+
+    def close(self) -> None:
+        """Free the graph; the next call of `run` would capture anew.
+
+        To be called before the process group is destroyed: NCCL waits there until no graph holds its work.
+        """
+        if self.graph is not None:
+            torch.cuda.synchronize(self.device)
+            self.graph.reset()
+            self.graph = self.loss = None
+
+    def _first(self, step: Step) -> Tensor:
+        here = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            loss = step(*self.inputs)
+        here.wait_stream(self.stream)
+        # Memory of the side stream, which may use it again as soon as this one is gone.
+        return loss.clone()
+
+    def _capture(self, step: Step) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # A failed capture leaves its own stream the current one.
+        with torch.cuda.stream(torch.cuda.current_stream(self.device)), _no_collection():
+            try:
+                # What other threads do, as NCCL's that looks after earlier collectives, is no part of it.
+                with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                    loss = step(*self.inputs)
+            except RuntimeError as error:
+                raise TracelensError(
+                    f"graph=step: the capture of the step failed ({_cause(error)}): {INSTEAD}"
+                ) from error
+        self.graph, self.loss = graph, loss
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from freeing what it finds: freeing memory or events of a GPU would break a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _cause(error: BaseException) -> str:
+    """What was raised first, in one line: the end of a broken capture raises once more."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return str(error).partition("\n")[0]

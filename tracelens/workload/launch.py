@@ -1,0 +1,234 @@
+"""Runs of the workload on several ranks: processes on this machine, or one rank that a launcher started.
+
+Under torchrun (or whatever else sets RANK and WORLD_SIZE) a process is one rank of a larger run; else it
+starts the others itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tracelens.errors import TracelensError
+from tracelens.recording import record
+from tracelens.recording.window import Window
+from tracelens.workload import expected
+from tracelens.workload.binding import bind
+from tracelens.workload.config import Config
+from tracelens.workload.expected import Routing
+from tracelens.workload.parallel import make_groups
+from tracelens.workload.routing_log import RoutingLog
+from tracelens.workload.train import Measured, Trainer
+
+# A published workaround for slow launches on AMD GPUs: a larger pool for kernels' arguments.
+KERNARG_POOL = {"HSA_KERNARG_POOL_SIZE": "12582912"}
+
+
+UNTIMED = 2
+"""Steps at the start in which kernels are loaded, buffers made and communicators set up."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of the workload.
+
+    Attributes:
+        config: what to train.
+        out: folder for traces and `run.json`; None to record nothing.
+        device: "cuda" (NVIDIA and AMD) or "cpu"; None for what is there.
+        steps: training steps.
+        start: first recorded step, from 0.
+        end: the step after the last recorded one.
+        stack: record Python frames.
+        memory: record allocations.
+        scrub: take paths of this machine out of the traces.
+    """
+
+    config: Config
+    out: Path | None
+    device: str | None = None
+    steps: int = 8
+    start: int = 5
+    end: int = 7
+    stack: bool = False
+    memory: bool = False
+    scrub: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for steps that cannot be."""
+        if self.device is None:
+            object.__setattr__(self, "device", "cuda" if torch.cuda.is_available() else "cpu")
+        if self.device not in ("cuda", "cpu"):
+            raise TracelensError(f"--device must be cuda or cpu, not {self.device}")
+        if self.memory and self.config.toggles.overlap_exchange != "off":
+            raise TracelensError(
+                "--memory cannot be recorded with overlap_exchange=1f1b: torch's profiler then leaves out "
+                "the thread of the backward pass"
+            )
+        if self.steps < 1:
+            raise TracelensError(f"steps must be at least 1, not {self.steps}")
+        if self.out is not None and self.window.end > self.steps:
+            raise TracelensError(
+                f"the recording needs {self.window.end} steps, not {self.steps}: give more --steps"
+            )
+
+    @property
+    def window(self) -> Window:
+        """Which steps are recorded."""
+        return Window.between(self.start, self.end)
+
+    def timed(self) -> range:
+        """The steps whose time says something: after the first few, and without a profiler."""
+        return range(UNTIMED, self.steps if self.out is None else self.window.wait)
+
+
+def launched() -> bool:
+    """Whether a launcher started this process as one rank of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run_job(job: Job) -> list[Measured]:
+    """Run the job; what each rank of it measured, or this one alone where a launcher started it.
+
+    Raises:
+        TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
+    """
+    ranks = job.config.layout.ranks
+    if job.config.toggles.kernarg_pool:
+        os.environ |= KERNARG_POOL
+    if launched():
+        if int(os.environ["WORLD_SIZE"]) != ranks:
+            raise TracelensError(
+                f"the launcher started {os.environ['WORLD_SIZE']} ranks, the layout has {ranks}"
+            )
+        return [run_rank(int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0")), job)]
+    if job.device == "cuda" and torch.cuda.device_count() < ranks:
+        raise TracelensError(
+            f"{ranks} ranks need as many GPUs, not {torch.cuda.device_count()}: fewer --ranks, or torchrun"
+        )
+    if ranks == 1:
+        return [run_rank(0, 0, job)]
+    return _spawn(job)
+
+
+def _spawn(job: Job) -> list[Measured]:
+    """Start all ranks on this machine, and collect what they measured."""
+    context = mp.get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    results = context.SimpleQueue()
+    ranks = job.config.layout.ranks
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    mp.spawn(_spawned, (job, results), nprocs=ranks, join=True)
+    found: dict[int, Measured] = dict(results.get() for _ in range(ranks))
+    return [found[rank] for rank in range(ranks)]
+
+
+def _spawned(rank: int, job: Job, results: Any) -> None:
+    results.put((rank, run_rank(rank, rank, job)))
+
+
+def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
+    """Train on one rank, and record the steps that the job asks for."""
+    config, ranks = job.config, job.config.layout.ranks
+    device = torch.device(job.device, local_rank) if job.device == "cuda" else torch.device(job.device)
+    if config.toggles.numa == "bind":
+        bind(local_rank, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        bound = device if device.type == "cuda" else None
+        dist.init_process_group(backend, rank=rank, world_size=ranks, device_id=bound)
+    try:
+        with closing(Trainer(config, make_groups(config.layout, rank), device)) as trainer:
+            return measure(trainer, job)
+    finally:
+        if ranks > 1:
+            dist.destroy_process_group()
+
+
+def measure(trainer: Trainer, job: Job) -> Measured:
+    """Run a job's steps, those of its window with the profiler on."""
+    measured = Measured()
+    if job.out is None:
+        for _ in range(job.steps):
+            measured.step(trainer)
+        return measured
+    layout, window = trainer.config.layout, job.window
+    recorder = record(
+        job.out,
+        wait=window.wait,
+        warmup=window.warmup,
+        steps=window.steps,
+        stack=job.stack,
+        memory=job.memory,
+        config=trainer.config.as_dict(),
+        mesh=asdict(layout) | {"dp": layout.dp, "ep": layout.experts_over},
+        scrub=job.scrub,
+    )
+    # In the steps of a graph no router is called, nor is there an op for what is expected of each scope.
+    graphed = trainer.config.toggles.graph != "off"
+    log = None if graphed else RoutingLog(trainer.model, trainer.config, trainer.groups)
+    with recorder as recording:
+        for step in range(job.steps):
+            with log if log and window.phase(step) == "record" else nullcontext():
+                measured.step(trainer)
+            recording.step()
+        if log:
+            recording.facts["expected"] = expectations(trainer, log, window.steps)
+    return measured
+
+
+def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str, Any]]:
+    """Closed forms of the recorded steps of all ranks, for run.json; every rank must call it.
+
+    Returns:
+        on rank 0 one table a step and rank: `step` and `rank`, counted from 0, and what
+        `expected.summary` says; nothing on other ranks.
+    """
+    rank, ranks = trainer.groups.rank, trainer.config.layout.ranks
+    # A rank without experts has no routing to tell of.
+    routings: list[Routing | None] = [*log.read()] or [None] * steps
+    mine = [
+        {"step": step, "rank": rank, **expected.summary(trainer.config, rank, trainer.device.type, routing)}
+        for step, routing in enumerate(routings)
+    ]
+    if ranks == 1:
+        return mine
+    told: list[list[dict[str, Any]]] | None = [[] for _ in range(ranks)] if rank == 0 else None
+    dist.gather_object(mine, told)
+    return [one for of_rank in told or [] for one in of_rank]
+
+
+def summary(job: Job, ranks: list[Measured]) -> dict[str, Any]:
+    """What a run came to, as plain values; of each step the time of its slowest rank.
+
+    Returns:
+        ranks, device, toggles (that differ from the baseline), timed_steps, step_ms (their median) and
+        tokens_per_s (None where no step was timed), peak_bytes (of the rank with most), loss (of each step).
+    """
+    config = job.config
+    step_ms = [max(times) for times in zip(*(rank.step_ms for rank in ranks), strict=True)]
+    timed = [step_ms[step] for step in job.timed()]
+    typical = statistics.median(timed) if timed else None
+    return {
+        "ranks": config.layout.ranks,
+        "device": job.device,
+        "toggles": config.toggles.changed(),
+        "timed_steps": len(timed),
+        "step_ms": typical,
+        "tokens_per_s": config.global_tokens / typical * 1e3 if typical else None,
+        "peak_bytes": max(rank.peak_bytes for rank in ranks),
+        "loss": ranks[0].loss,
+    }

@@ -1,0 +1,171 @@
+"""The architecture of the reference model, and named presets. No torch here: the command line lists these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tracelens.errors import TracelensError, UnknownName
+
+AttentionName = Literal["mla", "gqa"]
+ScoreName = Literal["softmax", "sigmoid"]
+
+# Grouped GEMM kernels load rows in 16-byte pieces: 8 elements of bfloat16.
+GEMM_ALIGNMENT = 8
+SIZES = ("layers", "hidden", "heads", "experts_count", "top_k", "expert_ffn", "vocab")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A DeepSeek-style Mixture-of-Experts transformer.
+
+    Attributes:
+        layers: transformer layers, dense ones included.
+        dense_layers: leading layers with a plain MLP instead of experts.
+        hidden: model width D.
+        dense_ffn: inner width of a dense layer's MLP.
+        heads: attention heads H.
+        attention: "mla" (multi-head latent attention) or "gqa" (grouped queries).
+        kv_groups: heads of keys and values with "gqa".
+        head_dim: width of a head with "gqa".
+        q_lora: width of the queries' latent with "mla"; 0 for none.
+        kv_lora: width of the latent of keys and values with "mla".
+        qk_dim: width of a query's part without position with "mla".
+        rope_dim: width of its part with rotary position with "mla".
+        v_dim: width of a value head with "mla".
+        experts_count: routed experts E among which the router chooses.
+        top_k: routed experts K a token.
+        expert_ffn: inner width F of one expert.
+        shared_ffn: inner width of the shared expert, 0 for none.
+        vocab: vocabulary V.
+        score: of the router, "softmax" over all experts or "sigmoid" of each.
+        expert_groups: the router first chooses `top_groups` of so many groups of experts; 1 for no groups.
+        top_groups: groups chosen.
+        aux_loss: factor of the sequence-wise balance loss, 0 for none.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    experts_count: int
+    top_k: int
+    expert_ffn: int
+    vocab: int
+    dense_layers: int = 1
+    dense_ffn: int = 0
+    shared_ffn: int = 0
+    attention: AttentionName = "mla"
+    kv_groups: int = 0
+    head_dim: int = 128
+    q_lora: int = 0
+    kv_lora: int = 512
+    qk_dim: int = 128
+    rope_dim: int = 64
+    v_dim: int = 128
+    score: ScoreName = "softmax"
+    expert_groups: int = 1
+    top_groups: int = 1
+    aux_loss: float = 0.001
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError when the sizes do not fit together."""
+        for what, value, known in (
+            ("attention", self.attention, get_args(AttentionName)),
+            ("score", self.score, get_args(ScoreName)),
+        ):
+            if value not in known:
+                raise UnknownName(what, value, known)
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.dense_layers <= self.layers:
+            raise TracelensError(f"dense_layers must be 0 to {self.layers} (layers), not {self.dense_layers}")
+        if self.dense_layers and self.dense_ffn < 1:
+            raise TracelensError("dense_layers needs dense_ffn, the inner width of their MLP")
+        if self.top_k > self.experts_count:
+            raise TracelensError(f"top_k ({self.top_k}) exceeds experts_count ({self.experts_count})")
+        for name in ("hidden", "expert_ffn"):
+            if getattr(self, name) % GEMM_ALIGNMENT:
+                raise TracelensError(f"{name} ({getattr(self, name)}) must be a multiple of {GEMM_ALIGNMENT}")
+        self._check_attention()
+        self._check_groups()
+
+    def _check_attention(self) -> None:
+        if self.attention == "gqa" and (self.kv_groups < 1 or self.heads % self.kv_groups):
+            raise TracelensError(
+                f"heads ({self.heads}) must be a multiple of kv_groups ({self.kv_groups}), at least 1"
+            )
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise TracelensError(f"the rotary part of a head must be even, not {self.rotary_dim}")
+
+    def _check_groups(self) -> None:
+        if self.expert_groups < 1 or self.experts_count % self.expert_groups:
+            raise TracelensError(
+                f"experts_count ({self.experts_count}) must be a multiple of expert_groups "
+                f"({self.expert_groups})"
+            )
+        if not 1 <= self.top_groups <= self.expert_groups:
+            raise TracelensError(f"top_groups must be 1 to {self.expert_groups}, not {self.top_groups}")
+        reachable = self.experts_count // self.expert_groups * self.top_groups
+        if self.top_k > reachable:
+            raise TracelensError(
+                f"top_k ({self.top_k}) exceeds the {reachable} experts of {self.top_groups} groups"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of a head's part with rotary position."""
+        return self.rope_dim if self.attention == "mla" else self.head_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a query and key head."""
+        return self.qk_dim + self.rope_dim if self.attention == "mla" else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value head."""
+        return self.v_dim if self.attention == "mla" else self.head_dim
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers
+
+
+_DEEPSEEK_LITE = Model(
+    layers=27, hidden=2048, dense_ffn=10944, heads=16, experts_count=64, top_k=6, expert_ffn=1408,
+    shared_ffn=2816, vocab=102400,
+)  # fmt: skip
+_BRIEF_1T = Model(
+    layers=96, dense_layers=0, hidden=8192, heads=64, attention="gqa", kv_groups=8, experts_count=224,
+    top_k=8, expert_ffn=1920, shared_ffn=1920, vocab=102400,
+)  # fmt: skip
+
+MODELS: dict[str, Model] = {
+    # Seconds on a CPU. Query and value heads have one width, so that a CPU's flash attention takes them.
+    "tiny": Model(
+        layers=3, hidden=64, dense_ffn=128, heads=4, kv_lora=32, qk_dim=16, rope_dim=8, v_dim=24,
+        experts_count=8, top_k=2, expert_ffn=48, shared_ffn=48, vocab=256,
+    ),
+    # DeepSeek-V2-Lite's widths, few enough layers for one GPU with all optimizer state.
+    "small": Model(
+        layers=5, hidden=2048, dense_ffn=10944, heads=16, experts_count=64, top_k=6, expert_ffn=1408,
+        shared_ffn=2816, vocab=102400,
+    ),
+    "deepseek_v2_lite": _DEEPSEEK_LITE,
+    "deepseek_v2": Model(
+        layers=60, hidden=5120, dense_ffn=12288, heads=128, q_lora=1536, experts_count=160, top_k=6,
+        expert_ffn=1536, shared_ffn=3072, vocab=102400, expert_groups=8, top_groups=3,
+    ),
+    "deepseek_v3": Model(
+        layers=61, dense_layers=3, hidden=7168, dense_ffn=18432, heads=128, q_lora=1536, experts_count=256,
+        top_k=8, expert_ffn=2048, shared_ffn=2048, vocab=129280, score="sigmoid", expert_groups=8,
+        top_groups=4, aux_loss=0.0001,
+    ),
+    "moe_1t": _BRIEF_1T,
+    "moe_2t": Model(
+        layers=96, dense_layers=0, hidden=8192, heads=64, attention="gqa", kv_groups=8, experts_count=448,
+        top_k=16, expert_ffn=1920, shared_ffn=1920, vocab=102400,
+    ),
+}  # fmt: skip

@@ -1,0 +1,124 @@
+"""Exchanges of one micro-batch under the computation of another, where there is no pipeline.
+
+    F0   (F1 | B0)   (F2 | B1)   ...   B of the last
+
+In `(F1 | B0)` forward and backward take turns: whoever is about to wait for an exchange hands over to the
+other, which computes while the exchange is on its way. So that neither has to be cut into pieces by hand,
+each keeps a thread of its own, and a baton says whose turn it is. Only one of the two ever runs, and they
+change at the same places on all ranks: collectives are launched in one order everywhere, and what one
+launches on the device comes in order with what the other does.
+
+On a GPU autograd goes on in a thread of its own, on behalf of the one that called it. Hence a rule that needs
+no list of threads: the caller's thread is the forward, all others are the backward, recomputation in it
+included.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from tracelens.workload.exchange import Waiting
+
+T = TypeVar("T")
+
+
+def interleave(count: int, forward: Callable[[int], T], backward: Callable[[int, T], None]) -> None:
+    """Run all micro-batches, the backward of each together with the forward of the next.
+
+    Args:
+        count: number of micro-batches, 1 or more.
+        forward: of a micro-batch; runs on the caller's thread.
+        backward: of a micro-batch, given what its forward returned; runs on a helper thread, except the last.
+
+    Raises:
+        Exception: what either of them raised; the other has ended by then.
+    """
+    made = forward(0)
+    with ThreadPoolExecutor(1, "backward") as helper:
+        for number in range(1, count):
+            made = _both(partial(forward, number), partial(backward, number - 1, made), helper)
+    backward(count - 1, made)
+
+
+def _both(forward: Callable[[], T], backward: Callable[[], None], helper: ThreadPoolExecutor) -> T:
+    """Run the two in turns; what the forward returned."""
+    baton, usual = _Baton(), Waiting.before
+    Waiting.before = baton.hand_over
+    results: list[T] = []
+    try:
+        other = helper.submit(baton.run, _as_here(backward))
+        try:
+            results.append(baton.run(forward))
+        except _Ended:
+            pass  # the backward's failure, raised by what follows
+        finally:
+            wait([other])
+        other.result()
+    finally:
+        Waiting.before = usual
+    return results[0]
+
+
+def _as_here(run: Callable[[], T]) -> Callable[[], T]:
+    """The same for another thread, on this one's device and stream: each thread has its own."""
+    if not torch.cuda.is_initialized():
+        return run
+    stream = torch.cuda.current_stream()
+
+    def adopted() -> T:
+        torch.cuda.set_device(stream.device)
+        torch.cuda.set_stream(stream)
+        return run()
+
+    return adopted
+
+
+class _Ended(Exception):
+    """The other one has failed: this one has nothing to go on for."""
+
+
+class _Baton:
+    """Whose turn it is; the forward, on the thread that makes it, begins."""
+
+    def __init__(self) -> None:
+        self.caller = threading.get_ident()
+        self.changed = threading.Condition()
+        self.is_forward = True  # the one that runs
+        self.alone = False  # the other one is done
+        self.failed = False
+
+    def run(self, part: Callable[[], T]) -> T:
+        """Run one of the two from its first turn on, and leave the other alone afterwards."""
+        failed = True
+        try:
+            with self.changed:
+                self._await_turn()
+            done = part()
+            failed = False
+        finally:
+            with self.changed:
+                self.alone, self.failed = True, self.failed or failed
+                self.changed.notify_all()
+        return done
+
+    def hand_over(self) -> None:
+        """Let the other run until it hands over in turn; go on at once where there is no other any more."""
+        with self.changed:
+            self.is_forward = not self._is_caller()
+            self.changed.notify_all()
+            self._await_turn()
+
+    def _await_turn(self) -> None:
+        me = self._is_caller()
+        self.changed.wait_for(lambda: self.alone or self.is_forward == me)
+        if self.failed:
+            raise _Ended
+
+    def _is_caller(self) -> bool:
+        return threading.get_ident() == self.caller

@@ -1,0 +1,233 @@
+"""The micro-batches of a step through the chunks of the model that a rank holds: one seam, four ways.
+
+    schedule = make_schedule(config, groups, device)
+    loss = schedule.step(token_MSB, target_MSB)        # gradients are in the parameters' .grad
+
+Without a pipeline a rank holds the whole model and takes one micro-batch after the other, or lays the
+exchanges of one under the computation of the next (see `overlap`), or has all of the first in a graph that
+one launch replays (see `graph`). In a pipeline chunk c of the model lies on
+stage c % pp, and torch's schedules say whose turn it is: 1F1B with one chunk a stage, interleaved 1F1B
+(arXiv:2104.04473) with several. M is the number of micro-batches; see `rows` for the other letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from tracelens.errors import TracelensError
+from tracelens.recording.scopes import scoped, span
+from tracelens.workload.config import Config
+from tracelens.workload.graph import StepGraph, require
+from tracelens.workload.loss import token_loss
+from tracelens.workload.model import Transformer
+from tracelens.workload.overlap import interleave
+from tracelens.workload.parallel import Groups
+
+
+class Part(nn.Module):
+    """A chunk of the model as a schedule runs it: behind the last one comes the loss.
+
+    Args:
+        chunk: of the model.
+        config: of the run.
+    """
+
+    def __init__(self, chunk: Transformer, config: Config) -> None:
+        super().__init__()
+        self.chunk, self.fusion, self.tokens = chunk, config.toggles.loss, config.global_tokens
+
+    def forward(self, x: Tensor, target_1SB: Tensor) -> Tensor:
+        """x_SBD of token_1SB or x_SBD; of the last chunk the loss, as a share of the mean over all tokens."""
+        y = self.chunk(x.squeeze(0) if self.chunk.is_first else x)
+        return scoped("loss", self.loss, y, target_1SB.squeeze(0)) if self.chunk.is_last else y
+
+    def loss(self, logits_SBV: Tensor, target_SB: Tensor) -> Tensor:
+        """Sum over these tokens / tokens of the step on all ranks: so gradients of ranks only add up."""
+        return token_loss(logits_SBV, target_SB, self.fusion) / self.tokens
+
+
+class Schedule:
+    """One micro-batch after the other, forward and backward.
+
+    Args:
+        config: of the run.
+        groups: of this rank.
+        device: on which the chunks are made, in the dtype of the run; their matrices are not filled yet.
+
+    Attributes:
+        chunks: parts of the model that this rank holds, by their number in the whole model.
+    """
+
+    def __init__(self, config: Config, groups: Groups, device: torch.device) -> None:
+        self.config, self.device = config, device
+        parts = config.layout.chunks(config.model.layers)
+        with device, _default(getattr(torch, config.training.dtype)):
+            self.chunks = {
+                number: Transformer(config, groups, layers, (number == 0, number == len(parts) - 1))
+                for number, layers in enumerate(parts)
+                if number % config.layout.pp == groups.place("pp")
+            }
+        self.parts = {number: Part(chunk, config) for number, chunk in self.chunks.items()}
+
+    def step(self, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
+        """Add this step's gradients to those of the parameters.
+
+        Args:
+            token_MSB: this rank's part of all micro-batches, on the device; the same on all stages.
+            target_MSB: the tokens that come next.
+
+        Returns:
+            this rank's share of the mean loss of the step, float32; 0 where it has not the last chunk.
+        """
+        losses = self.run(token_MSB, target_MSB)
+        return torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
+
+    def close(self) -> None:
+        """Free what must be gone before the process group is; to be called at the end."""
+
+    def run(self, token_MSB: Tensor, target_MSB: Tensor) -> list[Tensor]:
+        """The loss of each micro-batch, where there is one."""
+        losses = []
+        for number in range(len(token_MSB)):
+            loss = self.forward(number, token_MSB, target_MSB)
+            losses.append(loss.detach())
+            self.backward(number, loss)
+        return losses
+
+    def forward(self, number: int, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
+        """Loss of one micro-batch through the whole model."""
+        with span(f"mb{number}.chunk0.F"):
+            loss: Tensor = self.parts[0](token_MSB[number : number + 1], target_MSB[number : number + 1])
+        return loss
+
+    def backward(self, number: int, loss: Tensor) -> None:
+        """Backward of one micro-batch through the whole model."""
+        with span(f"mb{number}.chunk0.B"):
+            loss.backward()
+
+
+class GraphedSchedule(Schedule):
+    """The same, launched all at once: gradients must be there, and stay where they are."""
+
+    def __init__(self, config: Config, groups: Groups, device: torch.device) -> None:
+        require(config, device)
+        super().__init__(config, groups, device)
+        self.graph = StepGraph(device)
+
+    def step(self, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
+        """Add this step's gradients to those of the parameters."""
+        return self.graph.run(super().step, token_MSB, target_MSB)
+
+    def close(self) -> None:
+        """Free the graph."""
+        self.graph.close()
+
+
+class OverlappedSchedule(Schedule):
+    """Exchanges of a micro-batch's forward under the backward of the one before, and the reverse."""
+
+    def run(self, token_MSB: Tensor, target_MSB: Tensor) -> list[Tensor]:
+        """The loss of each micro-batch."""
+        losses = []
+
+        def forward(number: int) -> Tensor:
+            loss = self.forward(number, token_MSB, target_MSB)
+            losses.append(loss.detach())
+            return loss
+
+        interleave(len(token_MSB), forward, self.backward)
+        return losses
+
+
+class PipelinedSchedule(Schedule):
+    """This rank is a stage of a pipeline that torch's schedules run; all of its ranks must make one."""
+
+    def __init__(self, config: Config, groups: Groups, device: torch.device) -> None:
+        super().__init__(config, groups, device)
+        stages = [self.stage(number, groups.pp) for number in self.chunks]
+        # Stages would make the group's communicator at their first mixed send and receive, all at another
+        # time; here they do it together.
+        dist.all_reduce(torch.zeros(1, device=device), group=groups.pp)
+        how: dict[str, Any] = {
+            "n_microbatches": config.training.micro_batches,
+            "loss_fn": _same,
+            "scale_grads": False,
+        }
+        self.schedule = (
+            Schedule1F1B(*stages, **how) if len(stages) == 1 else ScheduleInterleaved1F1B(stages, **how)
+        )
+
+    def stage(self, number: int, group: dist.ProcessGroup) -> Stage:
+        """A chunk with the shapes of what comes and goes: torch would find out by one more forward."""
+        config, layout = self.config, self.config.layout
+        shape_SB = (config.training.seq // (layout.cp * layout.tp), config.training.micro_batch)
+        token = torch.empty(1, *shape_SB, dtype=torch.int64, device="meta")
+        dtype = getattr(torch, config.training.dtype)
+        x = torch.empty(*shape_SB, config.model.hidden, dtype=dtype, device="meta", requires_grad=True)
+        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        part, chunks = self.parts[number], layout.pp * layout.vpp
+        ends = (token if part.chunk.is_first else x, loss if part.chunk.is_last else x)
+        return Stage(part, number, chunks, self.device, input_args=ends[0], output_args=ends[1], group=group)
+
+    def run(self, token_MSB: Tensor, target_MSB: Tensor) -> list[Tensor]:
+        """The loss of each micro-batch, where this rank has the last chunk."""
+        inputs = (token_MSB,) if 0 in self.chunks else ()
+        losses: list[Tensor] = []
+        # torch cuts all of these into micro-batches along their first dimension.
+        try:
+            self.schedule.step(
+                *inputs, target=target_MSB, target_1SB=target_MSB, losses=losses, return_outputs=False
+            )
+        except RuntimeError as error:
+            # torch wraps what a stage raises.
+            if isinstance(error.__cause__, TracelensError):
+                raise error.__cause__ from None
+            raise
+        return [loss.detach() for loss in losses]
+
+
+class Stage(PipelineStage):
+    """torch's, with a scope around each forward and each backward."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Forward of one micro-batch through one chunk."""
+        with span(f"mb{fwd_chunk_id}.chunk{self.stage_index}.F"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Backward of one micro-batch through one chunk."""
+        with span(f"mb{bwd_chunk_id}.chunk{self.stage_index}.B"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+def make_schedule(config: Config, groups: Groups, device: torch.device) -> Schedule:
+    """The schedule that layout and toggles ask for; every rank must make it at the same time."""
+    if config.layout.pp > 1:
+        return PipelinedSchedule(config, groups, device)
+    if config.toggles.graph == "step":
+        return GraphedSchedule(config, groups, device)
+    kind = Schedule if config.toggles.overlap_exchange == "off" else OverlappedSchedule
+    return kind(config, groups, device)
+
+
+def _same(loss: Tensor, _: Tensor) -> Tensor:
+    """The last chunk's output is the loss already."""
+    return loss
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """Make parameters in this dtype: converted from float32, they would need their memory twice over."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)

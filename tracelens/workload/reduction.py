@@ -1,0 +1,194 @@
+"""Gradients summed over the ranks that hold the same parameters: a few moves on one flat buffer, in place.
+
+    reduce_scatter   each rank gets the sum of its own share of the buffer
+    all_reduce       each rank gets the whole sum
+    hierarchical     reduce-scatter inside the node, all-reduce of that share across nodes between ranks with
+                     the same place in their node, all-gather inside the node: as all_reduce, but only
+                     1 / (ranks a node) of the buffer leaves the node
+
+Where a node holds all ranks of a group, or each node but one, there is one level only, and hierarchical is
+all_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
+from torch import Tensor
+
+from tracelens.errors import TracelensError
+from tracelens.workload.exchange import Group, all_gather_into, reduce_scatter_into
+from tracelens.workload.parallel import GROUPS, Groups, description
+from tracelens.workload.toggles import ReductionName
+
+CollectiveName = Literal["reduce_scatter", "all_reduce", "all_gather"]
+
+REPLICAS = ("stage", "dense", "edp")
+"""Groups that may hold the same parameters: what `parameter.replicas` says."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of every step, as this rank takes part in it.
+
+    Attributes:
+        scope: in which it stands in the trace.
+        collective: what it does.
+        group: description of its process group.
+        ranks: in the group.
+        bytes: of the whole message: what goes in for a reduce-scatter, what comes out for an all-gather.
+    """
+
+    scope: str
+    collective: CollectiveName
+    group: str
+    ranks: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Team:
+    """Ranks joined by a process group.
+
+    Attributes:
+        name: description of the group.
+        ranks: its members, ascending.
+        group: to communicate with.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    group: Group
+
+
+@dataclass(frozen=True)
+class Move:
+    """One collective on a flat buffer, or on a share of it.
+
+    Attributes:
+        collective: a reduce-scatter leaves its result in the rank's place of what it works on, where an
+            all-gather finds its input.
+        team: who takes part.
+        rank: this one.
+        part: number of the share that it works on.
+        parts: shares that the buffer is cut into.
+    """
+
+    collective: CollectiveName
+    team: Team
+    rank: int
+    part: int = 0
+    parts: int = 1
+
+    def run(self, flat_N: Tensor) -> None:
+        """Do it; N is a multiple of `parts` times the ranks."""
+        whole_n, group = share(flat_N, self.part, self.parts), self.team.group
+        mine_m = share(whole_n, self.team.ranks.index(self.rank), len(self.team.ranks))
+        if self.collective == "all_reduce":
+            dist.all_reduce(whole_n, group=group)
+        elif self.collective == "reduce_scatter":
+            reduce_scatter_into(mine_m, whole_n, group=group)
+        else:
+            all_gather_into(whole_n, mine_m, group=group)
+
+    def message(self, scope: str, flat_bytes: int) -> Message:
+        """What it sends for a buffer of so many bytes."""
+        return Message(scope, self.collective, self.team.name, self.team.ranks, flat_bytes // self.parts)
+
+
+def share(flat_N: Tensor, part: int, parts: int) -> Tensor:
+    """One of so many equal shares, as a view."""
+    size = flat_N.numel() // parts
+    return flat_N.narrow(0, part * size, size)
+
+
+def by_node(ranks: Sequence[int], node: int) -> list[tuple[int, ...]]:
+    """Ranks of a group that are on one machine together, machine by machine.
+
+    Args:
+        ranks: ascending.
+        node: ranks of a machine.
+
+    Raises:
+        TracelensError: one machine holds more of them than another.
+    """
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank // node, []).append(rank)
+    if len(sizes := sorted({len(members) for members in nodes.values()})) > 1:
+        raise TracelensError(
+            f"grad_reduce=hierarchical: of the ranks {', '.join(map(str, ranks))}, which hold the same "
+            f"parameters, some nodes of {node} hold {sizes[0]}, others {sizes[-1]}: choose a layout or a "
+            "node that shares them out evenly, or another grad_reduce"
+        )
+    return [tuple(members) for members in nodes.values()]
+
+
+def whole_team(groups: Groups, replicas: str) -> Team | None:
+    """All ranks with the same parameters as this one; None if there are no others."""
+    group = getattr(groups, replicas)
+    if group is None:
+        return None
+    return Team(description(replicas), tuple(sorted(dist.get_process_group_ranks(group))), group)
+
+
+def make_reductions(kind: ReductionName, groups: Groups) -> dict[str, list[Move]]:
+    """For each of REPLICAS the moves that sum gradients over it; no moves where there is one rank.
+
+    Every rank must call it at the same time if `kind` is hierarchical, which makes process groups.
+
+    Args:
+        kind: which way.
+        groups: of this rank.
+
+    Raises:
+        TracelensError: hierarchical, and the ranks of a group lie unevenly on nodes.
+    """
+    levels = _make_levels(groups) if kind == "hierarchical" else {}
+    found: dict[str, list[Move]] = {}
+    for replicas in REPLICAS:
+        team = whole_team(groups, replicas)
+        if team is None:
+            found[replicas] = []
+        elif replicas in levels:
+            inside, across = levels[replicas]
+            place, places = inside.ranks.index(groups.rank), len(inside.ranks)
+            found[replicas] = [
+                Move("reduce_scatter", inside, groups.rank),
+                Move("all_reduce", across, groups.rank, place, places),
+                Move("all_gather", inside, groups.rank),
+            ]
+        else:
+            flat: CollectiveName = "reduce_scatter" if kind == "reduce_scatter" else "all_reduce"
+            found[replicas] = [Move(flat, team, groups.rank)]
+    return found
+
+
+def _make_levels(groups: Groups) -> dict[str, tuple[Team, Team]]:
+    """For each of REPLICAS with two levels this rank's node and its counterparts on the others."""
+    layout, found = groups.layout, {}
+    # Two of REPLICAS are often the same ranks; they need no communicators of their own.
+    made: dict[tuple[int, ...], Team] = {}
+
+    def team(name: str, ranks: tuple[int, ...]) -> Team:
+        if ranks not in made:
+            made[ranks] = Team(name, ranks, dist.new_group(list(ranks), group_desc=name))
+        return made[ranks]
+
+    cut = {
+        replicas: [by_node(ranks, layout.node or layout.ranks) for ranks in layout.groups(*GROUPS[replicas])]
+        for replicas in REPLICAS
+    }
+    for replicas, all_nodes in cut.items():
+        for nodes in all_nodes:
+            if len(nodes) == 1 or len(nodes[0]) == 1:
+                continue
+            inside = [team("dp_node", ranks) for ranks in nodes]
+            across = [team("dp_across", ranks) for ranks in zip(*nodes, strict=True)]
+            for one in inside:
+                if groups.rank in one.ranks:
+                    found[replicas] = (one, across[one.ranks.index(groups.rank)])
+    return found

@@ -1,0 +1,146 @@
+"""Which experts the routers chose, kept on the device while steps are measured and read when they are over.
+
+    log = RoutingLog(trainer.model, config, groups)
+    with log:                       # keeps references: no copy, no kernel, no wait in the steps
+        ...steps...
+    steps = log.read()              # on all ranks, outside of what is measured: one Routing a step
+                                    # (none at all where a rank has no layer with experts)
+
+A log holds T * K * 8 bytes for each layer with experts and micro-batch.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tracelens.errors import TracelensError
+from tracelens.workload.config import Config
+from tracelens.workload.exchange import all_gather_into
+from tracelens.workload.expected import Routed, Routing
+from tracelens.workload.parallel import Groups
+from tracelens.workload.router import Router
+
+_NO_BACKWARD = -1
+
+
+class RoutingLog:
+    """Choices of all routers of a rank's layers.
+
+    Args:
+        model: all chunks of the model that the rank holds; layers have their number as name, as in
+            `Transformer`.
+        config: of the run.
+        groups: of the rank.
+
+    Raises:
+        TracelensError: the steps are those of a graph, which calls no router.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, groups: Groups) -> None:
+        if config.toggles.graph != "off":
+            raise TracelensError(
+                "a routing log needs graph=off: the steps of a graph call no router that could be listened to"
+            )
+        self.config, self.groups = config, groups
+        named = ((name, part) for name, part in model.named_modules() if isinstance(part, Router))
+        self.routers = {_layer(name): router for name, router in named}
+        self.chosen: dict[int, list[Tensor]] = {layer: [] for layer in sorted(self.routers)}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> RoutingLog:
+        for layer, router in self.routers.items():
+            self._hooks.append(router.register_forward_hook(self._keeper(layer)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _keeper(self, layer: int) -> Any:
+        def keep(_: nn.Module, __: Any, output: tuple[Tensor, Tensor]) -> None:
+            # A layer that is recomputed in the backward chooses once more, and the same.
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                self.chosen[layer].append(output[1].detach())
+
+        return keep
+
+    def read(self) -> list[Routing]:
+        """The routing of each step, for which the host waits; all ranks must call it. The log is empty then.
+
+        Raises:
+            TracelensError: the steps are not whole.
+        """
+        batches = self.config.training.micro_batches
+        lengths = {len(chosen) for chosen in self.chosen.values()}
+        if len(lengths) > 1 or any(length % batches for length in lengths):
+            raise TracelensError(
+                f"the routing log holds {', '.join(map(str, sorted(lengths)))} micro-batches of its layers, "
+                f"and a step has {batches}: log whole steps"
+            )
+        if not any(lengths):
+            return []
+        routed = {layer: self._routed(chosen) for layer, chosen in self.chosen.items()}
+        self.chosen = {layer: [] for layer in self.chosen}
+        return [
+            Routing({layer: tuple(all_[first : first + batches]) for layer, all_ in routed.items()})
+            for first in range(0, lengths.pop(), batches)
+        ]
+
+    def _routed(self, chosen: list[Tensor]) -> list[Routed]:
+        """The routing of one layer, one micro-batch after the other."""
+        ranks, model = self.config.layout.experts_over, self.config.model
+        here = self.groups.place("ep")
+        counts_ME = torch.stack([_times(expert_TK, model.experts_count) for expert_TK in chosen])
+        copies_MP = torch.stack([_copies(expert_TK, model.experts_count, ranks) for expert_TK in chosen])
+        rows_PMPe, copies_PMP = (
+            self._of_all_ranks(told).tolist() for told in (counts_ME.unflatten(1, (ranks, -1)), copies_MP)
+        )
+        found = []
+        for batch in range(len(chosen)):
+            from_each = [rows_PMPe[source][batch][here] for source in range(ranks)]
+            found.append(
+                Routed(
+                    rows=tuple(map(sum, zip(*from_each, strict=True))),
+                    rows_to=tuple(map(sum, rows_PMPe[here][batch])),
+                    rows_from=tuple(map(sum, from_each)),
+                    copies_to=tuple(copies_PMP[here][batch]),
+                    copies_from=tuple(copies_PMP[source][batch][here] for source in range(ranks)),
+                )
+            )
+        return found
+
+    def _of_all_ranks(self, told: Tensor) -> Tensor:
+        """What each rank that shares the experts tells, in their order, along a new first dimension."""
+        if self.groups.ep is None:
+            return told.unsqueeze(0)
+        heard = told.new_empty(dist.get_world_size(self.groups.ep), *told.shape)
+        all_gather_into(heard.flatten(0, 1), told.contiguous(), group=self.groups.ep)
+        return heard
+
+
+def _layer(name: str) -> int:
+    """Number of the layer whose router has this name: the part behind `layers`."""
+    parts = name.split(".")
+    if "layers" not in parts[:-1]:
+        raise TracelensError(f"the router {name} is in no numbered layer, so its routing cannot be told")
+    return int(parts[parts.index("layers") + 1])
+
+
+def _times(expert_TK: Tensor, experts: int) -> Tensor:
+    """How often each expert was chosen."""
+    return torch.bincount(expert_TK.flatten(), minlength=experts)
+
+
+def _copies(expert_TK: Tensor, experts: int, ranks: int) -> Tensor:
+    """How many tokens chose an expert of each rank."""
+    rank_TK = expert_TK * ranks // experts
+    place_P = torch.arange(ranks, device=expert_TK.device)
+    return (rank_TK.unsqueeze(2) == place_P).any(1).sum(0)

@@ -1,0 +1,90 @@
+"""Which token stands in which row when rows are sorted by expert.
+
+Letters of shapes, here and in the modules beside this one: S positions of a sequence on this rank, B
+sequences, T = S * B tokens, D model width, K experts a token, C = T * K choices, E experts, e experts of this
+rank, P ranks that share the experts, R rows (a token once for each of its experts that are meant here), F
+inner width of an expert, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowMap(NamedTuple):
+    """Which token, for which of its choices, stands in which row.
+
+    Attributes:
+        token_R: int64, token of a row, -1 for a row without one.
+        choice_R: int64, token * K + choice of a row, -1 for a row without one.
+        row_TK: int64, row of a choice; -1 for a choice that has none.
+        rows_e: int64, rows of each expert; the first expert's come first.
+        padded: whether there may be rows without a token: the host does not know how many have one.
+    """
+
+    token_R: Tensor
+    choice_R: Tensor
+    row_TK: Tensor
+    rows_e: Tensor
+    padded: bool
+
+
+def sort_rows(expert_TK: Tensor, experts: int, rows: int, padded: bool = False) -> RowMap:
+    """Rows in order of expert, in order of token within one, without the host ever reading a device value.
+
+    Args:
+        expert_TK: int64, experts chosen; `experts` stands for none of them.
+        experts: how many there are here.
+        rows: R, all choices of one of them; or, padded, as many as there may be.
+        padded: whether there may be fewer.
+    """
+    T, K = expert_TK.shape
+    expert_C = expert_TK.flatten()
+    order_C = torch.argsort(expert_C, stable=True)
+    row_C = torch.empty_like(order_C)
+    row_C[order_C] = torch.arange(T * K, device=order_C.device)
+    # scatter_add rather than bincount, which reads its maximum back to the host.
+    count = torch.zeros(experts + 1, dtype=torch.int64, device=order_C.device)
+    rows_e = count.scatter_add(0, expert_C, torch.ones_like(expert_C))[:experts]
+    choice_R = order_C[:rows]
+    token_R = choice_R // K
+    if padded:
+        used_R = torch.arange(rows, device=order_C.device) < rows_e.sum()
+        choice_R, token_R = torch.where(used_R, choice_R, -1), torch.where(used_R, token_R, -1)
+    row_TK = torch.where(expert_C < experts, row_C, -1).view(T, K)
+    return RowMap(token_R, choice_R, row_TK, rows_e, padded)
+
+
+def sort_rows_by_host(expert_TK: Tensor, experts: int) -> RowMap:
+    """The same, as most model code starts out: by a mask of who chose whom, whose size the host reads."""
+    T, K = expert_TK.shape
+    expert_C = expert_TK.flatten()
+    mask_eC = torch.arange(experts, device=expert_C.device).unsqueeze(1) == expert_C
+    choice_R = mask_eC.nonzero()[:, 1]
+    row_C = torch.full_like(expert_C, -1)
+    row_C[choice_R] = torch.arange(len(choice_R), device=row_C.device)
+    return RowMap(choice_R // K, choice_R, row_C.view(T, K), mask_eC.sum(1), padded=False)
+
+
+def spread_rows(rows: RowMap, parts: int, capacity: int) -> RowMap:
+    """The same rows in parts of one size, so that the host need not know how many each part has.
+
+    Args:
+        rows: sorted by expert, at least one; each part takes as many experts.
+        parts: number of parts.
+        capacity: rows of a part, at least as many as it has.
+    """
+    rows_p = rows.rows_e.view(parts, -1).sum(1)
+    end_p = rows_p.cumsum(0)
+    place_R = torch.arange(len(rows.token_R), device=end_p.device)
+    part_R = torch.searchsorted(end_p, place_R, right=True).clamp(max=parts - 1)
+    slot_R = torch.where(rows.token_R >= 0, part_R * capacity + place_R - (end_p - rows_p)[part_R], -1)
+    # Rows without a token go to one more slot behind all others, which is cut off.
+    empty = torch.full((parts * capacity + 1,), -1, dtype=torch.int64, device=end_p.device)
+    sources = (rows.token_R, rows.choice_R)
+    token, choice = (empty.index_copy(0, slot_R % len(empty), of_R)[:-1] for of_R in sources)
+    row_TK = torch.where(rows.row_TK >= 0, slot_R[rows.row_TK], -1)
+    return RowMap(token, choice, row_TK, rows.rows_e, padded=True)

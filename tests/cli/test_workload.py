@@ -68,12 +68,16 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
     [
         (["--device", "tpu"], "--device must be cuda or cpu, not tpu"),
         (["--steps", "0"], "steps must be at least 1"),
-        (["-o", "OUT", "--steps", "6"], "the recording needs 7 steps, not 6"),
+        (["-o", "OUT", "--steps", "6"], "the recording needs 10 steps, not 6"),
         (["-o", "OUT", "--profile-start", "3", "--profile-end", "3"], "no step to record from 3 to 3"),
         (["--device", "cuda", "--ranks", "64", "--set", "experts_count=64"], "64 ranks need as many GPUs"),
         (
             ["-o", "OUT", "--memory", "--overlap-exchange", "1f1b"],
             "--memory cannot be recorded with overlap_exchange=1f1b",
+        ),
+        (
+            ["--ranks", "2", "--dispatch", "deepep", "--dtype", "bfloat16"],
+            ": dispatch=deepep needs the library",
         ),
     ],
 )
@@ -116,8 +120,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_a_run_tells_what_it_came_to(recorded: tuple[Path, dict[str, object]]) -> None:
     _, told = recorded
     assert told["toggles"] == {"experts": "grouped"}
-    assert (told["ranks"], told["device"], told["timed_steps"]) == (2, "cpu", 1)
-    assert len(told["loss"]) == 8  # type: ignore[arg-type]
+    assert (told["ranks"], told["device"], told["timed_steps"]) == (2, "cpu", 4)
+    assert len(told["loss"]) == 10  # type: ignore[arg-type]
     assert told["tokens_per_s"] == pytest.approx(256 / told["step_ms"] * 1e3)  # type: ignore[operator]
     assert told["config"]["model"]["layers"] == 3  # type: ignore[index]
 

@@ -49,3 +49,21 @@ def test_the_file_replaces_the_one_before(tmp_path: Path) -> None:
     path = write(tmp_path, {"world_size": 2})
     assert json.loads(path.read_text()) == {"schema": SCHEMA, "world_size": 2}
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_traces_of_a_larger_job_that_was_here_before_go(tmp_path: Path) -> None:
+    for name in ("rank0.json.gz", "rank1.json.gz", "rank7.json.gz", "notes.txt"):
+        (tmp_path / name).touch()
+    # An older sidecar may name whatever: only what looks like a trace of ours is removed.
+    names = {"0": "rank0.json.gz", "1": "rank1.json.gz", "2": "rank2.json.gz", "3": "notes.txt", "4": "../x"}
+    write(tmp_path, {"files": names})
+    write(tmp_path, {"files": {0: "rank0.json.gz"}})
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert there == ["notes.txt", "rank0.json.gz", "rank7.json.gz", "run.json"]
+
+
+def test_a_file_of_another_kind_is_replaced(tmp_path: Path) -> None:
+    for text in ("not JSON", "[]", '{"files": []}', '{"files": {"0": 1}}'):
+        (tmp_path / "run.json").write_text(text)
+        write(tmp_path, {"files": None})
+        assert json.loads((tmp_path / "run.json").read_text()) == {"schema": SCHEMA, "files": None}

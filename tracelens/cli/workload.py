@@ -74,9 +74,9 @@ def run(
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    steps: Annotated[int, typer.Option(help="Training steps, at least up to the end of the recording.")] = 8,
-    profile_start: Annotated[int, typer.Option(help="First recorded step, counted from 0.")] = 5,
-    profile_end: Annotated[int, typer.Option(help="The step after the last recorded one.")] = 7,
+    steps: Annotated[int, typer.Option(help="Training steps, at least up to the end of the recording.")] = 10,
+    profile_start: Annotated[int, typer.Option(help="First recorded step, counted from 0.")] = 8,
+    profile_end: Annotated[int, typer.Option(help="The step after the last recorded one.")] = 10,
     stack: Annotated[
         bool, typer.Option("--stack", help="Record Python frames; slows the host down.")
     ] = False,

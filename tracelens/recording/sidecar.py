@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from typing import Any
 
 NAME = "run.json"
 SCHEMA = "tracelens.run/1"
+TRACE = re.compile(r"rank\d+\.json\.gz")
 
 
 def plain(value: Any) -> Any:
@@ -52,10 +54,25 @@ def plain(value: Any) -> Any:
 def write(folder: Path, content: Mapping[str, Any]) -> Path:
     """Write the sidecar, so that a reader sees the old one or the new one and nothing between.
 
+    Traces that an older one tells of and this one does not go: they would be taken for ranks of this job.
+
     Raises:
         OSError: it cannot be written.
     """
     path, part = folder / NAME, folder / f".{NAME}.part"
+    for name in _files(path) - set((content.get("files") or {}).values()):
+        (folder / name).unlink(missing_ok=True)
     part.write_text(json.dumps(plain({"schema": SCHEMA, **content}), indent=2) + "\n", encoding="utf-8")
     os.replace(part, path)
     return path
+
+
+def _files(path: Path) -> set[str]:
+    """Names of the traces that a sidecar tells of; none where there is no sidecar, or no readable one."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+        return set()
+    return {name for name in told["files"].values() if isinstance(name, str) and TRACE.fullmatch(name)}

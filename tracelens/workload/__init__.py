@@ -1,5 +1,6 @@
-"""The bundled reference workload: a small Mixture-of-Experts model that is trained, profiled and recorded.
+"""The bundled reference workload: a DeepSeek-style Mixture-of-Experts model, trained, profiled and recorded.
 
-`config` needs nothing but the standard library; every other module needs torch (`pip install
-'tracelens[workload]'`), so importing this package imports none of them.
+What a run is made of needs nothing but the standard library: `config`, `models`, `layout`, `toggles`, and
+`expected`, the FLOPs and bytes that it comes to. Everything else needs torch (`pip install
+'tracelens[workload]'`), so importing this package imports none of it. Begin with `model`.
 """

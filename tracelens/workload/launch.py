@@ -56,9 +56,9 @@ class Job:
     config: Config
     out: Path | None
     device: str | None = None
-    steps: int = 8
-    start: int = 5
-    end: int = 7
+    steps: int = 10
+    start: int = 8
+    end: int = 10
     stack: bool = False
     memory: bool = False
     scrub: bool = False
@@ -129,13 +129,23 @@ def _spawn(job: Job) -> list[Measured]:
     results = context.SimpleQueue()
     ranks = job.config.layout.ranks
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
-    mp.spawn(_spawned, (job, results), nprocs=ranks, join=True)
+    try:
+        mp.spawn(_spawned, (job, results), nprocs=ranks, join=True)
+    except mp.ProcessRaisedException:
+        told = [] if results.empty() else [results.get()]
+        if told and isinstance(told[0][1], str):
+            raise TracelensError(f"rank {told[0][0]}: {told[0][1]}") from None
+        raise
     found: dict[int, Measured] = dict(results.get() for _ in range(ranks))
     return [found[rank] for rank in range(ranks)]
 
 
 def _spawned(rank: int, job: Job, results: Any) -> None:
-    results.put((rank, run_rank(rank, rank, job)))
+    try:
+        results.put((rank, run_rank(rank, rank, job)))
+    except TracelensError as error:
+        results.put((rank, str(error)))
+        raise
 
 
 def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
@@ -153,6 +163,11 @@ def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
     try:
         with closing(Trainer(config, make_groups(config.layout, rank), device)) as trainer:
             return measure(trainer, job)
+    except torch.OutOfMemoryError as error:
+        raise TracelensError(
+            f"out of memory on {device}: fewer --layers, --seq or --micro-batch, or more ranks "
+            f"({str(error).partition('. ')[0]})"
+        ) from error
     finally:
         if ranks > 1:
             dist.destroy_process_group()

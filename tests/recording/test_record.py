@@ -98,7 +98,9 @@ def test_run_json(tmp_path: Path) -> None:
     assert set(found.pop("software")) >= {"python", "torch"}
     assert found.pop("device")["count"] == torch.cuda.device_count()
     assert found.pop("recorded").endswith("+00:00")
-    assert found.pop("host") == read(r.path)["tracelens"]["host"] == read(r.path)["host_name"]
+    trace, host = read(r.path), found.pop("host")
+    # Not every version of torch writes the name itself.
+    assert host == trace["tracelens"]["host"] == trace.get("host_name", host)
     assert found == {
         "schema": "tracelens.run/1",
         "tracelens": tracelens.__version__,
@@ -277,7 +279,7 @@ def test_a_path_in_the_config_is_told_as_the_loop_begins(tmp_path: Path) -> None
 def test_scrubbed(tmp_path: Path) -> None:
     r = loop(tmp_path, 4, stack=True, scrub=True)
     trace = read(r.path)
-    assert (trace["host_name"], trace["traceName"]) == ("host", "rank0.json.gz")
+    assert (trace.get("host_name", "host"), trace["traceName"]) == ("host", "rank0.json.gz")
     assert trace["tracelens"]["host"] is sidecar(tmp_path)["host"] is None
     assert str(Path(__file__).parents[2]) not in json.dumps(trace)
 

@@ -134,6 +134,8 @@ class Recorder:
             profile_memory=options.memory,
             with_stack=options.stack,
             with_modules=options.stack,
+            # There is but one cycle. Without it some versions warn of what several would do.
+            acc_events=True,
             experimental_config=software.experimental_config(options.stack, options.memory),
         )
         if self._modules:

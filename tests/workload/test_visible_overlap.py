@@ -1,4 +1,7 @@
-"""What toggles hide communication behind, as analyzers see it in recorded runs with them off and on."""
+"""What toggles lay over communication, as analyzers see it in recorded runs with them off and on.
+
+How much of it is hidden is for GPUs to say: on a busy machine gloo's threads run when the others rest.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,21 @@ pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.recorded import Recorded
 from tracelens.schema import Result
+from tracelens.trace.trace import Trace
 
 
-def hidden(found: Result, group: str) -> float:
-    """Share of a group's communication that runs beside computation, of all ranks: |C n K| / |C|."""
-    table = found["overlap"]
-    mine = table[table["group"].eq(group)]
-    assert mine["comm_ns"].gt(0).all()
-    return float(mine["hidden_ns"].sum() / mine["comm_ns"].sum())
+def stages(trace: Trace, layer: str) -> list[str]:
+    """Stages of a layer's first pass in the order in which the host entered them."""
+    events = trace.arrays
+    named = [
+        (int(events.start[row]), events.names[events.name[row]])
+        for row in events.where("annotation").nonzero()[0]
+        if events.names[events.name[row]].startswith(f"{layer}.")
+    ]
+    entered = [name.removeprefix(f"{layer}.") for _, name in sorted(named)]
+    entered = entered[entered.index("moe") + 1 :]
+    first = entered[: entered.index("moe")]
+    return [name for name in first if name in ("router", "dispatch", "experts", "combine", "shared")]
 
 
 def interleaved(found: Result) -> set[tuple[int, int, int]]:
@@ -33,27 +43,24 @@ def interleaved(found: Result) -> set[tuple[int, int, int]]:
     return pairs
 
 
-def hides(off: Result, on: Result, group: str) -> bool:
-    """Whether more is hidden, and not only what lies between gloo's end and that of its annotation."""
-    return hidden(on, group) > max(0.02, 2 * hidden(off, group))
-
-
-def test_one_micro_batch_hides_the_exchange_of_another(recorded: Recorded) -> None:
-    assert hides(recorded("large", "overlap"), recorded("overlap_exchange", "overlap"), "ep")
+def test_one_micro_batch_is_laid_over_the_exchange_of_another(recorded: Recorded) -> None:
     assert interleaved(recorded("large", "moe")) == set()
     expected = {(rank, batch, batch - 1) for rank in range(2) for batch in (1, 2)}
     assert interleaved(recorded("overlap_exchange", "moe")) == expected
 
 
-def test_the_shared_expert_hides_the_dispatch(recorded: Recorded) -> None:
-    assert hides(recorded("large", "overlap"), recorded("overlap_shared", "overlap"), "ep")
+def test_the_shared_expert_is_laid_over_the_dispatch(recorded: Recorded) -> None:
+    """It comes between the sending of tokens and the waiting for those of others."""
+    off = ["router", "dispatch", "dispatch", "experts", "combine", "combine", "shared"]
+    on = ["router", "dispatch", "shared", "dispatch", "experts", "combine", "combine"]
+    for name, expected in (("large", off), ("overlap_shared", on)):
+        for trace in recorded.run(name).traces:
+            assert stages(trace, "L1") == expected
 
 
-def test_chunks_hide_tensor_parallel_communication(recorded: Recorded) -> None:
-    off, on = recorded("tp", "overlap"), recorded("tp_chunked", "overlap")
-    assert hides(off, on, "tp")
+def test_chunks_of_tensor_parallel_communication(recorded: Recorded) -> None:
     counts = {}
-    for name, found in (("off", off), ("on", on)):
-        table = found["overlap"]
+    for name in ("tp", "tp_chunked"):
+        table = recorded(name, "overlap")["overlap"]
         counts[name] = int(table[table["group"].eq("tp") & table["rank"].eq(0)]["count"].sum())
-    assert counts["on"] > counts["off"]
+    assert counts["tp_chunked"] > counts["tp"]

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tracelens import __version__
-from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report, workload
+from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report
+
+
+class Commands(TyperGroup):
+    """The commands, of which `workload` is made when it is asked for: it has an option for each setting."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return [*(name for name in super().list_commands(ctx) if name != "workload"), "workload"]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, None if there is none."""
+        if cmd_name not in self.commands:  # it, or a misspelt name, for which it may be suggested
+            from tracelens.cli.workload import app as workload
+
+            self.commands["workload"] = typer.main.get_command(workload)
+        return super().get_command(ctx, cmd_name)
+
 
 app = typer.Typer(
+    cls=Commands,
     name="tracelens",
     help="Where the step time of a Mixture-of-Experts run goes, from profiler traces.",
     epilog="Examples:  tracelens report trace.json.gz -o report.html   |   tracelens report traces/   |   "
@@ -26,7 +45,6 @@ app.command("fuse")(fuse.fuse)
 app.add_typer(
     replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
 )
-app.add_typer(workload.app, name="workload", help="Train the bundled MoE model and record traces of it.")
 app.command("list")(listing.listing)
 
 

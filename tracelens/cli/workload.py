@@ -14,7 +14,13 @@ import typer
 from tracelens.cli.common import say
 from tracelens.errors import MissingExtra
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    name="workload",
+    help="Train the bundled MoE model and record traces of it.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:

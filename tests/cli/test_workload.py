@@ -14,6 +14,11 @@ from tracelens.cli import run
 from tracelens.workload.config import HELP
 
 
+def test_without_a_command_its_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["workload"]) == 0
+    assert "Train the bundled MoE model" in capsys.readouterr().out
+
+
 def test_every_setting_is_an_option_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["workload", "run", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

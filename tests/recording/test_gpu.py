@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tracelens
 from tests.recording.traces import Scope, names, only, read, scopes
+from tracelens.recording import RecordingWarning
 from tracelens.recording.scopes import scoped
 
 STEPS = 2
@@ -94,3 +95,19 @@ def test_a_region_that_leaves_on_another_device_has_no_backward(tmp_path: Path) 
     found = names(scopes(read(r.path)))
     assert "moves" in found
     assert "moves.B" not in found
+
+
+@pytest.mark.parametrize("finished", range(4))
+def test_a_loop_that_ends_before_its_window_is_told_so(tmp_path: Path, finished: int) -> None:
+    """Also while the profiler warms up, when it is told to stop what it has not begun."""
+    recorder = tracelens.record(tmp_path, wait=1, warmup=3, steps=1)
+
+    def loop() -> None:
+        with recorder as r:
+            for _ in range(finished):
+                torch.ones(4, device="cuda").exp().sum().item()
+                r.step()
+
+    with pytest.warns(RecordingWarning, match="nothing recorded"):
+        loop()
+    assert recorder.path is None

@@ -137,6 +137,17 @@ def test_one_event_of_a_gpu_and_its_work_counts(row: str) -> None:
     assert "aten::mm" not in [name for name, _, _ in worked(trace)]
 
 
+def test_a_gpu_that_has_no_part_in_it_is_none() -> None:
+    """A CPU run on a machine with GPUs, which the profiler asks what they are and waits for."""
+    trace = draw("""
+        op aten::mm                   | ---
+        launch cudaGetDeviceCount     |     -
+        launch cudaDeviceSynchronize  |      --
+    """)
+    assert trace.meta.on_host
+    assert [name for name, _, _ in worked(trace)] == ["aten::mm"]
+
+
 def test_communication_of_gpus_makes_it_no_trace_of_a_host() -> None:
     trace = draw("""
         op c10d::allreduce_   | ---

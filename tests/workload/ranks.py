@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from tracelens.workload.launch import free_port
 
 TIMEOUT_S = 120
 
@@ -28,10 +29,7 @@ def run_ranks(
         folder: for the results, as tmp_path.
         device: "cpu", or "cuda": then rank r has GPU r as its current one.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_rank, (world, port, job, arguments, folder, device), nprocs=world)
+    mp.spawn(_rank, (world, free_port(), job, arguments, folder, device), nprocs=world)
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world)]
 
 

@@ -1,8 +1,8 @@
-"""Records what only a GPU shows of the workload's toggles: small runs on one GPU, one step each, no frames.
+"""Records what only GPUs show of the workload's toggles: small runs on one or two, one step, no frames.
 
     python -m tests.workload.record_toggles --out sample_traces/toggles
 
-takes about a minute on an NVIDIA or AMD GPU. test_visible_on_gpus.py reads the result.
+takes two minutes on NVIDIA or AMD GPUs. test_visible_on_gpus.py reads the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tests.workload.toggle_variants import LARGEST_BYTES, SIZE, VARIANTS
+from tests.workload.toggle_variants import LARGEST_BYTES, VARIANTS, fields
 from tracelens.errors import TracelensError
 from tracelens.recording.software import device_name, software_versions
 from tracelens.workload.config import override, preset
@@ -29,23 +29,24 @@ from tracelens.workload.launch import Job, run_job
 STEPS = 4
 
 
-def record(out: Path, variant: str, device: str) -> Path:
-    """Record one variant in a folder of its name; the trace.
+def record(out: Path, variant: str, device: str) -> list[Path]:
+    """Record one variant in a folder of its name; the traces of its ranks.
 
     Raises:
-        TracelensError: the trace is larger than samples may be.
+        TracelensError: a trace is larger than samples may be.
     """
-    config = override(preset("small"), f"{SIZE} {VARIANTS[variant]}".split())
+    config = override(preset("small"), fields(variant))
     run_job(Job(config, out / variant, device, STEPS, STEPS - 1, STEPS, scrub=True))
     # Of a run with gc=manual nothing may stay: the next one is in the same process.
     gc.unfreeze()
     gc.enable()
-    path = out / variant / "rank0.json.gz"
-    # Smaller by a third than what is written in a hurry while a training waits.
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), mtime=0))
-    if path.stat().st_size > LARGEST_BYTES:
-        raise TracelensError(f"{path} has {path.stat().st_size:,} bytes, more than {LARGEST_BYTES:,}")
-    return path
+    paths = sorted((out / variant).glob("rank*.json.gz"))
+    for path in paths:
+        # Smaller by a third than what is written in a hurry while a training waits.
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), mtime=0))
+        if path.stat().st_size > LARGEST_BYTES:
+            raise TracelensError(f"{path} has {path.stat().st_size:,} bytes, more than {LARGEST_BYTES:,}")
+    return paths
 
 
 def manifest(out: Path, files: Sequence[Path], device: str) -> str:
@@ -59,7 +60,10 @@ def manifest(out: Path, files: Sequence[Path], device: str) -> str:
     lines += [f"{key} = {json.dumps(value)}" for key, value in software_versions().items()]
     lines += [
         "[variants]",
-        *(f"{path.parent.name} = {json.dumps(VARIANTS[path.parent.name])}" for path in files),
+        *(
+            f"{name} = {json.dumps(VARIANTS[name])}"
+            for name in dict.fromkeys(path.parent.name for path in files)
+        ),
     ]
     lines.append("[sha256]")
     for path in files:
@@ -79,7 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if options.device == "cuda" and not torch.cuda.is_available():
             raise TracelensError("there is no GPU here; --device cpu records runs that show less")
-        files = [record(options.out, name, options.device) for name in options.variant or VARIANTS]
+        names = options.variant or VARIANTS
+        files = [path for name in names for path in record(options.out, name, options.device)]
     except TracelensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

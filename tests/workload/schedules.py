@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
-from tests.workload.whole import STD, Result, make_model, one_rank, token_batch, train_once, whole_gradients
+from tests.workload.ranks import run_ranks
+from tests.workload.whole import (
+    STD,
+    Result,
+    clear_seed,
+    make_model,
+    one_rank,
+    token_batch,
+    train_once,
+    whole_gradients,
+)
 from tracelens.workload.config import Config
 from tracelens.workload.layout import Layout
 from tracelens.workload.parallel import Groups, initialise, make_groups
@@ -70,3 +81,18 @@ def joined(results: Sequence[Result]) -> Result:
 def baseline(config: Config, seed: int) -> Result:
     """One rank that does all micro-batches in turn, with every toggle off."""
     return train_once(one_rank(config), Groups(Layout()), seed)
+
+
+def beside_one_rank(configs: Mapping[str, Config], folder: Path) -> dict[str, tuple[Result, Result, int]]:
+    """By name: what all ranks of a configuration found, what one rank finds in turn, and the seed.
+
+    Args:
+        configs: all of as many ranks, which are started once.
+        folder: for the ranks' results.
+    """
+    parts = list(configs.values())
+    seeds = [clear_seed(config) for config in parts]
+    found = run_ranks(parts[0].layout.ranks, run_all, parts, seeds, folder=folder)
+    together = [joined(ranks) for ranks in zip(*found, strict=True)]
+    expected = [baseline(config, seed) for config, seed in zip(parts, seeds, strict=True)]
+    return dict(zip(configs, zip(together, expected, seeds, strict=True), strict=True))

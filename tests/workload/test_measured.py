@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +14,10 @@ pytest.importorskip("torch", reason="the workload needs torch")
 import torch
 
 import tracelens
+from tests.workload.closed_forms import closed_forms, compare_bytes, compare_flops
 from tests.workload.ranks import run_ranks
-from tracelens.trace.run import Run
 from tracelens.workload.config import Config, override, preset
-from tracelens.workload.expected import Routing, flops
+from tracelens.workload.expected import Routing
 from tracelens.workload.launch import Job, measure
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.train import Trainer
@@ -30,6 +28,7 @@ CASES = {
     "dedup": ["dispatch=dedup", "sync_free=1", "overlap_shared=on"],
     "allgather": ["dispatch=allgather", "experts=grouped"],
     "static": ["dispatch=dedup", "experts=grouped", "sync_free=3"],
+    "recomputed": ["recompute_layer_ids=0,2", "experts=grouped", "sync_free=2"],
     "1f1b": ["overlap_exchange=1f1b"],
     "gqa": ["attention=gqa", "kv_groups=2", "head_dim=16", "score=sigmoid", "routing=skewed"],
     "latent queries": ["q_lora=16", "routing=balanced"],
@@ -37,10 +36,6 @@ CASES = {
     "pipeline": ["pp=2", "pp_layout=2,1", "micro_batches=3"],
     "interleaved": ["pp=2", "vpp=2", "layers=5", "micro_batches=4"],
 }
-# tracelens' names of collectives, which are NCCL's, to those of the closed forms.
-COLLECTIVES = {"all_to_all": "all_to_all", "all_to_allv": "all_to_all"}
-
-
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")),
@@ -73,64 +68,14 @@ def recorded(device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     gc.enable()
 
 
-def closed_forms(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """Of each recorded step of a rank, as the run wrote them down."""
-    told = json.loads((folder / "run.json").read_text())["facts"]["expected"]
-    return [one for one in told if one["rank"] == rank]
-
-
-def counted(run: Run, rank: int) -> dict[str, tuple[int, int]]:
-    """Scope to FLOPs of matrix products and attention in all steps, and in their backward."""
-    table = tracelens.analyze(run, "scopes")["scopes"]
-    found: dict[str, tuple[int, int]] = {}
-    for row in table[table["rank"] == rank].itertuples():
-        before = found.get(row.name, (0, 0))
-        found[row.name] = before[0] + row.matrix_flops, before[1] + row.backward_matrix_flops
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_flops_of_every_scope_are_those_of_the_closed_form(name: str, recorded: Path, device: str) -> None:
-    run, config = tracelens.load(recorded / name), build(name, device)
-    for trace in run.traces:
-        rank = trace.meta.rank
-        found = counted(run, rank)
-        expected: Counter[str] = Counter()
-        backward: Counter[str] = Counter()
-        for step in closed_forms(recorded / name, rank):
-            scopes = step["flops"]
-            if config.toggles.sync_free == 3:  # shapes show the whole buffers
-                work = flops(config, rank, attention=step["attention"], buffers=True)
-                scopes = {scope: one._asdict() for scope, one in work.items()}
-            for scope, one in scopes.items():
-                expected[scope] += sum(one.values())
-                backward[scope] += one["backward"]
-        assert {scope: found[scope] for scope in expected} == {
-            scope: (expected[scope], backward[scope]) for scope in expected
-        }, f"rank {rank}"
-        others = {scope for scope, (count, _) in found.items() if count > 0 and scope.startswith("L")}
-        assert {scope.removesuffix(".moe") for scope in others} <= {*expected, *(f"L{i}" for i in range(5))}
+    compare_flops(recorded / name, build(name, device), device)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "allgather"])
 def test_bytes_of_every_all_to_all_are_those_of_the_closed_form(name: str, recorded: Path) -> None:
-    run = tracelens.load(recorded / name)
-    total = 0
-    for trace in run.traces:
-        table = trace.tables["collectives"].frame
-        found = Counter(
-            (int(row.in_bytes), int(row.out_bytes))
-            for row in table.itertuples()
-            if str(row.collective) in COLLECTIVES
-        )
-        expected: Counter[tuple[int, int]] = Counter()
-        for step in closed_forms(recorded / name, trace.meta.rank):
-            for one in step["messages"]:
-                if one["collective"] == "all_to_all":
-                    expected[one["sent"], one["received"]] += one["times"]
-        assert found == expected, f"rank {trace.meta.rank}"
-        total += sum(found.values())
-    assert (total > 0) == (build(name).layout.experts_over > 1)
+    compare_bytes(recorded / name, build(name))
 
 
 def test_routed_tokens_in_the_file_are_those_that_the_experts_got(recorded: Path, device: str) -> None:

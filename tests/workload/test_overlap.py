@@ -19,8 +19,8 @@ import torch
 
 import tracelens
 from tests.workload.ranks import TIMEOUT_S, run_ranks
-from tests.workload.schedules import SMALL, baseline, batch, filled_schedule, joined, run_all
-from tests.workload.whole import Result, assert_same, clear_seed
+from tests.workload.schedules import SMALL, batch, beside_one_rank, filled_schedule
+from tests.workload.whole import Result, assert_same
 from tracelens.workload import exchange
 from tracelens.workload.config import Config, override, preset
 from tracelens.workload.exchange import Waiting
@@ -59,12 +59,8 @@ def _no_silent_deadlock() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Result, int]]:
     """By toggles: what two ranks found, what one rank finds in turn, and the seed."""
-    configs = [config_of(*assignments) for assignments in TOGETHER.values()]
-    seeds = [clear_seed(config) for config in configs]
-    found = run_ranks(2, run_all, configs, seeds, folder=tmp_path_factory.mktemp("overlap"))
-    together = [joined(ranks) for ranks in zip(*found, strict=True)]
-    expected = [baseline(config, seed) for config, seed in zip(configs, seeds, strict=True)]
-    return dict(zip(TOGETHER, zip(together, expected, seeds, strict=True), strict=True))
+    configs = {name: config_of(*assignments) for name, assignments in TOGETHER.items()}
+    return beside_one_rank(configs, tmp_path_factory.mktemp("overlap"))
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -12,7 +12,14 @@ pytest.importorskip("torch", reason="the workload needs torch")
 import torch
 
 from tests.workload.ranks import TIMEOUT_S, run_ranks
-from tests.workload.schedules import SMALL, baseline, batch, filled_schedule, joined, run_all, run_schedule
+from tests.workload.schedules import (
+    SMALL,
+    baseline,
+    batch,
+    beside_one_rank,
+    filled_schedule,
+    run_schedule,
+)
 from tests.workload.whole import Result, assert_same, clear_seed
 from tracelens.errors import TracelensError
 from tracelens.workload.config import Config, override, preset
@@ -39,12 +46,8 @@ def config_of(*assignments: str) -> Config:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Result, int]]:
     """By pipeline: what its ranks found, what one rank finds, and the seed."""
-    configs = [config_of(*assignments) for assignments in PIPELINES.values()]
-    seeds = [clear_seed(config) for config in configs]
-    found = run_ranks(4, run_all, configs, seeds, folder=tmp_path_factory.mktemp("pipeline"))
-    together = [joined(ranks) for ranks in zip(*found, strict=True)]
-    expected = [baseline(config, seed) for config, seed in zip(configs, seeds, strict=True)]
-    return dict(zip(PIPELINES, zip(together, expected, seeds, strict=True), strict=True))
+    configs = {name: config_of(*assignments) for name, assignments in PIPELINES.items()}
+    return beside_one_rank(configs, tmp_path_factory.mktemp("pipeline"))
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -1,6 +1,7 @@
-"""What only a GPU shows of toggles: streams, fused kernels, waiting for copies, launches. No torch needed.
+"""What only a GPU shows of toggles: streams, fused kernels, waiting for copies, launches, what is laid over
+communication. No torch needed.
 
-The runs are in sample_traces/toggles, recorded on one GPU by record_toggles.py.
+The runs are in sample_traces/toggles, recorded on one or two GPUs by record_toggles.py.
 """
 
 from __future__ import annotations
@@ -139,6 +140,29 @@ def test_a_graph_is_launched_at_once() -> None:
     )
     assert graph.kernels > plain.kernels / 2
     assert graph.launches < plain.launches / 4
+
+
+def hidden(variant: str, group: str) -> list[float]:
+    """Of each rank, the share of a group's communication beside which something is computed."""
+    table = found(variant, "overlap")["overlap"]
+    table = table[table["group"].eq(group)]
+    ranks = table.groupby("rank")
+    return list(ranks["hidden_ns"].sum() / ranks["comm_ns"].sum())
+
+
+@there
+@pytest.mark.parametrize(
+    ("off", "on", "group"),
+    [
+        ("exchange", "exchange_1f1b", "ep"),
+        ("exchange", "exchange_shared", "ep"),
+        ("tensor", "tensor_chunked", "tp"),
+    ],
+)
+def test_communication_is_hidden_under_what_is_laid_over_it(off: str, on: str, group: str) -> None:
+    """Of three micro-batches the first forward and the last backward have no other beside them."""
+    assert hidden(off, group) == [0, 0]
+    assert all(0.25 < share < 0.75 for share in hidden(on, group)), hidden(on, group)
 
 
 def test_recording_without_a_gpu(tmp_path: Path) -> None:

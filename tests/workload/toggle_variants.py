@@ -1,4 +1,4 @@
-"""Runs on one GPU that show what toggles do: read by who records them and by who tests the recordings."""
+"""Runs on GPUs that show what toggles do: read by who records them and by who tests the recordings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ SIZE = (
     "shared_ffn=256 vocab=8192 seq=512 micro_batch=1"
 )
 """Fields of the preset small that are smaller: one dense layer and one with experts."""
+
+LARGE = (
+    "ranks=2 layers=1 dense_layers=0 hidden=2048 heads=16 dense_ffn=4096 experts_count=8 top_k=4 "
+    "expert_ffn=1024 shared_ffn=2048 vocab=8192 seq=4096 micro_batch=4 experts=grouped sync_free=3 "
+    "permute=fused router=fused loss=fused"
+)
+"""Two ranks whose GPUs and not their hosts take the time, so that work can be laid over communication."""
 
 EXPERTS = 8
 
@@ -21,7 +28,20 @@ VARIANTS = {
     "sync_free_1": "experts=grouped sync_free=1",
     "sync_free_3": "experts=grouped sync_free=3",
     "graph_step": "experts=grouped sync_free=3 graph=step",
+    "exchange": "micro_batches=3",
+    "exchange_1f1b": "micro_batches=3 overlap_exchange=1f1b",
+    "exchange_shared": "micro_batches=3 overlap_shared=on",
+    "tensor": "tp=2",
+    "tensor_chunked": "tp=2 tp_overlap=chunked",
 }
-"""Name of a run to its toggles."""
+"""Name of a run to what it changes; from "exchange" on runs of two ranks."""
 
-LARGEST_BYTES = 150_000
+_OF_TWO = tuple(VARIANTS)[tuple(VARIANTS).index("exchange") :]
+
+
+def fields(variant: str) -> list[str]:
+    """How a run differs from the preset small."""
+    return f"{LARGE if variant in _OF_TWO else SIZE} {VARIANTS[variant]}".split()
+
+
+LARGEST_BYTES = 250_000

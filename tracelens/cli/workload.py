@@ -16,9 +16,7 @@ from tracelens.errors import MissingExtra
 
 app = typer.Typer(
     name="workload",
-    help="Train the bundled MoE model and record traces of it.",
     rich_markup_mode=None,
-    no_args_is_help=True,
     add_completion=False,
 )
 
@@ -45,9 +43,11 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@app.callback()
-def workload() -> None:
-    """A Mixture-of-Experts training run that shows every optimisation, and traces of it."""
+@app.callback(invoke_without_command=True)
+def workload(context: typer.Context) -> None:
+    """Train the bundled MoE model and record traces of it."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 Output = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ Int = NDArray[np.int64]
 
 NCCL = "nccl:"
 """Begins the names of annotations that only GPUs' communication leaves on the host."""
+
+# Other calls, which ask for a GPU's properties or wait for it, the profiler itself makes where there is one.
+_GIVES_WORK = re.compile("launch|memcpy|memset|enqueue|append", re.IGNORECASE)
 
 RECORD = "record_param_comms"
 """The op inside of one that asks for communication, with the profiler's record of it, where there is one."""
@@ -77,7 +81,10 @@ def host_side(
         place: number of the thread, thread id and end of each.
         calls: the same events as calls.
     """
-    if np.isin(kind, [KINDS.index(name) for name in GPU_SIGNS]).any() or not calls.is_op.any():
+    if not calls.is_op.any() or np.isin(kind, [KINDS.index(name) for name in GPU_SIGNS]).any():
+        return None
+    launched = np.unique(rows.table.name[kind == KINDS.index("launch")])
+    if any(_GIVES_WORK.search(table.names[code]) for code in launched):
         return None
     if any(name.startswith(NCCL) for name in table.names):
         return None

@@ -23,8 +23,8 @@ KINDS = (
 GPU_KINDS = ("kernel", "memcpy", "memset")
 """Kinds that are GPU work; annotations and syncs drawn on GPU rows are not."""
 
-GPU_SIGNS = (*GPU_KINDS, "launch", "gpu_annotation", "sync")
-"""Kinds of which one is enough to say that a GPU did the work; without any the host's ops are the work."""
+GPU_SIGNS = (*GPU_KINDS, "gpu_annotation")
+"""Kinds of which one is enough to say that a GPU did the work; a call that launches some says so as well."""
 
 STACK_KINDS = ("python", "annotation", "slice", "op", "launch")
 """Kinds that nest on CPU threads, outermost first where two have the same extent."""

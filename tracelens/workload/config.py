@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.workload import layout, toggles
+from tracelens.workload.checks import at_least_one, one_of
 from tracelens.workload.layout import Layout
 from tracelens.workload.models import MODELS, Model
 from tracelens.workload.toggles import Toggles
@@ -43,12 +44,8 @@ class Training:
 
     def __post_init__(self) -> None:
         """Raise TracelensError for what cannot be."""
-        for name, known in (("dtype", get_args(DtypeName)), ("routing", get_args(RoutingName))):
-            if getattr(self, name) not in known:
-                raise UnknownName(name, getattr(self, name), known)
-        for name in ("seq", "micro_batch", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+        one_of(self, {"dtype": get_args(DtypeName), "routing": get_args(RoutingName)})
+        at_least_one(self, ("seq", "micro_batch", "micro_batches"))
 
 
 @dataclass(frozen=True)

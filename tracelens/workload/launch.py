@@ -120,12 +120,17 @@ def run_job(job: Job) -> list[Measured]:
     return _spawn(job)
 
 
+def free_port() -> int:
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def _spawn(job: Job) -> list[Measured]:
     """Start all ranks on this machine, and collect what they measured."""
     context = mp.get_context("spawn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     results = context.SimpleQueue()
     ranks = job.config.layout.ranks
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))

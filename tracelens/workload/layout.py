@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from tracelens.errors import TracelensError
+from tracelens.workload.checks import at_least_one
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Outermost first: ranks with neighbouring numbers differ in `tp`."""
@@ -40,9 +41,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Raise TracelensError when the ranks cannot be divided in this way."""
-        for name in ("ranks", "pp", "vpp", "cp", "tp"):
-            if getattr(self, name) < 1:
-                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+        at_least_one(self, ("ranks", "pp", "vpp", "cp", "tp"))
         inner = self.pp * self.cp * self.tp
         if self.ranks % inner:
             raise TracelensError(f"{self.ranks} ranks are no multiple of pp x cp x tp = {inner}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tracelens.errors import TracelensError, UnknownName
+from tracelens.errors import TracelensError
+from tracelens.workload.checks import at_least_one, one_of
 
 AttentionName = Literal["mla", "gqa"]
 ScoreName = Literal["softmax", "sigmoid"]
@@ -69,15 +70,8 @@ class Model:
 
     def __post_init__(self) -> None:
         """Raise TracelensError when the sizes do not fit together."""
-        for what, value, known in (
-            ("attention", self.attention, get_args(AttentionName)),
-            ("score", self.score, get_args(ScoreName)),
-        ):
-            if value not in known:
-                raise UnknownName(what, value, known)
-        for name in SIZES:
-            if getattr(self, name) < 1:
-                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+        one_of(self, {"attention": get_args(AttentionName), "score": get_args(ScoreName)})
+        at_least_one(self, SIZES)
         if not 0 <= self.dense_layers <= self.layers:
             raise TracelensError(f"dense_layers must be 0 to {self.layers} (layers), not {self.dense_layers}")
         if self.dense_layers and self.dense_ffn < 1:

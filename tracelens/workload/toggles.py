@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_type_hints
 
-from tracelens.errors import TracelensError, UnknownName
+from tracelens.errors import TracelensError
+from tracelens.workload.checks import one_of
 
 ExpertsName = Literal["loop", "multistream", "grouped"]
 DispatchName = Literal["alltoall", "allgather", "dedup", "deepep"]
@@ -80,9 +81,7 @@ class Toggles:
 
     def __post_init__(self) -> None:
         """Raise TracelensError for an unknown value, or where two do not fit together."""
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UnknownName(name, str(getattr(self, name)), [str(value) for value in known])
+        one_of(self, CHOICES)
         if self.sync_free >= DEVICE_COUNTS and self.experts != "grouped":
             raise TracelensError(
                 f"sync_free={self.sync_free} leaves the sizes of experts on the device, which needs "

@@ -4,8 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
-# Traces in sample_traces/ that have an example report in reports/.
-REPORTS := moe_loop moe_grouped
+# What makes each of the example reports in reports/, REPORT_<name of the file>.
+REPORT_loop := report sample_traces/one_gpu/loop/rank0.json.gz
+REPORT_grouped := report sample_traces/one_gpu/grouped/rank0.json.gz
+REPORT_diff_loop_grouped := diff sample_traces/one_gpu/loop sample_traces/one_gpu/grouped
+REPORT_ep4_baseline := report sample_traces/ladder/ep4/00_baseline
+REPORT_ladder_ep4 := workload ladder --from sample_traces/ladder/ep4
+# The report of four ranks is long in JSON.
+REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
+	ep4_baseline.md ladder_ep4.md ladder_ep4.json
 BENCH ?=
 
 .DEFAULT_GOAL := help
@@ -16,8 +23,8 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
 		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-demo: $(VENV)/.core ## make a report of a sample trace: demo_report.html
-	$(BIN)/tracelens report sample_traces/moe_loop.json.gz -o demo_report.html
+demo: $(VENV)/.core ## make a report of four GPUs that train together: demo_report.html
+	$(BIN)/tracelens report sample_traces/ladder/ep4/00_baseline -o demo_report.html
 	@echo "The report is $(CURDIR)/demo_report.html - open it in a browser."
 
 test: lint ## run the linters, the type checker and the whole test suite
@@ -34,10 +41,7 @@ lint: $(VENV)/.dev ## run ruff and mypy
 
 reports: $(VENV)/.core ## remake reports/ from sample_traces/
 	@mkdir -p reports
-	@set -e; for name in $(REPORTS); do for format in md json; do \
-		$(BIN)/tracelens report sample_traces/$$name.json.gz -o reports/$$name.$$format; done; done
-	$(BIN)/tracelens diff sample_traces/moe_loop.json.gz sample_traces/moe_grouped.json.gz \
-		-o reports/diff_moe_loop_grouped.md -o reports/diff_moe_loop_grouped.json
+	@$(foreach file,$(REPORTS),$(BIN)/tracelens $(REPORT_$(basename $(file))) -o reports/$(file) &&) true
 
 bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
 	$(BIN)/python -m benchmarks.bench $(BENCH)

@@ -38,7 +38,7 @@ def corpus() -> Path:
 
 def large_trace() -> Path:
     """The corpus trace, or the sample trace where there is no corpus."""
-    for trace in (corpus() / LARGE, ROOT / "sample_traces" / "moe_loop.json.gz"):
+    for trace in (corpus() / LARGE, ROOT / "sample_traces" / "one_gpu/loop/rank0.json.gz"):
         if trace.exists():
             return trace
     raise FileNotFoundError("no trace to measure: set TRACELENS_CORPUS or give --trace")

@@ -94,7 +94,7 @@ def gate(tmp_path: Path):
     ],
 )
 def test_the_script(gate, tmp_path: Path, rules: str, code: int, verdict: str) -> None:
-    base, candidate = (str(SAMPLES / f"moe_{name}.json.gz") for name in ("loop", "grouped"))
+    base, candidate = (str(SAMPLES / "one_gpu" / name) for name in ("loop", "grouped"))
     done, outputs, summary = gate(BASE=base, CANDIDATE=candidate, RULES=rules)
     assert done.returncode == code, done.stderr
     assert outputs["verdict"] == verdict

@@ -254,10 +254,16 @@ class Result:
         raise SchemaError(f"{self.analyzer}: no table {table!r} (has: {', '.join(self.data)}) {why}")
 
     def _repr_html_(self) -> str:
-        """The result as it shows itself in Jupyter."""
+        """The result as it shows itself where HTML can be shown."""
         from tracelens.renderers.html import fragment
 
         return fragment(self)
+
+    def _ipython_display_(self) -> None:
+        """The result as it shows itself in Jupyter."""
+        from tracelens.renderers.notebook import show
+
+        show(self)
 
 
 @dataclass(frozen=True)
@@ -280,3 +286,9 @@ class Report:
             if result.analyzer == analyzer:
                 return result
         raise SchemaError(f"no result of {analyzer!r} (has: {', '.join(r.analyzer for r in self.results)})")
+
+    def _ipython_display_(self) -> None:
+        """The report as it shows itself in Jupyter."""
+        from tracelens.renderers.notebook import show_report
+
+        show_report(self)

@@ -238,7 +238,7 @@ def test_a_trace_of_an_unknown_device_has_findings() -> None:
 
 def test_a_report_has_the_findings(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    sample = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
+    sample = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"
     options = ("--only", "findings", "-o", str(path))
     assert CliRunner().invoke(app, ["report", str(sample), *options]).exit_code == 0
     report = json.loads(path.read_text(encoding="utf-8"))

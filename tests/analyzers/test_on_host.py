@@ -168,6 +168,40 @@ def test_stragglers_name_what_the_host_was_in() -> None:
     assert row[2].startswith("no op ran for ")
 
 
+READS = f"""
+    op aten::mm {SIZES}                   | ----
+    op aten::item                         |      {{reads}}
+    op c10d::allreduce_ {ASKS}            |      {{before}}-
+    scope gloo:all_reduce tid=7 {SUMS}    |      {{before}} {{sum}}
+"""
+
+
+def reading(reads: str) -> Run:
+    """Rank 1 reads what the other does not, and comes 30 columns later for it."""
+    prompt = READS.format(reads="-", before="  ", sum="-" * 40)
+    late = READS.format(reads=reads, before=" " * 32, sum="-" * 10)
+    return ranks(prompt, late)
+
+
+@pytest.mark.parametrize(
+    ("reads", "cause", "said"),
+    [
+        # The processor was taken from it twice.
+        ("- " * 5 + " " * 8 + "- " * 3 + " " * 4 + "- " * 2, "blocking_call", "31.0 us (others 1.00 us)"),
+        # It reads for 3 of 32 columns; what else it does is not recorded.
+        ("-          -          -", "late_launch", "31.0 us (others 3.00 us)"),
+        ("-" * 25, "blocking_call", "25.0 us (others 1.00 us)"),
+    ],
+)
+def test_a_host_that_reads_one_value_after_the_other_is_in_a_blocking_call(
+    reads: str, cause: str, said: str
+) -> None:
+    (row,) = records(analyze(reading(reads), "stragglers")["stragglers"], "rank", "cause", "evidence")
+    assert row[:2] == (1, cause)
+    assert row[2].startswith(f"no op ran for {said}")
+    assert ("aten::item" in row[2]) == (cause == "blocking_call")
+
+
 def test_launches_are_skipped() -> None:
     found = analyze(rank(STEP), "launches")
     assert len(found["launches"]) == 0

@@ -14,8 +14,8 @@ import pytest
 from tests.architecture.source import ROOT, Module, modules
 
 MODULES = modules()
-# What a person sees is written by the command line, and by the recording of a workload.
-MAY_PRINT = ("tracelens/cli/", "tracelens/workload/late.py")
+# What a person sees is written by the command line.
+MAY_PRINT = ("tracelens/cli/",)
 # A forked copy of a process must end without running what the original registered for its own end.
 MAY_EXIT = {"tracelens/fanout/aside.py": {"os._exit"}}
 

@@ -12,7 +12,7 @@ import pytest
 
 from tracelens.cli import run as run_cli
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"
 ANALYZERS = [
     "findings",
     "input",

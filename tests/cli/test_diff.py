@@ -12,15 +12,15 @@ from tests.builders import events, write
 from tracelens.cli import run as run_cli
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-LOOP, GROUPED = str(SAMPLES / "moe_loop.json.gz"), str(SAMPLES / "moe_grouped.json.gz")
-CONTROL, LATE = str(SAMPLES / "late_rank" / "control"), str(SAMPLES / "late_rank" / "late_launch")
+LOOP, GROUPED = str(SAMPLES / "one_gpu/loop/rank0.json.gz"), str(SAMPLES / "one_gpu/grouped/rank0.json.gz")
+CONTROL, LATE = str(SAMPLES / "faults" / "control"), str(SAMPLES / "faults" / "host_delay")
 
 
 def test_a_comparison_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["diff", LOOP, GROUPED]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens diff: 65.872 ms to 39.871 ms a step (-39.5%)\n")
+    assert out.startswith("tracelens diff: 71.131 ms to 39.383 ms a step (-44.6%)\n")
     for text in (
         "Waterfall by cause",
         "experts: loop to grouped GEMM",
@@ -40,7 +40,7 @@ def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
     assert value["analyzer"] == "diff"
     assert value["inputs"] == [LOOP, GROUPED]
     assert value["meta"]["inputs"] == {"base": [LOOP], "cand": [GROUPED]}
-    assert value["meta"]["devices"]["cand"] == ["NVIDIA H100 80GB HBM3"]
+    assert value["meta"]["devices"]["cand"] == ["NVIDIA H200"]
     assert list(value["tables"]) == ["waterfall", "changes", "substitutions", "icicle"]
     delta = value["meta"]["cand_ns"] - value["meta"]["base_ns"]
     assert value["meta"]["delta_ns"] == delta
@@ -68,10 +68,10 @@ def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_sides_are_directories_of_ranks_or_patterns(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(["diff", CONTROL, f"{LATE}/rank*.json.gz", "--json"]) == 0
+    assert run_cli(["diff", CONTROL, f"{LATE}/rank*.json.zst", "--json"]) == 0
     value = json.loads(capfd.readouterr().out)
-    assert value["meta"]["ranks"] == {"base": [0, 1, 2, 3], "cand": [0, 1, 2, 3]}
-    assert len(value["inputs"]) == 8
+    assert value["meta"]["ranks"] == {"base": [0, 1], "cand": [0, 1]}
+    assert len(value["inputs"]) == 4
     cause = {row["name"]: row["delta_ns"] for row in value["tables"]["waterfall"] if row["level"] == "cause"}
     assert max(cause, key=cause.__getitem__) == "waiting for other ranks"
 
@@ -94,7 +94,7 @@ def test_one_step_of_both(capfd: pytest.CaptureFixture[str]) -> None:
             f"tracelens: {LOOP}: no step '9' (has: ProfilerStep#3, ProfilerStep#4)",
         ),
         ([LOOP, GROUPED, "-o", "d.docx"], "no format is written as '.docx'"),
-        ([LOOP, str(SAMPLES)], "is rank 0, and so is"),
+        ([LOOP, str(SAMPLES / "one_gpu" / "*" / "*.gz")], "is rank 0, and so is"),
         ([LOOP, "IDLE"], "no GPU work, so there is no step time to compare"),
     ],
 )

@@ -16,7 +16,7 @@ from tracelens.replay.folder import read
 from tracelens.replay.make import replay
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-LOOP, GROUPED = str(SAMPLES / "moe_loop.json.gz"), str(SAMPLES / "moe_grouped.json.gz")
+LOOP, GROUPED = str(SAMPLES / "one_gpu/loop/rank0.json.gz"), str(SAMPLES / "one_gpu/grouped/rank0.json.gz")
 
 
 class Outcome:
@@ -150,11 +150,11 @@ def test_sizes_are_scaled_down(run, small: str, tmp_path: Path) -> None:
 def test_a_sample_trace(run) -> None:
     outcome = run(GROUPED, "-o", "out", "--op", "aten::_grouped_mm", "--json")
     assert outcome.code == 0
-    # Three products forward, and for each two gradients, by two micro-batches' layouts.
+    # Two products forward, gate and up in one, and for each two gradients; in two layers and two steps.
     assert {row["subject"] for row in outcome.table} == {"aten::_grouped_mm"}
-    assert sum(row["count"] for row in outcome.table) == 36
+    assert sum(row["count"] for row in outcome.table) == 24
     step = run(GROUPED, "-o", "out", "--op", "aten::_grouped_mm", "--step", "3", "--json")
-    assert sum(row["count"] for row in step.table) == 18
+    assert sum(row["count"] for row in step.table) == 12
 
 
 def test_collectives_of_all_ranks(run, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ranks", "two"], "ranks must be a whole number, not 'two'"),
         (["--set", "top_k=99"], "top_k (99) exceeds experts_count (8)"),
         (["--sync-free", "3"], "needs experts=grouped"),
+        (["--inject", "rank=0,kind=gcc"], "unknown kind of fault 'gcc'; did you mean 'gc'?"),
     ],
 )
 def test_bad_settings_are_one_line(
@@ -73,6 +74,7 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
     [
         (["--device", "tpu"], "--device must be cuda or cpu, not tpu"),
         (["--steps", "0"], "steps must be at least 1"),
+        (["--inject", "rank=0,kind=gc", "--inject", "rank=4,kind=gc"], "there is no rank 4 of 1"),
         (["-o", "OUT", "--steps", "6"], "the recording needs 10 steps, not 6"),
         (["-o", "OUT", "--profile-start", "3", "--profile-end", "3"], "no step to record from 3 to 3"),
         (["--device", "cuda", "--ranks", "64", "--set", "experts_count=64"], "64 ranks need as many GPUs"),

@@ -38,7 +38,7 @@ class Program:
     """
 
     def __init__(self, name: str) -> None:
-        with gzip.open(SAMPLES / f"{name}.json.gz", "rt", encoding="utf-8") as stream:
+        with gzip.open(SAMPLES / name / "rank0.json.gz", "rt", encoding="utf-8") as stream:
             whole = json.load(stream)
         self.events: list[Event] = whole.pop("traceEvents")
         self.header = {
@@ -51,6 +51,7 @@ class Program:
         self.ops = [
             event for event in self.events if event.get("cat") == "cpu_op" and begin < event["ts"] < end - 1
         ]
+        self.scopes = [event for event in self.events if event.get("cat") == "user_annotation"]
         self._gpu = sorted(
             (event for event in self.events if event.get("cat") in _GPU), key=lambda event: event["ts"]
         )
@@ -84,6 +85,16 @@ class Program:
             and other["ts"] + other["dur"] >= op["ts"] + op["dur"] and other["dur"] == op["dur"]
         ]  # fmt: skip
         return bool(same)
+
+    def borders(self, op: Event) -> bool:
+        """Whether a scope begins or ends in the op, as those of a backward pass do: no edit cuts one."""
+        begin, end = op["ts"], op["ts"] + op["dur"]
+        return any(
+            begin < at < end
+            for scope in self.scopes
+            if scope["tid"] == op["tid"]
+            for at in (scope["ts"], scope["ts"] + scope["dur"])
+        )
 
     def free_after(self, work: Event) -> float:
         """Time without GPU work behind the end of this one, us."""
@@ -219,5 +230,5 @@ def random_edit(program: Program, seed: int) -> Edit:
     make = EDITS[seed % len(EDITS)]
     while True:
         op = draw.choice(program.ops)
-        if not program.around(op) and (edit := make(program, op)) is not None:
+        if not program.around(op) and not program.borders(op) and (edit := make(program, op)) is not None:
             return edit

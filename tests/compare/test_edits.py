@@ -12,7 +12,7 @@ from tracelens.compare.diff import diff
 from tracelens.schema import Result
 from tracelens.trace.run import Run, make_run
 
-SAMPLES = ("moe_grouped", "moe_loop")
+SAMPLES = ("one_gpu/grouped", "one_gpu/loop")
 FEW, MANY = 4 * len(EDITS), 200
 
 
@@ -52,17 +52,17 @@ def test_a_trace_against_itself_is_all_zero(sample: str) -> None:
 
 @pytest.mark.parametrize("seed", range(FEW))
 def test_a_single_edit_is_named_and_nothing_else(seed: int) -> None:
-    check("moe_grouped", seed)
+    check("one_gpu/grouped", seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, MANY, 20))
 def test_two_hundred_edits_are_named(first: int) -> None:
     for seed in range(first, first + 20):
-        check("moe_grouped", 1000 + seed)
+        check("one_gpu/grouped", 1000 + seed)
 
 
 @pytest.mark.slow
 def test_edits_in_a_trace_with_an_expert_loop_are_named() -> None:
     for seed in range(2 * len(EDITS)):
-        check("moe_loop", seed)
+        check("one_gpu/loop", seed)

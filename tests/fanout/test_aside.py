@@ -15,7 +15,7 @@ from tracelens.errors import TracelensError
 from tracelens.fanout import aside
 from tracelens.fanout.aside import Aside, beside
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_grouped.json.gz"
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/grouped/rank0.json.gz"
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot copy a process"),

@@ -19,7 +19,7 @@ from tracelens.parsers.decode import exact_ns
 from tracelens.parsers.repair import repair_text
 from tracelens.trace.trace import Trace
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"
 CORPUS = ("misc/backward_thread.json", "mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz")
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -24,7 +24,7 @@ from tracelens.trace.trace import Trace
 
 Json = dict[str, Any]
 
-SAMPLE = Path(__file__).parents[2] / "sample_traces" / "moe_loop.json.gz"
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"
 COLUMNS = ["name", "kind", "ts_ns", "dur_ns", "parent_id"]
 
 one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

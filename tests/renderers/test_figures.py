@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.renderers import sample
+from tests.renderers import sample, sample_ladder
 from tracelens.renderers._format import values
 from tracelens.renderers.figures import FIGURES, Figure, figures
 from tracelens.schema import Result, Table
@@ -31,8 +31,9 @@ RESULTS = {
     "findings": (sample.findings, 1),
     "moe": (sample.moe, 2),
     "diff": (sample.diff, 2),
+    "ladder": (sample_ladder.ladder, 3),
 }
-NEEDED = {"findings": "saving_ns", "diff": "base_ns"}
+NEEDED = {"findings": "saving_ns", "diff": "base_ns", "ladder": "speedup"}
 """A column without which nothing is drawn, where it is not the rank."""
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
@@ -115,6 +116,7 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.findings(500),
         sample.moe(512, 96),
         sample.diff(3000),
+        sample_ladder.ladder(500, 50),
     ],
     ids=lambda result: result.analyzer,
 )

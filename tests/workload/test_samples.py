@@ -1,52 +1,94 @@
-"""The traces in sample_traces/ are what their manifest says, and small. No torch needed."""
+"""The traces in sample_traces/ are what their manifests say, and small; recording them works without GPUs."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
+import subprocess
+import sys
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tracelens.recording.scrub import count_events, scrub
+from tests.workload.sample_runs import CPU, LARGEST_BYTES, ONE_GPU, PIPELINE, Sample
+from tests.workload.samples import FOLDER, check_files, manifest, needs
+from tracelens import analyze, load
+from tracelens.trace.run import Run
 
-FOLDER = Path(__file__).parents[2] / "sample_traces"
-MANIFEST: list[dict[str, Any]] = tomllib.loads((FOLDER / "MANIFEST.toml").read_text())["trace"]
-FILES = [entry["file"] for entry in MANIFEST]
-KEYS = {"what", "origin", "device", "software", "recorded", "sha256", "bytes", "steps", "config", "events"}
-LARGEST_FILE = 1_500_000
-LARGEST_PAIR = 2_500_000
-PAIR = ("moe_loop.json.gz", "moe_grouped.json.gz")
+GROUPS = {"cpu": CPU, "one_gpu": ONE_GPU, "pipeline": PIPELINE}
+LARGEST_TOTAL = 20_000_000
+
+of_each_group = pytest.mark.parametrize(
+    ("group", "runs"), [pytest.param(name, runs, marks=needs(name)) for name, runs in GROUPS.items()]
+)
 
 
-def test_manifest_lists_exactly_the_files_that_are_there() -> None:
-    assert sorted(FILES) == sorted(path.name for path in FOLDER.glob("*.json*"))
+@cache
+def run(group: str, name: str) -> Run:
+    return load(FOLDER / group / name)
 
 
 def test_all_together_are_small() -> None:
-    assert sum((FOLDER / name).stat().st_size for name in PAIR) < LARGEST_PAIR
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < LARGEST_TOTAL
 
 
-def test_the_pair_differs_in_the_experts_alone() -> None:
-    loop, grouped = (next(entry for entry in MANIFEST if entry["file"] == name) for name in PAIR)
-    assert loop["config"] | {"experts": "grouped"} == grouped["config"]
-    for key in ("device", "software", "steps", "stack"):
-        assert loop[key] == grouped[key]
+def test_every_trace_belongs_to_a_manifest() -> None:
+    listed = {
+        folder.parent / name
+        for folder in FOLDER.glob("*/MANIFEST.toml")
+        for name in tomllib.loads(folder.read_text())["sha256"]
+    }
+    assert set(FOLDER.rglob("rank*.json.*")) == listed
 
 
-@pytest.mark.parametrize("entry", MANIFEST, ids=FILES)
-def test_file_is_what_the_manifest_says(entry: dict[str, Any]) -> None:
-    assert set(entry) >= KEYS
-    packed = (FOLDER / entry["file"]).read_bytes()
-    assert hashlib.sha256(packed).hexdigest() == entry["sha256"]
-    assert len(packed) == entry["bytes"] < LARGEST_FILE
-    text = gzip.decompress(packed).decode()
-    assert count_events(text) == entry["events"]
-    assert scrub(text, entry["file"]) == text  # names no path of the machine it was made on
-    trace = json.loads(text)
-    assert trace["workload"] == entry["config"]
-    marks = {e["name"] for e in trace["traceEvents"] if str(e.get("name", "")).startswith("ProfilerStep#")}
-    assert len(marks) == entry["steps"]
+@of_each_group
+def test_the_files_are_those_of_the_manifest(group: str, runs: Mapping[str, Sample]) -> None:
+    check_files(group, runs, LARGEST_BYTES)
+    for name, sample in runs.items():
+        assert sample.fields in manifest(group)["runs"][name]
+
+
+@of_each_group
+def test_the_traces_are_of_those_settings(group: str, runs: Mapping[str, Sample]) -> None:
+    for name, sample in runs.items():
+        told = json.loads((FOLDER / group / name / "run.json").read_text())
+        config = json.loads(json.dumps(sample.config.as_dict()))
+        assert told["config"] == config
+        assert len(run(group, name).traces) == sample.config.layout.ranks
+        steps = analyze(run(group, name), "steps")["steps"]
+        assert steps.groupby("rank").size().eq(sample.steps).all()
+
+
+@needs("pipeline")
+def test_interleaving_makes_the_bubble_smaller() -> None:
+    bubble = {}
+    for name in PIPELINE:
+        table = analyze(run("pipeline", name), "pipeline")["bubble"]
+        bubble[name] = table["bubble_fraction"].mean()
+    assert bubble["interleaved"] < bubble["plain"]
+
+
+def test_recording_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the workload needs torch")
+    command = [sys.executable, "-m", "tests.workload.record_samples", "toggles", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--run", "loss_fused", "--run", "sync_free_3"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = tomllib.loads((tmp_path / "toggles" / "MANIFEST.toml").read_text())
+    assert set(told["runs"]) == {"loss_fused", "sync_free_3"}
+    assert len(told["sha256"]) == 2
+    assert analyze(load(tmp_path / "toggles" / "sync_free_3"), "moe").meta["sync_free_stage"] == 3
+
+
+def test_an_unknown_run_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the workload needs torch")
+    command = [sys.executable, "-m", "tests.workload.record_samples", "toggles", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--run", "nothing"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: no run nothing in toggles: it has baseline, ")

@@ -1,42 +1,31 @@
 """What only a GPU shows of toggles: streams, fused kernels, waiting for copies, launches, what is laid over
 communication. No torch needed.
 
-The runs are in sample_traces/toggles, recorded on one or two GPUs by record_toggles.py.
+The runs are in sample_traces/toggles, recorded on one or two GPUs by record_samples.py.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import subprocess
-import sys
-import tomllib
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tests.workload.toggle_variants import EXPERTS, LARGEST_BYTES, VARIANTS
 from tracelens import analyze, load
 from tracelens.analyzers._moe_regions import FORWARD, regions
 from tracelens.analyzers._moe_stages import EXPERTS as EXPERTS_STAGE
 from tracelens.analyzers._moe_stages import STAGES
-from tracelens.recording.scrub import scrub
 from tracelens.schema import Result
 from tracelens.trace.run import Run
 
-FOLDER = Path(__file__).parents[2] / "sample_traces" / "toggles"
-
-there = pytest.mark.skipif(
-    not (FOLDER / "MANIFEST.toml").exists(),
-    reason="needs sample_traces/toggles: python -m tests.workload.record_toggles, on a GPU",
-)
+there = needs("toggles")
 
 
 @cache
 def run(variant: str) -> Run:
-    return load(FOLDER / variant)
+    return load(FOLDER / "toggles" / variant)
 
 
 @cache
@@ -65,18 +54,9 @@ def blocking(variant: str) -> dict[str, float]:
 
 
 @there
-def test_manifest_lists_exactly_the_files_that_are_there() -> None:
-    told = tomllib.loads((FOLDER / "MANIFEST.toml").read_text())
-    files = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*.json.gz")}
-    assert told["variants"] == VARIANTS
-    assert {name.partition("/")[0] for name in files} == set(VARIANTS)
-    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()} == told[
-        "sha256"
-    ]
-    for path in files.values():
-        assert path.stat().st_size < LARGEST_BYTES
-        text = gzip.decompress(path.read_bytes()).decode()
-        assert scrub(text, path.name) == text  # names no path of the machine it was made on
+def test_the_files_are_those_of_the_manifest() -> None:
+    check_files("toggles", VARIANTS, LARGEST_BYTES)
+    assert manifest("toggles")["runs"] == VARIANTS
 
 
 def streams(variant: str) -> int:
@@ -163,18 +143,3 @@ def test_communication_is_hidden_under_what_is_laid_over_it(off: str, on: str, g
     """Of three micro-batches the first forward and the last backward have no other beside them."""
     assert hidden(off, group) == [0, 0]
     assert all(0.25 < share < 0.75 for share in hidden(on, group)), hidden(on, group)
-
-
-def test_recording_without_a_gpu(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
-    out = tmp_path / "toggles"
-    command = [sys.executable, "-m", "tests.workload.record_toggles", "--out", str(out), "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--variant", "loss_fused", "--variant", "sync_free_3"],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = tomllib.loads((out / "MANIFEST.toml").read_text())
-    assert set(told["variants"]) == {"loss_fused", "sync_free_3"}
-    assert len(told["sha256"]) == 2
-    assert analyze(load(out / "sync_free_3"), "moe").meta["sync_free_stage"] == 3

@@ -47,12 +47,14 @@ class Verdict(NamedTuple):
         cause: one of CAUSES.
         evidence: the figures that say so.
         late_ns: how late the last rank was.
+        root: evidence of the verdict that a chain of inherited lateness goes back to, "" where this is it.
     """
 
     rank: int
     cause: str
     evidence: str
     late_ns: int
+    root: str = ""
 
 
 class Comparison:
@@ -172,7 +174,10 @@ class Comparison:
         if origin is None or origin.cause in ("inherited", "unknown") or origin.rank not in instance.wait_ns:
             return Verdict(last.rank, "inherited", text, late)
         held = "" if origin.rank == last.rank else f"held rank {last.rank} up, which "
-        return Verdict(origin.rank, origin.cause, f"{held}{text}: {origin.evidence}", late)
+        # One link of a long chain says as much as all of them.
+        root = origin.root or origin.evidence
+        between = ", late from before: " if origin.root else ": "
+        return Verdict(origin.rank, origin.cause, f"{held}{text}{between}{root}", late, root)
 
     def _before(self, last: Member, span: Span, mine: Floats, usual: Floats) -> tuple[str, int]:
         """Evidence for lateness that a rank brought with it, and the instance that it brought it from."""

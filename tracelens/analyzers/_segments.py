@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from tracelens.analyzers._comms import RankComms, comms
 from tracelens.analyzers._group import codes, sums
 from tracelens.analyzers._host import threads
-from tracelens.analyzers.idle import CAUSES, Explained, causes, find_gaps, host_names, waiting_calls
+from tracelens.analyzers._reads import reads
+from tracelens.analyzers.idle import CAUSES, Explained, Gaps, causes, find_gaps, host_names, waiting_calls
 from tracelens.trace.arguments import describe
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import Union, shares, union
@@ -28,6 +29,9 @@ WORK, COMM, LATE, BLOCKED, GARBAGE, OTHER = range(len(TIMES))
 # After a call that blocked, the host takes this long at most to launch again. An idle GPU beyond that has
 # another reason than the call.
 RESTART_NS = 100_000
+# A host that does the work itself does not wait where it reads a value, and one read takes no time. Where it
+# reads so many in one gap it is in a loop of them, and that is what it does from the first to the last.
+_LOOP = 10
 _HOST = ("host late", "blocking call", "garbage collection")
 
 
@@ -134,12 +138,15 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
 
 def _blocked(trace: Trace, work: Work, blocking: NDArray[np.bool_]) -> Union:
     """When a thread that launches work sat in a blocking call."""
-    events = trace.arrays
-    thread = threads(events)
-    launching = np.unique(thread[work.asked[work.asked >= 0]])
-    rows = np.flatnonzero(blocking)
-    rows = rows[np.isin(thread[rows], launching)]
-    return union(events.start[rows], events.end[rows])
+    rows = _launching(trace, work, blocking)
+    return union(trace.arrays.start[rows], trace.arrays.end[rows])
+
+
+def _launching(trace: Trace, work: Work, chosen: NDArray[np.bool_]) -> Int:
+    """Rows of the chosen events on threads that launch work."""
+    thread = threads(trace.arrays)
+    rows = np.flatnonzero(chosen)
+    return rows[np.isin(thread[rows], np.unique(thread[work.asked[work.asked >= 0]]))]
 
 
 def _silent(talk: RankComms) -> Segments:
@@ -157,8 +164,9 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     inside = gaps.end <= edges[-1]
     gaps = type(gaps)(*(values[inside] for values in gaps))
     found = causes(trace, work, gaps)
+    found = _with_reads(trace, work, gaps, found) if work.on_host else found
     piece = np.searchsorted(edges, gaps.start, side="right") - 1
-    parts = _split(found, gaps.end - gaps.start)
+    parts = _split(found, gaps.end - gaps.start, 0 if work.on_host else RESTART_NS)
     hosts = {LATE: found.busy, BLOCKED: found.blocked, GARBAGE: found.collected, OTHER: found.busy}
     return _Gap(
         np.tile(piece, len(parts)),
@@ -168,7 +176,26 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     )
 
 
-def _split(found: Explained, ns: Int) -> dict[int, Int]:
+def _with_reads(trace: Trace, work: Work, gaps: Gaps, found: Explained) -> Explained:
+    """The causes of a host's gaps, with the reads in them as its blocking calls."""
+    events = trace.arrays
+    rows = _launching(trace, work, reads(trace))
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    if not len(rows):
+        return found
+    sat = union(events.start[rows], events.end[rows])
+    asked = np.where(gaps.after >= 0, work.asked[np.maximum(gaps.after, 0)], -1)
+    called = np.where(asked >= 0, events.start[np.maximum(asked, 0)], gaps.end)
+    end = np.clip(called, gaps.start, gaps.end)
+    begins, ends = np.searchsorted(sat.start, gaps.start), np.searchsorted(sat.end, end, side="right")
+    most = len(sat.start) - 1
+    looped = sat.end[np.clip(ends - 1, 0, most)] - sat.start[np.clip(begins, 0, most)]
+    ns = np.where(ends - begins >= _LOOP, looped, sat.covered(gaps.start, end))
+    first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
+    return found._replace(blocked=np.where(ns > 0, first, -1), blocked_ns=ns)
+
+
+def _split(found: Explained, ns: Int, restart: int) -> dict[int, Int]:
     """The time of each gap by what was waited for.
 
     A blocking call is on every rank where the program synchronises, so what matters is how long it kept the
@@ -177,7 +204,7 @@ def _split(found: Explained, ns: Int) -> dict[int, Int]:
     names = list(CAUSES)
     by_host = np.isin(found.cause, [names.index(name) for name in _HOST])
     garbage = np.minimum(found.collected_ns, ns)
-    blocked = np.where(found.blocked >= 0, np.minimum(found.blocked_ns + RESTART_NS, ns - garbage), 0)
+    blocked = np.where(found.blocked >= 0, np.minimum(found.blocked_ns + restart, ns - garbage), 0)
     late = np.where(by_host, ns - garbage - blocked, 0)
     return {LATE: late, BLOCKED: blocked, GARBAGE: garbage, OTHER: np.where(by_host, 0, ns)}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._causes import CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
+from tracelens.analyzers._chance import ALIKE, RARE, Noise, noise
 from tracelens.analyzers._clocks import aligned, clocks
 from tracelens.analyzers._instances import Instance, base_ns, match
 from tracelens.analyzers._members import LOST, lost_rows
@@ -39,6 +40,21 @@ STRAGGLERS = Schema(
         Column("evidence", "str", doc="of that cause, where the others waited longest", prose=True),
         Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting, due to this cause"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
+        Column(
+            "time_fraction", "float64", "fraction", "what another rank waits for it, of the recorded time"
+        ),
+        Column(
+            "chance",
+            "float64",
+            doc="at most so probable for any rank, were each one the last equally often; -1 where others "
+            f"wait for less than {ALIKE:.0%} of the time",
+        ),
+        Column(
+            "beyond_noise",
+            "bool",
+            doc=f"a straggler: chance below {RARE:.0%}, or too few collectives to tell, and others wait for "
+            f"at least {ALIKE:.0%} of the time, more than equal GPUs make each other wait",
+        ),
     ),
     doc="Worst first. A rank's work since the communication before is compared with the median of the "
     f"others, each counted by what it waited. {_DOC}.",
@@ -83,8 +99,8 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `stragglers` (one row a rank that was waited for), `causes` (by rank and cause), `worst`
-        (the instances with most waiting) and `lost` (when a rank only waits, by cause).
+        tables `stragglers` (one row a rank that was waited for, and whether beyond noise), `causes` (by rank
+        and cause), `worst` (the instances with most waiting) and `lost` (when a rank only waits, by cause).
     """
     ranks = [part.comms for part in parts]
     found = match(ranks)
@@ -99,7 +115,7 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
     cases = list(zip(instances, waits, verdicts, strict=True))
     causes = _by_cause(cases)
     tables = {
-        "stragglers": stack(STRAGGLERS, _by_rank(causes)),
+        "stragglers": stack(STRAGGLERS, _by_rank(causes, noise(parts, instances, verdicts))),
         "causes": stack(CAUSE_TABLE, causes),
         "worst": stack(WORST, _worst(cases)),
         "lost": stack(LOST, lost_rows(ranks, instances, verdicts)),
@@ -139,7 +155,7 @@ def _located(case: _Case) -> str:
     return f"{verdict.evidence} (before {text})" if wait else ""
 
 
-def _by_rank(causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) -> list[dict[str, Any]]:
     """Rows of STRAGGLERS from those of CAUSE_TABLE, whose order is theirs."""
     ranks: dict[int, list[dict[str, Any]]] = {}
     for row in causes:
@@ -156,6 +172,9 @@ def _by_rank(causes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "evidence": main["evidence"],
                 "cause_fraction": [main["caused_wait_ns"][0] / max(wait, 1)],
                 "fraction": [min(sum(row["fraction"][0] for row in (main, *others)), 1.0)],
+                "time_fraction": [noise_of[rank].fraction],
+                "chance": [noise_of[rank].chance],
+                "beyond_noise": [noise_of[rank].beyond],
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"][0], row["rank"][0]))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tracelens.cli import workload_ladder, workload_serve
 from tracelens.cli.common import say
 from tracelens.errors import MissingExtra
 
@@ -69,6 +70,15 @@ Device = Annotated[
     str | None,
     typer.Option(help="cuda (NVIDIA and AMD) or cpu; by default what is there.", show_default=False),
 ]
+Inject = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Make a rank late, as in --inject rank=3,kind=host_delay,ms=4; may be repeated. Kinds: "
+        "host_delay, blocking_call and gc with ms, token_skew with factor, slow_kernels with processes.",
+        metavar="FAULT",
+        show_default=False,
+    ),
+]
 
 
 @app.command("run")
@@ -90,6 +100,7 @@ def run(
     scrub: Annotated[
         bool, typer.Option("--scrub", help="Take paths of this machine out of the traces.")
     ] = False,
+    inject: Inject = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **settings: str | None,
 ) -> None:
@@ -100,14 +111,20 @@ def run(
     tracelens workload run --preset tiny --ranks 2 -o traces/
 
     tracelens workload run --preset small --ranks 8 --experts grouped --sync-free 2 -o traces/
+
+    With a known culprit, which `tracelens analyze stragglers` must find:
+
+    tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
     """
     from tracelens.workload.config import override
     from tracelens.workload.config import preset as named
+    from tracelens.workload.faults import Fault
 
     chosen = [f"{name}={value}" for name, value in settings.items() if value is not None]
     if layers is not None:
         chosen.append(f"layers={layers}")
     config = override(named(preset), [*chosen, *(assignments or [])])
+    faults = tuple(Fault.parse(text) for text in inject or [])
     try:
         from tracelens.workload.launch import Job, run_job, summary
     except ModuleNotFoundError as error:
@@ -115,12 +132,16 @@ def run(
             raise
         raise MissingExtra("tracelens workload", "workload") from None
 
-    job = Job(config, output, device, steps, profile_start, profile_end, stack, memory, scrub)
+    job = Job(config, output, device, steps, profile_start, profile_end, stack, memory, scrub, faults)
     found = summary(job, run_job(job))
     if json_output:
         print(json.dumps(found | {"config": config.as_dict()}, indent=1))
     else:
         _tell(preset, found, output)
+
+
+app.command("ladder")(_with_settings(workload_ladder.ladder))
+app.command("serve")(workload_serve.with_settings(workload_serve.serve))
 
 
 def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:

@@ -44,13 +44,17 @@ def _gpu_cores(device: torch.device) -> Path:
     return SYSTEM / "bus" / "pci" / "devices" / name / "local_cpulist"
 
 
+def nodes() -> list[Path]:
+    """Folders of the NUMA nodes that this machine names, in order of their numbers."""
+    found = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
+    return sorted(found, key=lambda at: int(at.name[4:]))
+
+
 def _node_cores(rank: int) -> Path:
-    nodes = sorted(
-        (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*"), key=lambda at: int(at.name[4:])
-    )
-    if not nodes:
+    found = nodes()
+    if not found:
         raise TracelensError("numa=bind: this machine names no NUMA nodes")
-    return nodes[rank % len(nodes)] / "cpulist"
+    return found[rank % len(found)] / "cpulist"
 
 
 def _text(path: Path) -> str:

@@ -118,20 +118,20 @@ class StepGraph:
     def _capture(self, step: Step) -> None:
         graph = torch.cuda.CUDAGraph()
         # A failed capture leaves its own stream the current one.
-        with torch.cuda.stream(torch.cuda.current_stream(self.device)), _no_collection():
+        with torch.cuda.stream(torch.cuda.current_stream(self.device)), no_collection():
             try:
                 # What other threads do, as NCCL's that looks after earlier collectives, is no part of it.
                 with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                     loss = step(*self.inputs)
             except RuntimeError as error:
                 raise TracelensError(
-                    f"graph=step: the capture of the step failed ({_cause(error)}): {INSTEAD}"
+                    f"graph=step: the capture of the step failed ({cause(error)}): {INSTEAD}"
                 ) from error
         self.graph, self.loss = graph, loss
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Keep Python from freeing what it finds: freeing memory or events of a GPU would break a capture."""
     enabled = gc.isenabled()
     gc.disable()
@@ -142,7 +142,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """What was raised first, in one line: the end of a broken capture raises once more."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import statistics
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from tracelens.workload import expected
 from tracelens.workload.binding import bind
 from tracelens.workload.config import Config
 from tracelens.workload.expected import Routing
+from tracelens.workload.faults import Fault
+from tracelens.workload.hinder import hindered
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.routing_log import RoutingLog
 from tracelens.workload.train import Measured, Trainer
@@ -32,6 +35,9 @@ from tracelens.workload.train import Measured, Trainer
 # A published workaround for slow launches on AMD GPUs: a larger pool for kernels' arguments.
 KERNARG_POOL = {"HSA_KERNARG_POOL_SIZE": "12582912"}
 
+
+RunRank = Callable[[int, int, Any], Any]
+"""Runs one rank of a job: its rank, its number on its machine, the job."""
 
 UNTIMED = 2
 """Steps at the start in which kernels are loaded, buffers made and communicators set up."""
@@ -51,6 +57,7 @@ class Job:
         stack: record Python frames.
         memory: record allocations.
         scrub: take paths of this machine out of the traces.
+        inject: faults that make ranks late.
     """
 
     config: Config
@@ -62,6 +69,7 @@ class Job:
     stack: bool = False
     memory: bool = False
     scrub: bool = False
+    inject: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise TracelensError for steps that cannot be."""
@@ -74,6 +82,8 @@ class Job:
                 "--memory cannot be recorded with overlap_exchange=1f1b: torch's profiler then leaves out "
                 "the thread of the backward pass"
             )
+        for fault in self.inject:
+            fault.check(self.config)
         if self.steps < 1:
             raise TracelensError(f"steps must be at least 1, not {self.steps}")
         if self.out is not None and self.window.end > self.steps:
@@ -96,28 +106,47 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_job(job: Job) -> list[Measured]:
+def run_job(job: Job, *, apart: bool = False) -> list[Measured]:
     """Run the job; what each rank of it measured, or this one alone where a launcher started it.
+
+    Args:
+        job: what to run.
+        apart: whether a single rank, too, gets a process of its own, with which what it set up ends.
 
     Raises:
         TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
     """
-    ranks = job.config.layout.ranks
     if job.config.toggles.kernarg_pool:
         os.environ |= KERNARG_POOL
+    return on_ranks(job.config.layout.ranks, run_rank, job, apart=apart)
+
+
+def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list[Any]:
+    """Run a job on several ranks; what each rank returned, or this one alone where a launcher started it.
+
+    Args:
+        ranks: of the job.
+        run: called on each of them with its rank, its number on its machine, and the job; a function of a
+            module, for it has to travel to other processes, as the job and what is returned.
+        job: with the `device`.
+        apart: as for `run_job`.
+
+    Raises:
+        TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
+    """
     if launched():
         if int(os.environ["WORLD_SIZE"]) != ranks:
             raise TracelensError(
                 f"the launcher started {os.environ['WORLD_SIZE']} ranks, the layout has {ranks}"
             )
-        return [run_rank(int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0")), job)]
+        return [run(int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0")), job)]
     if job.device == "cuda" and torch.cuda.device_count() < ranks:
         raise TracelensError(
             f"{ranks} ranks need as many GPUs, not {torch.cuda.device_count()}: fewer --ranks, or torchrun"
         )
-    if ranks == 1:
-        return [run_rank(0, 0, job)]
-    return _spawn(job)
+    if ranks == 1 and not apart:
+        return [run(0, 0, job)]
+    return _spawn(ranks, run, job)
 
 
 def free_port() -> int:
@@ -127,27 +156,26 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _spawn(job: Job) -> list[Measured]:
-    """Start all ranks on this machine, and collect what they measured."""
+def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
+    """Start all ranks on this machine, and collect what they return."""
     context = mp.get_context("spawn")
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     results = context.SimpleQueue()
-    ranks = job.config.layout.ranks
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     try:
-        mp.spawn(_spawned, (job, results), nprocs=ranks, join=True)
+        mp.spawn(_spawned, (run, job, results), nprocs=ranks, join=True)
     except mp.ProcessRaisedException:
         told = [] if results.empty() else [results.get()]
         if told and isinstance(told[0][1], str):
             raise TracelensError(f"rank {told[0][0]}: {told[0][1]}") from None
         raise
-    found: dict[int, Measured] = dict(results.get() for _ in range(ranks))
+    found: dict[int, Any] = dict(results.get() for _ in range(ranks))
     return [found[rank] for rank in range(ranks)]
 
 
-def _spawned(rank: int, job: Job, results: Any) -> None:
+def _spawned(rank: int, run: RunRank, job: Any, results: Any) -> None:
     try:
-        results.put((rank, run_rank(rank, rank, job)))
+        results.put((rank, run(rank, rank, job)))
     except TracelensError as error:
         results.put((rank, str(error)))
         raise
@@ -156,9 +184,29 @@ def _spawned(rank: int, job: Job, results: Any) -> None:
 def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
     """Train on one rank, and record the steps that the job asks for."""
     config, ranks = job.config, job.config.layout.ranks
-    device = torch.device(job.device, local_rank) if job.device == "cuda" else torch.device(job.device)
+    device = own_device(local_rank, job.device)
     if config.toggles.numa == "bind":
         bind(local_rank, device)
+    with (
+        joined(rank, ranks, device),
+        closing(Trainer(config, make_groups(config.layout, rank), device)) as trainer,
+        hindered(trainer, job.inject),
+    ):
+        return measure(trainer, job)
+
+
+def own_device(local_rank: int, kind: str | None) -> torch.device:
+    """The device of a rank, by its number on its machine."""
+    return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+
+
+@contextmanager
+def joined(rank: int, ranks: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch.distributed runs if there are several ranks.
+
+    Raises:
+        TracelensError: what runs inside needs more memory than the device has.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if ranks > 1:
@@ -166,11 +214,10 @@ def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
         bound = device if device.type == "cuda" else None
         dist.init_process_group(backend, rank=rank, world_size=ranks, device_id=bound)
     try:
-        with closing(Trainer(config, make_groups(config.layout, rank), device)) as trainer:
-            return measure(trainer, job)
+        yield
     except torch.OutOfMemoryError as error:
         raise TracelensError(
-            f"out of memory on {device}: fewer --layers, --seq or --micro-batch, or more ranks "
+            f"out of memory on {device}: fewer --layers, smaller batches, or more ranks "
             f"({str(error).partition('. ')[0]})"
         ) from error
     finally:
@@ -186,6 +233,7 @@ def measure(trainer: Trainer, job: Job) -> Measured:
             measured.step(trainer)
         return measured
     layout, window = trainer.config.layout, job.window
+    told = {"inject": [fault.as_dict() for fault in job.inject]} if job.inject else {}
     recorder = record(
         job.out,
         wait=window.wait,
@@ -193,7 +241,7 @@ def measure(trainer: Trainer, job: Job) -> Measured:
         steps=window.steps,
         stack=job.stack,
         memory=job.memory,
-        config=trainer.config.as_dict(),
+        config=trainer.config.as_dict() | told,
         mesh=asdict(layout) | {"dp": layout.dp, "ep": layout.experts_over},
         scrub=job.scrub,
     )

@@ -106,14 +106,15 @@ def initialise(model: nn.Module, seed: int, std: float) -> None:
         with torch.no_grad():
             if parameter.replicas == "edp":
                 for index, one in enumerate(parameter):
-                    one.copy_(_normal(one.shape, f"{name}.{part * len(parameter) + index}", seed, one) * wide)
+                    one.copy_(normal(one.shape, f"{name}.{part * len(parameter) + index}", seed, one) * wide)
             else:
                 shape = list(parameter.shape)
                 shape[dim] *= parts
-                whole = _normal(torch.Size(shape), name, seed, parameter) * wide
+                whole = normal(torch.Size(shape), name, seed, parameter) * wide
                 parameter.copy_(whole.chunk(parts, dim)[part])
 
 
-def _normal(shape: torch.Size, name: str, seed: int, like: Tensor) -> Tensor:
+def normal(shape: torch.Size, name: str, seed: int, like: Tensor) -> Tensor:
+    """Normal numbers that depend on shape, name and seed alone, on the device of another tensor."""
     generator = torch.Generator(like.device).manual_seed(zlib.crc32(name.encode()) + seed)
     return torch.randn(shape, generator=generator, device=like.device)

@@ -68,7 +68,7 @@ class Schedule:
     def __init__(self, config: Config, groups: Groups, device: torch.device) -> None:
         self.config, self.device = config, device
         parts = config.layout.chunks(config.model.layers)
-        with device, _default(getattr(torch, config.training.dtype)):
+        with device, default_dtype(getattr(torch, config.training.dtype)):
             self.chunks = {
                 number: Transformer(config, groups, layers, (number == 0, number == len(parts) - 1))
                 for number, layers in enumerate(parts)
@@ -223,7 +223,7 @@ def _same(loss: Tensor, _: Tensor) -> Tensor:
 
 
 @contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Make parameters in this dtype: converted from float32, they would need their memory twice over."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -13,6 +13,7 @@ from tracelens.analyzers.detectors.stragglers import (
     EXPLAINED,
     stragglers,
     stragglers_load,
+    stragglers_noise,
     stragglers_unexplained,
 )
 from tracelens.trace.run import Run
@@ -66,6 +67,40 @@ def test_what_has_no_visible_cause_is_an_upper_bound() -> None:
     assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
         range(3), (7 * COLUMN, "low")
     )
+
+
+def in_turn(*late: int) -> Run:
+    """At each all-reduce another rank launches late."""
+    texts = []
+    for rank in range(4):
+        rows = ["    launch      | ", "    op REDUCE   | ", "    s9 nccl_All |   "]
+        for number, last in enumerate(late):
+            begin = 4 if last == rank else 0
+            letter = chr(ord("a") + number)
+            rows[0] += " " * begin + letter + " " * (11 - begin)
+            rows[1] += " " * begin + "-" + " " * (11 - begin)
+            rows[2] += " " * begin + letter * (10 - begin) + "  "
+        texts.append("\n".join(rows))
+    return ranks(*texts)
+
+
+def test_ranks_that_are_late_in_turn_are_no_stragglers() -> None:
+    run = in_turn(0, 1, 2, 3, 0, 1, 2, 3)
+    for detector in (stragglers, stragglers_unexplained):
+        assert found(detector, run).endswith(("is late beyond noise", "is late_launch"))
+    signals = found(stragglers_noise, run)
+    # Each waits at six of eight; the one before it in turn is four columns behind at the next.
+    assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
+        range(4), (6 * 4 * COLUMN, "low")
+    )
+    assert signals[0].evidence.endswith("; for no rank beyond noise")
+
+
+def test_a_rank_that_is_always_late_is_a_straggler() -> None:
+    run = in_turn(*[2] * 8)
+    assert found(stragglers_noise, run) == "each rank that is waited for so is late beyond noise"
+    assert set(found(stragglers, run)) == {0, 1, 3}
+    assert found(stragglers, run)[0].evidence.endswith("most for rank 2 (100%)")
 
 
 def test_waiting_beside_computation_saves_nothing() -> None:

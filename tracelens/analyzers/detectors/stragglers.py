@@ -38,7 +38,7 @@ UNEXPLAINED = ("inherited", "unknown")
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
     """GPUs idle in collectives for a rank that its own host or its slower GPU makes late."""
-    return _waiting(results, EXPLAINED, "medium")
+    return _waiting(results, EXPLAINED, "medium", beyond=True)
 
 
 @detector(
@@ -51,7 +51,7 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
 def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
     """GPUs idle in collectives for a rank that has more to compute: larger shapes or more calls."""
     # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
-    return _waiting(results, UNEVEN, "medium")
+    return _waiting(results, UNEVEN, "medium", beyond=None)
 
 
 @detector(
@@ -63,13 +63,35 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Signal] | str
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
     """GPUs idle in collectives for a rank whose lateness was brought along or has no recorded cause."""
-    return _waiting(results, UNEXPLAINED, "low")
+    return _waiting(results, UNEXPLAINED, "low", beyond=True)
+
+
+@detector(
+    "stragglers_noise",
+    title="Ranks wait for each other, and no rank stands out",
+    remedy="Look for what strikes ranks at different times: garbage collection (Megatron --manual-gc "
+    "--manual-gc-interval on all ranks), launches (NUMA binding, HSA_KERNARG_POOL_SIZE=12582912), clocks. A "
+    "recording of more steps tells a straggler from chance.",
+    needs=("collectives", "stragglers"),
+    host_remedy="Look for what strikes ranks at different times: cores shared between ranks or with other "
+    "processes, garbage collection, data loading. A recording of more steps tells a straggler from chance.",
+)
+def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+    """GPUs idle in collectives for now one rank and now another, or for less than equal GPUs differ by."""
+    return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", beyond=False)
 
 
 def _waiting(
-    results: Mapping[str, Result], causes: Sequence[str], confidence: Confidence
+    results: Mapping[str, Result], causes: Sequence[str], confidence: Confidence, *, beyond: bool | None
 ) -> Mapping[int, Signal] | str:
-    """Signals of the ranks that wait for one of these causes."""
+    """Signals of the ranks that wait for one of these causes.
+
+    Args:
+        results: of the analyzers.
+        causes: that count.
+        confidence: of the signals.
+        beyond: for ranks that are late beyond noise, or for the others; None for all.
+    """
     lost = results["stragglers"].data["lost"]
     # What a stage of a pipeline waits in a receive is the pipeline's bubble.
     counted = in_steps(lost) & np.array([name != SEND_RECV for name in lost.texts("collective")], dtype=bool)
@@ -82,9 +104,16 @@ def _waiting(
     if not chosen.any():
         others = ", ".join(sorted(set(cause[counted].tolist())))
         return f"what ranks wait for in collectives is {others}"
+    if beyond is not None:
+        table = results["stragglers"].data["stragglers"]
+        out = table.array("rank")[table.array("beyond_noise").astype(bool)]
+        chosen &= np.isin(lost.array("late_rank"), out) == beyond
+        if not chosen.any():
+            return f"{'no' if beyond else 'each'} rank that is waited for so is late beyond noise"
     steps = step_count(results)
     ranks = np.unique(lost.array("rank")[chosen]).tolist()
-    return {rank: _signal(lost, rank, (counted, chosen), causes, steps, confidence) for rank in ranks}
+    named = beyond is not False
+    return {rank: _signal(lost, rank, (counted, chosen), causes, steps, confidence, named) for rank in ranks}
 
 
 def _signal(
@@ -94,6 +123,7 @@ def _signal(
     causes: Sequence[str],
     steps: int,
     confidence: Confidence,
+    named: bool,
 ) -> Signal:
     """What a rank loses; `masks` are the rows that count and those with one of the causes."""
     counted, chosen = (mask & (lost.array("rank") == rank) for mask in masks)
@@ -104,6 +134,7 @@ def _signal(
     saving, total = sum(by_cause.values()), float(dur[counted].sum()) / steps
     blamed = {int(one): int(dur[chosen & (late == one)].sum()) for one in np.unique(late[chosen])}
     worst = max(blamed, key=lambda one: blamed[one])
+    share = blamed[worst] / max(sum(blamed.values()), 1)
     listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
     return Signal(
         (
@@ -111,11 +142,11 @@ def _signal(
             *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),
             Quantity("all waiting with nothing beside", total, "ns"),
             Quantity("waits a step", int(chosen.sum()) / steps, "count"),
-            Quantity("share for the worst rank", blamed[worst] / max(sum(blamed.values()), 1), "fraction"),
+            Quantity("share for the worst rank", share, "fraction"),
         ),
         saving,
         union(start[chosen], start[chosen] + dur[chosen]),
-        f"of {duration(total)} a step in which it does nothing but wait in collectives: {listed}; most "
-        f"for rank {worst} ({blamed[worst] / max(sum(blamed.values()), 1):.0%})",
+        f"of {duration(total)} a step in which it does nothing but wait in collectives: {listed}; "
+        + (f"most for rank {worst} ({share:.0%})" if named else "for no rank beyond noise"),
         confidence,
     )

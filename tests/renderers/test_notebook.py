@@ -1,0 +1,53 @@
+"""What a notebook is asked to display."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+display = pytest.importorskip("IPython.display", reason="notebooks need the extra `notebook`")
+
+from tests.renderers import sample  # noqa: E402
+from tracelens.renderers.figures import figures  # noqa: E402
+from tracelens.renderers.html import fragment  # noqa: E402
+from tracelens.schema import Report  # noqa: E402
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    monkeypatch.setattr(display, "display", found.append)
+    return found
+
+
+def test_a_result_shows_its_figures_and_then_its_tables(shown: list[Any]) -> None:
+    result = sample.timeline()
+    result._ipython_display_()
+    *drawn, text = shown
+    assert [figure.layout.title.text for figure in drawn] == [
+        one["layout"]["title"]["text"] for one in figures(result)
+    ]
+    assert text.data == fragment(result)
+
+
+def test_a_title_has_room_of_its_own(shown: list[Any]) -> None:
+    result = sample.timeline()
+    result._ipython_display_()
+    for figure, plain in zip(shown, figures(result), strict=False):
+        assert figure.layout.height > plain["layout"]["height"]
+        assert figure.layout.height - figure.layout.margin.t == plain["layout"]["height"] - (
+            plain["layout"].get("margin", {}).get("t", 0)
+        )
+
+
+def test_a_report_shows_its_first_result_and_names_the_others(shown: list[Any]) -> None:
+    Report((sample.ranking("ops", "dur_ns"), sample.timeline(), sample.idle()))._ipython_display_()
+    tables, names = shown[-2:]
+    assert tables.data == fragment(sample.ranking("ops", "dur_ns"))
+    assert "`timeline`, `idle`" in names.data
+
+
+def test_a_report_of_one_result_names_no_others(shown: list[Any]) -> None:
+    Report((sample.timeline(),))._ipython_display_()
+    assert shown[-1].data == fragment(sample.timeline())

@@ -1,0 +1,83 @@
+"""Runs on GPUs whose last rank was made late in a known way: who and why, from the traces alone.
+
+They are the group `faults` of record_samples.py. No torch needed to read them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.builders import records
+from tests.workload.fault_variants import CONTROL, LARGEST_BYTES, NAMES
+from tests.workload.samples import FOLDER, check_files, manifest, needs
+from tracelens import analyze, load
+from tracelens.schema import Result
+from tracelens.workload.faults import KINDS, Fault
+
+GROUP = "faults"
+there = needs(GROUP)
+
+
+@cache
+def found(name: str, analyzer: str) -> Result:
+    return analyze(load(FOLDER / GROUP / name), analyzer)
+
+
+def injected(name: str) -> Fault:
+    """The truth, by the manifest."""
+    return Fault.parse(manifest(GROUP)["runs"][name])
+
+
+def steps(name: str) -> int:
+    return int(found(name, "steps")["steps"].groupby("rank").size().min())
+
+
+def findings(name: str) -> set[str]:
+    return {str(one) for one in found(name, "findings")["findings"]["detector"]}
+
+
+@there
+def test_files_are_those_of_the_manifest() -> None:
+    check_files(GROUP, NAMES, LARGEST_BYTES)
+
+
+@there
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_late_rank_is_named_with_its_cause(kind: str) -> None:
+    """It comes first, most of what it cost is laid to that cause, and it costs most of all waiting."""
+    fault = injected(kind)
+    columns = ("rank", "cause", "cause_fraction", "fraction")
+    rank, cause, of_rank, of_all = records(found(kind, "stragglers")["stragglers"], *columns)[0]
+    assert (rank, cause) == (fault.rank, KINDS[fault.kind].cause)
+    assert of_rank > 0.5
+    assert of_all > 0.5
+
+
+@there
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_beyond_noise_where_steps_repeat_it(kind: str) -> None:
+    """In one step the last of two ranks is late four times, which may be chance."""
+    beyond = found(kind, "stragglers")["stragglers"]["beyond_noise"].tolist()
+    assert beyond[0] == (steps(kind) > 1)
+    assert not any(beyond[1:])
+
+
+@there
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_finding_names_it_too(kind: str) -> None:
+    if steps(kind) == 1:
+        assert "stragglers_noise" in findings(kind)
+        return
+    detector = "stragglers_load" if KINDS[kind].cause == "token_load" else "stragglers"
+    table = found(kind, "findings")["findings"]
+    (evidence,) = table[table["detector"].eq(detector)]["evidence"]
+    assert f"most for rank {injected(kind).rank} " in evidence
+    assert KINDS[kind].cause.replace("_", " ") in evidence
+
+
+@there
+def test_without_a_fault_no_rank_is_named() -> None:
+    assert not found(CONTROL, "stragglers")["stragglers"]["beyond_noise"].any()
+    assert not findings(CONTROL) & {"stragglers", "stragglers_load", "stragglers_unexplained"}

@@ -1,0 +1,195 @@
+"""Running a ladder: every rung in processes of its own, with all else the same, each with its traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from tracelens.errors import TracelensError
+from tracelens.recording.sidecar import plain
+from tracelens.recording.window import WARMUP
+from tracelens.workload import binding, graph
+from tracelens.workload.config import Config
+from tracelens.workload.ladder import Left, Step
+from tracelens.workload.launch import UNTIMED, Job, launched, run_job
+from tracelens.workload.train import Measured
+
+NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How a ladder is run.
+
+    Attributes:
+        out: folder; each rung gets one in it, and what was measured is written to NAME.
+        device: "cuda" (NVIDIA and AMD) or "cpu"; None for what is there.
+        timed: steps of each rung that are timed, without the profiler and before it.
+        recorded: steps of each rung that are recorded.
+        scrub: take paths of this machine out of the traces.
+    """
+
+    out: Path
+    device: str | None = None
+    timed: int = 10
+    recorded: int = 3
+    scrub: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be run, or would mix with another ladder."""
+        for name in ("timed", "recorded"):
+            if getattr(self, name) < 1:
+                raise TracelensError(f"{name} steps must be at least 1, not {getattr(self, name)}")
+        if (self.out / NAME).exists():
+            raise TracelensError(
+                f"{self.out} has a ladder already: name another folder, or show it with --from {self.out}"
+            )
+        if launched():
+            raise TracelensError(
+                "a ladder starts its ranks itself, on one machine: start it alone, and not by a launcher "
+                "such as torchrun"
+            )
+
+    def job(self, config: Config, folder: str) -> Job:
+        """The run of one rung."""
+        start = UNTIMED + self.timed + WARMUP
+        end = start + self.recorded
+        return Job(config, self.out / folder, self.device, steps=end, start=start, end=end, scrub=self.scrub)
+
+
+def lacking(device: str) -> Callable[[Config], str]:
+    """What this machine lacks for a config, as `ladder.climb` asks it.
+
+    Args:
+        device: "cuda" or "cpu".
+    """
+
+    def lacks(config: Config) -> str:
+        toggles = config.toggles
+        if toggles.graph != "off":
+            try:
+                graph.require(config, torch.device(device))
+            except TracelensError as error:
+                return str(error)
+        if toggles.kernarg_pool and (device != "cuda" or torch.version.hip is None):
+            return "kernarg_pool is a setting of AMD's runtime, and this run is on no AMD GPU"
+        if toggles.numa == "bind" and (count := len(binding.nodes())) < 2:
+            return f"numa=bind has nothing to choose from: this machine names {count} NUMA node(s)"
+        return ""
+
+    return lacks
+
+
+def run_ladder(
+    ladder: Ladder,
+    steps: Sequence[Step],
+    left: Sequence[Left],
+    *,
+    preset: str,
+    progress: Callable[[str], None],
+) -> Path:
+    """Run the rungs one after the other.
+
+    Args:
+        ladder: how.
+        steps: what, from the baseline up.
+        left: rungs that are not run, to be noted.
+        preset: name of the model, to be noted.
+        progress: called with a line of text before each rung and after it.
+
+    Returns:
+        path of NAME, which is complete up to the last rung that ran, also after an error.
+
+    Raises:
+        TracelensError: a rung failed; its name and the reason are given.
+    """
+    base = steps[0].config
+    jobs = [ladder.job(step.config, f"{number:02}_{step.rung.name}") for number, step in enumerate(steps)]
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "preset": preset,
+        "device": jobs[0].device,
+        "ranks": base.layout.ranks,
+        "tokens_a_step": base.global_tokens,
+        "config": base.as_dict(),
+        "rungs": [],
+        "left": [{"name": one.rung.name, "adds": one.rung.adds, "reason": one.reason} for one in left],
+    }
+    for number, (step, job) in enumerate(zip(steps, jobs, strict=True)):
+        name = step.rung.name
+        progress(f"{number} {name}: {' '.join(step.rung.adds) or 'nothing added'}")
+        try:
+            ranks = _run(job)
+        except TracelensError as error:
+            below = f"; the rungs below are kept: --from {ladder.out}" if number > 1 else ""
+            raise TracelensError(f"rung {name!r} failed: {error}{below}") from None
+        content["rungs"].append(told := _told(step, job, ranks))
+        _write(ladder.out / NAME, content)
+        progress(f"  {told['typical_ms']:,.2f} ms a step")
+    return ladder.out / NAME
+
+
+def _told(step: Step, job: Job, ranks: Sequence[Measured]) -> dict[str, Any]:
+    """What was measured of a rung; of each step the time of its slowest rank."""
+    step_ms = [max(times) for times in zip(*(rank.step_ms for rank in ranks), strict=True)]
+    timed = [step_ms[at] for at in job.timed()]
+    assert job.out is not None
+    return {
+        "folder": job.out.name,
+        "name": step.rung.name,
+        "adds": list(step.rung.adds),
+        "purpose": step.rung.purpose,
+        "toggles": step.config.toggles.changed(),
+        "timed_ms": timed,
+        "typical_ms": statistics.median(timed),
+        # torch counts the memory of GPUs alone.
+        "peak_bytes": max(rank.peak_bytes for rank in ranks) if job.device == "cuda" else None,
+        "loss": list(ranks[0].loss),
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(plain(content), indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def _run(job: Job) -> list[Measured]:
+    """Run a job of which nothing stays in this process.
+
+    Raises:
+        TracelensError: it failed; what is too long for a line goes to a file in its folder.
+    """
+    assert job.out is not None
+    try:
+        with _own_environment():
+            return run_job(job, apart=True)
+    except mp.ProcessRaisedException as error:
+        told = str(error).strip()
+        job.out.mkdir(parents=True, exist_ok=True)
+        path = job.out / "error.txt"
+        path.write_text(told + "\n", encoding="utf-8")
+        raise TracelensError(f"{told.splitlines()[-1]}; all of it in {path}") from None
+    except mp.ProcessExitedException as error:
+        raise TracelensError(f"a process of it ended ({error}); memory may have run out") from None
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Undo what is set in the environment inside: a rung's toggles are not those of all that follow."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)

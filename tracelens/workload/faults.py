@@ -1,0 +1,159 @@
+"""Known causes of lateness that a run can be given, as text on the command line. No torch here.
+
+    rank=3,kind=host_delay,ms=4
+
+See `hinder` for how each is done, and `KINDS` for what each is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, NamedTuple
+
+from tracelens.errors import TracelensError, UnknownName
+from tracelens.workload.config import Config
+
+
+class Kind(NamedTuple):
+    """One way of making a rank late.
+
+    Attributes:
+        cause: what the analyzer of stragglers calls it.
+        setting: the key of `amount` in the text.
+        usual: the amount where none is given.
+        above: what the amount must be more than.
+        what: it does, for people.
+    """
+
+    cause: str
+    setting: str
+    usual: float
+    above: float
+    what: str
+
+
+KINDS = {
+    "host_delay": Kind("late_launch", "ms", 4, 0, "its host sleeps for ms before each layer"),
+    "token_skew": Kind(
+        "token_load", "factor", 1.5, 1, "its experts are sent factor times their share of the tokens"
+    ),
+    "slow_kernels": Kind(
+        "slow_kernels", "processes", 1, 0, "so many other processes compute on its GPU, or its core"
+    ),
+    "blocking_call": Kind(
+        "blocking_call", "ms", 4, 0, "its host reads from the device for ms before each layer"
+    ),
+    "gc": Kind(
+        "garbage_collection", "ms", 4, 0, "its host collects garbage before each layer, which takes about ms"
+    ),
+}
+
+EXAMPLE = "rank=1,kind=host_delay,ms=4"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of one rank.
+
+    Attributes:
+        rank: which is late.
+        kind: a key of KINDS.
+        amount: of what the kind's setting says.
+    """
+
+    rank: int
+    kind: str
+    amount: float
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """The fault that a text such as EXAMPLE names; the amount may be left out.
+
+        Raises:
+            TracelensError: not of that form, an unknown kind or key, or a value that cannot be.
+        """
+        given: dict[str, str] = {}
+        for part in text.split(","):
+            key, separator, value = (one.strip() for one in part.partition("="))
+            if not separator or not key or not value:
+                raise TracelensError(f"--inject {text!r}: {part!r} is not key=value, as in {EXAMPLE}")
+            if key in given:
+                raise TracelensError(f"--inject {text!r}: {key} is given twice")
+            given[key] = value
+        if missing := [key for key in ("rank", "kind") if key not in given]:
+            raise TracelensError(f"--inject {text!r}: {missing[0]} is missing, as in {EXAMPLE}")
+        name = given["kind"]
+        if name not in KINDS:
+            raise UnknownName("kind of fault", name, KINDS)
+        kind = KINDS[name]
+        if unknown := [key for key in given if key not in ("rank", "kind", kind.setting)]:
+            raise TracelensError(
+                f"--inject {text!r}: kind={name} takes rank and {kind.setting}, not {unknown[0]}"
+            )
+        amount = _number(text, kind.setting, given[kind.setting]) if kind.setting in given else kind.usual
+        return cls(_whole(text, "rank", given["rank"]), name, amount)
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for an amount that cannot be."""
+        if self.kind not in KINDS:
+            raise UnknownName("kind of fault", self.kind, KINDS)
+        kind = KINDS[self.kind]
+        if self.amount <= kind.above:
+            raise TracelensError(f"--inject {self}: {kind.setting} must be above {kind.above:g}")
+        if kind.setting == "processes" and self.amount != int(self.amount):
+            raise TracelensError(f"--inject {self}: processes must be a whole number")
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={_plain(value)}" for key, value in self.as_dict().items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values under the keys of the text."""
+        return {"rank": self.rank, "kind": self.kind, KINDS[self.kind].setting: self.amount}
+
+    def check(self, config: Config) -> None:
+        """Raise TracelensError where a run of this config cannot have the fault."""
+        layout = config.layout
+        if not 0 <= self.rank < layout.ranks:
+            raise TracelensError(f"--inject {self}: there is no rank {self.rank} of {layout.ranks}")
+        if self.kind == "token_skew":
+            self._check_skew(config)
+        elif self.kind != "slow_kernels" and config.toggles.graph != "off":
+            raise TracelensError(
+                f"--inject {self} needs graph=off: in a graph the host does nothing before a layer"
+            )
+
+    def _check_skew(self, config: Config) -> None:
+        over, model = config.layout.experts_over, config.model
+        if not model.moe_layers or over < 2:
+            raise TracelensError(f"--inject {self} needs experts on several ranks: give more --ranks or --ep")
+        if self.amount > over:
+            raise TracelensError(
+                f"--inject {self}: factor must be at most {over}, where all tokens go to one of {over} ranks"
+            )
+        if model.top_k > model.experts_count // over:
+            raise TracelensError(
+                f"--inject {self} needs top_k ({model.top_k}) experts on a rank, not "
+                f"{model.experts_count // over}: give a larger experts_count or fewer ranks"
+            )
+
+
+def _whole(text: str, key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise TracelensError(f"--inject {text!r}: {key} must be a whole number, not {value!r}") from None
+
+
+def _number(text: str, key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number):
+        raise TracelensError(f"--inject {text!r}: {key} must be a number, not {value!r}")
+    return number
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

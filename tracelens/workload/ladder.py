@@ -1,0 +1,166 @@
+"""The rungs of an optimisation ladder: which toggles each adds to those before. No torch here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tracelens.errors import TracelensError, UnknownName
+from tracelens.workload.config import Config, override
+from tracelens.workload.toggles import Toggles
+
+BASELINE = "baseline"
+_KEYS = ("name", "adds", "purpose")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_LIKE = "write it like 'grouped: experts=grouped'"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung.
+
+    Attributes:
+        name: also of its folder.
+        adds: texts `toggle=value`, on top of what the rungs before it changed.
+        purpose: what it is for, one line.
+    """
+
+    name: str
+    adds: tuple[str, ...] = ()
+    purpose: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for a name that is none of a folder, or something that is no toggle."""
+        if not _NAME.fullmatch(self.name):
+            raise TracelensError(
+                f"rung {self.name!r}: a name has letters, digits and _.- only, as it names a folder; {_LIKE}"
+            )
+        known = [item.name for item in fields(Toggles)]
+        for text in self.adds:
+            toggle, separator, _ = text.partition("=")
+            if not separator:
+                raise TracelensError(f"rung {self.name!r}: {text!r} is not of the form toggle=value; {_LIKE}")
+            if toggle not in known:
+                raise TracelensError(f"rung {self.name!r}: {UnknownName('toggle', toggle, known)}")
+
+
+@dataclass(frozen=True)
+class Left:
+    """A rung that is not climbed here, and why."""
+
+    rung: Rung
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rung with all that is set when it is reached."""
+
+    rung: Rung
+    config: Config
+
+
+def bundled() -> tuple[Rung, ...]:
+    """The ladder that comes with the workload: training with experts spread over ranks."""
+    return from_file(Path(__file__).with_name("ladder.toml"))
+
+
+def from_file(path: Path) -> tuple[Rung, ...]:
+    """Rungs from a TOML file of tables [[rung]] with name, adds ("toggle=value ...") and purpose.
+
+    Raises:
+        TracelensError: it cannot be read, or is no such file.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise TracelensError(f"{path}: {error}; correct it") from None
+    found = document.get("rung")
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+        raise TracelensError(f"{path}: no tables [[rung]]; write one for each rung, with name and adds")
+    return with_baseline([_from_table(path, table) for table in found])
+
+
+def _from_table(path: Path, table: Mapping[str, Any]) -> Rung:
+    if unknown := [key for key in table if key not in _KEYS]:
+        raise TracelensError(f"{path}: [[rung]] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    texts = {key: table.get(key, "") for key in _KEYS}
+    if wrong := [key for key, value in texts.items() if not isinstance(value, str)]:
+        raise TracelensError(f"{path}: {wrong[0]} of a [[rung]] is no text; write {wrong[0]} = '...'")
+    try:
+        return Rung(texts["name"], tuple(texts["adds"].split()), texts["purpose"])
+    except TracelensError as error:
+        raise TracelensError(f"{path}: {error}") from None
+
+
+def from_texts(texts: Iterable[str]) -> tuple[Rung, ...]:
+    """Rungs from texts "name: toggle=value ...".
+
+    Raises:
+        TracelensError: a text is not of that form.
+    """
+    found = []
+    for text in texts:
+        name, separator, adds = text.partition(":")
+        if not separator:
+            raise TracelensError(f"rung {text!r}: no name in front of a colon; {_LIKE}")
+        found.append(Rung(name.strip(), tuple(adds.split())))
+    return with_baseline(found)
+
+
+def with_baseline(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
+    """The rungs, with one that adds nothing in front where there is none.
+
+    Raises:
+        TracelensError: two have one name, or there is nothing to climb.
+    """
+    found = tuple(rungs) if rungs and not rungs[0].adds else (Rung(BASELINE), *rungs)
+    names = [rung.name for rung in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise TracelensError(f"rung {twice[0]!r}: two have this name; rename one")
+    if len(found) < 2:
+        raise TracelensError("a ladder needs a rung above its baseline: give one that adds a toggle")
+    return found
+
+
+def climb(
+    config: Config, rungs: Sequence[Rung], lacks: Callable[[Config], str], *, strict: bool
+) -> tuple[list[Step], list[Left]]:
+    """What to run: each rung with the toggles of all before it.
+
+    Args:
+        config: of the first rung.
+        rungs: from the baseline up.
+        lacks: what a machine lacks for a config, "" for nothing; such a rung is left out, and those above
+            it go on without it.
+        strict: whether toggles that do not fit the config are an error, or leave the rung out as well.
+
+    Raises:
+        TracelensError: strict, and a rung does not fit; or no baseline, or nothing above it, can be run.
+    """
+    steps: list[Step] = []
+    left: list[Left] = []
+    for rung in rungs:
+        try:
+            wanted = override(steps[-1].config if steps else config, rung.adds)
+        except TracelensError as error:
+            if strict or not steps:
+                raise TracelensError(f"rung {rung.name!r}: {error}") from None
+            left.append(Left(rung, str(error)))
+            continue
+        if reason := lacks(wanted):
+            if not steps:
+                raise TracelensError(f"rung {rung.name!r}: {reason}")
+            left.append(Left(rung, reason))
+        else:
+            steps.append(Step(rung, wanted))
+    if len(steps) < 2:
+        told = "; ".join(f"{one.rung.name}: {one.reason}" for one in left)
+        raise TracelensError(f"no rung above the baseline can be climbed here: {told}")
+    return steps, left

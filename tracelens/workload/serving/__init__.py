@@ -1,0 +1,10 @@
+"""Serving with the reference model: attention is data parallel, experts are cut over the same ranks.
+
+Every rank serves requests of its own with whole attention weights and a cache of its own. Each expert, the
+shared one and a dense layer's MLP are cut along their inner width over all ranks, so around each of them the
+ranks gather all tokens, and scatter the sums of their results: they go through the layers side by side, and
+what one of them runs concerns all.
+
+`settings`, `requests`, `scheduler`, `delayer`, `plan`, `split` and `labels` need nothing but the standard
+library; the rest needs torch. Begin with `engine`.
+"""

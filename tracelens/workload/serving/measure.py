@@ -1,0 +1,123 @@
+"""What a serving run came to: speed, waiting, and how well the ranks kept step. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from tracelens.workload.serving.plan import Plan
+from tracelens.workload.serving.scheduler import Running
+
+WARM_UP = 8
+"""Ticks at the start in which kernels are loaded, buffers made and the first requests come in."""
+
+
+@dataclass
+class Ticks:
+    """The ticks of a run, as one rank saw them.
+
+    Attributes:
+        plans: what was run; None where nothing was.
+        begin_ms: when each began.
+        end_ms: when its tokens were there.
+        held: whether prefills were held back.
+    """
+
+    plans: list[Plan | None] = field(default_factory=list)
+    begin_ms: list[float] = field(default_factory=list)
+    end_ms: list[float] = field(default_factory=list)
+    held: list[bool] = field(default_factory=list)
+
+    def add(self, plan: Plan | None, held: bool, begin_ms: float, end_ms: float) -> None:
+        """One more."""
+        self.plans.append(plan)
+        self.held.append(held)
+        self.begin_ms.append(begin_ms)
+        self.end_ms.append(end_ms)
+
+    def facts(self, which: range) -> list[dict[str, Any]]:
+        """Some of the ticks, one table each, for run.json."""
+        return [
+            {"tick": tick, "held": self.held[tick], **(plan._asdict() if (plan := self.plans[tick]) else {})}
+            for tick in which
+        ]
+
+
+def latencies(requests: Iterable[Running], ticks: Ticks, timed: range) -> dict[str, list[float]]:
+    """Of requests that came and were answered in timed ticks, the waits for their tokens.
+
+    Args:
+        requests: running and finished ones of one rank.
+        ticks: of the run.
+        timed: ticks that count.
+
+    Returns:
+        ttft_ms and ttft_ticks: from the begin of the tick of its arrival to its first token; tpot_ms and
+        tpot_ticks: mean time of the other tokens; tokens: made in timed ticks, one number.
+    """
+    found: dict[str, list[float]] = {
+        name: [] for name in ("ttft_ms", "ttft_ticks", "tpot_ms", "tpot_ticks", "tokens")
+    }
+    made = 0
+    for one in requests:
+        made += sum(tick in timed for tick in one.ticks)
+        arrived, first, last = one.request.tick, one.ticks[0], one.ticks[-1]
+        if arrived in timed and first in timed:
+            found["ttft_ms"].append(ticks.end_ms[first] - ticks.begin_ms[arrived])
+            found["ttft_ticks"].append(first - arrived + 1)
+        if first in timed and last in timed and last > first:
+            found["tpot_ms"].append((ticks.end_ms[last] - ticks.end_ms[first]) / (len(one.ticks) - 1))
+            found["tpot_ticks"].append((last - first) / (len(one.ticks) - 1))
+    found["tokens"].append(made)
+    return found
+
+
+def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range) -> dict[str, Any]:
+    """A run in numbers.
+
+    Args:
+        ticks: of the run.
+        ranks: latencies of each rank.
+        timed: ticks that they are of.
+
+    Returns:
+        ticks; timed_ticks; tokens_per_s (of output, of all ranks); medians ttft_ms, ttft_ticks, tpot_ms and
+        tpot_ticks over the requests of all ranks; None where nothing was timed. Of all ticks: prefill_ticks,
+        decode_ticks, idle_ticks, held_ticks, split_ticks, graph_ticks; mismatched_ticks, in which some ranks
+        prefill and others decode; padding_fraction, 1 - tokens / (ranks x tokens of the rank with most).
+    """
+    run = [plan for plan in ticks.plans if plan is not None]
+    tokens, slots = sum(map(tokens_of, run)), sum(map(slots_of, run))
+    spent = ticks.end_ms[timed[-1]] - ticks.begin_ms[timed[0]] if timed else 0.0
+    made = sum(sum(rank["tokens"]) for rank in ranks)
+    found: dict[str, Any] = {
+        "ticks": len(ticks.plans),
+        "timed_ticks": len(timed),
+        "tokens_per_s": made / spent * 1e3 if spent else None,
+    }
+    for name in ("ttft_ms", "ttft_ticks", "tpot_ms", "tpot_ticks"):
+        values = [value for rank in ranks for value in rank[name]]
+        found[name] = median(values) if values else None
+    return found | {
+        "prefill_ticks": sum(plan.prefills for plan in run),
+        "decode_ticks": sum(not plan.prefills for plan in run),
+        "idle_ticks": len(ticks.plans) - len(run),
+        "held_ticks": sum(ticks.held),
+        "split_ticks": sum(plan.split for plan in run),
+        "graph_ticks": sum(plan.graph > 0 for plan in run),
+        "mismatched_ticks": sum(plan.mismatched for plan in run),
+        "padding_fraction": 1 - tokens / slots if slots else None,
+    }
+
+
+def tokens_of(plan: Plan) -> int:
+    """Tokens of all requests."""
+    real = (sum(two) for kind, two in zip(plan.kinds, plan.tokens, strict=True) if "dummy" not in kind)
+    return sum(real)
+
+
+def slots_of(plan: Plan) -> int:
+    """Tokens of the rank with most of them, times ranks."""
+    return len(plan.kinds) * max(map(sum, plan.tokens))

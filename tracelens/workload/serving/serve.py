@@ -1,0 +1,180 @@
+"""Serving runs on several ranks, measured and recorded."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tracelens.errors import TracelensError
+from tracelens.recording import record
+from tracelens.recording.window import Window
+from tracelens.workload.config import Config
+from tracelens.workload.launch import joined, on_ranks, own_device
+from tracelens.workload.models import GEMM_ALIGNMENT
+from tracelens.workload.serving.config import TOGGLES, TRAINING
+from tracelens.workload.serving.engine import Engine, make_ranks
+from tracelens.workload.serving.graphs import require
+from tracelens.workload.serving.measure import WARM_UP, Ticks, latencies, summary
+from tracelens.workload.serving.settings import Serving
+
+
+@dataclass(frozen=True)
+class ServeJob:
+    """A serving run.
+
+    Attributes:
+        config: of the model, from `config.model_config`.
+        serving: what is served.
+        ranks: number of ranks.
+        out: folder for traces and `run.json`; None to record nothing.
+        device: "cuda" (NVIDIA and AMD) or "cpu"; None for what is there.
+        ticks: forward passes of all ranks together.
+        start: first recorded tick, from 0.
+        end: the tick after the last recorded one.
+        stack: record Python frames.
+        scrub: take paths of this machine out of the traces.
+    """
+
+    config: Config
+    serving: Serving
+    ranks: int = 1
+    out: Path | None = None
+    device: str | None = None
+    ticks: int = 64
+    start: int = 48
+    end: int = 56
+    stack: bool = False
+    scrub: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be run."""
+        if self.device is None:
+            object.__setattr__(self, "device", "cuda" if torch.cuda.is_available() else "cpu")
+        if self.device not in ("cuda", "cpu"):
+            raise TracelensError(f"--device must be cuda or cpu, not {self.device}")
+        for name in ("ranks", "ticks"):
+            if getattr(self, name) < 1:
+                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.out is not None and self.window.end > self.ticks:
+            raise TracelensError(
+                f"the recording needs {self.window.end} ticks, not {self.ticks}: give more --ticks"
+            )
+        require(self.config, self.serving, torch.device(self.device or "cpu"))
+        self._check_slices()
+
+    def _check_slices(self) -> None:
+        model, ranks = self.config.model, self.ranks
+        for name in ("expert_ffn", "shared_ffn", "dense_ffn"):
+            if getattr(model, name) % ranks:
+                raise TracelensError(
+                    f"{name} ({getattr(model, name)}) must be a multiple of ranks = {ranks}: each has a slice"
+                )
+        width = model.expert_ffn // ranks
+        if self.config.training.dtype == "bfloat16" and width % GEMM_ALIGNMENT:
+            raise TracelensError(
+                f"expert_ffn / ranks = {width} must be a multiple of {GEMM_ALIGNMENT}: fewer --ranks"
+            )
+
+    @property
+    def window(self) -> Window:
+        """Which ticks are recorded."""
+        return Window.between(self.start, self.end)
+
+    def settings(self) -> dict[str, Any]:
+        """What is run, as plain values: model, serving, and what it shares with training."""
+        config = self.config
+        return {
+            "model": asdict(config.model),
+            "serving": asdict(self.serving),
+            "training": {name: getattr(config.training, name) for name in TRAINING},
+            "toggles": {name: getattr(config.toggles, name) for name in TOGGLES},
+        }
+
+    def timed(self) -> range:
+        """The ticks whose time says something: after the first few, and without a profiler."""
+        return range(WARM_UP, self.ticks if self.out is None else max(self.window.wait, WARM_UP))
+
+
+def run_serving(job: ServeJob) -> dict[str, Any] | None:
+    """Run the job; what `measure.summary` says of it, None where a launcher started this rank and not as 0.
+
+    Raises:
+        TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
+    """
+    found: dict[str, Any] | None = on_ranks(job.ranks, run_rank, job)[0]
+    return found
+
+
+def run_rank(rank: int, local_rank: int, job: ServeJob) -> dict[str, Any] | None:
+    """Serve on one rank, and record the ticks that the job asks for."""
+    device = own_device(local_rank, job.device)
+    with (
+        joined(rank, job.ranks, device),
+        closing(Engine(job.config, job.serving, make_ranks(rank, job.ranks), device)) as engine,
+    ):
+        return measure(engine, job)
+
+
+def measure(engine: Engine, job: ServeJob) -> dict[str, Any] | None:
+    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0."""
+    ticks = Ticks()
+    if job.out is None:
+        for _ in range(job.ticks):
+            tick(engine, ticks)
+        return told(engine, ticks, job)
+    window = job.window
+    recorder = record(
+        job.out,
+        wait=window.wait,
+        warmup=window.warmup,
+        steps=window.steps,
+        stack=job.stack,
+        config=job.settings(),
+        mesh={"ranks": job.ranks, "dp": job.ranks, "moe_tp": job.ranks},
+        scrub=job.scrub,
+    )
+    with recorder as recording:
+        for _ in range(job.ticks):
+            tick(engine, ticks)
+            recording.step()
+        found = told(engine, ticks, job)
+        if found is not None:
+            recording.facts["ticks"] = ticks.facts(range(window.first, window.end))
+            recording.facts["summary"] = found
+    return found
+
+
+def tick(engine: Engine, ticks: Ticks) -> None:
+    """Run one tick, and note what it was."""
+    begin = time.perf_counter()
+    plan = engine.tick()
+    held = engine.delayer is not None and engine.delayer.waited > 0
+    ticks.add(plan, held, begin * 1e3, time.perf_counter() * 1e3)
+
+
+def told(engine: Engine, ticks: Ticks, job: ServeJob) -> dict[str, Any] | None:
+    """The summary on rank 0, nothing on the others; every rank must call it."""
+    scheduler, ranks = engine.scheduler, engine.ranks
+    mine = latencies([*scheduler.finished, *scheduler.running], ticks, job.timed())
+    mine["peak_bytes"] = [torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else 0]
+    mine["finished"] = [len(scheduler.finished)]
+    everyone: list[dict[str, list[float]]] | None = [mine]
+    if ranks.host is not None:
+        everyone = [{} for _ in range(ranks.count)] if ranks.rank == 0 else None
+        dist.gather_object(mine, everyone, group=ranks.host)
+    if everyone is None:
+        return None
+    return {
+        "ranks": ranks.count,
+        "device": engine.device.type,
+        "serving": job.serving.changed(),
+        **summary(ticks, everyone, job.timed()),
+        "finished": int(sum(sum(one["finished"]) for one in everyone)),
+        "peak_bytes": int(max(max(one["peak_bytes"]) for one in everyone)),
+    }

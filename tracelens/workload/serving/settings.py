@@ -1,0 +1,125 @@
+"""What is served, and how: requests, cache, and the two optimisations. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from tracelens.errors import TracelensError
+from tracelens.workload.checks import at_least_one, one_of
+
+SwitchName = Literal["off", "on"]
+SplitName = Literal["off", "request", "token"]
+LengthsName = Literal["lognormal", "uniform"]
+
+HELP = {
+    "rate": "requests that arrive on a rank in a tick, on average",
+    "requests": "requests that arrive in all; 0 for as many as the ticks bring",
+    "lengths": "of prompts and outputs between their bounds: lognormal or uniform",
+    "prompt_min": "tokens of the shortest prompt",
+    "prompt_max": "tokens of the longest prompt",
+    "output_min": "tokens of the shortest output",
+    "output_max": "tokens of the longest output",
+    "slots": "requests of a rank that can have a place in the cache",
+    "prefill_tokens": "most tokens of a rank's prefill in one tick",
+    "prefill_delayer": "on: a prefill waits until most ranks have one",
+    "delay_ticks": "ticks that a prefill waits for those of other ranks at most",
+    "delay_quorum": "share of the ranks with requests that have to have a prefill",
+    "delay_watermark": "share of its cache that a rank must have in use to let its prefill wait",
+    "tbo": "two-batch overlap of ticks with a prefill: halves of whole requests (request), or of as many "
+    "tokens, cut through a request (token)",
+    "graph": "on: decode is replayed from graphs, one for each of a few batch sizes, where all ranks decode; "
+    "needs a GPU",
+    "seed": "of weights, requests and their prompts",
+}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One field a setting, told in HELP. A tick is one forward pass of all ranks; time is counted in them."""
+
+    rate: float = 0.5
+    requests: int = 0
+    lengths: LengthsName = "lognormal"
+    prompt_min: int = 256
+    prompt_max: int = 4096
+    output_min: int = 16
+    output_max: int = 128
+    slots: int = 32
+    prefill_tokens: int = 8192
+    prefill_delayer: SwitchName = "off"
+    delay_ticks: int = 8
+    delay_quorum: float = 0.75
+    delay_watermark: float = 0.25
+    tbo: SplitName = "off"
+    graph: SwitchName = "off"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be."""
+        switch = get_args(SwitchName)
+        known: dict[str, Any] = {"prefill_delayer": switch, "graph": switch, "tbo": get_args(SplitName)}
+        one_of(self, known | {"lengths": get_args(LengthsName)})
+        at_least_one(self, ("prompt_min", "output_min", "slots"))
+        for low, high in (("prompt_min", "prompt_max"), ("output_min", "output_max")):
+            if getattr(self, high) < getattr(self, low):
+                raise TracelensError(f"{high} ({getattr(self, high)}) is below {low} ({getattr(self, low)})")
+        if self.prefill_tokens < self.prompt_max:
+            raise TracelensError(
+                f"prefill_tokens ({self.prefill_tokens}) must be at least prompt_max ({self.prompt_max}): a "
+                "prompt is computed in one tick"
+            )
+        for name in ("rate", "requests", "delay_ticks"):
+            if getattr(self, name) < 0:
+                raise TracelensError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("delay_quorum", "delay_watermark"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise TracelensError(f"{name} must be a share from 0 to 1, not {getattr(self, name)}")
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a request: rows of a slot of the cache."""
+        return self.prompt_max + self.output_max
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batch sizes that graphs are captured for, ascending: powers of two, and all slots; none without."""
+        if self.graph == "off":
+            return ()
+        powers = (1 << power for power in range(self.slots.bit_length()))
+        return tuple(sorted({*(size for size in powers if size <= self.slots), self.slots}))
+
+    def changed(self) -> dict[str, object]:
+        """The optimisations that are not off."""
+        values = {name: getattr(self, name) for name in ("prefill_delayer", "tbo", "graph")}
+        return {name: value for name, value in values.items() if value != "off"}
+
+
+_TINY = Serving(
+    rate=0.25, prompt_min=8, prompt_max=48, output_min=4, output_max=12, slots=4, prefill_tokens=96,
+    delay_ticks=6,
+)  # fmt: skip
+
+
+def serving_preset(name: str) -> Serving:
+    """Settings that go with a preset of the model."""
+    return _TINY if name == "tiny" else Serving()
+
+
+def override_serving(serving: Serving, values: dict[str, str]) -> Serving:
+    """Settings with fields replaced, from texts.
+
+    Raises:
+        TracelensError: a text is no number where one is needed, or the values do not fit together.
+    """
+    changed: dict[str, Any] = {}
+    for item in fields(Serving):
+        if item.name not in values:
+            continue
+        text, kind = values[item.name], type(getattr(serving, item.name))
+        try:
+            changed[item.name] = kind(text)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise TracelensError(f"{item.name} must be {what}, not {text!r}") from None
+    return replace(serving, **changed)

@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.recorded import RUNS, Recorded, config_of
 from tests.workload.toggle_variants import VARIANTS
+from tests.workload.toggle_variants import fields as variant_fields
 from tracelens.analyzers._moe_stages import STAGES
 from tracelens.schema import Result
 from tracelens.workload.config import override, preset
@@ -32,7 +33,7 @@ NOT_SHOWN = {("numa", "bind"), ("kernarg_pool", True), ("dispatch", "deepep"), (
 
 
 def test_every_toggle_is_shown_off_and_on() -> None:
-    on_gpus = [override(preset("small"), text.split()) for text in VARIANTS.values()]
+    on_gpus = [override(preset("small"), variant_fields(name)) for name in VARIANTS]
     configs = [*map(config_of, RUNS), *on_gpus]
     shown = {(name, value) for config in configs for name, value in config.toggles.changed().items()}
     named = {field.name for field in fields(Toggles)}

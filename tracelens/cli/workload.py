@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +11,18 @@ import typer
 
 from tracelens.cli import workload_ladder, workload_serve
 from tracelens.cli.common import say
-from tracelens.errors import MissingExtra
+from tracelens.cli.workload_common import (
+    Assignments,
+    Device,
+    Layers,
+    Output,
+    Preset,
+    Scrub,
+    Stack,
+    assigned,
+    torch_part,
+    with_settings,
+)
 
 app = typer.Typer(
     name="workload",
@@ -22,26 +31,15 @@ app = typer.Typer(
 )
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each field of a run's layout, training and toggles."""
+def _settings() -> dict[str, str]:
+    """Each field of a run's layout, training and toggles, with its help."""
     from tracelens.workload.config import HELP, PARTS
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    more = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None, typer.Option(help=HELP[item.name], metavar="VALUE", show_default=False)
-            ],
-        )
+    return {
+        item.name: HELP[item.name]
         for part in ("layout", "training", "toggles")
         for item in fields(PARTS[part])
-    ]
-    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-    return command
+    }
 
 
 @app.callback(invoke_without_command=True)
@@ -51,25 +49,6 @@ def workload(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--output", help="Folder for the traces; without it, nothing is recorded.", metavar="DIR"
-    ),
-]
-Layers = Annotated[
-    int | None, typer.Option(help="Layers of the model, for large ones to fit.", show_default=False)
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Change another field of the model, as in --set top_k=4.", metavar="FIELD=VALUE"
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cuda (NVIDIA and AMD) or cpu; by default what is there.", show_default=False),
-]
 Inject = Annotated[
     list[str] | None,
     typer.Option(
@@ -81,11 +60,9 @@ Inject = Annotated[
 ]
 
 
-@app.command("run")
-@_with_settings
 def run(
     *,
-    preset: Annotated[str, typer.Option(help="Model: see `tracelens list models`.")] = "tiny",
+    preset: Preset = "tiny",
     output: Output = None,
     layers: Layers = None,
     assignments: Assignments = None,
@@ -93,13 +70,9 @@ def run(
     steps: Annotated[int, typer.Option(help="Training steps, at least up to the end of the recording.")] = 10,
     profile_start: Annotated[int, typer.Option(help="First recorded step, counted from 0.")] = 8,
     profile_end: Annotated[int, typer.Option(help="The step after the last recorded one.")] = 10,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Record Python frames; slows the host down.")
-    ] = False,
+    stack: Stack = False,
     memory: Annotated[bool, typer.Option("--memory", help="Record allocations.")] = False,
-    scrub: Annotated[
-        bool, typer.Option("--scrub", help="Take paths of this machine out of the traces.")
-    ] = False,
+    scrub: Scrub = False,
     inject: Inject = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **settings: str | None,
@@ -120,28 +93,20 @@ def run(
     from tracelens.workload.config import preset as named
     from tracelens.workload.faults import Fault
 
-    chosen = [f"{name}={value}" for name, value in settings.items() if value is not None]
-    if layers is not None:
-        chosen.append(f"layers={layers}")
-    config = override(named(preset), [*chosen, *(assignments or [])])
+    config = override(named(preset), assigned(settings, layers, assignments))
     faults = tuple(Fault.parse(text) for text in inject or [])
-    try:
-        from tracelens.workload.launch import Job, run_job, summary
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("tracelens workload", "workload") from None
-
-    job = Job(config, output, device, steps, profile_start, profile_end, stack, memory, scrub, faults)
-    found = summary(job, run_job(job))
+    launch = torch_part("launch")
+    job = launch.Job(config, output, device, steps, profile_start, profile_end, stack, memory, scrub, faults)
+    found = launch.summary(job, launch.run_job(job))
     if json_output:
         print(json.dumps(found | {"config": config.as_dict()}, indent=1))
     else:
         _tell(preset, found, output)
 
 
-app.command("ladder")(_with_settings(workload_ladder.ladder))
-app.command("serve")(workload_serve.with_settings(workload_serve.serve))
+app.command("run")(with_settings(run, _settings()))
+app.command("ladder")(with_settings(workload_ladder.ladder, _settings()))
+app.command("serve")(with_settings(workload_serve.serve, workload_serve.settings()))
 
 
 def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:

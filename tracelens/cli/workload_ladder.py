@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracelens.cli.common import print_report, progress, say, write_stdout
-from tracelens.errors import MissingExtra, TracelensError
+from tracelens.cli.workload_common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
+from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
     from tracelens.schema import Report
@@ -37,7 +38,6 @@ Output = Annotated[
         show_default=False,
     ),
 ]
-Preset = Annotated[str, typer.Option(help="Model: see `tracelens list models`.")]
 Rungs = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,19 +55,6 @@ File = Annotated[
 Without = Annotated[
     list[str] | None,
     typer.Option(help="Leave this rung out; repeat it for more.", metavar="NAME", show_default=False),
-]
-Layers = Annotated[
-    int | None, typer.Option(help="Layers of the model, for large ones to fit.", show_default=False)
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Change another field of the model, as in --set top_k=4.", metavar="FIELD=VALUE"
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="cuda (NVIDIA and AMD) or cpu; by default what is there.", show_default=False),
 ]
 
 
@@ -88,9 +75,7 @@ def ladder(
     device: Device = None,
     timed: Annotated[int, typer.Option(help="Steps of each rung that are timed, without the profiler.")] = 10,
     recorded: Annotated[int, typer.Option(help="Steps of each rung that are recorded.")] = 3,
-    scrub: Annotated[
-        bool, typer.Option("--scrub", help="Take paths of this machine out of the traces.")
-    ] = False,
+    scrub: Scrub = False,
     **settings: str | None,
 ) -> None:
     """Run optimisations one on top of the other, and report what each brought and what it changed.
@@ -113,11 +98,9 @@ def ladder(
     assert folder is not None
     _prepare(output or [])
     if traces is not None:
-        chosen = [f"{name}={value}" for name, value in settings.items() if value is not None]
-        if layers is not None:
-            chosen.append(f"layers={layers}")
+        chosen = assigned(settings, layers, assignments)
         options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}
-        _run(traces, preset, [*chosen, *(assignments or [])], _chosen(rung, file, without or []), options)
+        _run(traces, preset, chosen, _chosen(rung, file, without or []), options)
     report = _report(folder)
     _tell(report, output or [], json_output)
 
@@ -159,19 +142,13 @@ def _run(
     config = override(named(preset), assignments)
     # What is wrong with the rungs themselves needs no torch to be told.
     climb(config, rungs[0], lambda _: "", strict=rungs[1])
-    try:
-        from tracelens.workload.climb import Ladder, lacking, run_ladder
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("tracelens workload", "workload") from None
-
-    asked = Ladder(folder, **options)
-    lacks: Callable[[Any], str] = lacking(str(asked.job(config, "").device))
+    runner = torch_part("climb")
+    asked = runner.Ladder(folder, **options)
+    lacks: Callable[[Any], str] = runner.lacking(str(asked.job(config, "").device))
     steps, left = climb(config, rungs[0], lacks, strict=rungs[1])
     for one in left:
         say(f"left out: {one.rung.name}: {one.reason}")
-    run_ladder(asked, steps, left, preset=preset, progress=say)
+    runner.run_ladder(asked, steps, left, preset=preset, progress=say)
 
 
 def _report(folder: Path) -> Report:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,36 +10,25 @@ from typing import Annotated, Any
 import typer
 
 from tracelens.cli.common import say
-from tracelens.errors import MissingExtra
+from tracelens.cli.workload_common import (
+    Device,
+    Layers,
+    Output,
+    Preset,
+    Scrub,
+    Stack,
+    assigned,
+    torch_part,
+)
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each setting of serving."""
+def settings() -> dict[str, str]:
+    """Each setting of serving, with its help."""
     from tracelens.workload.serving.settings import HELP, Serving
 
-    signature = inspect.signature(command, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    more = [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None, typer.Option(help=HELP[item.name], metavar="VALUE", show_default=False)
-            ],
-        )
-        for item in fields(Serving)
-    ]
-    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-    return command
+    return {item.name: HELP[item.name] for item in fields(Serving)}
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "-o", "--output", help="Folder for the traces; without it, nothing is recorded.", metavar="DIR"
-    ),
-]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,24 +41,17 @@ Assignments = Annotated[
 
 def serve(
     *,
-    preset: Annotated[str, typer.Option(help="Model: see `tracelens list models`.")] = "tiny",
+    preset: Preset = "tiny",
     ranks: Annotated[int, typer.Option(help="Ranks, each with requests of its own.")] = 1,
     output: Output = None,
-    layers: Annotated[int | None, typer.Option(help="Layers of the model.", show_default=False)] = None,
+    layers: Layers = None,
     assignments: Assignments = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cuda (NVIDIA and AMD) or cpu; by default what is there.", show_default=False),
-    ] = None,
+    device: Device = None,
     ticks: Annotated[int, typer.Option(help="Forward passes, at least up to the end of the recording.")] = 64,
     profile_start: Annotated[int, typer.Option(help="First recorded tick, counted from 0.")] = 48,
     profile_end: Annotated[int, typer.Option(help="The tick after the last recorded one.")] = 56,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Record Python frames; slows the host down.")
-    ] = False,
-    scrub: Annotated[
-        bool, typer.Option("--scrub", help="Take paths of this machine out of the traces.")
-    ] = False,
+    stack: Stack = False,
+    scrub: Scrub = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **settings: str | None,
 ) -> None:
@@ -89,17 +69,12 @@ def serve(
 
     given = {name: value for name, value in settings.items() if value is not None}
     serving = override_serving(serving_preset(preset), given)
-    more = [f"layers={layers}"] if layers is not None else []
-    config = model_config(preset, [*more, *(assignments or [])], serving)
-    try:
-        from tracelens.workload.serving.serve import ServeJob, run_serving
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("tracelens workload", "workload") from None
-
-    job = ServeJob(config, serving, ranks, output, device, ticks, profile_start, profile_end, stack, scrub)
-    found = run_serving(job)
+    config = model_config(preset, assigned({}, layers, assignments), serving)
+    serving_part = torch_part("serving.serve")
+    job = serving_part.ServeJob(
+        config, serving, ranks, output, device, ticks, profile_start, profile_end, stack, scrub
+    )
+    found = serving_part.run_serving(job)
     if found is None:
         return
     if json_output:

@@ -1,0 +1,82 @@
+"""What the commands of `tracelens workload` share: options, and the way to what needs torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracelens.errors import MissingExtra
+
+Preset = Annotated[str, typer.Option(help="Model: see `tracelens list models`.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--output", help="Folder for the traces; without it, nothing is recorded.", metavar="DIR"
+    ),
+]
+Layers = Annotated[
+    int | None, typer.Option(help="Layers of the model, for large ones to fit.", show_default=False)
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Change another field of the model, as in --set top_k=4.", metavar="FIELD=VALUE"
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cuda (NVIDIA and AMD) or cpu; by default what is there.", show_default=False),
+]
+Stack = Annotated[bool, typer.Option("--stack", help="Record Python frames; slows the host down.")]
+Scrub = Annotated[bool, typer.Option("--scrub", help="Take paths of this machine out of the traces.")]
+
+
+def with_settings(command: Callable[..., None], settings: Mapping[str, str]) -> Callable[..., None]:
+    """A command that takes its `**settings` as one option each.
+
+    Args:
+        command: is given None for each setting that is not on the command line, else its text.
+        settings: name to help.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, typer.Option(help=text, metavar="VALUE", show_default=False)],
+        )
+        for name, text in settings.items()
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return command
+
+
+def assigned(
+    settings: Mapping[str, str | None], layers: int | None, assignments: list[str] | None
+) -> list[str]:
+    """All that the command line sets, as texts `field=value`."""
+    chosen = [f"{name}={value}" for name, value in settings.items() if value is not None]
+    if layers is not None:
+        chosen.append(f"layers={layers}")
+    return [*chosen, *(assignments or [])]
+
+
+def torch_part(module: str) -> Any:
+    """A module of the workload that needs torch.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    try:
+        return import_module(f"tracelens.workload.{module}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("tracelens workload", "workload") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.recording.scrub import count_events, import_path, scrub
+from tracelens.recording.scrub import import_path, scrub
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,3 @@ def test_scrub_changes_names_and_nothing_else() -> None:
 def test_scrub_refuses_a_path_it_cannot_shorten() -> None:
     with pytest.raises(TracelensError, match="would give away a path of this machine: '/home/me/data'"):
         scrub('{"dataset": "/home/me/data"}', "x.json.gz")
-
-
-def test_count_events_by_category() -> None:
-    assert count_events('"cat": "kernel" "cat": "cpu_op" "cat": "kernel"') == {"kernel": 2, "cpu_op": 1}

@@ -6,7 +6,6 @@ Works on text rather than on parsed JSON: timestamps have more digits than a flo
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import PurePath
 
 from tracelens.errors import TracelensError
@@ -22,7 +21,6 @@ IMPORT_ROOTS = (
     re.compile(r"^/.*/(?=tracelens/)"),
 )
 ABSOLUTE = re.compile(r'"(/[^"\n/]+/[^"\n]*)"')
-CATEGORY = re.compile(r'"cat": "([^"\n]*)"')
 
 
 def scrub(text: str, name: str) -> str:
@@ -55,8 +53,3 @@ def import_path(path: str) -> str:
         if found:
             return short
     return PurePath(path).name
-
-
-def count_events(text: str) -> dict[str, int]:
-    """Events by category, most first."""
-    return dict(Counter(match[1] for match in CATEGORY.finditer(text)).most_common())

@@ -24,6 +24,7 @@ from tracelens.recording import record
 from tracelens.recording.window import Window
 from tracelens.workload import expected
 from tracelens.workload.binding import bind
+from tracelens.workload.checks import at_least_one
 from tracelens.workload.config import Config
 from tracelens.workload.expected import Routing
 from tracelens.workload.faults import Fault
@@ -73,10 +74,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Raise TracelensError for steps that cannot be."""
-        if self.device is None:
-            object.__setattr__(self, "device", "cuda" if torch.cuda.is_available() else "cpu")
-        if self.device not in ("cuda", "cpu"):
-            raise TracelensError(f"--device must be cuda or cpu, not {self.device}")
+        object.__setattr__(self, "device", chosen_device(self.device))
         if self.memory and self.config.toggles.overlap_exchange != "off":
             raise TracelensError(
                 "--memory cannot be recorded with overlap_exchange=1f1b: torch's profiler then leaves out "
@@ -84,12 +82,9 @@ class Job:
             )
         for fault in self.inject:
             fault.check(self.config)
-        if self.steps < 1:
-            raise TracelensError(f"steps must be at least 1, not {self.steps}")
-        if self.out is not None and self.window.end > self.steps:
-            raise TracelensError(
-                f"the recording needs {self.window.end} steps, not {self.steps}: give more --steps"
-            )
+        at_least_one(self, ("steps",))
+        if self.out is not None:
+            check_recorded(self.window, self.steps, "steps")
 
     @property
     def window(self) -> Window:
@@ -99,6 +94,21 @@ class Job:
     def timed(self) -> range:
         """The steps whose time says something: after the first few, and without a profiler."""
         return range(UNTIMED, self.steps if self.out is None else self.window.wait)
+
+
+def chosen_device(device: str | None) -> str:
+    """The device of that name, by default what is there; raises TracelensError for another name."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cuda", "cpu"):
+        raise TracelensError(f"--device must be cuda or cpu, not {device}")
+    return device
+
+
+def check_recorded(window: Window, count: int, what: str) -> None:
+    """Raise TracelensError for a run of so many steps, or ticks, that ends before its recording does."""
+    if window.end > count:
+        raise TracelensError(f"the recording needs {window.end} {what}, not {count}: give more --{what}")
 
 
 def launched() -> bool:

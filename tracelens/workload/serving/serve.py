@@ -14,8 +14,9 @@ import torch.distributed as dist
 from tracelens.errors import TracelensError
 from tracelens.recording import record
 from tracelens.recording.window import Window
+from tracelens.workload.checks import at_least_one
 from tracelens.workload.config import Config
-from tracelens.workload.launch import joined, on_ranks, own_device
+from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device
 from tracelens.workload.models import GEMM_ALIGNMENT
 from tracelens.workload.serving.config import TOGGLES, TRAINING
 from tracelens.workload.serving.engine import Engine, make_ranks
@@ -54,17 +55,10 @@ class ServeJob:
 
     def __post_init__(self) -> None:
         """Raise TracelensError for what cannot be run."""
-        if self.device is None:
-            object.__setattr__(self, "device", "cuda" if torch.cuda.is_available() else "cpu")
-        if self.device not in ("cuda", "cpu"):
-            raise TracelensError(f"--device must be cuda or cpu, not {self.device}")
-        for name in ("ranks", "ticks"):
-            if getattr(self, name) < 1:
-                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.out is not None and self.window.end > self.ticks:
-            raise TracelensError(
-                f"the recording needs {self.window.end} ticks, not {self.ticks}: give more --ticks"
-            )
+        object.__setattr__(self, "device", chosen_device(self.device))
+        at_least_one(self, ("ranks", "ticks"))
+        if self.out is not None:
+            check_recorded(self.window, self.ticks, "ticks")
         require(self.config, self.serving, torch.device(self.device or "cpu"))
         self._check_slices()
 

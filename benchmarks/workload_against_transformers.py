@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tracelens.workload.config import Config, override, preset
+from tracelens.config import Config, override, preset
 from tracelens.workload.parallel import Groups
 from tracelens.workload.train import Trainer
 

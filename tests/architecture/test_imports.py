@@ -3,7 +3,9 @@
     errors <- schema, registry <- trace <- parsers
                                   trace <- analyzers -> costs, devices
                                   analyzers <- compare, replay
-                                  trace <- fuse              devices, costs <- projection
+                                  trace <- fuse
+    errors <- config <- expected <- workload
+              config, expected, costs, devices, analyzers <- projection
     renderers -> schema (never analyzers, never trace)
     cli -> everything
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
@@ -33,11 +35,13 @@ ALLOWED: dict[str, set[str]] = {
     "compare": BASE | {"trace", "analyzers"},
     "fuse": BASE | {"trace"},
     "replay": BASE | {"trace", "analyzers", "costs", "devices"},
-    "projection": BASE | {"costs", "devices"},
+    "config": {"errors"},
+    "expected": {"errors", "config"},
+    "projection": BASE | {"config", "expected", "costs", "devices", "trace", "analyzers"},
     "fanout": BASE | {"trace", "parsers", "analyzers"},
     "renderers": BASE,
     "recording": {"errors", "version"},
-    "workload": {"errors", "recording"},
+    "workload": {"errors", "recording", "config", "expected"},
 }
 EVERYTHING = set(ALLOWED) | {PACKAGE}
 ALLOWED |= {

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import tracelens
+from tracelens.config import Config
+from tracelens.expected import flops
 from tracelens.trace.run import Run
-from tracelens.workload.config import Config
-from tracelens.workload.expected import flops
 
 # tracelens' names of all-to-all collectives, which are NCCL's.
 _ALL_TO_ALL = ("all_to_all", "all_to_allv")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.workload.config import Config, override, preset
+from tracelens.config import Config, override, preset
 
 
 class Sample(NamedTuple):

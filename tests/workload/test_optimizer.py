@@ -17,14 +17,14 @@ from torch import Tensor, nn  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.workload.ranks import run_ranks  # noqa: E402
+from tracelens.config import Config, preset  # noqa: E402
+from tracelens.config.layout import Layout  # noqa: E402
+from tracelens.config.toggles import CHOICES  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.workload.config import Config, preset  # noqa: E402
-from tracelens.workload.layout import Layout  # noqa: E402
 from tracelens.workload.model import Transformer  # noqa: E402
 from tracelens.workload.optimizer import ALIGNMENT_BYTES, ShardedAdamW  # noqa: E402
 from tracelens.workload.parallel import GROUPS, Groups, initialise, make_groups, shard  # noqa: E402
 from tracelens.workload.reduction import REPLICAS, by_node, make_reductions  # noqa: E402
-from tracelens.workload.toggles import CHOICES  # noqa: E402
 
 KINDS = CHOICES["grad_reduce"]
 STEPS = 3

@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="the workload needs torch")
 import torch
 
 from tests.workload.ranks import run_ranks
-from tracelens.workload.config import Config, override, preset
+from tracelens.config import Config, override, preset
+from tracelens.config.layout import Layout
 from tracelens.workload.data import Batches
-from tracelens.workload.layout import Layout
 from tracelens.workload.parallel import Groups, make_groups
 from tracelens.workload.train import Measured, Trainer
 

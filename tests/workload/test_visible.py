@@ -19,10 +19,10 @@ from tests.workload.recorded import RUNS, Recorded, config_of
 from tests.workload.toggle_variants import VARIANTS
 from tests.workload.toggle_variants import fields as variant_fields
 from tracelens.analyzers._moe_stages import STAGES
+from tracelens.config import override, preset
+from tracelens.config.toggles import CHOICES, Toggles
+from tracelens.expected import balanced, messages
 from tracelens.schema import Result
-from tracelens.workload.config import override, preset
-from tracelens.workload.expected import balanced, messages
-from tracelens.workload.toggles import CHOICES, Toggles
 
 # Of the preset tiny on two ranks: 2 MoE layers, 4 experts a rank, 2 a token; 2 micro-batches of 64 tokens.
 LAYERS, EXPERTS, CHOSEN, BATCHES, TOKENS, HIDDEN = 2, 4, 2, 2, 64, 64

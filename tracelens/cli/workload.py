@@ -33,7 +33,7 @@ app = typer.Typer(
 
 def _settings() -> dict[str, str]:
     """Each field of a run's layout, training and toggles, with its help."""
-    from tracelens.workload.config import HELP, PARTS
+    from tracelens.config import HELP, PARTS
 
     return {
         item.name: HELP[item.name]
@@ -89,8 +89,8 @@ def run(
 
     tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
     """
-    from tracelens.workload.config import override
-    from tracelens.workload.config import preset as named
+    from tracelens.config import override
+    from tracelens.config import preset as named
     from tracelens.workload.faults import Fault
 
     config = override(named(preset), assigned(settings, layers, assignments))
@@ -127,7 +127,7 @@ def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
 
 def models() -> list[tuple[str, ...]]:
     """Names and sizes of the presets, with a line of headings."""
-    from tracelens.workload.models import MODELS
+    from tracelens.config.model import MODELS
 
     heads = (
         "name",

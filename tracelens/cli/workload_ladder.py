@@ -135,8 +135,8 @@ def _run(
     rungs: tuple[tuple[Rung, ...], bool],
     options: dict[str, Any],
 ) -> None:
-    from tracelens.workload.config import override
-    from tracelens.workload.config import preset as named
+    from tracelens.config import override
+    from tracelens.config import preset as named
     from tracelens.workload.ladder import climb
 
     config = override(named(preset), assignments)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
 from tracelens.recording.sidecar import plain
 from tracelens.recording.window import WARMUP
 from tracelens.workload import binding, graph
-from tracelens.workload.config import Config
 from tracelens.workload.ladder import Left, Step
 from tracelens.workload.launch import UNTIMED, Job, launched, run_job
 from tracelens.workload.train import Measured

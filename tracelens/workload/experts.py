@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tracelens.config import Config
+from tracelens.config.toggles import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, ExpertsName
 from tracelens.errors import TracelensError
-from tracelens.workload.config import Config
 from tracelens.workload.kernels import kernels
 from tracelens.workload.parallel import Groups, shard
-from tracelens.workload.toggles import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, ExpertsName
 
 STREAMS = 4
 

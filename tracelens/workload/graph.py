@@ -21,9 +21,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
 from tracelens.recording.scopes import span
-from tracelens.workload.config import Config
 
 INSTEAD = "take graph=off"
 

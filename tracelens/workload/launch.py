@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tracelens import expected
+from tracelens.config import Config
+from tracelens.config.checks import at_least_one
 from tracelens.errors import TracelensError
+from tracelens.expected import Routing
 from tracelens.recording import record
 from tracelens.recording.window import Window
-from tracelens.workload import expected
 from tracelens.workload.binding import bind
-from tracelens.workload.checks import at_least_one
-from tracelens.workload.config import Config
-from tracelens.workload.expected import Routing
 from tracelens.workload.faults import Fault
 from tracelens.workload.hinder import hindered
 from tracelens.workload.parallel import make_groups

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from tracelens.config.toggles import FusionName
 from tracelens.errors import TracelensError
 from tracelens.workload.kernels import kernels
-from tracelens.workload.toggles import FusionName
 
 
 def token_loss(logits_SBV: Tensor, target_SB: Tensor, fusion: FusionName = "plain") -> Tensor:

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tracelens.config import Config
 from tracelens.recording.scopes import region, scoped, span
 from tracelens.workload import spans
 from tracelens.workload.attention import RMSNorm, make_attention
-from tracelens.workload.config import Config
 from tracelens.workload.dispatch import make_dispatcher
 from tracelens.workload.dispatch.base import enter
 from tracelens.workload.experts import EXPERTS

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
 from tracelens.recording.scopes import span
-from tracelens.workload.config import Config
 from tracelens.workload.parallel import Groups
 from tracelens.workload.reduction import REPLICAS, Message, Move, make_reductions, share, whole_team
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tracelens.config.layout import Layout
 from tracelens.workload.exchange import Group
-from tracelens.workload.layout import Layout
 
 GROUPS = {
     "pp": ("pp",),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from tracelens.config.toggles import FusionName
 from tracelens.workload.kernels import kernels
 from tracelens.workload.rows import RowMap
-from tracelens.workload.toggles import FusionName
 
 
 def permute(x_TD: Tensor, rows: RowMap, fusion: FusionName = "plain") -> Tensor:

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
 from tracelens.recording.scopes import scoped, span
-from tracelens.workload.config import Config
 from tracelens.workload.graph import StepGraph, require
 from tracelens.workload.loss import token_loss
 from tracelens.workload.model import Transformer

@@ -19,10 +19,10 @@ from typing import Literal
 import torch.distributed as dist
 from torch import Tensor
 
+from tracelens.config.toggles import ReductionName
 from tracelens.errors import TracelensError
 from tracelens.workload.exchange import Group, all_gather_into, reduce_scatter_into
 from tracelens.workload.parallel import GROUPS, Groups, description
-from tracelens.workload.toggles import ReductionName
 
 CollectiveName = Literal["reduce_scatter", "all_reduce", "all_gather"]
 

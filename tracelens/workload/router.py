@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from tracelens.workload.config import Config
+from tracelens.config import Config
+from tracelens.config.model import Model
 from tracelens.workload.exchange import all_reduce
 from tracelens.workload.kernels import kernels
-from tracelens.workload.models import Model
 from tracelens.workload.parallel import Groups, shard
 from tracelens.workload.routing import choose, scores, weights
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from tracelens.config.toggles import TensorOverlapName
 from tracelens.workload import tensor_chunked, tensor_symmetric
 from tracelens.workload.exchange import AllGather, Group, ReduceScatter, exchange
-from tracelens.workload.toggles import TensorOverlapName
 
 _VARIANTS: dict[TensorOverlapName, ModuleType] = {"chunked": tensor_chunked, "symmetric": tensor_symmetric}
 """Modules with `gather_products` and `scatter_products`."""

@@ -10,14 +10,14 @@ N is the number of tokens, or of copies of tokens, that reach this rank. See `ro
 
 from __future__ import annotations
 
-from tracelens.workload.config import Config
+from tracelens.config import Config
+from tracelens.config.toggles import DispatchName
 from tracelens.workload.dispatch.allgather import AllGatherDispatch
 from tracelens.workload.dispatch.alltoall import AllToAllDispatch
 from tracelens.workload.dispatch.base import Dispatcher
 from tracelens.workload.dispatch.dedup import DedupDispatch
 from tracelens.workload.dispatch.deepep import DeepEPDispatch
 from tracelens.workload.parallel import Groups
-from tracelens.workload.toggles import DispatchName
 
 DISPATCHERS: dict[DispatchName, type[Dispatcher]] = {
     "alltoall": AllToAllDispatch,

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracelens.config import Config
+from tracelens.config.toggles import DEVICE_PERMUTE, STATIC
 from tracelens.recording.scopes import span
 from tracelens.workload import spans
-from tracelens.workload.config import Config
 from tracelens.workload.parallel import Groups
 from tracelens.workload.permute import permute, unpermute
 from tracelens.workload.rows import RowMap, sort_rows, sort_rows_by_host
-from tracelens.workload.toggles import DEVICE_PERMUTE, STATIC
 
 OnTheWay = Any
 """What a dispatcher has sent and will wait for: a Pending of `exchange`, or a library's own."""

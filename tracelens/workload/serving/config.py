@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
+from tracelens.config import Config, override, preset
+from tracelens.config.layout import Layout
 from tracelens.errors import TracelensError
-from tracelens.workload.config import Config, override, preset
-from tracelens.workload.layout import Layout
 from tracelens.workload.serving.settings import Serving
 
 TOGGLES = ("permute", "router")

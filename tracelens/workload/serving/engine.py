@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tracelens.config import Config
 from tracelens.recording.scopes import span
-from tracelens.workload.config import Config
 from tracelens.workload.exchange import Group, all_gather_into
 from tracelens.workload.pipeline import default_dtype
 from tracelens.workload.serving.delayer import PrefillDelayer

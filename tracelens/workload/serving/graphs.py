@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
 from tracelens.recording.scopes import span
-from tracelens.workload.config import Config
 from tracelens.workload.graph import cause, no_collection
 from tracelens.workload.serving.model import ServingModel
 from tracelens.workload.serving.passes import together

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tracelens.config import Config
 from tracelens.recording.scopes import scoped, span
 from tracelens.workload import spans
 from tracelens.workload.attention import RMSNorm
-from tracelens.workload.config import Config
 from tracelens.workload.exchange import AllGather, Group, ReduceScatter, finish, start
 from tracelens.workload.experts import GroupedExperts
 from tracelens.workload.model import EMBEDDING_STD, INIT_STD

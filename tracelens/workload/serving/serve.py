@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tracelens.config import Config
+from tracelens.config.checks import at_least_one
+from tracelens.config.model import GEMM_ALIGNMENT
 from tracelens.errors import TracelensError
 from tracelens.recording import record
 from tracelens.recording.window import Window
-from tracelens.workload.checks import at_least_one
-from tracelens.workload.config import Config
 from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device
-from tracelens.workload.models import GEMM_ALIGNMENT
 from tracelens.workload.serving.config import TOGGLES, TRAINING
 from tracelens.workload.serving.engine import Engine, make_ranks
 from tracelens.workload.serving.graphs import require

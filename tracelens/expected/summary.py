@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tracelens.workload.config import Config
-from tracelens.workload.expected.flops import attention_kernel, flops
-from tracelens.workload.expected.messages import messages
-from tracelens.workload.expected.parameters import parameters
-from tracelens.workload.expected.routed import Routing
+from tracelens.config import Config
+from tracelens.expected.flops import attention_kernel, flops
+from tracelens.expected.messages import messages
+from tracelens.expected.parameters import parameters
+from tracelens.expected.routed import Routing
 
 
 def summary(config: Config, rank: int, device: str, routing: Routing | None = None) -> dict[str, Any]:

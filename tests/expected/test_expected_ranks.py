@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tracelens.workload.config import Config, override, preset
-from tracelens.workload.expected import Routing, attention_kernel, flops, messages
+from tracelens.config import Config, override, preset
+from tracelens.expected import Routing, attention_kernel, flops, messages
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracelens.workload.config import Config
-from tracelens.workload.expected.share import Share
-from tracelens.workload.layout import Layout
-from tracelens.workload.models import Model
+from tracelens.config import Config
+from tracelens.config.layout import Layout
+from tracelens.config.model import Model
+from tracelens.expected.share import Share
 
 REPLICAS = ("stage", "dense", "edp")
 """Groups of ranks that hold the same parameters: whole ones, shards of tensor parallelism, experts."""

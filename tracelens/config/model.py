@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tracelens.config.checks import at_least_one, one_of
 from tracelens.errors import TracelensError
-from tracelens.workload.checks import at_least_one, one_of
 
 AttentionName = Literal["mla", "gqa"]
 ScoreName = Literal["softmax", "sigmoid"]

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from tracelens.config import layout, toggles
+from tracelens.config.checks import at_least_one, one_of
+from tracelens.config.layout import Layout
+from tracelens.config.model import MODELS, Model
+from tracelens.config.toggles import Toggles
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.workload import layout, toggles
-from tracelens.workload.checks import at_least_one, one_of
-from tracelens.workload.layout import Layout
-from tracelens.workload.models import MODELS, Model
-from tracelens.workload.toggles import Toggles
 
 DtypeName = Literal["bfloat16", "float32"]
 RoutingName = Literal["learned", "balanced", "skewed"]

@@ -6,13 +6,13 @@ depends on the weights, where the routers send tokens, a run reports as a `Routi
 
 from __future__ import annotations
 
-from tracelens.workload.expected.flops import AttentionKernel, Work, attention_kernel, flops
-from tracelens.workload.expected.message import Message
-from tracelens.workload.expected.messages import messages
-from tracelens.workload.expected.parameters import Totals, parameters, totals
-from tracelens.workload.expected.routed import Routed, Routing, balanced
-from tracelens.workload.expected.step import buffer_bytes
-from tracelens.workload.expected.summary import summary
+from tracelens.expected.flops import AttentionKernel, Work, attention_kernel, flops
+from tracelens.expected.message import Message
+from tracelens.expected.messages import messages
+from tracelens.expected.parameters import Totals, parameters, totals
+from tracelens.expected.routed import Routed, Routing, balanced
+from tracelens.expected.step import buffer_bytes
+from tracelens.expected.summary import summary
 
 __all__ = [
     "AttentionKernel",

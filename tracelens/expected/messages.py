@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracelens.workload.config import Config
-from tracelens.workload.expected.layer import Exchange, Step, layer_steps
-from tracelens.workload.expected.message import Message, Phase, group_ranks
-from tracelens.workload.expected.routed import Routed, Routing, known
-from tracelens.workload.expected.share import Share
-from tracelens.workload.expected.step import pipeline_messages, step_messages
-from tracelens.workload.toggles import STATIC
+from tracelens.config import Config
+from tracelens.config.toggles import STATIC
+from tracelens.expected.layer import Exchange, Step, layer_steps
+from tracelens.expected.message import Message, Phase, group_ranks
+from tracelens.expected.routed import Routed, Routing, known
+from tracelens.expected.share import Share
+from tracelens.expected.step import pipeline_messages, step_messages
 
 
 def messages(config: Config, rank: int, routing: Routing | None = None) -> list[Message]:

@@ -8,14 +8,14 @@ from dataclasses import fields
 
 import pytest
 
+from tracelens.config import HELP, PARTS, Config, override, preset
+from tracelens.config.model import MODELS
+from tracelens.config.toggles import CHOICES, Toggles
 from tracelens.errors import TracelensError
-from tracelens.workload.config import HELP, PARTS, Config, override, preset
-from tracelens.workload.models import MODELS
-from tracelens.workload.toggles import CHOICES, Toggles
 
 
 def test_importing_the_config_does_not_import_torch() -> None:
-    code = "import sys, tracelens.workload.config; print('torch' in sys.modules)"
+    code = "import sys, tracelens.config; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
-from tracelens.workload.config import Config
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from tracelens.workload.config import Config
-from tracelens.workload.expected.routed import Routing, known
-from tracelens.workload.expected.share import Share
+from tracelens.config import Config
+from tracelens.expected.routed import Routing, known
+from tracelens.expected.share import Share
 
 AttentionKernel = Literal["flash", "masked", "math"]
 """How attention is computed.

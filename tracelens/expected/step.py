@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracelens.errors import TracelensError
-from tracelens.workload.expected.message import Collective, Message, Phase, group_ranks
-from tracelens.workload.expected.parameters import REPLICAS, each_parameter
-from tracelens.workload.expected.share import Share
+from tracelens.expected.message import Collective, Message, Phase, group_ranks
+from tracelens.expected.parameters import REPLICAS, each_parameter
+from tracelens.expected.share import Share
 
 # Each parameter begins at a multiple of it in the optimizer's flat buffers.
 ALIGNMENT_BYTES = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from tracelens.config.checks import at_least_one
 from tracelens.errors import TracelensError
-from tracelens.workload.checks import at_least_one
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Outermost first: ranks with neighbouring numbers differ in `tp`."""

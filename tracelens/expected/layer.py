@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracelens.workload.expected.message import Collective
-from tracelens.workload.expected.routed import Routed
-from tracelens.workload.expected.share import Share
-from tracelens.workload.toggles import STATIC
+from tracelens.config.toggles import STATIC
+from tracelens.expected.message import Collective
+from tracelens.expected.routed import Routed
+from tracelens.expected.share import Share
 
 TRANSPOSED: dict[Collective, Collective] = {
     "all_to_all": "all_to_all",

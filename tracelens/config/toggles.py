@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_type_hints
 
+from tracelens.config.checks import one_of
 from tracelens.errors import TracelensError
-from tracelens.workload.checks import one_of
 
 ExpertsName = Literal["loop", "multistream", "grouped"]
 DispatchName = Literal["alltoall", "allgather", "dedup", "deepep"]

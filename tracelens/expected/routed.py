@@ -8,9 +8,9 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+from tracelens.config import Config
 from tracelens.errors import TracelensError
-from tracelens.workload.config import Config
-from tracelens.workload.expected.share import Share
+from tracelens.expected.share import Share
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracelens.config import Config, Training, override, preset
+from tracelens.config.layout import Layout
+from tracelens.config.model import MODELS, Model
 from tracelens.errors import TracelensError
-from tracelens.workload.config import Config, Training, override, preset
-from tracelens.workload.expected import (
+from tracelens.expected import (
     Message,
     Routed,
     Routing,
@@ -26,10 +28,8 @@ from tracelens.workload.expected import (
     summary,
     totals,
 )
-from tracelens.workload.expected.flops import scores_work
-from tracelens.workload.expected.share import Share
-from tracelens.workload.layout import Layout
-from tracelens.workload.models import MODELS, Model
+from tracelens.expected.flops import scores_work
+from tracelens.expected.share import Share
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.workload.layout import DIMENSIONS, Layout
+from tracelens.config.layout import DIMENSIONS, Layout
 
 
 @st.composite

@@ -31,7 +31,7 @@ def test_every_setting_is_an_option_with_its_help(capsys: pytest.CaptureFixture[
         (["--tbo", "tokens"], "unknown tbo 'tokens'; did you mean 'token'?"),
         (["--slots", "many"], "slots must be a whole number, not 'many'"),
         (["--prompt-max", "4"], "prompt_max (4) is below prompt_min (8)"),
-        (["--set", "experts=loop", "--set", "sync_free=1"], "sync_free is a field of training runs"),
+        (["--set", "experts=loop", "--set", "sync_free=1"], "experts is a field of training runs"),
     ],
 )
 def test_bad_settings_are_one_line(

@@ -25,9 +25,9 @@ def ends(number: int) -> Tensor:
     return Tensor("int32", (number,), (1,))
 
 
-def made(op: str, place: int, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+def made(op: str, place: int, *arguments: Any) -> tuple[Any, ...]:
     """The maker of one argument and what it is given; all others stay as they are."""
-    found = fill(f"aten::{op}", arguments, **options)
+    found = fill(f"aten::{op}", arguments)
     others = [one for at, one in enumerate(found) if at != place]
     assert others == [one for at, one in enumerate(arguments) if at != place]
     assert (found[place].shape, found[place].stride) == (arguments[place].shape, arguments[place].stride)
@@ -203,11 +203,7 @@ def test_groups_add_up(first: tuple[int, ...], second: tuple[int, ...], total: i
     call = [fp32(*first), fp32(*second), ends(GROUPS), None, None]
     # Even ones: 12.5 each.
     assert made("_grouped_mm", 2, *call) == ("ends", [12, 13, 12, 13])
-    assert made("_grouped_mm", 2, *call, groups=[1, 9, 0, 40]) == ("ends", [1, 9, 0, 40])
-    assert sum([1, 9, 0, 40]) == total
-    # Groups of another call: too many rows, or another number of experts.
-    assert made("_grouped_mm", 2, *call, groups=[1, 9, 0, 41]) == ("ends", [12, 13, 12, 13])
-    assert made("_grouped_mm", 2, *call, groups=[10, 40]) == ("ends", [12, 13, 12, 13])
+    assert sum([12, 13, 12, 13]) == total
 
 
 def test_groups_of_equal_size_need_no_ends() -> None:

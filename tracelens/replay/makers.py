@@ -17,13 +17,12 @@ INDICES_UNKNOWN = "the profiler records nothing of a list of index tensors (Tens
 EVEN_GROUPS = "sizes of the groups are on the GPU and not in the trace: even ones are taken"
 
 
-def fill(op: str, arguments: Sequence[Argument], groups: Sequence[int] = ()) -> list[Argument]:
+def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
     """The arguments with what makes the values of each tensor.
 
     Args:
         op: name.
         arguments: of a call.
-        groups: sizes of the groups of a grouped product, where they are known.
 
     Raises:
         Unreplayable: the trace does not say enough.
@@ -36,7 +35,7 @@ def fill(op: str, arguments: Sequence[Argument], groups: Sequence[int] = ()) -> 
     if name in _RULES:
         _RULES[name](filled)
     if name in _GROUPED:
-        _ends(filled, _GROUPED[name], groups)
+        _ends(filled, _GROUPED[name])
     return filled
 
 
@@ -184,7 +183,7 @@ def _divided(arguments: list[Argument]) -> None:
         arguments[2] = "floor"
 
 
-def _ends(arguments: list[Argument], place: int, groups: Sequence[int]) -> None:
+def _ends(arguments: list[Argument], place: int) -> None:
     """Argument `place` says where the rows of each group end, see costs/grouped_gemm.py for the layouts."""
     if len(arguments) <= place or not isinstance(arguments[place], Tensor):
         return
@@ -192,9 +191,7 @@ def _ends(arguments: list[Argument], place: int, groups: Sequence[int]) -> None:
     if not {len(first.shape), len(second.shape)} <= {2, 3}:
         raise Unreplayable("a grouped product is of tensors of two or three dimensions")
     rows = second.shape[-1] if len(first.shape) == 3 else first.shape[-2 if len(second.shape) == 3 else -1]
-    number = ends.numel
-    known = list(groups) if len(groups) == number and sum(groups) == rows else None
-    arguments[place] = ends.made("ends", known or _even(rows, number))
+    arguments[place] = ends.made("ends", _even(rows, ends.numel))
 
 
 _GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}

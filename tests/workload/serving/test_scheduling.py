@@ -277,5 +277,7 @@ def test_fields_of_training_are_refused() -> None:
         model_config("tiny", ["dispatch=dedup"], TINY)
     with pytest.raises(TracelensError, match="seq is a field of training runs"):
         model_config("tiny", ["seq=64"], TINY)
+    with pytest.raises(TracelensError, match="tp is a field of training runs"):
+        model_config("tiny", ["tp=2"], TINY)
     config = model_config("tiny", ["permute=fused", "dtype=bfloat16", "layers=2"], TINY)
     assert (config.training.seq, config.toggles.permute) == (TINY.context, "fused")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from tracelens.config import Config, override, preset
+from tracelens.config import HELP, Config, override, preset
 from tracelens.config.layout import Layout
 from tracelens.errors import TracelensError
 from tracelens.workload.serving.settings import Serving
@@ -26,16 +26,14 @@ def model_config(name: str, assignments: Iterable[str], serving: Serving) -> Con
     Raises:
         TracelensError: a field says nothing about serving, or see `config.override`.
     """
-    usual = preset(name)
-    config = override(usual, assignments)
-    known = {"toggles": TOGGLES, "training": TRAINING, "layout": ()}
-    for part, names in known.items():
-        before, after = asdict(getattr(usual, part)), asdict(getattr(config, part))
-        if wrong := [field for field in after if after[field] != before[field] and field not in names]:
-            raise TracelensError(
-                f"{wrong[0]} is a field of training runs: serving knows those of the model, and "
-                f"{', '.join((*TOGGLES, *TRAINING))}"
-            )
+    texts = list(assignments)
+    unknown = HELP.keys() - {*TOGGLES, *TRAINING}
+    if wrong := [text.partition("=")[0] for text in texts if text.partition("=")[0] in unknown]:
+        raise TracelensError(
+            f"{wrong[0]} is a field of training runs: serving knows those of the model, and "
+            f"{', '.join((*TOGGLES, *TRAINING))}"
+        )
+    config = override(preset(name), texts)
     toggles = replace(config.toggles, experts="grouped", sync_free=2)
     training = replace(config.training, seq=serving.context, seed=serving.seed)
     return replace(config, toggles=toggles, training=training, layout=Layout())

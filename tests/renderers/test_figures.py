@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.renderers import sample, sample_ladder
+from tests.renderers import (
+    sample,
+    sample_ladder,
+    sample_memory,
+    sample_projection,
+    sample_search,
+    sample_whatif,
+)
 from tracelens.renderers._format import values
 from tracelens.renderers.figures import FIGURES, Figure, figures
 from tracelens.schema import Result, Table
@@ -32,8 +39,21 @@ RESULTS = {
     "moe": (sample.moe, 2),
     "diff": (sample.diff, 2),
     "ladder": (sample_ladder.ladder, 3),
+    "memory": (sample_memory.memory, 1),
+    "bubble": (sample_projection.bubble, 1),
+    "pipeline_schedule": (sample_projection.pipeline_schedule, 5),
+    "whatif": (sample_whatif.whatif, 2),
+    "search": (sample_search.search, 2),
 }
-NEEDED = {"findings": "saving_ns", "diff": "base_ns", "ladder": "speedup"}
+NEEDED = {
+    "findings": "saving_ns",
+    "diff": "base_ns",
+    "ladder": "speedup",
+    "memory": "component",
+    "bubble": "vpp",
+    "whatif": "scenario",
+    "search": "part",
+}
 """A column without which nothing is drawn, where it is not the rank."""
 EVERY = pytest.mark.parametrize("analyzer", sorted(RESULTS))
 
@@ -117,6 +137,11 @@ def test_an_unknown_analyzer_has_no_figures() -> None:
         sample.moe(512, 96),
         sample.diff(3000),
         sample_ladder.ladder(500, 50),
+        sample_memory.memory(300, 64),
+        sample_whatif.whatif(300, 40),
+        sample_projection.bubble(200),
+        sample_search.search(1000, 20),
+        sample_projection.pipeline_schedule(64, 100, 6),
     ],
     ids=lambda result: result.analyzer,
 )

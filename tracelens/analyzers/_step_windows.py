@@ -53,7 +53,7 @@ def step_windows(trace: Trace, work: Work) -> Windows:
         return Windows(found.labels, found.edges, found.edges, work.start, found.marked)
     whole = found.whole
     marks = found.edges[whole.start : whole.stop + 1]
-    main = _busiest(work)
+    main = busiest(work)
     called = _called(trace, work, main, int(marks[0]))
     order = np.argsort(called[main], kind="stable")
     done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, work.end[main][order]))
@@ -75,7 +75,7 @@ def _called(trace: Trace, work: Work, main: Int, begin: int) -> Int:
     return called
 
 
-def _busiest(work: Work) -> Int:
+def busiest(work: Work) -> Int:
     """Positions of the work on the stream that computes most, else is busiest."""
     group, (streams, _) = codes(work.stream.astype(np.int64), work.device.astype(np.int64))
     computes = work.kind == KINDS.index("computation")

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from tracelens import __version__
-from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report
+from tracelens.cli import analyze, diff, fuse, gate, listing, project, replay, report
 
 
 class Commands(TyperGroup):
@@ -45,6 +45,7 @@ app.command("fuse")(fuse.fuse)
 app.add_typer(
     replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
 )
+app.add_typer(project.app, name="project")
 app.command("list")(listing.listing)
 
 

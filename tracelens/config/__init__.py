@@ -143,13 +143,22 @@ def override(config: Config, assignments: Iterable[str]) -> Config:
             raise TracelensError(f"{text!r} is not of the form field=value")
         if name not in home:
             raise UnknownName("config field", name, home)
-        changes[home[name]][name] = _value(name, value, getattr(getattr(config, home[name]), name))
+        changes[home[name]][name] = parse_value(name, value, getattr(getattr(config, home[name]), name))
     parts = {part: replace(getattr(config, part), **values) for part, values in changes.items() if values}
     return replace(config, **parts)
 
 
-def _value(name: str, text: str, like: object) -> object:
-    """A text as a value of the kind of another."""
+def parse_value(name: str, text: str, like: object) -> object:
+    """A text as a value of the kind of another.
+
+    Args:
+        name: of the field, for the message.
+        text: true or false (on, off, 1, 0), a number, numbers as in 0,1,2, or any text.
+        like: a bool, int, float, tuple or str.
+
+    Raises:
+        TracelensError: the text is none of that kind.
+    """
     try:
         if isinstance(like, bool):
             return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[

@@ -1,7 +1,8 @@
-"""The architecture of the reference model, and named presets. No torch here: the command line lists these."""
+"""The architecture of the reference model, and the bundled models. No torch: they are listed without it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -127,39 +128,24 @@ class Model:
         return self.layers - self.dense_layers
 
 
-_DEEPSEEK_LITE = Model(
-    layers=27, hidden=2048, dense_ffn=10944, heads=16, experts_count=64, top_k=6, expert_ffn=1408,
-    shared_ffn=2816, vocab=102400,
-)  # fmt: skip
-_BRIEF_1T = Model(
-    layers=96, dense_layers=0, hidden=8192, heads=64, attention="gqa", kv_groups=8, experts_count=224,
-    top_k=8, expert_ffn=1920, shared_ffn=1920, vocab=102400,
-)  # fmt: skip
+class _Bundled(Mapping[str, Model]):
+    """The models of `models/*.toml`, read when the first of them is asked for."""
 
-MODELS: dict[str, Model] = {
-    # Seconds on a CPU. Query and value heads have one width, so that a CPU's flash attention takes them.
-    "tiny": Model(
-        layers=3, hidden=64, dense_ffn=128, heads=4, kv_lora=32, qk_dim=16, rope_dim=8, v_dim=24,
-        experts_count=8, top_k=2, expert_ffn=48, shared_ffn=48, vocab=256,
-    ),
-    # DeepSeek-V2-Lite's widths, few enough layers for one GPU with all optimizer state.
-    "small": Model(
-        layers=5, hidden=2048, dense_ffn=10944, heads=16, experts_count=64, top_k=6, expert_ffn=1408,
-        shared_ffn=2816, vocab=102400,
-    ),
-    "deepseek_v2_lite": _DEEPSEEK_LITE,
-    "deepseek_v2": Model(
-        layers=60, hidden=5120, dense_ffn=12288, heads=128, q_lora=1536, experts_count=160, top_k=6,
-        expert_ffn=1536, shared_ffn=3072, vocab=102400, expert_groups=8, top_groups=3,
-    ),
-    "deepseek_v3": Model(
-        layers=61, dense_layers=3, hidden=7168, dense_ffn=18432, heads=128, q_lora=1536, experts_count=256,
-        top_k=8, expert_ffn=2048, shared_ffn=2048, vocab=129280, score="sigmoid", expert_groups=8,
-        top_groups=4, aux_loss=0.0001,
-    ),
-    "moe_1t": _BRIEF_1T,
-    "moe_2t": Model(
-        layers=96, dense_layers=0, hidden=8192, heads=64, attention="gqa", kv_groups=8, experts_count=448,
-        top_k=16, expert_ffn=1920, shared_ffn=1920, vocab=102400,
-    ),
-}  # fmt: skip
+    def __getitem__(self, name: str) -> Model:
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def _models(self) -> Mapping[str, Model]:
+        from tracelens.config.model_file import bundled
+
+        return bundled()
+
+
+MODELS: Mapping[str, Model] = _Bundled()
+"""The bundled models by name, from small to large."""

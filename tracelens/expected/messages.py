@@ -35,7 +35,7 @@ def messages(config: Config, rank: int, routing: Routing | None = None) -> list[
     """
     share = Share(config, rank)
     found: list[Message] = []
-    needed = _is_routed(share)
+    needed = is_routed(share)
     if needed:
         routing = known(config, rank, routing)
     for batch in range(config.training.micro_batches):
@@ -43,11 +43,11 @@ def messages(config: Config, rank: int, routing: Routing | None = None) -> list[
             found += pipeline_messages(share, chunk, batch)
             for layer in layers:
                 routed = routing.at(layer, batch) if routing and needed and share.is_moe(layer) else None
-                found += _phases(share, layer, batch, routed)
+                found += layer_messages(share, layer, batch, routed)
     return found + step_messages(share)
 
 
-def _is_routed(share: Share) -> bool:
+def is_routed(share: Share) -> bool:
     """Whether sizes of messages depend on the routing."""
     toggles = share.config.toggles
     if group_ranks(share.config.layout, "ep") == 1 or not any(map(share.is_moe, share.layers)):
@@ -56,8 +56,15 @@ def _is_routed(share: Share) -> bool:
     return toggles.dispatch == "deepep" or (toggles.sync_free < STATIC and toggles.dispatch != "allgather")
 
 
-def _phases(share: Share, layer: int, batch: int, routed: Routed | None) -> Iterator[Message]:
-    """A layer's messages in the forward, those computed again, and those of its gradients."""
+def layer_messages(share: Share, layer: int, batch: int, routed: Routed | None) -> Iterator[Message]:
+    """A layer's messages in the forward of a micro-batch, those computed again, and those of its gradients.
+
+    Args:
+        share: of the rank.
+        layer: number.
+        batch: number of the micro-batch.
+        routed: how tokens are routed, where `is_routed`.
+    """
     steps = layer_steps(share, layer, routed)
     forward = [one for step in steps for one in step.forward]
     yield from _messages(share, forward, "forward", batch)

@@ -7,7 +7,12 @@ each rank updated a share of are gathered.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 
+from tracelens.config import Config, DtypeName, Training
+from tracelens.config.layout import Layout
+from tracelens.config.model import Model
 from tracelens.errors import TracelensError
 from tracelens.expected.message import Collective, Message, Phase, group_ranks
 from tracelens.expected.parameters import REPLICAS, each_parameter
@@ -25,13 +30,24 @@ def buffer_bytes(share: Share) -> dict[str, int]:
     Parameters lie one behind the other, each aligned, and the whole is filled up to equal aligned shares for
     all ranks that hold the same.
     """
-    found: dict[str, int] = {}
-    for replicas in REPLICAS:
-        counts = [one.elements for one in each_parameter(share) if one.replicas == replicas]
-        if counts:
-            size = sum(_up(count * share.element, ALIGNMENT_BYTES) for count in counts)
-            ranks = group_ranks(share.config.layout, _group(replicas))
-            found[replicas] = _up(size, ALIGNMENT_BYTES * ranks)
+    config = share.config
+    # The ranks of one sequence hold the same: however many they are, sizes are worked out once.
+    layout = replace(config.layout, cp=1, node=0)
+    sizes = _sizes(config.model, layout, config.training.dtype, share.place["pp"])
+    groups = {replicas: group_ranks(config.layout, _group(replicas)) for replicas in REPLICAS}
+    return {
+        replicas: _up(size, ALIGNMENT_BYTES * groups[replicas]) for replicas, size in sizes.items() if size
+    }
+
+
+@lru_cache(maxsize=1024)
+def _sizes(model: Model, layout: Layout, dtype: DtypeName, stage: int) -> dict[str, int]:
+    """Bytes of a pipeline stage's parameters, each aligned, by replicas."""
+    training = Training(seq=layout.tp, micro_batches=layout.pp, dtype=dtype)
+    share = Share(Config(model, layout, training=training), stage * layout.stage_ranks)
+    found = dict.fromkeys(REPLICAS, 0)
+    for replicas, _, elements in each_parameter(share):
+        found[replicas] += _up(elements * share.element, ALIGNMENT_BYTES)
     return found
 
 

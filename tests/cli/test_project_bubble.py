@@ -1,0 +1,54 @@
+"""`tracelens project bubble` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tracelens.cli import run as run_cli
+
+EXAMPLE = ["project", "bubble", "--pp", "16", "--global-tokens", "2097152", "--nodes", "64"]
+
+
+def test_the_published_example(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli([*EXAMPLE, "--seq", "4096", "--mbs", "1", "--vpp", "6"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.startswith("tracelens project bubble: 13.51% of the time at VPP 6\n")
+    assert "15 / (15 + 16 x 6) = 13.51%" in out
+    assert "figure 10" in out
+
+
+def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli([*EXAMPLE, "--json"]) == 0
+    value = json.loads(capfd.readouterr().out)
+    assert value["analyzer"] == "bubble"
+    assert [round(row["fraction"], 4) for row in value["tables"]["bubble"]] == [0.4839, 0.9375]
+    assert value["meta"]["microbatches"] == 16
+
+
+def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    targets = [tmp_path / name for name in ("b.html", "b.md", "b.json", "b.xlsx", "csv")]
+    assert run_cli([*EXAMPLE, *(part for path in targets for part in ("-o", str(path)))]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [f"wrote {path}" for path in targets]
+    assert "Bubble of a pipeline by chunks on each stage: 16 stages" in targets[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (["--global-tokens", "1000"], "no whole number of micro-batches"),
+        (["--pp", "7"], "no multiple of pp x cp x tp = 7"),
+        (["-o", "b.doc"], "no format is written as '.doc'"),
+    ],
+)
+def test_errors_are_one_line(more: list[str], problem: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli([*EXAMPLE, *more]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert problem in err
+    assert len(err.splitlines()) == 1

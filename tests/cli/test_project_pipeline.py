@@ -1,0 +1,121 @@
+"""`tracelens project pipeline` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracelens.cli import run as run_cli
+from tracelens.projection.pipeline.schedules import KINDS
+
+PLAIN = str(Path(__file__).parents[2] / "sample_traces" / "pipeline" / "plain")
+PIPELINE = ["project", "pipeline"]
+GIVEN = [*PIPELINE, "--pp", "4", "--micro-batches", "8", "--forward-ms", "2"]
+MODEL = [*PIPELINE, "--model", "deepseek_v2_lite", "--device", "mi300x", "--pp", "4", "--gpus", "32"]
+
+
+def tables(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run_cli([*arguments, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    value = json.loads(out)
+    assert value["analyzer"] == "pipeline_schedule"
+    found: dict[str, Any] = value["tables"]
+    return found
+
+
+def test_given_times_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli([*GIVEN, "--vpp", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    # Backwards take twice as long: (8 x 2 + 3) x 3 ms.
+    assert out.startswith("tracelens project pipeline: 4 stages, 8 micro-batches: 57.000 ms\n")
+    for text in ("interleaved", "Stages", "Partition", "Only in JSON, CSV and XLSX: Passes"):
+        assert text in out
+
+
+def test_all_schedules_are_those_that_the_chunks_allow(capfd: pytest.CaptureFixture[str]) -> None:
+    for vpp, missing in (("1", {"interleaved", "interleaved-overlap"}), ("2", set())):
+        rows = tables(capfd, *GIVEN, "--schedule", "all", "--vpp", vpp)["summary"]
+        assert [row["schedule"] for row in rows] == [name for name in KINDS if name not in missing]
+
+
+def test_options_reach_the_simulation(capfd: pytest.CaptureFixture[str]) -> None:
+    more = ["--backward-ms", "2", "--p2p-us", "500", "--activation-gb", "1.5"]
+    (row,) = tables(capfd, *GIVEN, *more)["summary"]
+    # Two messages a round trip over three stages, both ways, and waiting for each other in between.
+    assert row["makespan_ns"] > (8 + 3) * 4_000_000 + 6 * 500_000 - 1
+    assert row["peak_bytes"] == 4 * 1_500_000_000
+    (row,) = tables(capfd, *GIVEN, "--schedule", "zb-h1", "--weight-share", "0")["summary"]
+    whole = row["makespan_ns"]
+    (row,) = tables(capfd, *GIVEN, "--schedule", "zb-h1")["summary"]
+    assert row["makespan_ns"] < whole
+    rows = tables(capfd, *GIVEN, "--layout", "3,4,4,3")["partition"]
+    assert [row["layers"] for row in rows] == [3, 4, 4, 3]
+
+
+def test_a_run_is_the_source_of_times(capfd: pytest.CaptureFixture[str]) -> None:
+    found = tables(capfd, *PIPELINE, "--from", PLAIN)
+    (row,) = found["summary"]
+    assert row["schedule"] == "1f1b"
+    assert row["makespan_ns"] == pytest.approx(106_994_487, rel=0.02)
+    assert row["step_ns"] == pytest.approx(112_789_989, rel=0.02)
+    assert [row["times"] for row in found["check"]] == ["each pass", "mean of chunk", "mean of equal layers"]
+    rows = tables(capfd, *PIPELINE, "--from", PLAIN, "--vpp", "2")["summary"]
+    assert [row["schedule"] for row in rows] == ["1f1b", "interleaved"]
+    rows = tables(capfd, *PIPELINE, "--from", PLAIN, "--micro-batches", "16")["summary"]
+    assert rows[0]["makespan_ns"] > 3 * row["makespan_ns"]
+
+
+def test_a_better_cut_is_looked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    found = tables(capfd, *PIPELINE, "--from", PLAIN, "--best-partition")
+    # The head lies on the second stage, the dense layer, which is the fastest, on the first.
+    assert [row["layers"] for row in found["partition"]] == [3, 1]
+
+
+def test_a_roofline_is_the_source_of_times(capfd: pytest.CaptureFixture[str]) -> None:
+    found = tables(capfd, *MODEL, "--micro-batches", "16", "--ep", "8")
+    assert [row["layers"] for row in found["partition"]] == [7, 7, 7, 6]
+    again = tables(capfd, *MODEL, "--micro-batches", "16", "--ep", "8", "--set", "recompute_layer_ids=0,1,2")
+    assert again["partition"][0]["backward_ns"] > found["partition"][0]["backward_ns"]
+
+
+def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    targets = [tmp_path / name for name in ("p.html", "p.md", "p.json", "p.xlsx", "csv")]
+    assert run_cli([*GIVEN, "--vpp", "2", *(part for path in targets for part in ("-o", str(path)))]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [f"wrote {path}" for path in targets]
+    assert "1f1b: each micro-batch on each stage" in targets[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([*PIPELINE], "say where the times are from"),
+        ([*GIVEN, "--from", PLAIN], "say where the times are from"),
+        ([*PIPELINE, "--forward-ms", "2", "--pp", "4"], "--pp and --micro-batches"),
+        ([*GIVEN, "--schedule", "zbh1"], "did you mean 'zb-h1'"),
+        ([*GIVEN, "--vpp", "2", "--turn", "3"], "each turn must have 4"),
+        ([*GIVEN, "--best-partition"], "needs times of layers"),
+        ([*GIVEN, "--forward-ms", "-1"], "must take some time"),
+        ([*GIVEN, "--p2p-us", "-1"], "--p2p-us"),
+        ([*GIVEN, "--backward-ms", "nan"], "neither nan nor infinite"),
+        ([*GIVEN, "--forward-ms", "inf"], "neither nan nor infinite"),
+        ([*GIVEN, "--weight-share", "2"], "--weight-share"),
+        ([*GIVEN, "--activation-gb", "-1"], "--activation-gb"),
+        ([*PIPELINE, "--model", "tiny", "--pp", "2", "--micro-batches", "4"], "needs --device"),
+        ([*MODEL, "--micro-batches", "8", "--device", "mi300"], "did you mean"),
+        ([*PIPELINE, "--from", "nothing-here"], "nothing-here"),
+        ([*GIVEN, "-o", "p.doc"], "no format is written as '.doc'"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], problem: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert problem in err
+    assert len(err.splitlines()) == 1

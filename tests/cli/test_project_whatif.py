@@ -1,0 +1,88 @@
+"""`tracelens project whatif` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.builders import aligned, events, write
+from tracelens.cli import run as run_cli
+
+DRAWING = """
+    step 0                       | --------------------
+    launch                       |  a            b
+    launch cudaStreamSynchronize |   ----------    --
+    s7 first                     |    aaaaaaa
+    s7 second                    |                 bbbbbb
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "rank0.json", events(aligned(DRAWING)), rank=0)
+    return "rank0.json"
+
+
+def test_every_scenario_is_tried(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["project", "whatif", trace]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.startswith("tracelens project whatif: 0.022 ms as measured\n")
+    for text in ("no_blocking", "launch_free", "identity", "Critical path", "no call in an MoE layer waits"):
+        assert text in out
+
+
+def test_json_is_one_object(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given = ["--scenario", "no_blocking", "--scenario", "no_blocking+scale:first=0.5"]
+    assert run_cli(["project", "whatif", trace, *given, "--json"]) == 0
+    value = json.loads(capfd.readouterr().out)
+    assert value["analyzer"] == "whatif"
+    assert value["inputs"] == [trace]
+    assert value["meta"] == {"step": "ProfilerStep#0", "base_ns": 22_000}
+    rows = {row["scenario"]: row for row in value["tables"]["whatif"]}
+    assert rows["no_blocking"]["base_ns"] == 22_000
+    assert rows["no_blocking"]["projected_ns"] == 16_000
+    assert rows["no_blocking"]["low_ns"] == rows["no_blocking"]["high_ns"] == 16_000
+    # The first kernel is over at 6.5, the second one ready at 8.
+    assert rows["no_blocking+scale:first=0.5"]["projected_ns"] == 14_000
+    assert {row["scenario"] for row in value["tables"]["critical_path"]} == {"(measured)", *rows}
+
+
+def test_files_are_written(trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["project", "whatif", trace, "-o", "a.html", "-o", "a.md", "-o", "csv"]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == "wrote a.html\nwrote a.md\nwrote csv\n"
+    assert "Projected step of each scenario" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("# tracelens project whatif: 0.022 ms")
+
+
+def test_the_scenarios_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["project", "whatif", "--list"]) == 0
+    out, _ = capfd.readouterr()
+    assert "no_blocking=CALL_OR_OP\n    No call of the host waits for the GPU" in out
+    assert "scale:PATTERN=FACTOR\n" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--scenario", "no_bloking"], "unknown scenario 'no_bloking'; did you mean 'no_blocking'?"),
+        (["--scenario", "scale"], "scale needs an argument: scale:PATTERN=FACTOR"),
+        (["--scenario", "scale:first=often"], "'often' is not a number above zero"),
+        (["--step", "3"], "no step '3' on all ranks (has: ProfilerStep#0)"),
+        (["-o", "a.docx"], "a.docx"),
+        (["--device", "abacus"], "abacus"),
+    ],
+)
+def test_mistakes_are_one_line(
+    trace: str, given: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["project", "whatif", trace, *given]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1

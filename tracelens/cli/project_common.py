@@ -1,0 +1,74 @@
+"""What the commands of `tracelens project` share: where a result goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracelens.cli.common import print_report, say, write_stdout
+
+if TYPE_CHECKING:
+    from tracelens.schema import Result
+
+Output = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. May be given several times. "
+        "Without it the result is printed.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
+
+
+def prepare(output: Sequence[str] | None) -> None:
+    """Say that a format is unknown before the work."""
+    if output:
+        from tracelens.renderers import by_path
+
+        for path in output:
+            by_path(path)
+
+
+def tell_notes(model: str) -> None:
+    """Say what a model's file says and the model leaves out."""
+    from tracelens.config.files import read_file
+
+    for note in read_file(model).notes:
+        say(f"{model}: {note}")
+
+
+def tell(
+    result: Result,
+    title: str,
+    output: Sequence[str] | None,
+    json_output: bool,
+    inputs: Sequence[str] = (),
+) -> None:
+    """Write a result to files, print it as JSON, or show it.
+
+    Args:
+        result: what was found.
+        title: heading, from the command's name on.
+        output: files and directories to write.
+        json_output: whether it is printed as JSON.
+        inputs: what was read.
+    """
+    import tracelens
+    from tracelens.schema import Report
+
+    meta = {"version": tracelens.__version__, "inputs": list(inputs)}
+    report = Report((result,), title=f"tracelens project {title}", meta=meta)
+    for path in output or ():
+        tracelens.render(report, path)
+        say(f"wrote {path}")
+    if json_output:
+        from tracelens.renderers.json import one
+
+        write_stdout(one(result, report.meta))
+    elif not output:
+        print_report(report)

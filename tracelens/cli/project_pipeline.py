@@ -1,0 +1,141 @@
+"""`tracelens project pipeline`: schedules, simulated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tracelens.cli.project_common import Json, Output, prepare, tell
+from tracelens.cli.project_pipeline_times import Asked, Run, find, whole
+
+
+def _option(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, **{"show_default": False, **more})
+
+
+Schedules = Annotated[
+    list[str] | None,
+    _option(
+        "gpipe, 1f1b, interleaved, interleaved-overlap (with one stage 1f1b-overlap), zb-h1, zb-h2, zb-v, "
+        "all, or a CSV file as of torch.distributed.pipelining; repeat it to compare. By default 1f1b, and "
+        "interleaved with --vpp.",
+        "--schedule",
+        metavar="NAME",
+    ),
+]
+Stages = Annotated[int | None, _option("Pipeline stages.", min=1)]
+MicroBatches = Annotated[int | None, _option("Micro-batches of a step on each rank (GA).", min=1)]
+Chunks = Annotated[int | None, _option("Chunks of the model on each stage, when interleaved.", min=1)]
+Turn = Annotated[
+    int, _option("Micro-batches of a turn through a chunk, when interleaved; --pp by default.", min=0)
+]
+Cut = Annotated[str, _option("Layers of each chunk in the order of the model, as in 3,4,4,3.")]
+Best = Annotated[bool, typer.Option("--best-partition", help="Look for the cut with the shortest phase.")]
+ForwardMs = Annotated[
+    float | None, _option("Take this time: forward of a micro-batch on a stage, all its chunks.")
+]
+BackwardMs = Annotated[float | None, _option("Its backward; twice the forward by default.")]
+ExchangeShare = Annotated[
+    float,
+    _option("Of both, what ranks exchange and an overlapping schedule can hide.", min=0, max=1),
+]
+From = Annotated[
+    list[str] | None,
+    _option(
+        "Take the times of this run: a trace, a directory of ranks, or a pattern; repeat it for more.",
+        "--from",
+        metavar="PATH",
+    ),
+]
+Layers = Annotated[
+    int, _option("Layers of the model, where neither --model nor scopes of a trace tell.", min=0)
+]
+Model = Annotated[
+    str | None,
+    _option("Take the times of a roofline of this model: a name (`tracelens list models`) or a file."),
+]
+Device = Annotated[str | None, _option("With --model, on this device.")]
+Gpus = Annotated[int, _option("With --model, GPUs of the run; one a stage by default.", min=0)]
+Experts = Annotated[int | None, _option("With --model, ranks that share the experts.")]
+Tensor = Annotated[int | None, _option("With --model, ranks that share each matrix.")]
+Context = Annotated[int | None, _option("With --model, ranks that share a sequence.")]
+Sequence = Annotated[int | None, _option("With --model, tokens of a sequence.")]
+Sequences = Annotated[int | None, _option("With --model, sequences of a micro-batch.")]
+Assignments = Annotated[
+    list[str] | None,
+    _option(
+        "With --model, change another field of the run, as in --set recompute_layer_ids=0,1.",
+        "--set",
+        metavar="FIELD=VALUE",
+    ),
+]
+Message = Annotated[
+    float | None,
+    _option("Time of a message between stages; by default as measured, by the device's links, or 0.", min=0),
+]
+WeightShare = Annotated[
+    float,
+    _option(
+        "Of a backward, the gradients of weights, for zero-bubble schedules.",
+        min=0,
+        max=1,
+        show_default=True,
+    ),
+]
+Activations = Annotated[
+    float | None, _option("Activations of a micro-batch on a stage, all its chunks.", min=0)
+]
+
+
+def pipeline(
+    schedule: Schedules = None,
+    pp: Stages = None,
+    micro_batches: MicroBatches = None,
+    vpp: Chunks = None,
+    turn: Turn = 0,
+    layout: Cut = "",
+    best_partition: Best = False,
+    forward_ms: ForwardMs = None,
+    backward_ms: BackwardMs = None,
+    exchange_share: ExchangeShare = 0.0,
+    source: From = None,
+    layers: Layers = 0,
+    model: Model = None,
+    device: Device = None,
+    gpus: Gpus = 0,
+    ep: Experts = None,
+    tp: Tensor = None,
+    cp: Context = None,
+    seq: Sequence = None,
+    mbs: Sequences = None,
+    assignments: Assignments = None,
+    p2p_us: Message = None,
+    weight_share: WeightShare = 0.5,
+    activation_gb: Activations = None,
+    output: Output = None,
+    json_output: Json = False,
+) -> None:
+    """Play pipeline schedules: step time, bubble, and what is in flight on each stage.
+
+    Times are given (--forward-ms), those of a run (--from), or a roofline's (--model). For example:
+
+    tracelens project pipeline --pp 8 --micro-batches 32 --vpp 4 --forward-ms 10 --schedule all
+
+    tracelens project pipeline --from traces/ --vpp 2 -o pipeline.html
+
+    tracelens project pipeline --model deepseek_v3 --device mi355x --pp 16 --gpus 128 --ep 8
+    --micro-batches 64 --best-partition
+    """
+    prepare(output)
+    asked = Asked(schedule, pp, micro_batches, vpp, turn, layout, best_partition, layers)
+    fields = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "micro_batch": mbs}
+    run = Run(model, device, gpus, fields, assignments or []) if model is not None else None
+    found = find(asked, source, run, forward_ms, backward_ms, exchange_share)
+    setting = found.setting(p2p_us, weight_share, -1 if activation_gb is None else whole(activation_gb * 1e9))
+    from tracelens.projection.pipeline import pipeline as project
+
+    result = project(setting, found.source, found.measured)
+    shortest = result.data["summary"].array("makespan_ns").min() / 1e6
+    title = f"pipeline: {setting.stages} stages, {setting.microbatches} micro-batches: {shortest:,.3f} ms"
+    tell(result, title, output, json_output, source or ())

@@ -1,0 +1,140 @@
+"""`tracelens project memory --search`: layouts that fit, the fastest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracelens.cli.common import progress
+from tracelens.cli.project_common import tell
+from tracelens.errors import TracelensError, UnknownName
+
+if TYPE_CHECKING:
+    from tracelens.devices import Device
+    from tracelens.projection.memory import Assumptions
+    from tracelens.projection.search import Space
+    from tracelens.projection.step_time import Machine
+
+# Option to field of a space of layouts.
+_AXES = {
+    "pp": "pp", "vpp": "vpp", "ep": "ep", "cp": "cp", "tp": "tp", "mbs": "micro_batch",
+    "micro_batch": "micro_batch", "recompute": "recompute",
+}  # fmt: skip
+_ALONE = ["ranks=1", "pp=1", "vpp=1", "cp=1", "tp=1", "ep=0", "micro_batches=1"]
+"""What a file says of the layout is what is searched for."""
+
+
+class Asked(NamedTuple):
+    """What the command line asks for.
+
+    Attributes:
+        model: name or file.
+        gpus: of the run.
+        global_batch: sequences of a step; None: the file's, or the usual one.
+        axes: option to its values, as in 24,48; None: all that make sense.
+        layouts: texts of such values, each one a space of its own.
+        assignments: other fields of the run, as texts `field=value`.
+        assumed: texts `name=value` of what the step time takes for granted.
+        top: layouts to show of each device.
+    """
+
+    model: str
+    gpus: int | None
+    global_batch: int | None
+    axes: Mapping[str, str | None]
+    layouts: Sequence[str]
+    assignments: Sequence[str]
+    assumed: Sequence[str]
+    top: int
+
+
+def search(
+    asked: Asked,
+    memory: Assumptions,
+    devices: Sequence[Device],
+    reserve: int | None,
+    output: Sequence[str] | None,
+    json_output: bool,
+) -> None:
+    """Search, and write or print what was found."""
+    from tracelens.config.files import read_config, read_file
+    from tracelens.projection.search import BATCH, Question
+    from tracelens.projection.search import search as project
+
+    if asked.gpus is None:
+        raise TracelensError("--search needs the number of GPUs: give --gpus")
+    if not devices:
+        raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
+    config = read_config(asked.model, [*_ALONE, *asked.assignments])
+    question = Question(
+        config.model,
+        asked.gpus,
+        asked.global_batch or read_file(asked.model).global_batch or BATCH,
+        config.training,
+        config.toggles,
+        memory,
+        machine(asked.assumed),
+        reserve,
+    )
+    spaces = [space(asked.axes, text) for text in asked.layouts] or [space(asked.axes)]
+    with progress() as line:
+        line("trying layouts")
+        result = project(question, devices, spaces, asked.top)
+    best = "; ".join(
+        f"{device.name}: {result.meta['best'].get(device.name, 'nothing fits')}" for device in devices
+    )
+    title = f"memory --search: {asked.model} on {asked.gpus} GPUs; {best}"
+    tell(result, title, output, json_output, [asked.model])
+
+
+def space(axes: Mapping[str, str | None], layout: str = "") -> Space:
+    """The layouts of the options, or of one --layout that goes before them.
+
+    Raises:
+        TracelensError: a text is not of the form pp=24,48, or a value is no number.
+    """
+    from tracelens.projection.search import Space
+
+    given = {name: text for name, text in axes.items() if text is not None}
+    for text in layout.split():
+        name, separator, values = text.partition("=")
+        if not separator:
+            raise TracelensError(f"--layout: {text!r} is not of the form pp=24,48")
+        if name not in _AXES:
+            raise UnknownName("field of a layout that is searched for", name, _AXES)
+        given[name] = values
+    numbers: dict[str, tuple[int, ...]] = {}
+    for name, text in given.items():
+        if name != "recompute":
+            numbers[_AXES[name]] = _numbers(name, text)
+    again = tuple(part.strip() for part in given.get("recompute", "").split(",") if part.strip())
+    return replace(Space(), **numbers, recompute=again)
+
+
+def machine(texts: Sequence[str]) -> Machine:
+    """What the step time takes for granted, with these changed.
+
+    Raises:
+        TracelensError: a text is not of the form name=value, or there is no such name or value.
+    """
+    from tracelens.config import parse_value
+    from tracelens.projection.step_time import Machine
+
+    known = {item.name: item.default for item in fields(Machine)}
+    changes = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise TracelensError(f"--assume: {text!r} is not of the form name=value")
+        if name not in known:
+            raise UnknownName("assumption", name, known)
+        changes[name] = parse_value(name, value, known[name])
+    return Machine(**changes)  # type: ignore[arg-type]  # of the kinds of its own defaults
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise TracelensError(f"--{name} must be numbers, as in 8,16, not {text!r}") from None

@@ -1,0 +1,70 @@
+"""Memory as two published charts count it: AMD, MoE training best practices on AMD GPUs, figures 8 and 9.
+
+They are of the first pipeline rank of models with grouped-query attention and no dense layers. Of the
+attention's parameters only those of keys and values count, and the router's not; all optimizer state is
+shared out over the ranks with the same experts; main copies are of 2 bytes. Of activations the shared
+expert's do not count, nor what the experts' activation function keeps; logits count on the first rank, 6
+bytes each.
+"""
+
+from __future__ import annotations
+
+from tracelens.config import Config
+from tracelens.errors import TracelensError
+from tracelens.projection.memory.assumptions import Assumptions
+from tracelens.projection.memory.flight import warm_up
+from tracelens.projection.memory.stage import Stage
+from tracelens.projection.memory.tape import Held
+
+WEIGHT = GRADIENT = MAIN = ACTIVATION = 2
+ADAM = 8
+LOGIT = 6
+"""Bytes of each."""
+
+
+def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
+    """The first pipeline rank by this convention.
+
+    Raises:
+        TracelensError: a model of another kind than those of the charts.
+    """
+    model, layout = config.model, config.layout
+    if model.attention != "gqa" or model.dense_layers:
+        raise TracelensError(
+            "convention=brief is told for models with grouped queries and without dense layers, and this one "
+            "has other: take convention=exact"
+        )
+    chunks = [layers for number, layers in enumerate(layout.chunks(model.layers)) if not number % layout.pp]
+    in_flight = warm_up(config, 0, assumptions.overlap)
+    held = _static(config, sum(map(len, chunks))) | _activations(config, in_flight, max(map(len, chunks)))
+    whole = sum(held.values())
+    return Stage(0, held, "all", {"all": whole}, in_flight)
+
+
+def _static(config: Config, layers: int) -> Held:
+    model, layout = config.model, config.layout
+    H, ranks = model.hidden, layout.experts_over
+    attention = 2 * H * model.kv_groups * model.head_dim
+    experts = 3 * H * model.expert_ffn * model.experts_count // ranks
+    count = layers * (attention + experts + 3 * H * model.shared_ffn) + model.vocab * H
+    replicas = layout.stage_ranks // ranks
+    return {
+        "parameters": WEIGHT * count,
+        "gradients": GRADIENT * count,
+        "main_parameters": MAIN * count // replicas,
+        "optimizer": ADAM * count // replicas,
+    }
+
+
+def _activations(config: Config, in_flight: int, layers: int) -> Held:
+    model, T, H = config.model, config.tokens, config.model.hidden
+    each = in_flight * layers * ACTIVATION * T
+    heads = (model.heads + 2 * model.kv_groups) * model.head_dim
+    return {
+        "activations.attention": each * (heads + H),
+        "activations.norms": each * 2 * H,
+        "activations.router": each * H,
+        "activations.experts": each * model.top_k * (H + 3 * model.expert_ffn),
+        "activations.embedding": ACTIVATION * T * H,
+        "loss": LOGIT * T * model.vocab,
+    }

@@ -1,0 +1,26 @@
+"""Times of a model's layers and of messages between its stages, from a roofline."""
+
+from __future__ import annotations
+
+from tracelens.config import Config
+from tracelens.devices import Device
+from tracelens.projection.pipeline.sources import Layers
+from tracelens.projection.pipeline.times import Costs
+from tracelens.projection.step_time.layers import Timer, layer_times
+from tracelens.projection.step_time.machine import Machine
+
+
+def roofline(config: Config, device: Device, machine: Machine | None = None) -> tuple[Layers, Costs]:
+    """Times of each layer, and of a message between stages.
+
+    Args:
+        config: of the run, with its stages.
+        device: of each rank.
+        machine: what is assumed of nodes, network and efficiency.
+
+    Raises:
+        TracelensError: the device has no rate for the type of the activations, or none for its links.
+    """
+    machine = machine or Machine()
+    message = round(Timer(config, device, machine).stage_message())
+    return Layers(layer_times(config, device, machine)), Costs(message, message)

@@ -1,0 +1,178 @@
+"""One step of a run under several scenarios: rows of the tables of a what-if."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers import stack
+from tracelens.errors import TracelensError
+from tracelens.projection.whatif.build import Recorded
+from tracelens.projection.whatif.check import edges_alone, typical_launches
+from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.labels import labels
+from tracelens.projection.whatif.path import UNEXPLAINED, critical_path
+from tracelens.projection.whatif.scenario import Scene, Wish
+from tracelens.projection.whatif.schedule import Delays, Times, schedule
+from tracelens.projection.whatif.tables import (
+    ASSUMPTIONS,
+    BOTTLENECKS,
+    CRITICAL_PATH,
+    EXPLAINED,
+    MEASURED,
+    STEP_RANKS,
+    WHATIF,
+    bottleneck_rows,
+    path_rows,
+)
+from tracelens.projection.whatif.windows import Window
+from tracelens.schema import Table
+
+Int = NDArray[np.int64]
+Rows = dict[str, Any]
+
+REPLAYS = {
+    "as measured": "with nothing changed; what has no reason stays as it was",
+    "typical launches": "every launch takes the median time from call to kernel; how far the step then is "
+    "from the measured one says how well the graph predicts",
+    "no unexplained delays": "what the graph alone explains",
+}
+
+
+class Outcome(NamedTuple):
+    """What one scenario came to: rows of the tables of these names.
+
+    Attributes:
+        projected_ns: of the step.
+        whatif: one row.
+        assumptions: one row.
+        critical_path: a row a category.
+        bottlenecks: a row a name.
+        ranks: a row a rank.
+    """
+
+    projected_ns: int
+    whatif: Rows
+    assumptions: Rows
+    critical_path: Rows
+    bottlenecks: Rows
+    ranks: Rows
+
+
+class Replay:
+    """One step of a run, replayed.
+
+    Attributes:
+        window: the step.
+        base_ns: its duration as measured, mean over the ranks.
+    """
+
+    def __init__(self, recorded: Recorded, scene: Scene, step: str | None) -> None:
+        self.graph, self.scene = recorded.graph, scene
+        self.window = _window(recorded, step)
+        self.names = labels(recorded)
+        self.base = self.window.spans(self.graph.start, self.graph.end)
+        self.base_ns = _mean(self.base)
+        same = Edit.of(self.graph)
+        self.before: Mapping[str, int] = {}
+        self.path, self.bottlenecks, self.before = self._path(MEASURED, same, schedule(self.graph, same))
+        self.path["delta_ns"] = [0] * len(self.before)
+
+    def scenario(self, one: Wish) -> Outcome:
+        """Replay the step as a scenario, or several together, have it.
+
+        Raises:
+            NotApplicable: the run has nothing of what it changes.
+        """
+        edit = Edit.of(self.graph)
+        assumed = [item.change(self.scene, edit, argument) for item, argument in one.parts]
+        times = {delays: schedule(self.graph, edit, delays) for delays in get_args(Delays)}
+        path, bottlenecks, parts = self._path(one.text, edit, times["typical"])
+        low, typical, high = (self.window.spans(at.start, at.end) for at in times.values())
+        projected = _mean(typical)
+        row = {
+            "scenario": one.text,
+            "base_ns": self.base_ns,
+            "projected_ns": projected,
+            "low_ns": _mean(low),
+            "high_ns": _mean(high),
+            "gain": self.base_ns / max(projected, 1) - 1,
+            "bottleneck": next(iter(parts), ""),
+        }
+        told = {
+            "scenario": one.text,
+            "change": " ".join(dict.fromkeys(item.doc for item, _ in one.parts)),
+            "assumption": "; ".join(dict.fromkeys(assumed)),
+        }
+        ranks = {
+            "scenario": [one.text] * len(typical),
+            "rank": np.array(self.graph.run.ranks),
+            "base_ns": self.base,
+            "projected_ns": typical,
+        }
+        return Outcome(projected, _single(row), _single(told), path, bottlenecks, ranks)
+
+    def explained(self) -> Table:
+        """EXPLAINED: replays without what has no reason."""
+        whole = max(sum(self.before.values()), 1)
+        edits = (Edit.of(self.graph), typical_launches(self.graph), edges_alone(self.graph))
+        times = [schedule(self.graph, edit, "high") for edit in edits]
+        took = [_mean(self.window.spans(one.start, one.end)) for one in times]
+        return EXPLAINED.table(
+            {
+                "replay": list(REPLAYS),
+                "base_ns": [self.base_ns] * len(took),
+                "replayed_ns": took,
+                "error": [ns / max(self.base_ns, 1) - 1 for ns in took],
+                "unexplained_fraction": [self.before.get(UNEXPLAINED, 0) / whole, -1.0, -1.0],
+                "meaning": list(REPLAYS.values()),
+            }
+        )
+
+    def tables(self, found: Sequence[Outcome]) -> dict[str, Table]:
+        """All tables; scenarios best first, and paths with the measured one ahead."""
+        ordered = sorted(found, key=lambda one: one.projected_ns)
+        return {
+            "whatif": stack(WHATIF, [one.whatif for one in ordered]),
+            "assumptions": stack(ASSUMPTIONS, [one.assumptions for one in ordered]),
+            "critical_path": stack(CRITICAL_PATH, [self.path, *(one.critical_path for one in ordered)]),
+            "bottlenecks": stack(BOTTLENECKS, [self.bottlenecks, *(one.bottlenecks for one in ordered)]),
+            "explained": self.explained(),
+            "ranks": stack(STEP_RANKS, [one.ranks for one in ordered]),
+        }
+
+    def _path(self, name: str, edit: Edit, times: Times) -> tuple[Rows, Rows, dict[str, int]]:
+        """Rows of CRITICAL_PATH and of BOTTLENECKS, and the path's parts by category, most first."""
+        path = critical_path(self.graph, self.names, self.window, times, edit.lag)
+        ranks = self.graph.run.ranks
+        rows = path_rows(name, path, self.before)
+        return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
+
+
+def _window(recorded: Recorded, step: str | None) -> Window:
+    """The step that is looked at."""
+    graph = recorded.graph
+    if step == "all":
+        first, last = recorded.windows[0], recorded.windows[-1]
+        return Window("all steps", first.begin, last.end)
+    if step is not None:
+        for window in recorded.windows:
+            if window.label in (step, f"ProfilerStep#{step}"):
+                return window
+        known = ", ".join(window.label for window in recorded.windows)
+        path = graph.run.traces[0].meta.path
+        raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
+    spans = [int(one.spans(graph.start, graph.end).sum()) for one in recorded.windows]
+    return recorded.windows[spans.index(median_low(spans))]
+
+
+def _single(row: Mapping[str, Any]) -> Rows:
+    return {name: [value] for name, value in row.items()}
+
+
+def _mean(spans: Int) -> int:
+    return round(float(spans.mean()))

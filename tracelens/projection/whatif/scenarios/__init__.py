@@ -1,0 +1,1 @@
+"""The scenarios, registered by being imported; see `whatif.scenario`."""

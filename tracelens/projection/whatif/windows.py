@@ -1,0 +1,116 @@
+"""Where the steps of a run begin and end in its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analyzers._step_windows import busiest, step_windows
+from tracelens.errors import TracelensError
+from tracelens.projection.whatif.device import Device
+from tracelens.projection.whatif.host import Host
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace
+
+Int = NDArray[np.int64]
+
+
+class Border(NamedTuple):
+    """A point in time of one rank: the last of the ends of these nodes, or the first of these starts.
+
+    Attributes:
+        node: what has to be over, or what begins.
+        starts: whether it is the start that counts, not the end.
+    """
+
+    node: Int
+    starts: bool = False
+
+    def time(self, start: Int, end: Int) -> int:
+        """The point in time, ns, when nodes start and end so."""
+        return int(start[self.node].min() if self.starts else end[self.node].max())
+
+
+class Window(NamedTuple):
+    """One step: where it begins and ends on each rank, in order of rank.
+
+    Attributes:
+        label: name of the step.
+        begin: border of each rank.
+        end: border of each rank.
+    """
+
+    label: str
+    begin: tuple[Border, ...]
+    end: tuple[Border, ...]
+
+    def renumbered(self, place: Int) -> Window:
+        """The same with other node numbers."""
+        sides = (tuple(one._replace(node=place[one.node]) for one in side) for side in self[1:])
+        return Window(self.label, *sides)
+
+    def borders(self, start: Int, end: Int) -> Int:
+        """Begin and end on each rank, ns, when nodes start and end so; one row a rank."""
+        return np.array(
+            [
+                (low.time(start, end), high.time(start, end))
+                for low, high in zip(self.begin, self.end, strict=True)
+            ]
+        )
+
+    def spans(self, start: Int, end: Int) -> Int:
+        """Duration of the step on each rank, ns, when nodes start and end so."""
+        found: Int = np.diff(self.borders(start, end), axis=1)[:, 0]
+        return found
+
+
+def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[Window]:
+    """The whole steps that all ranks recorded, defined as the analyzer `steps` measures them.
+
+    A step begins with its mark, or when the GPU is done with what its busiest stream was given before; the
+    last one ends when its mark and all work that was launched before has ended.
+
+    Raises:
+        TracelensError: no step is on all ranks.
+    """
+    of_rank = [_of_rank(*one) for one in zip(run.traces, hosts, devices, strict=True)]
+    common = [label for label in of_rank[0] if all(label in one for one in of_rank)]
+    if not common:
+        raise TracelensError("the ranks recorded different steps; give traces of the same steps of one job")
+    return [
+        Window(label, tuple(one[label][0] for one in of_rank), tuple(one[label][1] for one in of_rank))
+        for label in common
+    ]
+
+
+def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:
+    """Step to its borders."""
+    work = trace.work
+    found = step_windows(trace, work)
+    if not found.marked:
+        return {found.labels[0]: (Border(device.begin, True), Border(device.finish))}
+    row, opened, closed = host.marks
+    events = trace.arrays
+    names = [events.names[code] for code in events.name[row].tolist()]
+    mark = {name: place for place, name in reversed([*enumerate(names)])}
+    main = busiest(work)
+    edges = [
+        Border(np.append(_done(device, work.end, main[found.called[main] < time]), opened[mark[label]]))
+        for label, time in zip(found.labels, found.marks[:-1].tolist(), strict=True)
+    ]
+    last = mark[found.labels[-1]]
+    asked = np.where(work.asked >= 0, events.start[np.maximum(work.asked, 0)], work.start)
+    inside = np.flatnonzero(asked < events.end[row[last]])
+    lane = work.device[inside] * (1 << 32) + work.stream[inside]
+    until = [_done(device, work.end, inside[lane == number]) for number in np.unique(lane)]
+    edges.append(Border(np.concatenate([*until, closed[last : last + 1]])))
+    return dict(zip(found.labels, pairwise(edges), strict=True))
+
+
+def _done(device: Device, end: Int, rows: Int) -> Int:
+    """The node with which the last of these pieces of work ends; none for none."""
+    return device.finish[rows[[np.argmax(end[rows])]]] if len(rows) else rows

@@ -68,16 +68,25 @@ def test_every_analyzer_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [line for line in "\n".join(blocks("sh")).splitlines() if line.startswith("tracelens ")]
+    "line",
+    [
+        line
+        for line in "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
+        if line.startswith("tracelens ")
+    ],
 )
 def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     (tmp_path / "traces").mkdir()
     shutil.copy(SAMPLE, tmp_path / "traces" / "rank0.json.gz")
+    of_project = {
+        "whatif": "sample_traces/ladder/ep4/00_baseline",
+        "pipeline": "sample_traces/pipeline/plain",
+    }
     real = {
         "trace.json.gz": SAMPLE,
         "before.json.gz": SAMPLE,
         "after.json.gz": "sample_traces/one_gpu/grouped/rank0.json.gz",
-        "traces/": str(tmp_path / "traces"),
+        "traces/": of_project.get(line.split()[2], str(tmp_path / "traces")),
         "ladder/": "sample_traces/ladder/ep4" if "--from" in line else str(tmp_path / "ladder"),
         "late/": str(tmp_path / "late"),
         **({"2": "3"} if "--step" in line else {}),
@@ -87,6 +96,9 @@ def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[
             for name in (
                 "report.html",
                 "diff.html",
+                "whatif.html",
+                "memory.html",
+                "pipeline.html",
                 "merged.json.gz",
                 "base.json",
                 "gate.xml",

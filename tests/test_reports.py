@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from tracelens.cli import run
 
 ROOT = Path(__file__).parents[1]
-MAKEFILE = (ROOT / "Makefile").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", "")
 COMMANDS = {
-    name: arguments.split()
+    name: shlex.split(arguments)
     for name, arguments in re.findall(r"^REPORT_(\w+) := (.+)$", MAKEFILE, re.MULTILINE)
 }
 FILES = sorted(path.name for path in (ROOT / "reports").iterdir())

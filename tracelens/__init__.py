@@ -5,6 +5,7 @@
 >>> tracelens.analyze(run, "breakdown")["breakdown"]         # a DataFrame
 >>> tracelens.render(tracelens.report(run), "report.html")   # or .md, .json, .xlsx, a directory of CSV
 >>> tracelens.diff(tracelens.load("before/"), run)["diff"]["waterfall"]  # what changed between two runs
+>>> tracelens.whatif(run, ["no_blocking"])["whatif"]         # the step if no call waited for the GPU
 >>> with tracelens.record("traces/") as r: ...               # in a training loop: r.step() after each step
 
 Importing this module is cheap; each function imports what it needs.
@@ -20,6 +21,7 @@ from tracelens.version import __version__
 
 if TYPE_CHECKING:
     from tracelens.analyzers import Analyzer
+    from tracelens.projection.whatif import whatif
     from tracelens.recording import record
     from tracelens.schema import Report, Result
     from tracelens.trace.run import Run
@@ -27,15 +29,19 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        # Not a function that repeats a signature of thirteen arguments; type checkers see the import above.
-        if name != "record":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from tracelens.recording import record
+        # Not functions that repeat long signatures; type checkers see the imports above.
+        if name == "record":
+            from tracelens.recording import record
 
-        return record
+            return record
+        if name == "whatif":
+            from tracelens.projection.whatif import whatif
+
+            return whatif
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["__version__", "analyze", "diff", "load", "record", "render", "report", "report_files"]
+__all__ = ["__version__", "analyze", "diff", "load", "record", "render", "report", "report_files", "whatif"]
 
 
 def _quiet(_: str) -> None:

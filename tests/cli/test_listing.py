@@ -5,6 +5,7 @@ import pytest
 from tracelens.cli import run
 from tracelens.costs import COSTS
 from tracelens.devices import devices
+from tracelens.projection.whatif.scenario import SCENARIOS
 
 
 def listed(kind: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -40,3 +41,11 @@ def test_costs_with_their_module_and_what_they_count(capsys: pytest.CaptureFixtu
     assert len(rows) == len(list(COSTS.items()))
     lines = {row.split()[0]: row for row in rows}
     assert lines["aten::mm"].split() == ["aten::mm", "gemm", "(M,", "K)", "x", "(K,", "N)."]
+
+
+def test_scenarios_with_their_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = listed("scenarios", capsys)
+    assert len(rows) == len(list(SCENARIOS.items()))
+    lines = {row.split()[0]: row for row in rows}
+    assert "  No call of the host waits for the GPU;" in lines["no_blocking=CALL_OR_OP"]
+    assert "scale:PATTERN=FACTOR" in lines

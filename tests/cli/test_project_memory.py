@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tracelens.cli import run as run_cli
+from tracelens.config.toggles import OPTIMISED
+from tracelens.workload.ladder import bundled
 
 TRILLION = ["project", "memory", "--model", "moe_1t", "--gpus", "768"]
 
@@ -26,7 +28,9 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*TRILLION, *layout, "--convention", "brief"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens project memory of moe_1t: 118.1 GB on the GPU with most\n")
+    assert out.startswith(
+        "tracelens project memory of moe_1t: 110.01 GiB (118.1 GB) on the GPU with most; fits mi300x\n"
+    )
     for text in ("Memory by component", "activations.experts", "Pipeline ranks", "Does it fit", "yes"):
         assert text in out
     assert "768 GPUs pp=24" in out
@@ -37,7 +41,7 @@ def test_json_has_the_tables(capfd: pytest.CaptureFixture[str]) -> None:
         capfd, *TRILLION, "--pp", "24", "--ep", "8", "--vpp", "4", "--device", "h200", "--device", "b200"
     )
     assert found["analyzer"] == "memory"
-    assert list(found["tables"]) == ["memory", "ranks", "fits"]
+    assert list(found["tables"]) == ["fits", "memory", "ranks"]
     rows = found["tables"]["memory"]
     assert {"pp_rank", "component", "bytes"} < set(rows[0])
     assert {"parameters", "gradients", "main_parameters", "optimizer"} < {row["component"] for row in rows}
@@ -68,6 +72,7 @@ def peak(capfd: pytest.CaptureFixture[str], *arguments: str) -> int:
         (["--recompute", "full"], True),
         (["--recompute", "0,1,2,3,4"], True),
         (["--recompute", "attention"], True),
+        (["--optimised"], True),
         (["--tp", "2"], True),
         (["--set", "loss=fused", "--set", "permute=fused"], True),
     ],
@@ -112,8 +117,49 @@ def test_a_reserve_and_a_device_of_ones_own(tmp_path: Path, capfd: pytest.Captur
         capfd, "project", "memory", "--model", "tiny", "--device-file", str(mine), "--reserve", "1.5"
     )
     (row,) = found["tables"]["fits"]
-    assert (row["device"], row["memory_bytes"], row["reserve_bytes"]) == ("mine", 24 * 10**9, 1_500_000_000)
-    assert found["skips"][0]["subject"] == "memory of mine in real bytes"
+    assert (row["device"], row["memory_bytes"], row["reserve_bytes"]) == ("mine", 24 * 10**9, 3 * 2**29)
+    assert "memory of mine in real bytes" in [skip["subject"] for skip in found["skips"]]
+
+
+def test_a_headline_for_newcomers(capfd: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--pp", "24", "--ep", "8", "--vpp", "4"]
+    found = []
+    for more in ([], ["--optimised"], ["--optimised", "--set", "loss=plain"]):
+        assert run_cli([*TRILLION, *sizes, *more]) == 0
+        found.append(capfd.readouterr().out.splitlines()[0].partition(": ")[2])
+    plain, optimised, again = found
+    assert plain == f"390.95 GiB on the GPU with most; {optimised.split()[0]} GiB with --optimised"
+    assert optimised == "331.15 GiB on the GPU with most"
+    assert again.endswith("331.15 GiB with --optimised")
+    devices = ["--device", "h200", "--device", "mi355x", "--optimised"]
+    assert run_cli([*TRILLION[:4], "--gpus", "64", *devices, "--set", "layers=24", "--ep", "32"]) == 0
+    assert capfd.readouterr().out.splitlines()[0].endswith("; fits mi355x; does not fit h200")
+
+
+def test_what_optimised_is_stands_in_its_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["project", "memory", "--help"]) == 0
+    text = " ".join(capfd.readouterr().out.split())
+    assert " ".join(f"{name}={value}" for name, value in OPTIMISED.items()) in text
+    # They are what the first two rungs of the workload's ladder add to the baseline.
+    first = bundled()[1:3]
+    assert {text for rung in first for text in rung.adds} == {f"{a}={b}" for a, b in OPTIMISED.items()}
+
+
+def test_fields_of_a_layout_have_the_names_of_the_options(capfd: pytest.CaptureFixture[str]) -> None:
+    sizes = [peak(capfd, "--layout", text) for text in ("gpus=16 mbs=4", "ranks=16 micro_batch=4")]
+    assert sizes[0] == sizes[1] > peak(capfd, "--layout", "gpus=16")
+
+
+def test_stages_of_a_file_are_filled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("yaml", reason="YAML model files need PyYAML")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "num_layers: 4\nhidden_size: 1024\nnum_attention_heads: 8\nvocab_size: 32000\nswiglu: true\n"
+        "num_experts: 16\nmoe_ffn_hidden_size: 512\nuntie_embeddings_and_output_weights: true\n"
+        "normalization: RMSNorm\npipeline_model_parallel_size: 4\n"
+    )
+    found = told(capfd, "project", "memory", "--model", str(path), "--gpus", "4")
+    assert {row["pp_rank"]: row["in_flight"] for row in found["tables"]["ranks"]} == {0: 4, 1: 3, 2: 2, 3: 1}
 
 
 @pytest.mark.parametrize(
@@ -128,6 +174,17 @@ def test_a_reserve_and_a_device_of_ones_own(tmp_path: Path, capfd: pytest.Captur
         (["--model", "tiny", "--set", "nothing=3"], "unknown config field 'nothing'"),
         (["--model", "tiny", "--layout", "pp:2"], "'pp:2' is not of the form field=value"),
         (["--model", "tiny", "-o", "memory.doc"], "memory.doc"),
+        (["--model", "tiny", "--imbalance", "nan"], "imbalance must be at least 1"),
+        (["--model", "tiny", "--reserve", "nan", "--device", "h200"], "--reserve must be GiB, 0 or more"),
+        (["--model", "tiny", "--reserve", "-5", "--device", "h200"], "--reserve must be GiB, 0 or more"),
+        (["--model", "tiny", "--reserve", "500", "--device", "h200"], "the reserve leaves nothing"),
+        (["--model", "tiny", "--reserve", "5"], "--reserve is of a device's memory: give --device"),
+        (["--model", "tiny", "--layout", ""], "--layout is empty"),
+        (["--model", "tiny", "--top", "3"], "--top is for --search"),
+        (["--model", "tiny", "--gpus", "0"], "--gpus"),
+        (["--model", "tiny", "--set", "aux_loss=nan"], "aux_loss must be a number, not 'nan'"),
+        (["--model", "tiny", "--recompute", "none", "--set", "recompute_layer_ids=1"], "exclude each other"),
+        (["--model", "moe_1t", "--convention", "brief", "--optimizer", "sgd"], "does not tell optimizer=sgd"),
     ],
 )
 def test_what_is_wrong_is_one_line(

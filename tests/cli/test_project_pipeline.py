@@ -32,7 +32,7 @@ def test_given_times_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     # Backwards take twice as long: (8 x 2 + 3) x 3 ms.
-    assert out.startswith("tracelens project pipeline: 4 stages, 8 micro-batches: 57.000 ms\n")
+    assert out.startswith("tracelens project pipeline (PP 4, GA 8): interleaved 57.000 ms\n")
     for text in ("interleaved", "Stages", "Partition", "Only in JSON, CSV and XLSX: Passes"):
         assert text in out
 
@@ -70,6 +70,21 @@ def test_a_run_is_the_source_of_times(capfd: pytest.CaptureFixture[str]) -> None
     assert rows[0]["makespan_ns"] > 3 * row["makespan_ns"]
 
 
+def test_the_heading_says_how_well_a_run_is_given_back(capfd: pytest.CaptureFixture[str]) -> None:
+    for more, offset in ((["--step", "3"], "-1.2%"), (["--vpp", "2"], "-9.6%")):
+        assert run_cli([*PIPELINE, "--from", PLAIN, *more]) == 0
+        head, *_ = capfd.readouterr().out.splitlines()
+        assert head.endswith(f"ms (simulation: {offset} off the recorded phase)")
+
+
+def test_ranks_may_be_missing_where_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    four = Path(PLAIN).parents[1] / "ladder" / "ep4" / "00_baseline"
+    some = [part for rank in (0, 2) for file in four.glob(f"rank{rank}.*") for part in ("--from", str(file))]
+    for more, problem in (([], "--partial"), (["--partial"], "no whole pipeline")):
+        assert run_cli([*PIPELINE, *some, *more]) == 2
+        assert problem in capfd.readouterr().err
+
+
 def test_a_better_cut_is_looked_for(capfd: pytest.CaptureFixture[str]) -> None:
     found = tables(capfd, *PIPELINE, "--from", PLAIN, "--best-partition")
     # The head lies on the second stage, the dense layer, which is the fastest, on the first.
@@ -81,6 +96,9 @@ def test_a_roofline_is_the_source_of_times(capfd: pytest.CaptureFixture[str]) ->
     assert [row["layers"] for row in found["partition"]] == [7, 7, 7, 6]
     again = tables(capfd, *MODEL, "--micro-batches", "16", "--ep", "8", "--set", "recompute_layer_ids=0,1,2")
     assert again["partition"][0]["backward_ns"] > found["partition"][0]["backward_ns"]
+    assert 0 < again["summary"][0]["peak_bytes"] < found["summary"][0]["peak_bytes"]
+    given = tables(capfd, *MODEL, "--micro-batches", "16", "--activation-gb", "1")["stages"]
+    assert given[0]["peak_bytes"] == 4 * round(4e9 * 7 / 27)
 
 
 def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -103,9 +121,21 @@ def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[st
         ([*GIVEN, "--best-partition"], "needs times of layers"),
         ([*GIVEN, "--forward-ms", "-1"], "must take some time"),
         ([*GIVEN, "--p2p-us", "-1"], "--p2p-us"),
-        ([*GIVEN, "--backward-ms", "nan"], "neither nan nor infinite"),
-        ([*GIVEN, "--forward-ms", "inf"], "neither nan nor infinite"),
+        ([*GIVEN, "--backward-ms", "nan"], "at most 1,000 s"),
+        ([*GIVEN, "--forward-ms", "inf"], "at most 1,000 s"),
+        ([*GIVEN, "--activation-gb", "1e30"], "at most 1,000 GB"),
         ([*GIVEN, "--weight-share", "2"], "--weight-share"),
+        ([*GIVEN, "--layout", "0,0,0,0"], "1 to 10,000 layers, not 0"),
+        ([*GIVEN, "--layout", "99999999999999999999,1,1,1"], "1 to 10,000 layers"),
+        ([*GIVEN, "--pp", "2000"], "2,000 stages are more than"),
+        ([*GIVEN, "--schedule", "gpipe", "--vpp", "2"], "none of the schedules has 2 chunks a stage"),
+        ([*GIVEN, "--turn", "4"], "--turn is for interleaved schedules"),
+        ([*MODEL, "--micro-batches", "8", "--set", "vpp=2"], "--set vpp: give --vpp instead"),
+        ([*GIVEN, "--ep", "8"], "--ep goes with --model"),
+        ([*GIVEN, "--step", "3"], "--step goes with --from"),
+        ([*MODEL, "--micro-batches", "8", "--backward-ms", "3"], "--backward-ms goes with --forward-ms"),
+        ([*MODEL, "--micro-batches", "8", "--layers", "3"], "leave it out"),
+        ([*PIPELINE, "--from", PLAIN, "--step", "9"], "no step '9' (has: ProfilerStep#3)"),
         ([*GIVEN, "--activation-gb", "-1"], "--activation-gb"),
         ([*PIPELINE, "--model", "tiny", "--pp", "2", "--micro-batches", "4"], "needs --device"),
         ([*MODEL, "--micro-batches", "8", "--device", "mi300"], "did you mean"),

@@ -48,7 +48,10 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16"
+    assert lines[0] == (
+        "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16; "
+        "computing as torch's ops do, without --optimised"
+    )
     for text in ("Layouts that fit, the fastest first", "global batch: 64", "Assumptions of the step time"):
         assert text in out
 
@@ -83,6 +86,35 @@ def test_fields_of_the_run_count(capfd: pytest.CaptureFixture[str]) -> None:
     assert found[1]["bytes"] < found[0]["bytes"]
 
 
+def test_a_busy_rank_counts_in_memory_and_time(capfd: pytest.CaptureFixture[str]) -> None:
+    narrow = ["--pp", "1", "--ep", "8", "--tp", "1", "--cp", "1", "--json"]
+    found = []
+    for more in ([], ["--imbalance", "1.5"]):
+        assert run_cli([*SMALL, *narrow, *more]) == 0
+        found.append(json.loads(capfd.readouterr().out)["tables"]["layouts"][0])
+    assert found[1]["step_ns"] > found[0]["step_ns"]
+    assert found[1]["bytes"] > found[0]["bytes"]
+
+
+def test_exchanges_that_overlap_can_be_searched_for(capfd: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--set",
+        "overlap_exchange=1f1b",
+        "--pp",
+        "1,2",
+        "--ep",
+        "16",
+        "--tp",
+        "1",
+        "--cp",
+        "1",
+        "--json",
+    ]
+    assert run_cli([*SMALL, *options]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert {row["pp"] for row in found["tables"]["layouts"]} == {1}
+
+
 def test_a_file_says_the_batch_and_what_it_leaves_out(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,14 +142,23 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
         (["--search", "--model", "moe_1t", "--device", "mi300x"], "--search needs the number of GPUs"),
         (["--search", "--model", "moe_1t", "--gpus", "8"], "--search needs a device to fit"),
         ([*SMALL[2:], "--pp", "x"], "--pp must be numbers, as in 8,16, not 'x'"),
+        ([*SMALL[2:], "--pp", ""], "--pp must be numbers, as in 8,16, not ''"),
         ([*SMALL[2:], "--layout", "pp"], "--layout: 'pp' is not of the form pp=24,48"),
         ([*SMALL[2:], "--layout", "ppp=2"], "did you mean 'pp'?"),
         ([*SMALL[2:], "--assume", "node"], "--assume: 'node' is not of the form name=value"),
         ([*SMALL[2:], "--assume", "nod=8"], "unknown assumption 'nod'; did you mean 'node'?"),
         ([*SMALL[2:], "--assume", "node=x"], "node must be a whole number, not 'x'"),
         ([*SMALL[2:], "--recompute", "most"], "recompute must be none, full or layers of a chunk"),
+        ([*SMALL[2:], "--assume", "imbalance=2"], "unknown assumption 'imbalance'"),
+        ([*SMALL[2:], "--assume", "nic_bytes_per_s=nan"], "nic_bytes_per_s must be a number, not 'nan'"),
+        ([*SMALL[2:], "--micro-batches", "4"], "--micro-batches is not for --search"),
+        ([*SMALL[2:], "--set", "ranks=5"], "--set ranks=5: --search tries values of ranks: give --gpus"),
+        ([*SMALL[2:], "--set", "pp_layout=3,4"], "--set pp_layout=3,4"),
+        ([*SMALL[2:], "--set", "recompute_layer_ids=1"], "give --recompute"),
+        ([*SMALL[2:], "--global-batch", "0"], "--global-batch"),
+        ([*SMALL[2:], "--top", "0"], "--top"),
         ([*SMALL[2:], "--pp", "5"], "16 as in pp=5 cp=1 tp=1"),
-        (["--model", "tiny", "--assume", "node=8"], "--global-batch and --assume are for --search"),
+        (["--model", "tiny", "--assume", "node=8"], "--assume is for --search"),
         (["--model", "tiny", "--pp", "1,2"], "pp must be a whole number, not '1,2'"),
     ],
 )

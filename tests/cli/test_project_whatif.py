@@ -41,7 +41,7 @@ def test_json_is_one_object(trace: str, capfd: pytest.CaptureFixture[str]) -> No
     value = json.loads(capfd.readouterr().out)
     assert value["analyzer"] == "whatif"
     assert value["inputs"] == [trace]
-    assert value["meta"] == {"step": "ProfilerStep#0", "base_ns": 22_000}
+    assert value["meta"] == {"step": "ProfilerStep#0", "base_ns": 22_000, "recorded_steps": 1}
     rows = {row["scenario"]: row for row in value["tables"]["whatif"]}
     assert rows["no_blocking"]["base_ns"] == 22_000
     assert rows["no_blocking"]["projected_ns"] == 16_000
@@ -60,17 +60,13 @@ def test_files_are_written(trace: str, tmp_path: Path, capfd: pytest.CaptureFixt
     assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("# tracelens project whatif: 0.022 ms")
 
 
-def test_the_scenarios_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(["project", "whatif", "--list"]) == 0
-    out, _ = capfd.readouterr()
-    assert "no_blocking=CALL_OR_OP\n    No call of the host waits for the GPU" in out
-    assert "scale:PATTERN=FACTOR\n" in out
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--scenario", "no_bloking"], "unknown scenario 'no_bloking'; did you mean 'no_blocking'?"),
+        (["--scenario", "identity+balnced"], "unknown scenario 'balnced'; did you mean 'balanced'?"),
+        (["--scenario", "scale:first=1e30"], "'1e30' is not a number above zero (1e-09 to 1e+09)"),
+        (["--scenario", "scale:first=1e9"], "something would take over 1,000 s"),
         (["--scenario", "scale"], "scale needs an argument: scale:PATTERN=FACTOR"),
         (["--scenario", "scale:first=often"], "'often' is not a number above zero"),
         (["--step", "3"], "no step '3' on all ranks (has: ProfilerStep#0)"),

@@ -149,6 +149,15 @@ def test_leading_dense_layers_of_qwen(tmp_path: Path) -> None:
         (DEEPSEEK_V3 | {"scoring_func": "tanh"}, "unknown score"),
         (MIXTRAL | {"attention_bias": "yes"}, "attention_bias must be true or false"),
         (MIXTRAL | {"router_aux_loss_coef": "x"}, "router_aux_loss_coef must be a number"),
+        (MIXTRAL | {"router_aux_loss_coef": float("nan")}, "router_aux_loss_coef must be a number, not nan"),
+        (MIXTRAL | {"num_attention_heads": 0}, "num_attention_heads must be 1 to 10,000,000, not 0"),
+        (MIXTRAL | {"num_hidden_layers": 10**9}, "num_hidden_layers must be 1 to 10,000,000"),
+        (MIXTRAL | {"num_hidden_layers": 10**6}, "layers must be at most 10,000, not 1,000,000"),
+        (QWEN3 | {"decoder_sparse_step": 0}, "decoder_sparse_step must be 1 to"),
+        (QWEN3 | {"mlp_only_layers": 5}, "mlp_only_layers must be a list of whole numbers, not 5"),
+        (DEEPSEEK_V3 | {"moe_layer_freq": 0}, "moe_layer_freq must be 1 to"),
+        (DEEPSEEK_V3 | {"q_lora_rank": -5}, "q_lora_rank must be 0 to 10,000,000, not -5"),
+        (DEEPSEEK_V3 | {"first_k_dense_replace": -1}, "first_k_dense_replace must be 0 to"),
     ],
 )
 def test_a_config_that_cannot_be_told_is_refused(
@@ -159,6 +168,12 @@ def test_a_config_that_cannot_be_told_is_refused(
     assert "config.json: " in str(caught.value)
 
 
+SMALLEST = (
+    "layers = 1\nhidden = 8\nheads = 1\nexperts_count = 1\ntop_k = 1\nexpert_ffn = 8\nvocab = 1\n"
+    "dense_layers = 0"
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -166,6 +181,11 @@ def test_a_config_that_cannot_be_told_is_refused(
         ("a.toml", "layers = '2'", "layers must be a whole number, not '2'"),
         ("a.toml", "layers = true", "layers must be a whole number"),
         ("a.toml", "aux_loss = 'x'", "aux_loss must be a number"),
+        ("a.toml", f"{SMALLEST}\naux_loss = nan", "aux_loss must be 0 or more, not nan"),
+        ("a.toml", f"{SMALLEST}\nshared_ffn = -8", "shared_ffn must be 0 or more, not -8"),
+        ("a.toml", f"{SMALLEST}\nv_dim = 0", "v_dim must be at least 1, not 0"),
+        ("a.toml", f"{SMALLEST}\nkv_lora = -1", "kv_lora must be at least 1, not -1"),
+        ("a.toml", SMALLEST.replace("layers = 1", "layers = 20000"), "layers must be at most 10,000"),
         ("a.toml", "attention = 1", "attention must be text in quotes"),
         ("a.toml", "hiden = 2", "unknown key 'hiden'; did you mean 'hidden'"),
         ("a.toml", "layers = ", "not TOML"),
@@ -350,6 +370,9 @@ def test_a_file_of_megatron_with_sections(tmp_path: Path) -> None:
         ("num_layers: ${SURELY_NOT_SET}", "set the environment variable SURELY_NOT_SET"),
         ("a: [", "not YAML"),
         ("num_layers_per_virtual_pipeline_stage: 2", "must divide the 27 layers"),
+        ("num_layers_per_virtual_pipeline_stage: -1", "must be 0 to 10,000,000, not -1"),
+        ("pipeline_model_parallel_size: 0", "pipeline_model_parallel_size must be 1 to"),
+        ("make_vocab_size_divisible_by: 0\nvocab_size: 5", "make_vocab_size_divisible_by must be 1 to"),
         ("modules: {}", "must name a model, not 0"),
         ("modules: {a: {model: m, framework: torchtitan}}", "'torchtitan' cannot be read"),
     ],

@@ -18,7 +18,7 @@ FILES = sorted(FOLDER.glob("*.ipynb"))
 LONGEST_S = 120
 FIGURE = "application/vnd.plotly.v1+json"
 # What the user is to see of each, beside tables.
-FIGURES = {"quickstart": 3, "roofline": 1, "many_ranks": 2, "diff_and_gate": 2, "replay": 0}
+FIGURES = {"quickstart": 3, "roofline": 1, "many_ranks": 2, "diff_and_gate": 2, "replay": 0, "projection": 6}
 
 
 def read(path: Path) -> Any:

@@ -338,23 +338,50 @@ def test_an_exception_ends_the_forward_scope() -> None:
     assert only(found, "fails").beside(only(found, "next"))
 
 
-def test_the_graph_is_freed_without_the_garbage_collector() -> None:
+@pytest.mark.parametrize("passes", [False, True])
+def test_the_graph_is_freed_without_the_garbage_collector(passes: bool) -> None:
     """No ring of references: it would go through C++, and hold all activations before the region."""
     kept: list[weakref.ref[Tensor]] = []
+
+    def inner(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = scoped("inner", torch.tanh, x)
+        return y, x if passes else y
 
     def work() -> None:
         x = leaf()
         saved = x.exp()
         kept.append(weakref.ref(saved))
-        y = scoped("outer", lambda x: scoped("inner", torch.tanh, x), saved * saved)
+        y, other = scoped("outer", inner, saved * saved)
         del saved
-        y.sum().backward(retain_graph=True)
+        (y + other).sum().backward(retain_graph=True)
 
     gc.collect()
     gc.disable()
     try:
         profiled(work)
         assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_recomputed_activations_are_freed() -> None:
+    """No gradient runs through a graph that is made again, and nothing else frees what it saved."""
+    kept: list[weakref.ref[Any]] = []
+
+    def layer(x: Tensor) -> Tensor:
+        y = x.exp()
+        kept.append(weakref.ref(y.untyped_storage()))
+        z, same = scoped("part", lambda y: (y.tanh(), y), y * y)
+        return (z * same).sin()
+
+    def work() -> None:
+        checkpoint(layer, leaf().exp(), use_reentrant=False).sum().backward()
+
+    gc.collect()
+    gc.disable()
+    try:
+        profiled(work)
+        assert [one() for one in kept] == [None, None]
     finally:
         gc.enable()
 

@@ -11,10 +11,10 @@ PARTS = ("parameters", "activations.experts", "temporary", NASTY[0])
 
 
 def memory(layouts: int = 1, stages: int = 4, devices: int = 2) -> Result:
-    """Layouts whose rank r, the first one first, has 10, 20, 30, 40 GB, times r + 1."""
+    """Layouts whose rank r, the first one first, has 10, 20, 30, 40 GiB, times r + 1."""
     names = [f"{NASTY[number % len(NASTY)]} {number}" for number in range(layouts)]
     rows = [
-        (name, stage, part, 10_000_000_000 * (place + 1) * (stage + 1))
+        (name, stage, part, 10 * 2**30 * (place + 1) * (stage + 1))
         for name in names
         for stage in range(stages)
         for place, part in enumerate(PARTS)
@@ -32,7 +32,9 @@ def memory(layouts: int = 1, stages: int = 4, devices: int = 2) -> Result:
             Column("memory_bytes", "int64", "bytes"),
             Column("reserve_bytes", "int64", "bytes"),
         )
-        has = [(NASTY[number], 10**11 * (number + 1), 4 * 10**9) for _ in names for number in range(devices)]
+        has = [
+            (NASTY[number], 100 * 2**30 * (number + 1), 4 * 2**30) for _ in names for number in range(devices)
+        ]
         found["fits"] = _table("Does it fit", fits, has)
     return result("memory", "Memory", found)
 

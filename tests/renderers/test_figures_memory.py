@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.renderers.sample_memory import PARTS, memory
@@ -33,9 +35,15 @@ def test_lines_are_at_what_devices_leave_for_training() -> None:
     (found,) = figures(memory(layouts=2, devices=2))
     assert [shape["y0"] for shape in found["layout"]["shapes"]] == [96, 196]
     assert [note["y"] for note in found["layout"]["annotations"]] == [96, 196]
-    assert found["layout"]["annotations"][0]["text"].endswith("100.0 less 4.0 GB")
+    assert found["layout"]["annotations"][0]["text"].endswith("100.0 less 4.0 GiB")
     assert found["layout"]["yaxis"]["range"][1] == pytest.approx(196 * 1.08)
     assert figures(memory(devices=0))[0]["layout"]["shapes"] == []
+
+
+def test_sums_are_in_decimal_gb_too_where_published_charts_count_so() -> None:
+    (found,) = figures(replace(memory(stages=1), meta={"convention": "brief"}))
+    assert found["data"][-1]["text"] == ["100.0 (107.4 GB)"]
+    assert found["layout"]["yaxis"]["title"]["text"] == "GiB"
 
 
 def test_many_ranks_have_no_numbers() -> None:

@@ -18,6 +18,7 @@ def test_the_bubble_has_a_line_a_convention_and_points_beside_them() -> None:
     assert "<script" not in str(published["customdata"])
     assert drawn["layout"]["title"]["text"].endswith("16 stages, 16 micro-batches")
     assert len(figures(bubble(published=False))[0]["data"]) == 2
+    assert figures(bubble(1)) == []
 
 
 def test_schedules_are_compared_and_then_drawn_one_by_one() -> None:
@@ -39,7 +40,7 @@ def test_pairs_are_drawn_half_as_high_one_above_the_other() -> None:
 
 
 def test_what_is_held_is_drawn_in_bytes_where_known() -> None:
-    for size, title, most in ((-1, "chunks", 6), (2_000_000_000, "activations (GB)", 12)):
+    for size, title, most in ((-1, "chunks", 6), (2 * 2**30, "activations (GiB)", 12)):
         held = figures(pipeline_schedule(size=size))[2]
         assert title in held["layout"]["yaxis"]["title"]["text"]
         assert [trace["name"] for trace in held["data"]] == [f"stage {rank}" for rank in range(4)]

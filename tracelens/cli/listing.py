@@ -21,12 +21,13 @@ class Kind(StrEnum):
     costs = "costs"
     detectors = "detectors"
     models = "models"
+    scenarios = "scenarios"
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
-    """List analyzers, detectors, parsers, renderers, devices, cost models or models of the workload.
+    """List analyzers, detectors, parsers, renderers, devices, cost models, models or what-if scenarios.
 
     For example:
 
@@ -69,6 +70,10 @@ def _rows(kind: Kind) -> list[tuple[str, ...]]:
         from tracelens.parsers import PARSERS
 
         return [(name, item.doc) for name, item in PARSERS.items()]
+    if kind is Kind.scenarios:
+        from tracelens.projection.whatif.scenario import SCENARIOS
+
+        return [(name + item.argument, item.doc) for name, item in SCENARIOS.items()]
     from tracelens.renderers import RENDERERS
 
     return [(name, item.doc) for name, item in RENDERERS.items()]

@@ -8,7 +8,7 @@ import typer
 
 from tracelens.cli import project_memory_options as given
 from tracelens.cli.project_common import Json, Output, prepare, tell, tell_notes
-from tracelens.cli.project_search import Asked
+from tracelens.cli.project_search import TOP, Asked
 from tracelens.cli.project_search import search as search_layouts
 from tracelens.errors import TracelensError
 
@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from tracelens.config import Config
     from tracelens.devices import Device
     from tracelens.projection.memory import Assumptions
+    from tracelens.schema import Result
 
+GIB = 2**30
 GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
+_FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
+"""Option to field of a configuration, where their names differ."""
+_SEARCH_ONLY = ("global_batch", "assume", "top")
 
 
 def memory(
@@ -38,6 +43,7 @@ def memory(
     recompute: given.Recompute = None,
     optimizer: given.Optimizer = given.OptimizerChoice.adamw,
     precision: given.PrecisionOption = None,
+    optimised: given.Optimised = False,
     imbalance: given.Imbalance = 1.0,
     overlap: given.Overlap = False,
     stage_buffers: given.StageBuffers = given.StageBuffersChoice.in_flight,
@@ -49,33 +55,45 @@ def memory(
     search: given.Search = False,
     global_batch: given.GlobalBatch = None,
     assume: given.Assume = None,
-    top: given.Top = 10,
+    top: given.Top = None,
     output: Output = None,
     json_output: Json = False,
 ) -> None:
     """Memory of each GPU at the peak of a training step, by component and pipeline rank.
 
-    What counts depends on the toggles (--set): without any, everything is done as torch does it. For example:
+    It depends on how the model computes: as torch's own ops do it, unless --optimised or --set say otherwise.
 
     tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
 
-    tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --set experts=grouped
-    --set permute=fused --set loss=fused --set sync_free=2 --recompute full --device mi300x --device mi355x
+    tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --optimised
+    --device mi300x --device mi355x
 
     tracelens project memory --model moe_1t --gpus 768 --convention brief --device mi300x --device mi355x
     --layout 'pp=24 ep=8 vpp=4' --layout 'pp=24 ep=8 vpp=4 cp=2' --layout 'pp=48 ep=8 vpp=2' -o memory.html
 
-    tracelens project memory --search --model moe_1t --gpus 768 --pp 8,12,24 --ep 8,16 --tp 1 --device mi300x
+    tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
     prepare(output)
-    tell_notes(model)
     asked: dict[str, Any] = context.params
+    _check(asked)
+    tell_notes(model)
     if search:
         _search(asked)
-    elif global_batch is not None or assume:
-        raise TracelensError("--global-batch and --assume are for --search")
     else:
         _memory(asked)
+
+
+def _check(asked: dict[str, Any]) -> None:
+    """Raise TracelensError for options that say nothing beside the others."""
+    only = [name for name in _SEARCH_ONLY if asked[name] and not asked["search"]]
+    if only:
+        raise TracelensError(f"--{only[0].replace('_', '-')} is for --search")
+    if asked["search"] and asked["micro_batches"] is not None:
+        raise TracelensError("--micro-batches is not for --search, which takes --global-batch")
+    if asked["reserve"] is not None and not (asked["device"] or asked["device_file"]):
+        raise TracelensError("--reserve is of a device's memory: give --device, too")
+    if not all(text.split() for text in asked["layout"] or []):
+        raise TracelensError("--layout is empty: write fields, as in 'pp=24 ep=8 vpp=4'")
 
 
 def _memory(asked: dict[str, Any]) -> None:
@@ -83,21 +101,39 @@ def _memory(asked: dict[str, Any]) -> None:
     from tracelens.projection.memory import memory as project
 
     again, more = recomputation(asked["recompute"])
-    names = {name: name for name in _SIZES} | {
-        "gpus": "ranks", "mbs": "micro_batch", "micro_batches": "micro_batches"
-    }  # fmt: skip
-    sizes = [f"{field}={asked[name]}" for name, field in names.items() if asked[name] is not None]
+    asked_for = [name for name in (*_SIZES, "gpus", "mbs", "micro_batches") if asked[name] is not None]
+    sizes = [f"{_FIELDS.get(name, name)}={asked[name]}" for name in asked_for]
     common, model = [*sizes, *_common(asked), *more, *(asked["assignments"] or [])], asked["model"]
     # Commas stand inside values, too.
-    layouts = {text: text.split() for text in asked["layout"] or []}
+    layouts = {text: list(map(_field, text.split())) for text in asked["layout"] or []}
     configs = {name: configured(model, [*common, *own]) for name, own in layouts.items()}
     devices = chosen(asked["device"], asked["device_file"])
     result = project(
         configs or configured(model, common), _assumptions(asked, again), devices, _reserve(asked)
     )
-    most = result.meta["worst_bytes"] / GB
-    title = f"memory of {model}: {most:,.1f} GB on the GPU with most"
-    tell(result, title, asked["output"], asked["json_output"], [model])
+    tell(result, _title(model, result), asked["output"], asked["json_output"], [model])
+
+
+def _title(model: str, result: Result) -> str:
+    """What it comes to; beside devices and charts, which count so, in decimal GB as well."""
+    most, tables = result.meta["worst_bytes"], result.tables
+    in_gb = "fits" in tables or result.meta["convention"] == "brief"
+    title = f"memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
+    title += " on the GPU with most"
+    if "fits" in tables and len(result.meta["layouts"]) == 1:
+        rows = list(zip(result["fits"]["device"], result["fits"]["fits"], strict=True))
+        for answer, words in (("yes", "fits"), ("no", "does not fit")):
+            if names := [name for name, fits in rows if fits == answer]:
+                title += f"; {words} {', '.join(names)}"
+    if "optimised_bytes" in result.meta:
+        title += f"; {result.meta['optimised_bytes'] / GIB:,.2f} GiB with --optimised"
+    return title
+
+
+def _field(text: str) -> str:
+    """A text `field=value` by the name of the configuration's field."""
+    name, separator, value = text.partition("=")
+    return f"{_FIELDS.get(name, name)}{separator}{value}"
 
 
 def _search(asked: dict[str, Any]) -> None:
@@ -107,7 +143,7 @@ def _search(asked: dict[str, Any]) -> None:
     search_layouts(
         Asked(
             asked["model"], asked["gpus"], asked["global_batch"], axes, asked["layout"] or [], fields,
-            asked["assume"] or [], asked["top"],
+            asked["assume"] or [], asked["top"] or TOP,
         ),
         _assumptions(asked, "layers"),
         chosen(asked["device"], asked["device_file"]),
@@ -119,8 +155,12 @@ def _search(asked: dict[str, Any]) -> None:
 
 def _common(asked: dict[str, Any]) -> list[str]:
     """Fields that hold for all layouts, whichever they are."""
-    seq = [] if asked["seq"] is None else [f"seq={asked['seq']}"]
-    return [*seq, *(asked["precision"].fields if asked["precision"] else [])]
+    from tracelens.config.toggles import OPTIMISED
+
+    found = [] if asked["seq"] is None else [f"seq={asked['seq']}"]
+    if asked["optimised"]:
+        found += [f"{name}={value}" for name, value in OPTIMISED.items()]
+    return [*found, *(asked["precision"].fields if asked["precision"] else [])]
 
 
 def _assumptions(asked: dict[str, Any], again: Any) -> Assumptions:
@@ -139,7 +179,12 @@ def _assumptions(asked: dict[str, Any], again: Any) -> Assumptions:
 
 
 def _reserve(asked: dict[str, Any]) -> int | None:
-    return None if asked["reserve"] is None else round(asked["reserve"] * GB)
+    reserve: float | None = asked["reserve"]
+    if reserve is None:
+        return None
+    if not 0 <= reserve < float("inf"):
+        raise TracelensError(f"--reserve must be GiB, 0 or more, not {reserve}")
+    return round(reserve * GIB)
 
 
 def recomputation(text: str | None) -> tuple[Any, list[str]]:
@@ -157,10 +202,11 @@ def configured(model: str, assignments: list[str]) -> Config:
     """The run of a bundled model or a file, with enough micro-batches to fill a pipeline."""
     from tracelens.config.files import read_config, read_file
 
+    file = read_file(model)
     fields = {name: value for name, _, value in (one.partition("=") for one in assignments)}
-    told = "micro_batches" in fields or read_file(model).global_batch
-    if fields.get("pp", "1").isdigit() and int(fields.get("pp", "1")) > 1 and not told:
-        assignments = [*assignments, f"micro_batches={2 * int(fields['pp'])}"]
+    pp = fields.get("pp", str(file.settings.get("pp", 1)))
+    if pp.isdecimal() and int(pp) > 1 and "micro_batches" not in fields and not file.global_batch:
+        assignments = [*assignments, f"micro_batches={2 * int(pp)}"]
     return read_config(model, assignments)
 
 
@@ -170,4 +216,8 @@ def chosen(names: list[str] | None, files: list[str] | None) -> list[Device]:
         return []
     from tracelens.devices import device, read_device
 
-    return [*map(device, names or []), *map(read_device, files or [])]
+    found = [*map(device, dict.fromkeys(names or [])), *map(read_device, files or [])]
+    told = [one.name for one in found]
+    if twice := [name for name in told if told.count(name) > 1]:
+        raise TracelensError(f"two devices are called {twice[0]}: change the name in the device file")
+    return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracelens.cli.common import Partial
 from tracelens.cli.project_common import Json, Output, prepare, tell
-from tracelens.cli.project_pipeline_times import Asked, Run, find, whole
+from tracelens.cli.project_pipeline_times import Asked, Modelled, Recorded, check_owners, find, whole
+
+if TYPE_CHECKING:
+    from tracelens.schema import Result
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:
@@ -17,9 +21,9 @@ def _option(text: str, *names: str, **more: Any) -> Any:
 Schedules = Annotated[
     list[str] | None,
     _option(
-        "gpipe, 1f1b, interleaved, interleaved-overlap (with one stage 1f1b-overlap), zb-h1, zb-h2, zb-v, "
-        "all, or a CSV file as of torch.distributed.pipelining; repeat it to compare. By default 1f1b, and "
-        "interleaved with --vpp.",
+        "gpipe, 1f1b, 1f1b-overlap, interleaved, interleaved-overlap, zb-h1, zb-h2, zb-v, all, or a CSV file "
+        "as of torch.distributed.pipelining; repeat it to compare. By default 1f1b, and interleaved with "
+        "--vpp.",
         "--schedule",
         metavar="NAME",
     ),
@@ -38,7 +42,11 @@ ForwardMs = Annotated[
 BackwardMs = Annotated[float | None, _option("Its backward; twice the forward by default.")]
 ExchangeShare = Annotated[
     float,
-    _option("Of both, what ranks exchange and an overlapping schedule can hide.", min=0, max=1),
+    _option(
+        "Of both, the share that ranks exchange (all-to-all), which an overlapping schedule can hide.",
+        min=0,
+        max=1,
+    ),
 ]
 From = Annotated[
     list[str] | None,
@@ -48,6 +56,7 @@ From = Annotated[
         metavar="PATH",
     ),
 ]
+Step = Annotated[str | None, _option("With --from, only this step: 2 for ProfilerStep#2; all by default.")]
 Layers = Annotated[
     int, _option("Layers of the model, where neither --model nor scopes of a trace tell.", min=0)
 ]
@@ -84,7 +93,12 @@ WeightShare = Annotated[
     ),
 ]
 Activations = Annotated[
-    float | None, _option("Activations of a micro-batch on a stage, all its chunks.", min=0)
+    float | None,
+    _option(
+        "GB (decimal) of activations of a micro-batch on a stage, all its chunks; with --model by default "
+        "what `tracelens project memory` counts.",
+        min=0,
+    ),
 ]
 
 
@@ -100,6 +114,8 @@ def pipeline(
     backward_ms: BackwardMs = None,
     exchange_share: ExchangeShare = 0.0,
     source: From = None,
+    step: Step = None,
+    partial: Partial = False,
     layers: Layers = 0,
     model: Model = None,
     device: Device = None,
@@ -129,13 +145,28 @@ def pipeline(
     """
     prepare(output)
     asked = Asked(schedule, pp, micro_batches, vpp, turn, layout, best_partition, layers)
-    fields = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "micro_batch": mbs}
-    run = Run(model, device, gpus, fields, assignments or []) if model is not None else None
-    found = find(asked, source, run, forward_ms, backward_ms, exchange_share)
+    fields = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
+    check_owners("--from", source, {"step": step, "partial": partial or None})
+    check_owners("--model", model, fields | {"device": device, "gpus": gpus or None, "set": assignments})
+    given = {"backward-ms": backward_ms, "exchange-share": exchange_share or None}
+    check_owners("--forward-ms", forward_ms, given)
+    recorded = Recorded(source, step, partial) if source is not None else None
+    modelled = Modelled(model, device, gpus, fields, assignments or []) if model is not None else None
+    found = find(asked, recorded, modelled, forward_ms, backward_ms, exchange_share)
     setting = found.setting(p2p_us, weight_share, -1 if activation_gb is None else whole(activation_gb * 1e9))
     from tracelens.projection.pipeline import pipeline as project
 
     result = project(setting, found.source, found.measured)
-    shortest = result.data["summary"].array("makespan_ns").min() / 1e6
-    title = f"pipeline: {setting.stages} stages, {setting.microbatches} micro-batches: {shortest:,.3f} ms"
-    tell(result, title, output, json_output, source or ())
+    tell(result, _title(result), output, json_output, source or ())
+
+
+def _title(result: Result) -> str:
+    """The shortest schedule, and how far a measured one was from its simulation."""
+    summary, meta = result.data["summary"], result.meta
+    spans = summary.array("makespan_ns")
+    best = int(spans.argmin())
+    found = (
+        f"pipeline (PP {meta['stages']}, GA {meta['microbatches']}): "
+        f"{summary.texts('schedule')[best]} {spans[best] / 1e6:,.3f} ms"
+    )
+    return f"{found} (simulation: {meta['simulation']})" if "simulation" in meta else found

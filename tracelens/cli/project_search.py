@@ -21,8 +21,18 @@ _AXES = {
     "pp": "pp", "vpp": "vpp", "ep": "ep", "cp": "cp", "tp": "tp", "mbs": "micro_batch",
     "micro_batch": "micro_batch", "recompute": "recompute",
 }  # fmt: skip
-_ALONE = ["ranks=1", "pp=1", "vpp=1", "cp=1", "tp=1", "ep=0", "micro_batches=1"]
-"""What a file says of the layout is what is searched for."""
+TOP = 10
+"""Layouts that are shown of each device unless it is told."""
+_ALONE = {"ranks": 1, "pp": 1, "vpp": 1, "cp": 1, "tp": 1, "ep": 0, "micro_batches": 2}
+"""One GPU: what a file says of the layout is what is searched for. So many micro-batches can overlap."""
+_SEARCHED = {name: f"give --{name}" for name in ("pp", "vpp", "cp", "tp", "ep")} | {
+    "ranks": "give --gpus",
+    "micro_batch": "give --mbs",
+    "micro_batches": "give --global-batch",
+    "recompute_layer_ids": "give --recompute",
+    "pp_layout": "chunks are even",
+}
+"""Fields that --set cannot give, and what can."""
 
 
 class Asked(NamedTuple):
@@ -66,15 +76,21 @@ def search(
         raise TracelensError("--search needs the number of GPUs: give --gpus")
     if not devices:
         raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
-    config = read_config(asked.model, [*_ALONE, *asked.assignments])
+    for text in asked.assignments:
+        name, _, _ = text.partition("=")
+        if name in _SEARCHED:
+            raise TracelensError(f"--set {text}: --search tries values of {name}: {_SEARCHED[name]}")
+    alone = [f"{name}={value}" for name, value in _ALONE.items()]
+    config = read_config(asked.model, [*alone, *asked.assignments])
+    batch = asked.global_batch
     question = Question(
         config.model,
         asked.gpus,
-        asked.global_batch or read_file(asked.model).global_batch or BATCH,
+        (read_file(asked.model).global_batch or BATCH) if batch is None else batch,
         config.training,
         config.toggles,
         memory,
-        machine(asked.assumed),
+        machine(asked.assumed, memory.imbalance),
         reserve,
     )
     spaces = [space(asked.axes, text) for text in asked.layouts] or [space(asked.axes)]
@@ -84,7 +100,9 @@ def search(
     best = "; ".join(
         f"{device.name}: {result.meta['best'].get(device.name, 'nothing fits')}" for device in devices
     )
-    title = f"memory --search: {asked.model} on {asked.gpus} GPUs; {best}"
+    title = f"memory --search: {asked.model} on {asked.gpus:,} GPU{'s' * (asked.gpus > 1)}; {best}"
+    if config.toggles.unoptimised:
+        title += "; computing as torch's ops do, without --optimised"
     tell(result, title, output, json_output, [asked.model])
 
 
@@ -112,8 +130,12 @@ def space(axes: Mapping[str, str | None], layout: str = "") -> Space:
     return replace(Space(), **numbers, recompute=again)
 
 
-def machine(texts: Sequence[str]) -> Machine:
+def machine(texts: Sequence[str], imbalance: float = 1.0) -> Machine:
     """What the step time takes for granted, with these changed.
+
+    Args:
+        texts: as in node=4.
+        imbalance: of experts, as the memory projection has it.
 
     Raises:
         TracelensError: a text is not of the form name=value, or there is no such name or value.
@@ -121,8 +143,8 @@ def machine(texts: Sequence[str]) -> Machine:
     from tracelens.config import parse_value
     from tracelens.projection.step_time import Machine
 
-    known = {item.name: item.default for item in fields(Machine)}
-    changes = {}
+    known = {item.name: item.default for item in fields(Machine) if item.name != "imbalance"}
+    changes: dict[str, object] = {"imbalance": imbalance}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator:
@@ -135,6 +157,6 @@ def machine(texts: Sequence[str]) -> Machine:
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(map(int, text.split(",")))
     except ValueError:
         raise TracelensError(f"--{name} must be numbers, as in 8,16, not {text!r}") from None

@@ -11,25 +11,14 @@ from tracelens.cli.common import ScopeChoice as _Scope
 from tracelens.cli.project_common import Json, Output, prepare, tell
 
 
-def _list(asked: bool) -> None:
-    """Print the scenarios and stop."""
-    if not asked:
-        return
-    from tracelens.projection.whatif.scenario import SCENARIOS
-
-    for _, item in SCENARIOS.items():
-        typer.echo(f"{item.name}{item.argument}\n    {item.doc}")
-    raise typer.Exit
-
-
 def whatif(
     paths: Paths,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
             "--scenario",
-            help="What would be otherwise: NAME, NAME=VALUE, or several that hold together: A+B; see --list. "
-            "May be given several times. Without it, every scenario that needs no value of yours.",
+            help="What would be otherwise: NAME, NAME=VALUE, or A+B for both, applied in this order; see "
+            "`tracelens list scenarios`. May be given several times. Without it, all that need no value.",
             metavar="TEXT",
             show_default=False,
         ),
@@ -38,7 +27,7 @@ def whatif(
         str | None,
         typer.Option(
             help="The step that is looked at: 2 for ProfilerStep#2, all for all steps together. Without it, "
-            "the one of median duration.",
+            "the one of median duration; of a serving engine all.",
             show_default=False,
         ),
     ] = None,
@@ -47,11 +36,8 @@ def whatif(
     partial: Partial = False,
     output: Output = None,
     json_output: Json = False,
-    _listed: Annotated[
-        bool, typer.Option("--list", help="List the scenarios.", callback=_list, is_eager=True)
-    ] = False,
 ) -> None:
-    """Replay a recorded run with other durations: its step time, and what it would wait for then.
+    """Replay a recorded run as if something were otherwise: its step time, and what it would wait for.
 
     For example:
 
@@ -64,14 +50,15 @@ def whatif(
     prepare(output)
     options(_Scope.all, device, device_file)
     import tracelens
-    from tracelens.projection.whatif import whatif as replay
     from tracelens.projection.whatif.scenario import wish
 
     for text in scenario or ():
         wish(text)
     with progress() as line:
         run = tracelens.load(*paths, partial=partial, progress=line)
-        result = replay(run, scenario or (), step=step, device=device, device_file=device_file, progress=line)
+        result = tracelens.whatif(
+            run, scenario or (), step=step, device=device, device_file=device_file, progress=line
+        )
     inputs = [trace.meta.path for trace in run.traces]
     title = f"whatif: {result.meta['base_ns'] / 1e6:,.3f} ms as measured"
     tell(result, title, output, json_output, inputs)

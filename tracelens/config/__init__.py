@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from typing import Any, Literal, get_args
 
 from tracelens.config import layout, toggles
@@ -167,7 +168,7 @@ def parse_value(name: str, text: str, like: object) -> object:
         if isinstance(like, int):
             return int(text)
         if isinstance(like, float):
-            return float(text)
+            return _finite(text)
         if isinstance(like, tuple):
             return tuple(int(part) for part in text.split(",") if part)
     except (ValueError, KeyError):
@@ -179,3 +180,10 @@ def parse_value(name: str, text: str, like: object) -> object:
         }
         raise TracelensError(f"{name} must be {kinds[type(like)]}, not {text!r}") from None
     return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(text)
+    return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from tracelens.config.model import GEMM_ALIGNMENT
@@ -11,6 +12,10 @@ from tracelens.errors import TracelensError
 
 NO_EXPERTS = {"experts_count": 1, "top_k": 1, "expert_ffn": GEMM_ALIGNMENT}
 """Fields of a model without experts: all its layers are dense, and these have no weights."""
+
+
+LARGEST = 10_000_000
+"""Of any whole number in a file."""
 
 
 @dataclass
@@ -28,14 +33,14 @@ class Fields:
     notes: list[str] = field(default_factory=list)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number.
+        """A whole number: at least 1, and 0 where that is the default.
 
         Args:
             name: of the field.
             default: for a field that is missing or null; without it the field is needed.
 
         Raises:
-            TracelensError: it is missing, or no whole number.
+            TracelensError: it is missing, no whole number, too small, or larger than any model has.
         """
         value = self.values.get(name)
         if value is None:
@@ -46,14 +51,23 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise TracelensError(f"{self.where}: {name} must be a whole number, not {value!r}")
+        if not (least := 0 if default == 0 else 1) <= value <= LARGEST:
+            raise TracelensError(f"{self.where}: {name} must be {least} to {LARGEST:,}, not {value:,}")
         return value
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Whole numbers in a list, none where it is missing; raises TracelensError for anything else."""
+        value = self.values.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+            raise TracelensError(f"{self.where}: {name} must be a list of whole numbers, not {value!r}")
+        return tuple(value)
 
     def number(self, name: str, default: float) -> float:
         """A number, whole or not; raises TracelensError where it is none."""
         value = self.values.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
             raise TracelensError(f"{self.where}: {name} must be a number, not {value!r}")
         return float(value)
 

@@ -89,7 +89,7 @@ def _deepseek(file: Fields) -> Values:
 
 def _qwen_moe(file: Fields) -> Values:
     layers, every = file.whole("num_hidden_layers"), file.whole("decoder_sparse_step", 1)
-    dense = set(file.values.get("mlp_only_layers") or ())
+    dense = set(file.numbers("mlp_only_layers"))
     is_sparse = [at not in dense and (at + 1) % every == 0 for at in range(layers)]
     return (
         _sizes(file)

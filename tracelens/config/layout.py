@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 
 from tracelens.config.checks import at_least_one
 from tracelens.errors import TracelensError
@@ -134,5 +134,5 @@ class Layout:
             if layers < count:
                 raise TracelensError(f"{layers} layers are too few for {count} chunks (pp x vpp)")
             shares = [layers // count + (chunk < layers % count) for chunk in range(count)]
-        ends = [sum(shares[: chunk + 1]) for chunk in range(count)]
+        ends = accumulate(shares)
         return [range(end - share, end) for end, share in zip(ends, shares, strict=True)]

@@ -14,6 +14,9 @@ ScoreName = Literal["softmax", "sigmoid"]
 
 # Grouped GEMM kernels load rows in 16-byte pieces: 8 elements of bfloat16.
 GEMM_ALIGNMENT = 8
+MOST_LAYERS = 10_000
+MOST_EXPERTS = 100_000
+"""No model has nearly as many; what is worked out for each of them would take forever."""
 SIZES = ("layers", "hidden", "heads", "experts_count", "top_k", "expert_ffn", "vocab")
 
 
@@ -73,6 +76,12 @@ class Model:
         """Raise TracelensError when the sizes do not fit together."""
         one_of(self, {"attention": get_args(AttentionName), "score": get_args(ScoreName)})
         at_least_one(self, SIZES)
+        for name, most in (("layers", MOST_LAYERS), ("experts_count", MOST_EXPERTS)):
+            if getattr(self, name) > most:
+                raise TracelensError(f"{name} must be at most {most:,}, not {getattr(self, name):,}")
+        for name in ("dense_ffn", "shared_ffn", "q_lora", "aux_loss"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise TracelensError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not 0 <= self.dense_layers <= self.layers:
             raise TracelensError(f"dense_layers must be 0 to {self.layers} (layers), not {self.dense_layers}")
         if self.dense_layers and self.dense_ffn < 1:
@@ -86,6 +95,7 @@ class Model:
         self._check_groups()
 
     def _check_attention(self) -> None:
+        at_least_one(self, ("kv_lora", "qk_dim", "v_dim") if self.attention == "mla" else ("head_dim",))
         if self.attention == "gqa" and (self.kv_groups < 1 or self.heads % self.kv_groups):
             raise TracelensError(
                 f"heads ({self.heads}) must be a multiple of kv_groups ({self.kv_groups}), at least 1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
 
 from tracelens.config.checks import one_of
 from tracelens.errors import TracelensError
@@ -17,6 +17,9 @@ BindingName = Literal["off", "bind"]
 ReductionName = Literal["reduce_scatter", "all_reduce", "hierarchical"]
 TensorOverlapName = Literal["off", "chunked", "symmetric"]
 GraphName = Literal["off", "step"]
+
+OPTIMISED: dict[str, str] = {"experts": "grouped", "permute": "fused", "router": "fused", "loss": "fused"}
+"""The toggles that make memory and kernels of a layer fewer and cost nothing, for runs of any layout."""
 
 HOST_SIZES, DEVICE_PERMUTE, DEVICE_COUNTS, STATIC = range(4)
 """Values of `sync_free`; see HELP.
@@ -112,6 +115,16 @@ class Toggles:
                 "graph=step needs tp_overlap=off or chunked, not symmetric: torch does not promise that its "
                 "symmetric memory stays where it is, as a graph needs"
             )
+
+    @property
+    def unoptimised(self) -> dict[str, str]:
+        """The toggles of OPTIMISED that are at their baseline, with their values."""
+        return {name: getattr(self, name) for name in OPTIMISED if name not in self.changed()}
+
+    def optimised(self) -> Toggles:
+        """With those of OPTIMISED that are at their baseline changed, and all others as they are."""
+        values: dict[str, Any] = {name: OPTIMISED[name] for name in self.unoptimised}
+        return replace(self, **values)
 
     def changed(self) -> dict[str, object]:
         """The toggles that differ from the baseline."""

@@ -24,11 +24,11 @@ BUBBLE = Schema(
     "Bubble",
     (
         Column("convention", "category"),
-        Column("formula", "category"),
-        Column("numbers", "str", doc="the same with its numbers"),
+        Column("numbers", "str", doc="its formula with numbers"),
         Column("fraction", "float64", "ratio", "idle time of each stage; of the ideal time it may exceed 1"),
     ),
-    doc="All passes of a phase take the same time, and messages none.",
+    doc="(PP - 1) / (PP - 1 + GA VPP) of the whole time, (PP - 1) / (GA VPP) of the ideal time. All passes "
+    "of a phase take the same time, and messages none.",
 )
 BY_CHUNKS = Schema(
     "Bubble by chunks",
@@ -54,6 +54,7 @@ PUBLISHED = Schema(
 )
 
 _MOST_CHUNKS = 8
+_MOST_VPP = 1000
 _SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 10: 64 nodes of MI300X"
 _MEASURED = {1: 0.544, 3: 0.244, 6: 0.145}
 
@@ -124,10 +125,11 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
         `published`. meta: the numbers, GA among them.
 
     Raises:
-        TracelensError: `vpp` is below 1, or above 1 without a pipeline.
+        TracelensError: `vpp` is below 1, above 1 without a pipeline, or more than any model has layers for.
     """
-    if vpp < 1 or (vpp > 1 and batch.pp == 1):
-        raise TracelensError(f"vpp is {vpp}, but must be at least 1, and 1 without a pipeline (pp=1)")
+    most = _MOST_VPP if batch.pp > 1 else 1
+    if not 1 <= vpp <= most:
+        raise TracelensError(f"vpp must be 1 to {_MOST_VPP}, and 1 without a pipeline (pp=1), not {vpp}")
     count = batch.microbatches
     tables = {"bubble": _conventions(batch.pp, count, vpp), "by_vpp": _by_chunks(batch.pp, count, vpp)}
     if (batch.pp, count, batch.seq, batch.mbs, batch.gpus) == (16, 16, 4096, 1, 512):
@@ -172,7 +174,6 @@ def _conventions(stages: int, count: int, vpp: int) -> Table:
     return BUBBLE.table(
         {
             "convention": list(CONVENTIONS),
-            "formula": ["(PP - 1) / (PP - 1 + GA VPP)", "(PP - 1) / (GA VPP)"],
             "numbers": [
                 f"{more} / ({more} + {count} x {vpp}) = {both[0]:.2%}",
                 f"{more} / ({count} x {vpp}) = {both[1]:.2%}",

@@ -168,6 +168,9 @@ class _Backward:
         # What was made before the region was entered only passes through it.
         if node is None or node._sequence_nr() < self.inputs[0][0]._sequence_nr():
             return
+        # So does what leaves as it entered; its node would own this, and this the node.
+        if any(node is one for one, _ in self.inputs):
+            return
         # The regions that end with this node, the innermost first; one hook opens them, the outermost first.
         ending: list[_Backward] | None = node.metadata.get(_REGIONS)
         if ending is None:

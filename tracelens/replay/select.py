@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import translate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from tracelens.replay.arguments import Unreplayable, read, tensors
 from tracelens.replay.cases import Call, Case
 from tracelens.trace.callstack import nearest
 from tracelens.trace.intervals import Union
-from tracelens.trace.names import matching
+from tracelens.trace.names import matching, wildcards
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
 
@@ -73,7 +72,7 @@ def chosen(trace: Trace, wanted: Selection) -> Work:
     keep = work.op >= 0
     op = np.maximum(work.op, 0)
     if wanted.op:
-        keep &= matching(trace.arrays.names, _pattern(wanted.op))[trace.arrays.name[op]]
+        keep &= matching(trace.arrays.names, wildcards(wanted.op))[trace.arrays.name[op]]
     if wanted.ops:
         named = np.array([name in wanted.ops for name in trace.arrays.names], dtype=bool)
         keep &= named[trace.arrays.name[op]]
@@ -98,15 +97,11 @@ def _shapes(call: Call) -> set[tuple[int, ...]]:
         return set()
 
 
-def _pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(r"\A" + translate(pattern))
-
-
 def _named(trace: Trace, pattern: str) -> Bool:
     """Events around calls that are named so."""
     events = trace.arrays
     around = events.where("annotation", "python", "slice")
-    return around & matching(events.names, _pattern(pattern))[events.name]
+    return around & matching(events.names, wildcards(pattern))[events.name]
 
 
 def _inside(trace: Trace, work: Work, around: Bool) -> Bool:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from fnmatch import translate
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def wildcards(text: str) -> re.Pattern[str]:
+    """A pattern for whole names: * stands for anything, ? for one letter, [ab] for one of these."""
+    return re.compile(r"\A" + translate(text))
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,6 +170,8 @@ def test_buffers_of_stages() -> None:
     ("wrong", "message"),
     [
         ({"imbalance": 0.9}, "imbalance must be at least 1"),
+        ({"imbalance": float("nan")}, "imbalance must be at least 1"),
+        ({"imbalance": float("inf")}, "imbalance must be at least 1"),
         ({"optimizer": "lion"}, "unknown optimizer"),
         ({"library_bytes": -1}, "library_bytes must be 0 or more"),
     ],
@@ -175,6 +179,51 @@ def test_buffers_of_stages() -> None:
 def test_assumptions_that_cannot_be(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(TracelensError, match=message):
         Assumptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("has", "reserve", "message"),
+    [
+        (80e9, -1, "reserve must be 0 bytes or more, not -1"),
+        (80e9, 80 * 10**9, "the reserve leaves nothing of the 75 GiB of mine"),
+        (0, None, "the memory of mine is not known: add hbm_bytes to its device file"),
+    ],
+)
+def test_devices_that_cannot_be_compared_with(has: float, reserve: int | None, message: str) -> None:
+    mine = replace(device("h100"), name="mine", hbm_bytes=int(has))
+    with pytest.raises(TracelensError, match=message):
+        memory(config("small"), devices=[mine], reserve=reserve)
+
+
+def test_a_device_of_ones_own_has_the_memory_that_its_file_says() -> None:
+    mine = replace(device("mi300x"), hbm_bytes=96_000_000_000)
+    assert memory(config("small"), devices=[mine])["fits"]["memory_bytes"].tolist() == [96_000_000_000]
+
+
+def test_two_words_on_recomputation_are_refused() -> None:
+    one = config("small", "recompute_layer_ids=1")
+    with pytest.raises(TracelensError, match="recompute=none and recompute_layer_ids exclude each other"):
+        worst(one, Assumptions(recompute="none"))
+
+
+def test_meta_says_how_the_model_computes() -> None:
+    plain, fused = config("small", "ranks=4"), config("small", "ranks=4", FUSED)
+    meta = memory(plain).meta
+    assert meta["toggles"] == "experts=loop permute=plain router=plain loss=plain"
+    assert meta["optimised_bytes"] == worst(replace(plain, toggles=plain.toggles.optimised())).total
+    assert meta["optimised_bytes"] < meta["worst_bytes"]
+    assert memory(fused).meta["toggles"] == "experts=grouped permute=fused router=fused loss=fused"
+    assert "optimised_bytes" not in memory(fused).meta
+    # Of several layouts, what any of them has at its baseline.
+    some = memory({"a": fused, "b": override(fused, ["loss=plain"])}).meta
+    assert some["toggles"] == "loss=plain"
+    assert some["optimised_bytes"] < some["worst_bytes"]
+    streams = memory(config("small", "experts=multistream permute=fused router=fused loss=fused")).meta
+    assert streams["toggles"] == "experts=multistream permute=fused router=fused loss=fused"
+    charts = memory(
+        config("moe_1t", "ranks=768 pp=24 ep=8 micro_batches=48"), Assumptions(convention="brief")
+    )
+    assert "toggles" not in charts.meta
 
 
 layouts = st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))

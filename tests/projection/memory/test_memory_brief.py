@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tracelens.config import Config, override, preset
@@ -82,6 +85,26 @@ def test_the_margin_is_the_reserve() -> None:
 def test_models_of_another_kind_are_refused() -> None:
     with pytest.raises(TracelensError, match="take convention=exact"):
         worst(preset("deepseek_v3"), BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("assumed", "fields", "what"),
+    [
+        ({"optimizer": "sgd"}, "", "optimizer=sgd"),
+        ({"imbalance": 2.0}, "", "imbalance=2.0"),
+        ({"gradients": "float32"}, "", "gradients=float32"),
+        ({"sharding": "none"}, "", "sharding=none"),
+        ({"recompute": "full"}, "", "recomputation"),
+        ({}, "recompute_layer_ids=0", "recomputation"),
+        ({}, "tp=2", "tensor parallelism"),
+        ({}, "dtype=float32", "another precision"),
+        ({}, "main_params=false", "another precision"),
+    ],
+)
+def test_what_the_charts_do_not_tell_is_refused(assumed: dict[str, Any], fields: str, what: str) -> None:
+    asked = override(config("moe_1t", 24, 8, 4), fields.split())
+    with pytest.raises(TracelensError, match=f"convention=brief does not tell {what}: leave it out"):
+        worst(asked, replace(BRIEF, **assumed))
 
 
 def test_what_the_charts_leave_out_is_told() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from tracelens.config import Config, override, preset
 from tracelens.projection.memory.flight import flight, warm_up
+from tracelens.projection.pipeline.schedule import in_flight
+from tracelens.projection.pipeline.schedules import make_schedule
 
 
 def config(pp: int, vpp: int, batches: int) -> Config:
@@ -70,9 +72,17 @@ def test_numbers_of_two_charts() -> None:
 
 
 def test_overlap_adds_a_forward() -> None:
-    for vpp in (1, 2):
-        plain, more = (flight(config(4, vpp, 16), 1, overlap).most for overlap in (False, True))
-        assert more == plain + 1
+    plain, more = (flight(config(4, 2, 16), 1, overlap).most for overlap in (False, True))
+    assert more == plain + 1
+    assert (warm_up(config(1, 1, 16), 0), warm_up(config(1, 1, 16), 0, overlap=True)) == (1, 2)
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_with_overlap_as_many_are_in_flight_as_in_the_simulated_schedule(vpp: int, stage: int) -> None:
+    schedule = make_schedule("1f1b-overlap" if vpp == 1 else "interleaved-overlap", 4, 16, vpp)
+    held = in_flight(schedule.orders[stage]).max()
+    assert flight(config(4, vpp, 16), stage, overlap=True).most == held
 
 
 def test_few_micro_batches_are_all_in_flight() -> None:

@@ -161,6 +161,8 @@ def test_times_are_the_runs_own_unless_it_is_cut_otherwise() -> None:
     assert isinstance(measured_source(found, 2, {1}, other_cut=True), Layers)
     with pytest.raises(TracelensError, match="names 4 layers, not 5"):
         measured_source(found, 2, {2}, layers=5)
+    with pytest.raises(TracelensError, match="names 4 layers, not 5"):
+        measured_source(found, 2, {1}, layers=5)
     with pytest.raises(TracelensError, match="another cut of the model needs times of layers"):
         measured_source(found._replace(layers=None), 2, {1}, other_cut=True)
     unnamed = measured_source(found._replace(layers=None), 2, {2}, layers=4)

@@ -110,3 +110,10 @@ def test_shares_of_a_stage_keep_its_time() -> None:
     found = Uniform(1_000_003, 2_000_001).chunks(4, 8, ())
     assert abs(int(found.forward.sum()) - 4 * 1_000_003) <= 4
     assert np.ptp(found.forward) == 0
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("zb-v", 2), ("interleaved", 3)])
+def test_one_stage_may_have_several_chunks(name: str, chunks: int) -> None:
+    found = pipeline(Setting((name,), 1, 4, chunks), Uniform(6, 12, layers=6))
+    assert found["partition"]["layers"].tolist() == [6 // chunks] * chunks
+    assert found["summary"]["makespan_ns"][0] == 4 * 18

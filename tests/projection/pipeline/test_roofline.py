@@ -6,8 +6,10 @@ import pytest
 
 from tracelens.config.files import read_config
 from tracelens.devices import device
+from tracelens.projection.memory import Assumptions
+from tracelens.projection.memory.stage import Stages
 from tracelens.projection.pipeline import Setting, pipeline
-from tracelens.projection.pipeline.roofline import roofline
+from tracelens.projection.pipeline.roofline import activations, roofline
 
 RUN = ["ranks=64", "pp=8", "ep=8", "micro_batches=16", "seq=4096"]
 
@@ -42,3 +44,19 @@ def test_the_best_cut_gives_the_head_its_room() -> None:
     )
     assert best["summary"]["makespan_ns"][0] < even["summary"]["makespan_ns"][0]
     assert best["partition"]["layers"].sum() == 27
+
+
+@pytest.mark.parametrize("layout", [[], ["vpp=3"], ["pp_layout=3,4,4,4,4,3,3,2", "recompute_layer_ids=0,5"]])
+def test_what_is_in_flight_is_what_the_memory_projection_counts(layout: list[str]) -> None:
+    """Of each stage, activations at the peak less what only the running pass holds."""
+    config = read_config("deepseek_v2_lite", [*RUN, *layout])
+    source, costs = roofline(config, device("mi300x"))
+    name, cut = ("interleaved" if config.layout.vpp > 1 else "1f1b"), config.layout.pp_layout
+    setting = Setting((name,), 8, 16, config.layout.vpp, layout=cut, costs=costs, kept=activations(config))
+    table = pipeline(setting, source)["stages"]
+    ranks = Stages(config, Assumptions())
+    for stage, most in enumerate(table["peak_bytes"].tolist()):
+        whole = ranks.stage(stage)
+        assert whole.in_flight == table["peak_chunks"][stage]
+        temporary = whole.moments["backward"] - whole.moments["between"] - most
+        assert 0 <= temporary < 0.5 * most + 2e9

@@ -128,9 +128,35 @@ def test_of_one_layout_the_least_recomputation_that_fits() -> None:
 
 def test_each_device_takes_as_little_recomputation_as_it_can() -> None:
     space = Space(pp=(1,), cp=(1,), tp=(1,), ep=(8,), micro_batch=(4,))
-    small_one = replace(H200, name="small", hbm_bytes=80_000_000_000)
+    small_one = replace(H200, name="small", hbm_bytes=110_000_000_000)
     rows = search(small(), [small_one, MI355X], [space])["layouts"]
-    assert rows["recompute"].tolist() == ["full", "none"]
+    assert rows["recompute"].tolist() == ["16", "none"]
+
+
+def test_amounts_of_recomputation_that_are_tried() -> None:
+    def texts(pp: int, *recompute: str) -> list[str]:
+        config = Config(MODELS["moe_1t"], Layout(ranks=pp, pp=pp), training=Training(micro_batches=pp))
+        return [one.recompute for one in variants(config, Space(recompute=recompute))]
+
+    assert texts(8) == ["none", "1", "2", "3", "4", "8", "full"]
+    assert texts(24) == ["none", "1", "2", "3", "full"]
+    assert texts(96) == ["none", "full"]
+    # As many layers as there are, or more, are all of them.
+    assert texts(8, "1000", "3", "12", "full") == ["3", "full"]
+
+
+def test_the_charts_know_no_recomputation() -> None:
+    small_one = replace(MI300X, name="small", hbm_bytes=50_000_000_000)
+    found = search(
+        Question(MODELS["moe_1t"], 768, memory=BRIEF),
+        [small_one],
+        [Space(pp=(24,), tp=(1, 2), ep=(8,), vpp=(4,), cp=(1,))],
+    )
+    assert found["layouts"]["recompute"].tolist() == ["none"]
+    assert set(found["refused"]["reason"]) == {
+        "does not fit",
+        "convention=brief does not tell tensor parallelism: leave it out, or take convention=exact",
+    }
 
 
 def test_layers_of_each_chunk_are_computed_again() -> None:
@@ -183,6 +209,8 @@ def test_everything_that_makes_sense_is_tried() -> None:
     assert all(isinstance(one, Config | Refusal) for one in every)
     assert all(c.global_tokens == 64 * 4096 for c in possible)
     assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    assert divisors(1) == (1,)
     with_chunks = candidates(
         MODELS["moe_1t"], 768, 1536, Training(), Toggles(), Space(pp=(24,), tp=(1,), cp=(1,))
     )
@@ -231,7 +259,6 @@ def test_recomputed_stages_are_kinds_of_their_own() -> None:
     [
         ({"gpus": 0}, "gpus must be at least 1"),
         ({"global_batch": 0}, "global_batch must be at least 1"),
-        ({"reserve": -1}, "reserve must be 0 bytes or more"),
     ],
 )
 def test_questions_that_cannot_be(changes: dict[str, int], message: str) -> None:
@@ -258,8 +285,10 @@ def test_searches_that_cannot_be() -> None:
         search(small(), [H200], [Space(pp=(5,))])
     with pytest.raises(TracelensError, match="the memory of mine is not known"):
         search(small(), [replace(H200, name="mine", hbm_bytes=0)])
-    with pytest.raises(TracelensError, match=r"the reserve leaves nothing of the 1\d\d GB of h200"):
+    with pytest.raises(TracelensError, match=r"the reserve leaves nothing of the 140 GiB of h200"):
         search(small(reserve=10**12), [H200])
+    with pytest.raises(TracelensError, match="reserve must be 0 bytes or more, not -1"):
+        search(small(reserve=-1), [H200])
     # What the charts cannot tell is refused, and not guessed.
     with pytest.raises(TracelensError, match="models with grouped queries"):
         search(small(memory=BRIEF), [H200])

@@ -55,6 +55,11 @@ def test_without_a_pipeline_a_step_is_its_layers() -> None:
     assert list(found.parts) == list(PARTS)
 
 
+def test_any_number_of_micro_batches_is_worked_out_at_once() -> None:
+    one, many = (estimate(run("small", batches, ranks=8), H200) for batches in (2, 2 * 10**12))
+    assert phase(many) == pytest.approx(10**12 * phase(one), rel=1e-6)
+
+
 def test_the_bubble_of_equal_stages_is_the_closed_form() -> None:
     # Hardly any vocabulary, or the last stage would have more to do.
     model = replace(MODELS["moe_1t"], vocab=8)

@@ -23,9 +23,11 @@ def test_launches_and_the_order_of_a_stream() -> None:
     run = run_of(QUEUED)
     assert_identity(run)
     assert projected(run, "identity") == 15
-    assert projected(run, "scale:first=0.5") == 12  # 3 + 3, then 6
-    assert projected(run, "scale:first=0.1") == 11  # over at 3.6, but the launch of the second takes until 5
-    assert projected(run, "scale:second=2") == 21
+    assert projected(run, "scale:*first*=0.5") == 12  # 3 + 3, then 6
+    assert (
+        projected(run, "scale:*first*=0.1") == 11
+    )  # over at 3.6, but the launch of the second takes until 5
+    assert projected(run, "scale:*second*=2") == 21
     assert projected(run, "launch_free") == 14  # both calls at 0: 2 + 6 + 6
 
 
@@ -38,8 +40,8 @@ def test_the_host_sets_the_pace_where_it_is_late() -> None:
         s7 second |             bbbb
     """)
     assert_identity(run)
-    assert projected(run, "scale:first=0.1") == projected(run, "identity") == 16
-    assert projected(run, "scale:first=4") == 19  # 3 + 12 + 4
+    assert projected(run, "scale:*first*=0.1") == projected(run, "identity") == 16
+    assert projected(run, "scale:*first*=4") == 19  # 3 + 12 + 4
 
 
 def test_a_call_that_waits() -> None:
@@ -54,8 +56,8 @@ def test_a_call_that_waits() -> None:
     recorded = assert_identity(run)
     assert edges(recorded, "sync")[0] == ("0:work first", "0:waited cudaStreamSynchronize")
     assert projected(run, "identity") == 22
-    assert projected(run, "scale:first=2") == 29
-    assert projected(run, "scale:second=2") == 28
+    assert projected(run, "scale:*first*=2") == 29
+    assert projected(run, "scale:*second*=2") == 28
     # Without waiting such a call takes 2 (the other one): it returns at 4, the next launch is at 6, its
     # kernel is ready at 8 but the first one ends at 10.
     assert projected(run, "no_blocking") == 16
@@ -88,7 +90,7 @@ def test_a_stream_that_waits_for_another_one() -> None:
     assert edges(recorded, "wait") == [("0:work first", "0:work second")]
     assert projected(run, "identity") == 16
     # It began a column after the other's end. That delay is the usual one of its kind, and stays.
-    assert interval(whatif(run, ["scale:first=0.5"]), "scale:first=0.5") == (11, 12, 12)
+    assert interval(whatif(run, ["scale:*first*=0.5"]), "scale:*first*=0.5") == (11, 12, 12)
 
 
 def test_a_wait_that_did_not_hold_anything_up_is_kept() -> None:
@@ -103,10 +105,10 @@ def test_a_wait_that_did_not_hold_anything_up_is_kept() -> None:
     run = run_of(text.format(wait="launch cudaStreamWaitEvent"))
     assert edges(assert_identity(run), "wait") == [("0:work first", "0:work second")]
     assert projected(run, "identity") == 16
-    assert projected(run, "scale:first=4") == 23  # 3 + 16 + 4
+    assert projected(run, "scale:*first*=4") == 23  # 3 + 16 + 4
     bare = run_of(text.format(wait="launch cudaEventQuery"))
     assert edges(build(bare), "wait") == []
-    assert projected(bare, "scale:first=4") == 19
+    assert projected(bare, "scale:*first*=4") == 19
 
 
 BACKWARD = """
@@ -235,13 +237,13 @@ def test_a_collective_begins_when_its_last_rank_is_there() -> None:
     recorded = assert_identity(run)
     assert len(edges(recorded, "arrival")) == 2
     assert len(edges(recorded, "transfer")) == 2
-    result = whatif(run, ["identity", "scale:slow=0.5", "scale:slow=2", "scale:allreduce=0.25"])
+    result = whatif(run, ["identity", "scale:*slow*=0.5", "scale:*slow*=2", "scale:*allreduce*=0.25"])
     assert interval(result, "identity")[1] == 15  # 16 on rank 0, 14 on rank 1
     # The slow kernel ends at 9 and the collective starts a column later, the usual gap of that stream.
     # At half of its time it would end at 5.5, so all is 3.5 earlier; at twice 7 later.
-    assert interval(result, "scale:slow=0.5")[1] == pytest.approx(15 - 3.5, abs=1)
-    assert interval(result, "scale:slow=2")[1] == 22
-    assert interval(result, "scale:allreduce=0.25")[1] == 12
+    assert interval(result, "scale:*slow*=0.5")[1] == pytest.approx(15 - 3.5, abs=1)
+    assert interval(result, "scale:*slow*=2")[1] == 22
+    assert interval(result, "scale:*allreduce*=0.25")[1] == 12
 
 
 def test_a_rank_that_leaves_before_the_last_one_comes_did_not_wait() -> None:
@@ -254,7 +256,7 @@ def test_a_rank_that_leaves_before_the_last_one_comes_did_not_wait() -> None:
     graph = recorded.graph
     assert graph.delay.sum() == 0
     assert graph.dur[graph.kind == MEET].tolist() == [4000]
-    assert projected(run, "scale:broadcast=2") == (8 + 15) / 2
+    assert projected(run, "scale:*broadcast*=2") == (8 + 15) / 2
 
 
 def test_a_send_and_its_receive_meet() -> None:
@@ -267,7 +269,7 @@ def test_a_send_and_its_receive_meet() -> None:
     run = run_of(text.format(name="send", kernel="  aaaaaaaa"), text.format(name="recv", kernel="      aaaa"))
     recorded = assert_identity(run)
     assert len(edges(recorded, "arrival")) == 2
-    assert projected(run, "scale:send=0.5") == 8  # both there at 6, then 2 instead of 4
+    assert projected(run, "scale:*send*=0.5") == 8  # both there at 6, then 2 instead of 4
 
 
 def test_threads_of_a_communication_library_make_nobody_wait() -> None:
@@ -304,7 +306,7 @@ def test_the_step_that_is_looked_at() -> None:
     """)
     assert_identity(run)
     result = whatif(run, ["identity"])
-    assert result.meta == {"step": "ProfilerStep#3", "base_ns": 10_000}
+    assert result.meta == {"step": "ProfilerStep#3", "base_ns": 10_000, "recorded_steps": 3}
     assert projected(run, "identity", step="1") == 6
     assert projected(run, "identity", step="ProfilerStep#2") == 14
     with pytest.raises(TracelensError, match=r"no step '7' on all ranks \(has: ProfilerStep#1, "):
@@ -320,7 +322,7 @@ def test_without_marks_all_is_one_step() -> None:
     """)
     assert_identity(run)
     assert projected(run, "identity") == 8
-    assert projected(run, "scale:gemm=2") == 12
+    assert projected(run, "scale:*gemm*=2") == 12
 
 
 def test_ranks_with_different_steps_are_refused() -> None:

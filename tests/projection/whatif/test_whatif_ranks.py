@@ -51,6 +51,8 @@ def test_the_largest_of_draws_is_what_draws_show() -> None:
         ("allreduce", range(8), 2, max(15 / 16 / 450, 8 / 16 / 8 / 50) / (7 / 8 / 450)),
         # One rank of each node: all bytes go through its NIC before and after.
         ("reduce_scatter", (0, 8), 2, (3 / 4) / (1 / 2)),
+        # Six ranks become eight on one node and four on the next, of whose bytes 8/12 leave it.
+        ("all_to_allv", range(6), 2, (8 / 12 / 50) / (5 / 6 / 450)),
         # Every fourth rank: two of a group fit into a node.
         ("all_to_allv", (0, 4), 2, (2 / 4 / 50) / (1 / 2 / 450)),
     ],

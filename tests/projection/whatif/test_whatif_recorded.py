@@ -45,9 +45,15 @@ def check(run: Run) -> None:
 
 
 def check_explained(run: Run, unexplained: float) -> None:
-    """With one latency for all launches, and without any unexplained delay, the step stays within 1 %."""
+    """The step is projected exactly.
+
+    With one latency for all launches, and without any unexplained delay, it stays within 1 %.
+    """
     result = whatif(run, ["identity"])
     explained, path = result["explained"], result["critical_path"]
+    (row,) = result["whatif"].itertuples()
+    assert row.low_ns <= row.projected_ns == row.base_ns <= row.high_ns
+    assert result["ranks"]["projected_ns"].tolist() == result["ranks"]["base_ns"].tolist()
     assert explained["replay"].tolist() == ["as measured", "typical launches", "no unexplained delays"]
     assert explained["error"].abs().max() < 0.01
     assert explained["unexplained_fraction"][0] < unexplained
@@ -69,6 +75,11 @@ def test_nothing_changed_gives_back_the_step_of_real_runs(corpus: Path, name: st
     check(run)
     if len(run.traces) > 1:
         check_explained(run, 0.01)
+
+
+def test_every_run_of_several_ranks_is_among_them(corpus: Path) -> None:
+    ranks = [str(file.parent.relative_to(corpus)) for file in corpus.rglob("rank*.json*")]
+    assert {folder for folder in ranks if ranks.count(folder) > 1} <= set(CORPUS)
 
 
 def test_balanced_tokens_are_what_a_run_without_skew_measured() -> None:

@@ -183,3 +183,15 @@ def test_a_run_predicts_that_two_batches_do_not_pay(name: str) -> None:
     assert measured > base
     assert step > base
     assert step / measured == pytest.approx(1, abs=0.1)
+
+
+def test_the_steps_of_a_serving_engine_are_looked_at_together() -> None:
+    """Each of them is another batch: none is typical, and none says how much another one may differ."""
+    run = tracelens.load(SERVING / "delayer_on")
+    result, one = whatif(run, ["identity"]), whatif(run, ["identity"], step="31")
+    assert result.meta["step"] == "all steps"
+    assert result.meta["base_ns"] > 10 * one.meta["base_ns"]
+    for found, why in ((result, "all steps together are recorded once"), (one, "is another batch")):
+        low, projected, high = interval(found, "identity")
+        assert low == projected == high
+        assert any(why in skip.reason for skip in found.skips)

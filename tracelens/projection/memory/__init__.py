@@ -11,9 +11,12 @@ is found, `dense`, `routing` and `experts` what each op keeps and makes, `stage`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from tracelens.config import Config
+from tracelens.config.toggles import OPTIMISED
 from tracelens.devices import Device
 from tracelens.projection.memory.assumptions import Assumptions
 from tracelens.projection.memory.brief import brief_stage
@@ -39,26 +42,25 @@ def memory(
         configs: what to train; several layouts by name.
         assumptions: what the configurations do not say.
         devices: to compare with.
-        reserve: bytes of each device to leave free; None for 4 GB, and with convention=brief for what the
+        reserve: bytes of each device to leave free; None for 4 GiB, and with convention=brief for what the
             device has above its nameplate.
 
     Returns:
-        tables `memory` (one row a layout, pipeline rank and component, the rank with most first), `ranks`
-        (one row a pipeline rank: its peak and the moment of it) and `fits` (one row a layout and device).
-        meta: layouts, convention, worst_bytes (of the layout with most).
+        tables `fits` (one row a layout and device), `memory` (one row a layout, pipeline rank and component,
+        the rank with most first) and `ranks` (one row a pipeline rank: its peak and the moment of it).
+        meta: layouts, convention, worst_bytes (of the layout with most), toggles (those of OPTIMISED that
+        some layout has at their baseline, or that all have as optimised), optimised_bytes (where some are at
+        their baseline: worst_bytes without that).
 
     Raises:
-        TracelensError: a layout that cannot be, or is not for this convention.
+        TracelensError: a layout that cannot be, or is not for this convention; a device whose memory is not
+            known, or of which the reserve leaves nothing.
     """
     named = {_told(configs): configs} if isinstance(configs, Config) else dict(configs)
     found = {name: stages(config, assumptions) for name, config in named.items()}
     skips = list(_skips(named, assumptions, devices))
-    tables = {
-        "memory": memory_table(found),
-        "ranks": ranks_table(named, found, assumptions),
-    }
-    if devices:
-        tables["fits"] = fits_table(found, devices, assumptions.convention, reserve)
+    tables = {"fits": fits_table(found, devices, assumptions.convention, reserve)} if devices else {}
+    tables |= {"memory": memory_table(found), "ranks": ranks_table(named, found)}
     return Result(
         "memory",
         "Memory of each GPU",
@@ -69,6 +71,7 @@ def memory(
             "layouts": list(found),
             "convention": assumptions.convention,
             "worst_bytes": max(one.total for ranks in found.values() for one in ranks.values()),
+            **_toggles(named.values(), assumptions),
         },
         command="tracelens project memory",
     )
@@ -88,6 +91,20 @@ def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
     return next(iter(stages(config, assumptions).values()))
 
 
+def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
+    """What of meta tells how the model computes."""
+    if assumptions.convention == "brief":
+        return {}
+    plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
+    first = next(iter(configs)).toggles
+    shown = plain or {name: getattr(first, name) for name in OPTIMISED}
+    told = {"toggles": " ".join(f"{name}={value}" for name, value in shown.items())}
+    if not plain:
+        return told
+    better = [replace(one, toggles=one.toggles.optimised()) for one in configs]
+    return told | {"optimised_bytes": max(worst(one, assumptions).total for one in better)}
+
+
 def _told(config: Config) -> str:
     """A layout in words."""
     layout = config.layout
@@ -101,6 +118,14 @@ def _skips(
 ) -> Sequence[Skip]:
     """What does not count."""
     found = []
+    if assumptions.convention == "exact" and any(config.model.moe_layers for config in configs.values()):
+        found.append(
+            Skip(
+                "memory of other frameworks",
+                "what counts is what the reference workload's ops keep, among it the rows of tokens before "
+                "and behind the experts; a framework that weighs them inside the experts keeps fewer",
+            )
+        )
     if any(config.toggles.dispatch == "deepep" for config in configs.values()):
         found.append(
             Skip(

@@ -26,19 +26,39 @@ def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
     """The first pipeline rank by this convention.
 
     Raises:
-        TracelensError: a model of another kind than those of the charts.
+        TracelensError: a model or a setting of another kind than those of the charts.
     """
-    model, layout = config.model, config.layout
+    _check(config, assumptions)
+    layout = config.layout
+    chunks = layout.chunks(config.model.layers)[:: layout.pp]
+    in_flight = warm_up(config, 0, assumptions.overlap)
+    held = _static(config, sum(map(len, chunks))) | _activations(config, in_flight, max(map(len, chunks)))
+    whole = sum(held.values())
+    return Stage(0, held, "all", {"all": whole}, in_flight)
+
+
+def _check(config: Config, assumptions: Assumptions) -> None:
+    """Raise TracelensError for what the charts do not tell."""
+    model, training, usual = config.model, config.training, Assumptions()
     if model.attention != "gqa" or model.dense_layers:
         raise TracelensError(
             "convention=brief is told for models with grouped queries and without dense layers, and this one "
             "has other: take convention=exact"
         )
-    chunks = [layers for number, layers in enumerate(layout.chunks(model.layers)) if not number % layout.pp]
-    in_flight = warm_up(config, 0, assumptions.overlap)
-    held = _static(config, sum(map(len, chunks))) | _activations(config, in_flight, max(map(len, chunks)))
-    whole = sum(held.values())
-    return Stage(0, held, "all", {"all": whole}, in_flight)
+    others = {
+        "tensor parallelism": config.layout.tp > 1,
+        "recomputation": assumptions.recompute not in ("layers", "none")
+        or bool(config.toggles.recompute_layer_ids),
+        "another precision": training.dtype != "bfloat16" or not training.main_params,
+        **{
+            f"{name}={getattr(assumptions, name)}": getattr(assumptions, name) != getattr(usual, name)
+            for name in ("optimizer", "gradients", "sharding", "imbalance")
+        },
+    }
+    if wrong := [name for name, is_so in others.items() if is_so]:
+        raise TracelensError(
+            f"convention=brief does not tell {wrong[0]}: leave it out, or take convention=exact"
+        )
 
 
 def _static(config: Config, layers: int) -> Held:

@@ -42,11 +42,13 @@ def warm_up(config: Config, stage: int, overlap: bool = False) -> int:
     Args:
         config: layout and micro-batches.
         stage: the pipeline rank.
-        overlap: one more, so that a forward and a backward of other micro-batches can run together.
+        overlap: a forward and a backward of other micro-batches run together: one more is needed, and with
+            one chunk a rank they begin as early as in the interleaved schedule, or stages would wait for
+            each other every time.
     """
     layout, batches = config.layout, config.training.micro_batches
-    if layout.vpp == 1:
-        return min(layout.pp - stage + overlap, batches)
+    if layout.vpp == 1 and not overlap:
+        return min(layout.pp - stage, batches)
     early = (layout.vpp - 1) * _round(config) + 2 * (layout.pp - 1 - stage)
     return min(early + 1 + overlap, batches * layout.vpp)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tracelens.config import Config
 from tracelens.config.layout import Layout
+from tracelens.errors import TracelensError
 from tracelens.expected.flops import attention_kernel
 from tracelens.projection.memory import dense, layer
 from tracelens.projection.memory.assumptions import Assumptions
@@ -35,6 +36,20 @@ class Chunk(NamedTuple):
     kept: Held
     forward: Held
     backward: Held
+
+
+class Kept(NamedTuple):
+    """Bytes that a micro-batch keeps between its forward and its backward, by part of the model.
+
+    Attributes:
+        layers: of each layer.
+        embedding: of what comes before the first layer.
+        head: of what comes behind the last one, loss included.
+    """
+
+    layers: tuple[int, ...]
+    embedding: int
+    head: int
 
 
 _LayerKind = tuple[bool, str]
@@ -72,9 +87,16 @@ class Stages:
     Args:
         config: of the run.
         assumptions: what the configuration does not say.
+
+    Raises:
+        TracelensError: both say what is computed again.
     """
 
     def __init__(self, config: Config, assumptions: Assumptions) -> None:
+        if assumptions.recompute != "layers" and config.toggles.recompute_layer_ids:
+            raise TracelensError(
+                f"recompute={assumptions.recompute} and recompute_layer_ids exclude each other: give one"
+            )
         self.config, self.assumptions = config, assumptions
         self.parts = config.layout.chunks(config.model.layers)
         self.sizes = Sizes(config)
@@ -113,6 +135,16 @@ class Stages:
         sizes = {name: between + total(held) for name, held in moments.items()} | {"between": between}
         held = {name: size for name, size in added(lasting, moments[worst]).items() if size}
         return Stage(rank, held, worst, sizes, in_flight)
+
+    def kept(self) -> Kept:
+        """What each part of the model keeps, however layers are cut into chunks."""
+
+        def size(kind: _ChunkKind) -> int:
+            return sum(total(cost.kept) for cost in self._costs(kind))
+
+        each = {kind: size((False, False, (kind,))) for kind in set(self._kinds)}
+        layers = tuple(each[kind] for kind in self._kinds)
+        return Kept(layers, size((True, False, ())), size((False, True, ())))
 
     def _layer_kind(self, layer: int) -> _LayerKind:
         again = self.assumptions.recompute

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tracelens.config import Config
 from tracelens.devices import Device
-from tracelens.projection.memory.assumptions import Assumptions, ConventionName
+from tracelens.projection.memory.assumptions import ConventionName
 from tracelens.projection.memory.fits import room
 from tracelens.projection.memory.stage import Stage
 from tracelens.schema import Column, Schema, Table
@@ -89,9 +89,7 @@ def memory_table(found: Mapping[str, Mapping[int, Stage]]) -> Table:
     return _table(MEMORY, rows)
 
 
-def ranks_table(
-    configs: Mapping[str, Config], found: Mapping[str, Mapping[int, Stage]], assumptions: Assumptions
-) -> Table:
+def ranks_table(configs: Mapping[str, Config], found: Mapping[str, Mapping[int, Stage]]) -> Table:
     """Rows of RANKS."""
     rows = [
         (

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tracelens.errors import TracelensError
 from tracelens.projection.pipeline.partition import Shares, best_partition
 from tracelens.projection.pipeline.rows import Case, in_flight, partition, spans, stages, summary
@@ -22,15 +24,17 @@ from tracelens.projection.pipeline.schedule import Schedule
 from tracelens.projection.pipeline.schedule_file import find_chunks, find_schedule
 from tracelens.projection.pipeline.schedules import KINDS, make_schedule
 from tracelens.projection.pipeline.simulate import simulate
-from tracelens.projection.pipeline.sources import Fixed, Layers, Source, even_shares
+from tracelens.projection.pipeline.sources import Fixed, Layers, Source, even_shares, sums
 from tracelens.projection.pipeline.times import FREE, Costs, make_times
-from tracelens.projection.pipeline.verify import verify
+from tracelens.projection.pipeline.verify import CHUNK_MEANS, LAYER_MEANS, fit, verify
 from tracelens.schema import Result, Skip
 
 if TYPE_CHECKING:
+    from tracelens.projection.memory.stage import Kept
     from tracelens.projection.pipeline.measured import Measured
 
 _MOST_PASSES = 4_000_000
+_MOST_STAGES = 1024
 _QUICK_PASSES = 10_000
 """Passes of a simulation of which many are run."""
 
@@ -50,7 +54,8 @@ class Setting:
         best: look for the best partition.
         costs: of messages, and what is between the passes.
         rest_ns: what a step has besides the pipeline's phase, -1 where not known.
-        activation_bytes: of a micro-batch in all chunks of a stage, mean of the stages; -1 where not known.
+        activation_bytes: of a micro-batch in all chunks of a stage, mean of the stages; -1 where not given.
+        kept: of a micro-batch in each part of the model; None where not known.
         told: where the times are from, in words.
     """
 
@@ -64,6 +69,7 @@ class Setting:
     costs: Costs = FREE
     rest_ns: int = -1
     activation_bytes: int = -1
+    kept: Kept | None = None
     told: str = ""
 
 
@@ -77,8 +83,8 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
 
     Returns:
         result `pipeline_schedule`: tables `summary`, `stages`, `partition`, `check` (of a measured run),
-        `spans` and `in_flight`. meta: stages, microbatches, times (where they are from), and what messages
-        take.
+        `spans` and `in_flight`. meta: stages, microbatches, times (where they are from), how well a measured
+        run is given back with such times, and what messages take.
 
     Raises:
         UnknownName: no such schedule.
@@ -90,15 +96,24 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
         raise TracelensError("a partition is either given or looked for: leave out one of both")
     cases = [_case(setting, source, name) for name in dict.fromkeys(setting.schedules)]
     skips = list(measured.skips) if measured else []
-    if setting.activation_bytes < 0:
-        skips.append(Skip("bytes in flight", "bytes of activations were not given"))
+    if not cases[0].chunk_bytes:
+        skips.append(
+            Skip("bytes in flight", "give the activations of a micro-batch on a stage (--activation-gb)")
+        )
     tables = {
         "summary": summary(cases, setting.rest_ns),
         "stages": stages(cases),
         "partition": partition(cases),
     }
+    meta = {
+        "stages": setting.stages,
+        "microbatches": setting.microbatches,
+        "times": setting.told or "given",
+    }
     if measured is not None:
         tables["check"] = verify(measured)
+        means = CHUNK_MEANS if isinstance(source, Fixed) else LAYER_MEANS
+        meta["simulation"] = fit(tables["check"], means)
     tables |= {"spans": spans(cases), "in_flight": in_flight(cases)}
     return Result(
         "pipeline_schedule",
@@ -106,10 +121,8 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
         tables,
         doc=(inspect.getdoc(pipeline) or "").partition("\n\n")[0].replace("\n", " "),
         skips=tuple(skips),
-        meta={
-            "stages": setting.stages,
-            "microbatches": setting.microbatches,
-            "times": setting.told or "given",
+        meta=meta
+        | {
             "forward_message_ns": setting.costs.forward_transit,
             "backward_message_ns": setting.costs.backward_transit,
         },
@@ -119,6 +132,8 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
 
 def _case(setting: Setting, source: Source, name: str) -> Case:
     """One schedule, played."""
+    if setting.stages > _MOST_STAGES:
+        raise TracelensError(f"{setting.stages:,} stages are more than can be simulated ({_MOST_STAGES:,})")
     chunks = find_chunks(name, setting.chunks)
     if (passes := 2 * setting.stages * chunks * setting.microbatches) > _MOST_PASSES:
         raise TracelensError(
@@ -129,12 +144,20 @@ def _case(setting: Setting, source: Source, name: str) -> Case:
     shares = _shares(setting, source, schedule)
     times = source.chunks(schedule.stages, schedule.count, shares)
     played = simulate(schedule, make_times(times, schedule.stages, schedule.microbatches, setting.costs))
-    sizes: tuple[int, ...] = ()
+    return Case(
+        name, played, times, shares, _sizes(setting, shares or (1,) * schedule.count, schedule.stages)
+    )
+
+
+def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
+    """Activations of a micro-batch in each chunk; empty where they are not known."""
     if setting.activation_bytes >= 0:
-        parts = shares or (1,) * schedule.count
-        whole = setting.activation_bytes * schedule.stages
-        sizes = tuple(round(whole * part / sum(parts)) for part in parts)
-    return Case(name, played, times, shares, sizes)
+        whole = setting.activation_bytes * stages
+        return tuple(round(whole * part / sum(parts)) for part in parts)
+    if setting.kept is None:
+        return ()
+    kept = setting.kept
+    return tuple(sums(np.array(kept.layers), parts, kept.embedding, kept.head).tolist())
 
 
 def _shares(setting: Setting, source: Source, schedule: Schedule) -> Shares:

@@ -28,11 +28,11 @@ def measured_source(
         TracelensError: `layers` are not as many as the trace names, or not known for another cut.
     """
     size = measured.size
-    if not other_cut and stages == size.stages and set(chunks) == {size.chunks}:
-        return Fixed(measured.chunks, measured.shares)
     named = len(measured.layers.forward) if measured.layers is not None else 0
     if named and layers and named != layers:
         raise TracelensError(f"the trace names {named} layers, not {layers}: leave --layers out")
+    if not other_cut and stages == size.stages and set(chunks) == {size.chunks}:
+        return Fixed(measured.chunks, measured.shares)
     if measured.layers is not None:
         return Layers(measured.layers)
     if other_cut and not layers:

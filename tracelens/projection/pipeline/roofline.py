@@ -1,9 +1,11 @@
-"""Times of a model's layers and of messages between its stages, from a roofline."""
+"""Times and activations of a model's layers, and times of messages between its stages, before a run."""
 
 from __future__ import annotations
 
 from tracelens.config import Config
 from tracelens.devices import Device
+from tracelens.projection.memory import DEFAULT
+from tracelens.projection.memory.stage import Kept, Stages
 from tracelens.projection.pipeline.sources import Layers
 from tracelens.projection.pipeline.times import Costs
 from tracelens.projection.step_time.layers import Timer, layer_times
@@ -24,3 +26,12 @@ def roofline(config: Config, device: Device, machine: Machine | None = None) -> 
     machine = machine or Machine()
     message = round(Timer(config, device, machine).stage_message())
     return Layers(layer_times(config, device, machine)), Costs(message, message)
+
+
+def activations(config: Config) -> Kept:
+    """Bytes that a micro-batch keeps for its backward in each part of the model, as `memory` counts them.
+
+    Args:
+        config: of the run; its stages and chunks do not matter.
+    """
+    return Stages(config, DEFAULT).kept()

@@ -51,23 +51,19 @@ def interleaved(stages: int, microbatches: int, chunks: int, group: int) -> Sche
     return Schedule("interleaved", round_robin(stages, chunks), microbatches, orders)
 
 
-def overlapped_1f1b(stages: int, microbatches: int) -> Schedule:
-    """1F1B with one more forward ahead, and each B beside the F of a later micro-batch.
+def overlapped(stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
+    """Interleaved 1F1B with one more forward ahead, and each B beside the F that follows it.
 
-    What the last stage runs beside its B comes from the stage before, which made it beside the B before, so
-    stages run every other time only; `overlapped_interleaved` has as many forwards ahead as it takes.
+    A pair begins when both of its inputs are there, as in Megatron-LM (`combined_1f1b.py`). What a stage runs
+    beside its B comes from the stage before, which made it beside the B before. So 2 (p - stage) - 1 forwards
+    go ahead with one chunk, too, and one is in the first pair; with as few as in 1F1B each stage would run
+    every other time only.
     """
-    turns = _turns(stages, microbatches, 1, stages)
-    orders = tuple(_beside(*turns, warm_up=stages - stage) for stage in range(stages))
-    return Schedule("1f1b-overlap", round_robin(stages, 1), microbatches, orders)
-
-
-def overlapped_interleaved(stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
-    """Interleaved 1F1B with one more forward ahead, and each B beside the F that follows it."""
     _check_group(stages, microbatches, chunks, group)
     turns = _turns(stages, microbatches, chunks, group)
     orders = tuple(_beside(*turns, warm_up=ahead(stages, stage, chunks, group)) for stage in range(stages))
-    return Schedule("interleaved-overlap", round_robin(stages, chunks), microbatches, orders)
+    name = "1f1b-overlap" if chunks == 1 else "interleaved-overlap"
+    return Schedule(name, round_robin(stages, chunks), microbatches, orders)
 
 
 def ahead(stages: int, stage: int, chunks: int, group: int) -> int:
@@ -140,11 +136,11 @@ KINDS = {
     "1f1b": Kind("one forward, one backward", 1, lambda p, m, v, g: one_f_one_b(p, m)),
     "interleaved": Kind("1F1B over several chunks a stage", "any", interleaved),
     "1f1b-overlap": Kind(
-        "each backward beside a forward, whose all-to-alls it hides",
+        "each backward beside a forward, whose all-to-alls it hides; twice the memory",
         1,
-        lambda p, m, v, g: overlapped_1f1b(p, m),
+        overlapped,
     ),
-    "interleaved-overlap": Kind("the same over several chunks a stage", "any", overlapped_interleaved),
+    "interleaved-overlap": Kind("the same over several chunks a stage", "any", overlapped),
     "zb-h1": Kind("weight gradients apart, memory as in 1F1B", 1, lambda p, m, v, g: zb_h1(p, m)),
     "zb-h2": Kind("weight gradients apart, twice the memory", 1, lambda p, m, v, g: zb_h2(p, m)),
     "zb-v": Kind("weight gradients apart, two chunks a stage in a V", 2, lambda p, m, v, g: zb_v(p, m)),

@@ -15,6 +15,8 @@ from tracelens.projection.pipeline.times import ChunkTimes
 
 Int = NDArray[np.int64]
 
+_MOST_LAYERS = 10_000
+
 
 class Source(Protocol):
     """Times of the chunks of a model, however it is cut.
@@ -59,7 +61,7 @@ class Uniform:
         sizes = np.array(shares or [1] * count, dtype=np.int64)
 
         def cut(ns: float) -> Int:
-            cuts: Int = np.rint(ns * stages * sizes / sizes.sum()).astype(np.int64)
+            cuts: Int = np.rint(ns * stages * (sizes / sizes.sum())).astype(np.int64)
             return cuts
 
         whole = self.forward, self.backward
@@ -103,20 +105,12 @@ class Layers:
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
         """Sums over the layers of each chunk."""
-        edges = np.concatenate(([0], np.cumsum(np.array(shares, dtype=np.int64))))
-
-        def cut(layers: Int, first: int = 0, last: int = 0) -> Int:
-            found = np.diff(np.concatenate(([0], np.cumsum(layers)))[edges])
-            found[0] += first
-            found[-1] += last
-            return found
-
-        (first_forward, first_backward), (last_forward, last_backward) = self.times.embedding, self.times.head
+        times = self.times
         return ChunkTimes(
-            cut(self.times.forward, first_forward, last_forward),
-            cut(self.times.backward, first_backward, last_backward),
-            cut(self.times.forward_exchange),
-            cut(self.times.backward_exchange),
+            sums(times.forward, shares, times.embedding[0], times.head[0]),
+            sums(times.backward, shares, times.embedding[1], times.head[1]),
+            sums(times.forward_exchange, shares, 0, 0),
+            sums(times.backward_exchange, shares, 0, 0),
         )
 
 
@@ -149,6 +143,22 @@ class Fixed:
         return self.times
 
 
+def sums(layers: Int, shares: Sequence[int], first: int, last: int) -> Int:
+    """Of each chunk the sum over its layers, the first and the last one with what they have besides.
+
+    Args:
+        layers: one element a layer.
+        shares: layers of each chunk, in the order of the model.
+        first: of what comes before the first layer.
+        last: of what comes behind the last one.
+    """
+    edges = np.concatenate(([0], np.cumsum(np.array(shares, dtype=np.int64))))
+    found: Int = np.diff(np.concatenate(([0], np.cumsum(layers)))[edges])
+    found[0] += first
+    found[-1] += last
+    return found
+
+
 def even_shares(layers: int, stages: int, chunks: int, given: str = "") -> tuple[int, ...]:
     """Layers of each chunk, in the order of the model.
 
@@ -161,5 +171,9 @@ def even_shares(layers: int, stages: int, chunks: int, given: str = "") -> tuple
     Raises:
         TracelensError: another number of chunks or layers.
     """
-    layout = Layout(ranks=stages, pp=stages, vpp=chunks if stages > 1 else 1, pp_layout=given)
+    if layers > _MOST_LAYERS or (given and not given.strip("0, ")):
+        raise TracelensError(f"a model has 1 to {_MOST_LAYERS:,} layers, not {layers:,}")
+    # One stage may have several chunks, too, which a layout of ranks would not do.
+    pp, vpp = (stages, chunks) if stages > 1 else (chunks, 1)
+    layout = Layout(ranks=pp, pp=pp, vpp=vpp, pp_layout=given)
     return tuple(len(some) for some in layout.chunks(layers))

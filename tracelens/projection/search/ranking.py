@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tracelens.config import Config, Training
@@ -32,6 +32,8 @@ BATCH = 15360
 
 NEAREST = 5
 """Layouts that are shown where none fits: those that need least."""
+
+GIB = 2**30
 
 SIZES = ("pp", "vpp", "ep", "cp", "tp")
 
@@ -65,8 +67,6 @@ class Question:
         for name in ("gpus", "global_batch"):
             if getattr(self, name) < 1:
                 raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.reserve is not None and self.reserve < 0:
-            raise TracelensError(f"reserve must be 0 bytes or more, not {self.reserve}")
 
 
 class Sized(NamedTuple):
@@ -151,6 +151,9 @@ def _sizes(question: Question, config: Config, space: Space, rooms: Collection[i
     """A layout with as little recomputation as fits, for each of the rooms."""
     found: Sizes = []
     bound = at_least(config, question.memory)
+    if question.memory.convention == "brief" and not space.recompute:
+        # Which does not tell of recomputation.
+        space = replace(space, recompute=(NONE,))
     for candidate in variants(config, space):
         if bound > max(rooms):
             return [Sized(candidate, bound, at_least=True)]
@@ -177,7 +180,7 @@ def ranked(question: Question, device: Device, sized: Collection[Sizes]) -> Rank
 
 def _needs(one: Sized) -> str:
     """Bytes of a candidate in words."""
-    return f"{describe(one.candidate)} needs {'at least ' if one.at_least else ''}{one.size / 1e9:.1f} GB"
+    return f"{describe(one.candidate)} needs {'at least ' if one.at_least else ''}{one.size / GIB:,.1f} GiB"
 
 
 def _nearest(question: Question, sized: Iterable[Sizes]) -> list[Sized]:
@@ -195,9 +198,4 @@ def _timed(question: Question, device: Device, sized: Iterable[Sized]) -> Iterat
 
 def room(question: Question, device: Device) -> int:
     """Bytes of the device for training."""
-    if not device.hbm_bytes:
-        raise TracelensError(f"the memory of {device.name} is not known: add hbm_bytes to its device file")
-    has = room_of(device, question.memory.convention, question.reserve)
-    if has.usable <= 0:
-        raise TracelensError(f"the reserve leaves nothing of the {has.bytes / 1e9:.0f} GB of {device.name}")
-    return has.usable
+    return room_of(device, question.memory.convention, question.reserve).usable

@@ -9,6 +9,7 @@ from typing import Any
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.projection.search.ranking import (
+    GIB,
     SIZES,
     Question,
     Ranked,
@@ -62,7 +63,7 @@ def search(
         skips=tuple(
             Skip(
                 f"layouts on {one.device.name}",
-                f"none fits in {one.room / 1e9:.1f} GB; those that need least are shown",
+                f"none fits in {one.room / GIB:,.1f} GiB; those that need least are shown",
             )
             for one in found
             if not one.fitting
@@ -72,6 +73,8 @@ def search(
             "global_batch": question.global_batch,
             "seq": question.training.seq,
             "convention": question.memory.convention,
+            "toggles": " ".join(f"{name}={value}" for name, value in question.toggles.changed().items())
+            or "baseline",
             "tried": len(sized) + len(refusals),
             "possible": len(sized),
             "fits": {one.device.name: len(one.fitting) for one in found},

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import isqrt
 from typing import NamedTuple
 
 from tracelens.config import Config, Training
@@ -22,6 +23,9 @@ SIZES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6, 8)
 """Model chunks of a stage that are tried unless they are given."""
 
+EACH = 4
+"""Layers of a chunk up to which each number of them is tried as the amount to compute again."""
+
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
@@ -36,8 +40,8 @@ class Space:
         tp: ranks that share each matrix; empty: SIZES.
         ep: ranks that share the experts; empty: every number that divides them and a stage's ranks.
         micro_batch: sequences of a micro-batch; empty: as in the training's settings.
-        recompute: layers of each chunk that are computed again: "none", "full" or a number; empty: the first
-            two of these.
+        recompute: layers of each chunk that are computed again: "none", "full" or a number; empty: these,
+            the numbers up to EACH, and powers of two beyond.
     """
 
     pp: tuple[int, ...] = ()
@@ -128,7 +132,8 @@ def refusal(reason: str, where: str) -> Refusal:
 
 def divisors(number: int) -> tuple[int, ...]:
     """All of them, ascending."""
-    return tuple(one for one in range(1, number + 1) if number % one == 0)
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return tuple(sorted({*small, *(number // one for one in small)}))
 
 
 def _even(model: Model, pp: int, vpp: int) -> bool:
@@ -148,9 +153,14 @@ def _batch(training: Training, micro_batch: int, global_batch: int, dp: int) -> 
 
 def variants(config: Config, space: Space) -> Iterator[Candidate]:
     """A layout with each amount of recomputation that is to be tried, least first."""
-    amount = {text: int(text) for text in space.recompute if text.isdecimal()}
-    amount |= {NONE: 0, FULL: config.model.layers}
-    for text in sorted(set(space.recompute) or {NONE, FULL}, key=amount.__getitem__):
+    layers = max(map(len, config.layout.chunks(config.model.layers)))
+    powers = [2**exponent for exponent in range((layers - 1).bit_length())]
+    numbers = sorted({*range(1, min(layers - 1, EACH) + 1), *powers})
+    tried = space.recompute or (NONE, *map(str, numbers), FULL)
+    amount = {text: int(text) for text in tried if text.isdecimal()} | {NONE: 0, FULL: layers}
+    # All layers of each chunk are all there are.
+    texts = {FULL if text != NONE and amount[text] >= layers else text for text in tried}
+    for text in sorted(texts, key=amount.__getitem__):
         yield _recomputed(config, text)
 
 

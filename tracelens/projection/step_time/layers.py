@@ -84,7 +84,9 @@ class Timer:
         alone = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
         # With contiguous shares of the sequence, the last rank's queries see most keys.
         rank = (config.layout.cp - 1) * config.layout.tp
-        self.share = Share(replace(config, layout=alone), rank)
+        # Micro-batches are alike, and two of them can overlap.
+        training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
+        self.share = Share(replace(config, layout=alone, training=training), rank)
         self.network = Network(config.layout, device, machine)
         self.matrix = machine.matrix_rate(device, config.training.dtype)
         self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency

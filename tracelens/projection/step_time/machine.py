@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import isfinite
 from typing import Literal, NamedTuple, get_args
 
 from tracelens.config.checks import at_least_one, one_of
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
+from tracelens.projection.collectives import Rates
 
 RateName = Literal["achievable", "peak"]
 LinksName = Literal["auto", "mesh", "switch"]
 
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 """Type of activations to its name in a device's figures."""
-
-MESH_LINKS = 7
-"""Links of a GPU in a fully connected node of eight, one to each other GPU."""
 
 HELP = {
     "matrix": "rate of matrix products: achievable (as published by the vendor, else the peak), or peak",
@@ -82,13 +81,13 @@ class Machine:
         for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise TracelensError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        if self.nic_bytes_per_s < 1e6:
+        if not self.nic_bytes_per_s >= 1e6:
             raise TracelensError(
                 f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: write 50e9 for a link of 400 Gb/s"
             )
         if min(self.link_latency_ns, self.nic_latency_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
-        if self.imbalance < 1:
+        if not isfinite(self.imbalance) or self.imbalance < 1:
             raise TracelensError(f"imbalance must be at least 1 (all alike), not {self.imbalance}")
 
     def matrix_rate(self, device: Device, dtype: str) -> float:
@@ -100,9 +99,10 @@ class Machine:
             raise TracelensError(f"{device.name} has no rate for matrix products in {short}: take another")
         return rate * self.matrix_efficiency
 
-    def is_mesh(self, device: Device) -> bool:
-        """Whether each pair of a node's GPUs has a link of its own."""
-        return device.vendor == "AMD" if self.links == "auto" else self.links == "mesh"
+    def rates(self, device: Device) -> Rates:
+        """Of messages; links are 0 where the device's file does not say."""
+        is_mesh = device.vendor == "AMD" if self.links == "auto" else self.links == "mesh"
+        return Rates(device.gpu_link_bytes_per_s * self.link_efficiency, self.nic_bytes_per_s, is_mesh)
 
     def assumptions(self) -> list[Assumption]:
         """What was assumed."""

@@ -1,8 +1,6 @@
-"""How long a message takes: bytes over the rate of links and NICs, and a latency.
+"""How long a message of a layout takes: bytes over the rate of links and NICs, and a latency.
 
-Ranks are numbered so that those of a node follow each other, and a node's ranks leave it through a NIC each.
-All-to-all goes to each other rank at once; rings of gathers and reductions go around a node's links and, in
-parallel over its ranks, through its NICs. The slower of both counts, since they work at the same time.
+Ranks are numbered so that those of a node follow each other.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ from tracelens.config.layout import Layout
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.expected.message import Collective
-from tracelens.projection.step_time.machine import MESH_LINKS, Machine
+from tracelens.projection.collectives import Rates, all_to_all_seconds, pair_seconds, ring_seconds
+from tracelens.projection.step_time.machine import Machine
 
 _REDUCTIONS = ("all_gather", "reduce_scatter")
 
@@ -55,17 +54,18 @@ class Network:
         if ranks == 1:
             return 0.0
         near = self.neighbours(group, ranks)
+        rates = self._rates(near)
         latency = self.machine.link_latency_ns if near == ranks else self.machine.nic_latency_ns
         if collective in ("send", "recv"):
-            seconds = self._pair(max(sent, received), near)
+            seconds = pair_seconds(max(sent, received), near > 1, rates)
         elif collective in ("all_to_all", "deepep"):
-            seconds = self._exchange(max(sent, received), ranks, near)
+            seconds = all_to_all_seconds(max(sent, received), ranks, near, rates)
         elif collective in _REDUCTIONS:
-            seconds = self._ring(max(sent, received), ranks, near)
+            seconds = ring_seconds(max(sent, received), ranks, near, rates)
         else:
             # An all-reduce is a reduce-scatter and an all-gather; a broadcast passes all bytes on once.
             times = 2 if collective == "all_reduce" else 1
-            seconds = times * self._ring(sent, ranks, near)
+            seconds = times * ring_seconds(sent, ranks, near, rates)
         return latency + seconds * 1e9
 
     def neighbours(self, group: str, ranks: int) -> int:
@@ -83,25 +83,13 @@ class Network:
         layout = self.layout
         return {"cp": layout.tp, "dp_cp": layout.tp, "edp": layout.experts_over}.get(group, 1)
 
-    def _exchange(self, size: int, ranks: int, near: int) -> float:
-        inside = size * (near - 1) / ranks / self._links(near) if near > 1 else 0.0
-        return max(inside, size * (ranks - near) / ranks / self.machine.nic_bytes_per_s)
-
-    def _ring(self, size: int, ranks: int, near: int) -> float:
-        inside = size * (ranks - 1) / ranks / self._links(near) if near > 1 else 0.0
-        return max(inside, size * (ranks - near) / ranks / near / self.machine.nic_bytes_per_s)
-
-    def _pair(self, size: int, near: int) -> float:
-        return size / (self._links(2) if near > 1 else self.machine.nic_bytes_per_s)
-
-    def _links(self, near: int) -> float:
-        """Bytes/s from a rank to the others of so many in its node."""
-        rate = self.device.gpu_link_bytes_per_s * self.machine.link_efficiency
-        if not rate:
+    def _rates(self, near: int) -> Rates:
+        rates = self.machine.rates(self.device)
+        if near > 1 and not rates.links:
             raise TracelensError(
                 f"the link rate of {self.device.name} is not known: add gpu_link_bytes_per_s to a device file"
             )
-        return rate * min(1.0, (near - 1) / MESH_LINKS) if self.machine.is_mesh(self.device) else rate
+        return rates
 
 
 @lru_cache(maxsize=4096)

@@ -24,13 +24,13 @@ changes, which becomes a Skip; a wrong argument is a TracelensError.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tracelens.analyzers._on_host import noted
 from tracelens.projection.whatif.build import build
-from tracelens.projection.whatif.replay import Replay
+from tracelens.projection.whatif.replay import Replay, doubt
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, usual, wish
-from tracelens.schema import Result, Skip
+from tracelens.schema import Result, Skip, Table
 from tracelens.trace.run import Run
 
 
@@ -50,12 +50,12 @@ def whatif(
     """What would a step of this run take if something were otherwise, and what would it wait for then?
 
     The whole recording is replayed, from the first to the last event, and one step of it is looked at: the
-    one of median duration, or `step`.
+    one of median duration, or `step`; of a serving engine, whose steps are all different, all together.
 
     Args:
         run: all ranks of a job, not narrowed to a step.
-        scenarios: as `name`, `name=value` or `name:what=value`, several that hold together joined by "+";
-            without any, all that need no argument of the user's.
+        scenarios: as `name`, `name=value` or `name:what=value`, several that hold together joined by "+",
+            applied from left to right; without any, all that need no argument of the user's.
         step: "2" for ProfilerStep#2, or the whole mark; "all" for all steps together.
         device: device of the recording, where the traces do not say it.
         device_file: TOML file that describes it.
@@ -63,7 +63,7 @@ def whatif(
 
     Returns:
         tables `whatif` (best first), `assumptions`, `critical_path` and `bottlenecks` (as measured and for
-        each scenario), `explained` and `ranks`. meta: step, and base_ns of it.
+        each scenario), `explained` and `ranks`. meta: step, base_ns of it, and how many steps there are.
 
     Raises:
         TracelensError: no such scenario, argument or step; a rank without GPU work.
@@ -79,13 +79,35 @@ def whatif(
             found.append(replay.scenario(one))
         except NotApplicable as why:
             skips.append(Skip(f"scenario {one.text}", str(why)))
+    tables = replay.tables(found)
+    if found:
+        skips += _limits(run, replay, tables)
     result = Result(
         "whatif",
         "What if",
-        replay.tables(found),
+        tables,
         doc=(inspect.getdoc(whatif) or "").partition("\n\n")[0].replace("\n", " "),
         skips=tuple(skips),
-        meta={"step": replay.window.label, "base_ns": replay.base_ns},
+        meta={
+            "step": replay.window.label,
+            "base_ns": replay.base_ns,
+            "recorded_steps": len(recorded.windows),
+        },
         command="tracelens project whatif PATH...",
     )
     return noted(result, [trace.meta for trace in run.traces])
+
+
+def _limits(run: Run, replay: Replay, tables: Mapping[str, Table]) -> list[Skip]:
+    """What keeps projections of this run from being sure."""
+    skips = [
+        Skip(f"the rest of {trace.meta.path}", problem)
+        for trace in run.traces
+        for problem in trace.meta.problems
+    ]
+    if replay.alone:
+        text = f"{replay.alone}, so low and high hold unexplained delays only"
+        skips.append(Skip("how much steps differ", text))
+    if text := doubt(tables["explained"]):
+        skips.append(Skip("all that the step waits for", text))
+    return skips

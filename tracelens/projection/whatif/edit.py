@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,30 @@ from numpy.typing import NDArray
 from tracelens.projection.whatif.graph import Graph
 
 Int = NDArray[np.int64]
+Float = NDArray[np.floating[Any]]
 Bool = NDArray[np.bool_]
+
+_MOST_NS = 10**12
+"""No piece of work is made to take longer: sums over a recording stay within 64 bits."""
+
+
+class TooLong(Exception):
+    """A scenario's numbers make something take longer than any step does."""
+
+
+def whole_ns(changed: Float, was: Int) -> Int:
+    """Changed durations or lags in whole ns.
+
+    Args:
+        changed: ns.
+        was: the same before, ns; what does not grow is never too long.
+
+    Raises:
+        TooLong: one of them grows beyond 1,000 s.
+    """
+    if ((changed > _MOST_NS) & (changed > was)).any():
+        raise TooLong
+    return np.rint(changed).astype(np.int64)
 
 
 @dataclass

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers import stack
+from tracelens.analyzers._serving import rank_steps
 from tracelens.errors import TracelensError
 from tracelens.projection.whatif.build import Recorded
 from tracelens.projection.whatif.check import edges_alone, typical_launches
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, TooLong
 from tracelens.projection.whatif.labels import labels
 from tracelens.projection.whatif.path import UNEXPLAINED, critical_path
-from tracelens.projection.whatif.scenario import Scene, Wish
+from tracelens.projection.whatif.scenario import NotApplicable, Scene, Wish
 from tracelens.projection.whatif.schedule import Delays, Times, schedule
 from tracelens.projection.whatif.tables import (
     ASSUMPTIONS,
@@ -27,6 +28,7 @@ from tracelens.projection.whatif.tables import (
     STEP_RANKS,
     WHATIF,
     bottleneck_rows,
+    by_place,
     path_rows,
 )
 from tracelens.projection.whatif.windows import Window
@@ -34,6 +36,12 @@ from tracelens.schema import Table
 
 Int = NDArray[np.int64]
 Rows = dict[str, Any]
+
+ALL = "all"
+"""Asks for all steps together."""
+
+_DOUBTFUL = 0.1
+"""Of a step; recordings with their launches, all ranks and several steps are within a fortieth."""
 
 REPLAYS = {
     "as measured": "with nothing changed; what has no reason stays as it was",
@@ -68,12 +76,18 @@ class Replay:
 
     Attributes:
         window: the step.
+        alone: why the interval of a projection holds `window` alone, "" where it holds all recorded steps.
+        alternatives: the steps that it holds.
         base_ns: its duration as measured, mean over the ranks.
     """
 
     def __init__(self, recorded: Recorded, scene: Scene, step: str | None) -> None:
         self.graph, self.scene = recorded.graph, scene
+        serves = any(rank_steps(trace).steps for trace in self.graph.run.traces)
+        step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
+        self.alone = _alone(recorded, step, serves)
+        self.alternatives = [self.window] if self.alone else recorded.windows
         self.names = labels(recorded)
         self.base = self.window.spans(self.graph.start, self.graph.end)
         self.base_ns = _mean(self.base)
@@ -85,21 +99,37 @@ class Replay:
     def scenario(self, one: Wish) -> Outcome:
         """Replay the step as a scenario, or several together, have it.
 
+        The interval goes from the shortest to the longest of all recorded steps under all readings of
+        unexplained delays, the projected step among them. One step alone may be shorter with more delays
+        left: they may move its begin, when the GPU is done with the step before, further than its end.
+
         Raises:
-            NotApplicable: the run has nothing of what it changes.
+            NotApplicable: the run has nothing of what it changes, or nothing of its step is left.
+            TracelensError: something in it would take longer than any step.
         """
         edit = Edit.of(self.graph)
-        assumed = [item.change(self.scene, edit, argument) for item, argument in one.parts]
+        try:
+            assumed = [item.change(self.scene, edit, argument) for item, argument in one.parts]
+        except TooLong as error:
+            raise TracelensError(
+                f"scenario {one.text}: something would take over 1,000 s; give numbers closer to what was "
+                "measured"
+            ) from error
         times = {delays: schedule(self.graph, edit, delays) for delays in get_args(Delays)}
         path, bottlenecks, parts = self._path(one.text, edit, times["typical"])
-        low, typical, high = (self.window.spans(at.start, at.end) for at in times.values())
+        typical = self.window.spans(times["typical"].start, times["typical"].end)
         projected = _mean(typical)
+        if projected <= 0:
+            raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
+        steps = [
+            _mean(window.spans(at.start, at.end)) for at in times.values() for window in self.alternatives
+        ]
         row = {
             "scenario": one.text,
             "base_ns": self.base_ns,
             "projected_ns": projected,
-            "low_ns": _mean(low),
-            "high_ns": _mean(high),
+            "low_ns": min(steps),
+            "high_ns": max(steps),
             "gain": self.base_ns / max(projected, 1) - 1,
             "bottleneck": next(iter(parts), ""),
         }
@@ -139,8 +169,8 @@ class Replay:
         return {
             "whatif": stack(WHATIF, [one.whatif for one in ordered]),
             "assumptions": stack(ASSUMPTIONS, [one.assumptions for one in ordered]),
-            "critical_path": stack(CRITICAL_PATH, [self.path, *(one.critical_path for one in ordered)]),
-            "bottlenecks": stack(BOTTLENECKS, [self.bottlenecks, *(one.bottlenecks for one in ordered)]),
+            "critical_path": by_place(CRITICAL_PATH, [self.path, *(one.critical_path for one in ordered)]),
+            "bottlenecks": by_place(BOTTLENECKS, [self.bottlenecks, *(one.bottlenecks for one in ordered)]),
             "explained": self.explained(),
             "ranks": stack(STEP_RANKS, [one.ranks for one in ordered]),
         }
@@ -153,10 +183,31 @@ class Replay:
         return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
 
 
+def doubt(explained: Table) -> str:
+    """Why projections cannot be trusted, from EXPLAINED; "" where the graph explains the step."""
+    missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction")[0])
+    if max(unexplained, float(np.abs(missed).max())) <= _DOUBTFUL:
+        return ""
+    return (
+        f"{unexplained:.0%} of its critical path has no reason in the trace, and without unexplained delays "
+        f"the replay is {missed[-1]:+.0%} off, so projections are hardly to be trusted; give all ranks, "
+        "recorded with launch calls over several steps"
+    )
+
+
+def _alone(recorded: Recorded, step: str | None, serves: bool) -> str:
+    """Why other recorded steps do not say how much the step may differ; "" where they do."""
+    if step == ALL:
+        return "all steps together are recorded once"
+    if serves:
+        return "each step of a serving engine is another batch"
+    return "one step is recorded" if len(recorded.windows) == 1 else ""
+
+
 def _window(recorded: Recorded, step: str | None) -> Window:
     """The step that is looked at."""
     graph = recorded.graph
-    if step == "all":
+    if step == ALL:
         first, last = recorded.windows[0], recorded.windows[-1]
         return Window("all steps", first.begin, last.end)
     if step is not None:

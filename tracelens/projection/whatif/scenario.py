@@ -11,6 +11,9 @@ from tracelens.projection.whatif.build import Recorded
 from tracelens.projection.whatif.edit import Edit
 from tracelens.registry import Registry
 
+_LEAST, _MOST = 1e-9, 1e9
+"""Numbers of arguments are in between: what is beyond is a slip, and no duration times it is one."""
+
 
 class NotApplicable(Exception):
     """A scenario has nothing to change in this run; its text says why, and becomes a Skip."""
@@ -108,7 +111,8 @@ def _split(text: str) -> list[str]:
 def _part(text: str) -> tuple[Scenario, str]:
     mark = re.search(r"[:=]", text)
     name, argument = (text[: mark.start()], text[mark.end() :]) if mark else (text, "")
-    item = SCENARIOS.get(name.strip())
+    # Behind a "+" may stand a name that nobody knows; then that one is told.
+    item = [SCENARIOS.get(part.strip()) for part in name.split("+")][-1]
     if bool(argument) != bool(item.argument) and not (not argument and "" in item.usual):
         needs = f"needs an argument: {item.name}{item.argument}" if item.argument else "takes no argument"
         raise TracelensError(f"scenario {text!r}: {item.name} {needs}")
@@ -125,6 +129,20 @@ def number(text: str, what: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise TracelensError(f"scenario {what}: {text!r} is not a number above zero")
+    if not _LEAST <= value <= _MOST:
+        raise TracelensError(
+            f"scenario {what}: {text!r} is not a number above zero ({_LEAST:g} to {_MOST:g})"
+        )
+    return value
+
+
+def efficiency(text: str, what: str) -> float:
+    """A share of what is possible, above 0 and at most 1, of a scenario's argument.
+
+    Raises:
+        TracelensError: it is none.
+    """
+    value = number(text, what)
+    if value > 1:
+        raise TracelensError(f"scenario {what}: an efficiency is at most 1")
     return value

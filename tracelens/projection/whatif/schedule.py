@@ -25,8 +25,9 @@ For one that is ready earlier than it was:
 
 For one that is ready later than it was: `low` starts it then, or when it did start if that is later (the
 delay goes on meanwhile), `high` keeps the delay, `typical` is the later of `low` with a typical delay and
-`low`. A node never starts earlier for being ready later, so low <= typical <= high, and nothing that takes
-less time ever makes a step longer.
+`low`. A node never starts earlier for being ready later, so each node starts at low <= typical <= high, and
+what takes less time makes no node start later. That is said of points in time: a step lasts from one to
+another, both of which move.
 """
 
 

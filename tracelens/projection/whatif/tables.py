@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.projection.whatif.labels import Labels
 from tracelens.projection.whatif.path import CATEGORIES, Path
-from tracelens.schema import Column, Schema
+from tracelens.schema import Column, Schema, Table
 
 Int = NDArray[np.int64]
 
@@ -23,13 +23,16 @@ WHATIF = Schema(
         Column("scenario", "str"),
         Column("base_ns", "int64", "ns", "of the step as measured, mean over the ranks"),
         Column("projected_ns", "int64", "ns", "of the step if the scenario held"),
-        Column("low_ns", "int64", "ns", "where unexplained delays behind what changed vanish"),
-        Column("high_ns", "int64", "ns", "where all unexplained delays stay"),
+        Column("low_ns", "int64", "ns", "the shortest of the recorded steps, each replayed so"),
+        Column("high_ns", "int64", "ns", "the longest of them"),
         Column("gain", "float64", "ratio", "base / projected, less 1: how much more throughput"),
         Column("bottleneck", "category", doc="what most of the new critical path is"),
     ),
     doc="The run's own dependency graph (launches, streams, waits, collectives across ranks), replayed with "
-    "other durations. Low and high differ in what becomes of delays that nothing in the trace explains.",
+    "other durations. Low to high holds all recorded steps, each with all, with typical and with none of the "
+    "delays left that nothing in the trace explains; of N steps alike, one more lies between the shortest "
+    "and the longest in (N-1)/(N+1) of cases. What the assumptions leave out, and how much one run differs "
+    "from the next, is not in it.",
 )
 ASSUMPTIONS = Schema(
     "What the projections rest on",
@@ -52,7 +55,9 @@ CRITICAL_PATH = Schema(
         Column("fraction", "float64", "fraction", "of that step"),
         Column("delta_ns", "int64", "ns", "less what it was"),
     ),
-    doc="; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items()) + ".",
+    doc="First what each step waits for most, then what comes second, and so on. "
+    + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items())
+    + ".",
 )
 BOTTLENECKS = Schema(
     "What the critical path is made of",
@@ -65,8 +70,8 @@ BOTTLENECKS = Schema(
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the step"),
     ),
-    doc="By rank and name, most first: what to make shorter next.",
-    brief=True,
+    doc="By rank and name; first the largest part of each step, then the second, and so on: what to make "
+    "shorter next.",
 )
 EXPLAINED = Schema(
     "How well the graph explains the step",
@@ -93,6 +98,16 @@ STEP_RANKS = Schema(
 )
 
 _NAMES = 8
+
+
+def by_place(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:
+    """One table of several: the first row of each, then the second of each, and so on."""
+    order = sorted(
+        (place, number) for number, part in enumerate(parts) for place in range(len(part["scenario"]))
+    )
+    return schema.table(
+        {name: [parts[number][name][place] for place, number in order] for name in schema.names}
+    )
 
 
 def path_rows(scenario: str, path: Path, before: Mapping[str, int]) -> dict[str, list[Any]]:

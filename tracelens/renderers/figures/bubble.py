@@ -21,7 +21,8 @@ _WAYS = {
 def bubble(result: Result) -> list[Figure]:
     """Table `by_vpp` as lines, `published` as points beside them."""
     series = table(result, "by_vpp", "vpp", *_WAYS)
-    if series is None:
+    # One point is no line: without a pipeline there are no chunks to choose.
+    if series is None or len(series) < 2:
         return []
     vpp = series.array("vpp").tolist()
     traces: list[dict[str, Any]] = [

@@ -40,6 +40,7 @@ _LABELLED = 16
 """So many bars have room for their sum above them."""
 _TOLD = 0.042
 """Parts of the whole height that have room for their number."""
+_GIB = 2**30
 _GB = 1e9
 
 
@@ -68,7 +69,7 @@ def memory(result: Result) -> list[Figure]:
         zip(layouts, ranks, strict=True), components, found.array("bytes").tolist(), strict=True
     ):
         if key in place:
-            sizes.setdefault(component, [0.0] * len(bars))[place[key]] += size / _GB
+            sizes.setdefault(component, [0.0] * len(bars))[place[key]] += size / _GIB
     return [_drawn(title, "" if len(names) > 1 else "pipeline rank", labels, sizes, result)]
 
 
@@ -86,7 +87,7 @@ def _drawn(
     color = _COLORS | colors([name for name in known if name not in _COLORS])
     traces = [_part(name, color[name], sizes[name], least) for name in known]
     if few:
-        traces.append(_sums(whole))
+        traces.append(_sums(whole, in_gb=result.meta.get("convention") == "brief"))
     drawn = layout(
         title,
         520,
@@ -102,7 +103,7 @@ def _drawn(
             "tickangle": 0,
             "title": {"text": across},
         },
-        yaxis=axis("GB (decimal)", range=[0, top]),
+        yaxis=axis("GiB", range=[0, top]),
     )
     return {"data": traces, "layout": drawn | _across(lines)}
 
@@ -116,7 +117,7 @@ def _part(name: str, color: str, sizes: Sequence[float], least: float) -> dict[s
         "width": 0.7,
         "x": list(range(len(sizes))),
         "y": rounded(np.array(sizes), 4),
-        "hovertemplate": "%{y:,.2f} GB",
+        "hovertemplate": "%{y:,.2f} GiB",
         "text": [f"{size:,.1f}" if size > least else "" for size in sizes],
         "textposition": "inside",
         "insidetextanchor": "middle",
@@ -125,14 +126,16 @@ def _part(name: str, color: str, sizes: Sequence[float], least: float) -> dict[s
     }
 
 
-def _sums(whole: NDArray[np.float64]) -> dict[str, Any]:
-    """What the components of each bar come to, above it."""
+def _sums(whole: NDArray[np.float64], in_gb: bool) -> dict[str, Any]:
+    """What the components of each bar come to, above it; in decimal GB, too, as published charts count."""
     return {
         "type": "scatter",
         "mode": "text",
         "x": list(range(len(whole))),
         "y": rounded(whole, 4),
-        "text": [f"{value:,.1f}" for value in whole.tolist()],
+        "text": [
+            f"{value:,.1f}{f' ({value * _GIB / _GB:,.1f} GB)' if in_gb else ''}" for value in whole.tolist()
+        ],
         "textposition": "top center",
         "showlegend": False,
         "hoverinfo": "skip",
@@ -153,6 +156,7 @@ def _across(lines: dict[str, float]) -> dict[str, Any]:
         {
             "xref": "paper", "x": 1, "xanchor": "right", "y": round(value, 3), "yanchor": "bottom",
             "showarrow": False, "text": safe(text, 60), "font": {"color": "#d0413e", "size": 11},
+            "bgcolor": "rgba(255,255,255,0.8)",
         }
         for text, value in lines.items()
     ]  # fmt: skip
@@ -160,11 +164,11 @@ def _across(lines: dict[str, float]) -> dict[str, Any]:
 
 
 def _lines(fits: Table | None) -> dict[str, float]:
-    """Text at the line of each device, and its memory less the reserve in GB."""
+    """Text at the line of each device, and its memory less the reserve in GiB."""
     if fits is None:
         return {}
     found = {}
     columns = (fits.array(name).tolist() for name in ("memory_bytes", "reserve_bytes"))
     for name, size, reserve in zip(fits.texts("device"), *columns, strict=True):
-        found[f"{name}: {size / _GB:,.1f} less {reserve / _GB:,.1f} GB"] = (size - reserve) / _GB
+        found[f"{name}: {size / _GIB:,.1f} less {reserve / _GIB:,.1f} GiB"] = (size - reserve) / _GIB
     return found

@@ -111,7 +111,7 @@ def _held(held: Table, name: str) -> Figure:
         mine = where(held, held.array("rank") == rank)
         # A line takes long runs of points; every nth of them shows the same shape.
         step = -(-len(mine) // each)
-        values = mine.array("bytes") / 1e9 if sized else mine.array("chunks")
+        values = mine.array("bytes") / 2**30 if sized else mine.array("chunks")
         traces.append(
             {
                 "type": "scatter",
@@ -123,7 +123,7 @@ def _held(held: Table, name: str) -> Figure:
                 "hovertemplate": "%{y:,} from %{x:,.3f} ms",
             }
         )
-    what = "activations (GB)" if sized else "chunks of micro-batches"
+    what = "activations (GiB)" if sized else "chunks of micro-batches"
     return {
         "data": traces,
         "layout": layout(

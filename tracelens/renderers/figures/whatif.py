@@ -76,8 +76,8 @@ def _steps(steps: Table) -> Figure:
     return {
         "data": [measured, now, labels],
         "layout": layout(
-            "Projected step of each scenario, and the gain in throughput; whiskers: without and with all "
-            "unexplained delays",
+            "Projected step of each scenario, gain in throughput; whiskers: shortest and longest recorded "
+            "step, replayed",
             120 + 34 * len(names),
             barmode="overlay",
             showlegend=True,

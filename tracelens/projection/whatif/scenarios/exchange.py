@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._waiting import bus_factor
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, whole_ns
 from tracelens.projection.whatif.graph import MEET, TRANSFER
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, number, scenario
 
@@ -16,20 +16,20 @@ Int = NDArray[np.int64]
 @scenario("all_to_all_bandwidth", argument="=GB/s (or 2x)", usual=("2x",))
 def all_to_all_bandwidth(scene: Scene, edit: Edit, argument: str) -> str:
     """All-to-alls move their data at so many GB/s of bus bandwidth, or so many times as fast as they did."""
+    rate = number(argument.removesuffix("x"), f"all_to_all_bandwidth={argument}")
     meetings = _all_to_alls(scene)
     graph, instances = scene.recorded.graph, scene.recorded.exchanges.instances
     if argument.endswith("x"):
-        times = number(argument[:-1], f"all_to_all_bandwidth={argument}")
-        edit.dur[meetings] = np.rint(edit.dur[meetings] / times).astype(np.int64)
-        return f"{len(meetings):,} all-to-alls move their data {times:g} times as fast, latency included"
-    rate = number(argument, f"all_to_all_bandwidth={argument}")
+        edit.dur[meetings] = whole_ns(edit.dur[meetings] / rate, edit.dur[meetings])
+        return f"{len(meetings):,} all-to-alls move their data {rate:g} times as fast, latency included"
     chosen = [instances[number_] for number_ in graph.instance[meetings].tolist()]
     size = np.array([one.bytes for one in chosen], dtype=np.int64)
     known = size >= 0
     if not known.any():
         raise NotApplicable("the trace does not say how much the all-to-alls move")
     crossing = np.array([bus_factor(one.collective, one.members[0].record.size) for one in chosen])
-    edit.dur[meetings[known]] = np.rint(size * crossing / rate)[known].astype(np.int64)
+    meetings = meetings[known]
+    edit.dur[meetings] = whole_ns((size * crossing / rate)[known], edit.dur[meetings])
     return (
         f"{int(known.sum()):,} all-to-alls take the bytes of the rank with most / {rate:g} GB/s of bus "
         "bandwidth, and no latency"

@@ -9,9 +9,9 @@ from tracelens.analyzers._gemm_rate import gemm_rate
 from tracelens.analyzers._moe_regions import BACKWARD, Visit, regions
 from tracelens.analyzers._moe_stages import EXPERTS
 from tracelens.devices import Device
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, whole_ns
 from tracelens.projection.whatif.graph import HOST, LAUNCH, POINT, STREAM, SYNC, WAITED, WORK
-from tracelens.projection.whatif.scenario import NotApplicable, Scene, number, scenario
+from tracelens.projection.whatif.scenario import NotApplicable, Scene, efficiency, scenario
 from tracelens.projection.whatif.scenarios._devices import counted, device_of
 from tracelens.projection.whatif.scenarios._loops import Loop, loops, turns
 from tracelens.trace.trace import Trace
@@ -23,7 +23,7 @@ Bool = NDArray[np.bool_]
 @scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",))
 def grouped_gemm(scene: Scene, edit: Edit, argument: str) -> str:
     """Experts in a loop become one grouped GEMM a weight, at a share of what the device achieves."""
-    share = number(argument, f"grouped_gemm={argument}") if argument else 0.0
+    share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
     graph = scene.recorded.graph
     if all(trace.meta.on_host for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run, and no GPU's figures hold for it")
@@ -92,7 +92,8 @@ def _products(edit: Edit, node: Int, one: Loop, trace: Trace, rate: float, devic
         (one.stays, trace.work.dur[one.stays].astype(float), one.ns),
     ):
         factor = now / np.maximum(took, 1)
-        edit.dur[node[rows]] = np.rint(edit.dur[node[rows]] * factor).astype(np.int64)
+        was = edit.dur[node[rows]]
+        edit.dur[node[rows]] = whole_ns(was * factor, was)
 
 
 def product_ns(visit: Visit, phase: int, rate: float, bytes_per_s: float) -> float:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from tracelens.analyzers._host import threads
 from tracelens.analyzers._moe_blocking import blocking
 from tracelens.analyzers.idle import GARBAGE, named
-from tracelens.errors import TracelensError
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, whole_ns
 from tracelens.projection.whatif.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Graph
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, number, scenario
 from tracelens.trace.callstack import enclosing_op
 from tracelens.trace.intervals import union
+from tracelens.trace.names import matching, wildcards
 
 Bool = NDArray[np.bool_]
 
@@ -34,7 +34,7 @@ def no_blocking(scene: Scene, edit: Edit, argument: str) -> str:
     graph = _on_gpu(scene)
     waiting = _waiting(graph)
     if argument:
-        waiting &= _named(graph, _pattern(argument))[graph.dst]
+        waiting &= _named(graph, wildcards(argument))[graph.dst]
         if not waiting.any():
             raise NotApplicable(f"no call that waits for the GPU, and no op around one, fits {argument!r}")
     elif not waiting.any():
@@ -84,7 +84,7 @@ def host(scene: Scene, edit: Edit, argument: str) -> str:
     """The host takes FACTOR times as long between its calls: a faster processor, less Python, no profiler."""
     graph, times = _on_gpu(scene), number(argument, f"host={argument}")
     own = np.isin(graph.edge, (HOST, HANDOVER))
-    edit.lag[own] = np.rint(edit.lag[own] * times).astype(np.int64)
+    edit.lag[own] = whole_ns(edit.lag[own] * times, edit.lag[own])
     return f"all the host's own time times {times:g}; starting a kernel takes as long as it did"
 
 
@@ -96,11 +96,14 @@ def no_garbage_collection(scene: Scene, edit: Edit, argument: str) -> str:
     for at, trace in enumerate(graph.run.traces):
         events, thread = trace.arrays, threads(trace.arrays)
         collects = named(events, GARBAGE)
-        own = (graph.edge == HOST) & (graph.rank[graph.dst] == at) & (graph.kind[graph.dst] != WAITED)
+        own = np.flatnonzero(
+            (graph.edge == HOST) & (graph.rank[graph.dst] == at) & (graph.kind[graph.dst] != WAITED)
+        )
+        caller = thread[graph.event[graph.dst[own]]]
         for one in np.unique(thread[collects]).tolist():
             mine = collects & (thread == one)
             collecting = union(events.start[mine] + graph.shift[at], events.end[mine] + graph.shift[at])
-            here = np.flatnonzero(own & (thread[graph.event[graph.dst]] == one))
+            here = own[caller == one]
             high = graph.start[graph.dst[here]]
             saved[here] = collecting.covered(high - graph.lag[here], high)
     if not saved.any():
@@ -129,7 +132,7 @@ def _named(graph: Graph, pattern: re.Pattern[str]) -> Bool:
     found = np.zeros(len(graph), dtype=bool)
     for at, trace in enumerate(graph.run.traces):
         events, around = trace.arrays, trace.once(enclosing_op)
-        fits = np.array([pattern.search(name) is not None for name in events.names], dtype=bool)
+        fits = matching(events.names, pattern)
         mine = np.flatnonzero((graph.rank == at) & (graph.event >= 0))
         row = graph.event[mine]
         found[mine] = fits[events.name[row]]
@@ -139,10 +142,3 @@ def _named(graph: Graph, pattern: re.Pattern[str]) -> Bool:
             above = events.parent[np.maximum(row, 0)]
             row = np.where(inside & (above >= 0), around[np.maximum(above, 0)], -1)
     return found
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise TracelensError(f"scenario no_blocking: {text!r} is no regular expression: {error}") from error

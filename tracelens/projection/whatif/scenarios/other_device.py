@@ -9,7 +9,7 @@ from tracelens.analyzers._bounds import bounds
 from tracelens.analyzers._costing import Costing
 from tracelens.devices import Device, read_device
 from tracelens.devices import device as device_named
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, whole_ns
 from tracelens.projection.whatif.graph import MEET, WORK
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, scenario
 from tracelens.projection.whatif.scenarios._devices import counted, device_of
@@ -45,7 +45,7 @@ def other_device(scene: Scene, edit: Edit, argument: str) -> str:
         told["alone"] += took[comm].sum()
         told["roofline"] += took[~comm & modelled[place]].sum()
         told["memory"] += took[~comm & ~modelled[place]].sum()
-        edit.dur[mine] = np.rint(np.where(comm, took, took * factor[place])).astype(np.int64)
+        edit.dur[mine] = whole_ns(np.where(comm, took, took * factor[place]), edit.dur[mine])
     links = _links(scene, edit, homes, to)
     home = homes[0]
     parts = [
@@ -90,7 +90,7 @@ def _links(scene: Scene, edit: Edit, homes: list[Device], to: Device) -> str:
     rate = np.array([home.gpu_link_bytes_per_s for home in homes])[graph.rank[near]]
     if not to.gpu_link_bytes_per_s or not (rate > 0).all():
         return "collectives keep their time, since a device's link rate is not known"
-    edit.dur[near] = np.rint(edit.dur[near] * rate / to.gpu_link_bytes_per_s).astype(np.int64)
+    edit.dur[near] = whole_ns(edit.dur[near] * rate / to.gpu_link_bytes_per_s, edit.dur[near])
     across = len(meetings) - len(near)
     return (
         f"transfers of {len(near):,} collectives scale with the links of a node"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._lockstep import Common
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, whole_ns
 from tracelens.projection.whatif.graph import MEET, WORK, Graph
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, scenario
 from tracelens.projection.whatif.scenarios._ticks import Ticks, ticks
@@ -53,14 +53,14 @@ def prefill_delayer(scene: Scene, edit: Edit, argument: str) -> str:
             edit.lag[inside] = np.rint(edit.lag[inside] * factor).astype(np.int64)
         elif fate.tokens > 1:
             busy = nodes & np.isin(graph.kind, (WORK, MEET))
-            edit.dur[busy] = np.rint(edit.dur[busy] * fate.tokens).astype(np.int64)
+            edit.dur[busy] = whole_ns(edit.dur[busy] * fate.tokens, edit.dur[busy])
     moved = sum(one.decodes for one in fates)
     left = sum(step.mismatch for step in found.steps) - moved
     return (
         f"{moved} of {moved + left} steps with prefill beside decoding ({gained / 1e6:,.1f} ms) "
         f"become decoding, {how}; their prompts join the next step in which another rank prefills, whose GPU "
         "work and transfers grow with the tokens of the rank with most, without a limit on tokens; requests "
-        "arrive as they did, and what meets no partner stays where it is; the gain shows with --step all"
+        "arrive as they did, and what meets no partner stays where it is"
     )
 
 

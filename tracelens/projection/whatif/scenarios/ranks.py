@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from tracelens.analyzers._instances import SEND_RECV, Instance
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.projection.step_time.machine import MESH_LINKS, Machine
+from tracelens.projection.collectives import Rates, all_to_all_seconds, ring_seconds
+from tracelens.projection.step_time.machine import Machine
 from tracelens.projection.whatif.edit import Edit
 from tracelens.projection.whatif.graph import ARRIVAL, MEET, Graph
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, scenario
@@ -72,12 +73,7 @@ def ranks(scene: Scene, edit: Edit, argument: str) -> str:
 def transfer_ratio(one: Instance, times: int, device: Device | None, machine: Machine) -> float:
     """Transfer time of a collective over so many times the ranks / that of the recorded one.
 
-    Per byte of the full message, with n ranks of which m share a node (collectives of nccl-tests, and rings
-    that go around each node's links and through its NICs in parallel):
-
-    - all-to-all: the larger of (m-1)/n over the links and (n-m)/n through the NIC;
-    - gather, scatter, reduce: the larger of (n-1)/n over the links and (n-m)/(n m) through the NIC.
-
+    How bytes travel is told in `tracelens.projection.collectives`, and holds for messages of any size.
     What is gathered or scattered grows with the ranks where it is tokens (groups of experts), and stays where
     it is parameters or gradients.
 
@@ -88,7 +84,9 @@ def transfer_ratio(one: Instance, times: int, device: Device | None, machine: Ma
     record = one.members[0].record
     stride = record.members[1] - record.members[0] if len(record.members) > 1 else 1
     room = max(machine.node // max(stride, 1), near)
-    grown, close = size * times, near if near < size else min(size * times, room)
+    grown = size * times
+    # Of a group that fills some nodes the ranks on the last one, where they are fewest, send most away.
+    close = near if near < size else grown % room or room if grown > room else grown
     before = _seconds(one.collective, size, near, device, machine)
     after = _seconds(one.collective, grown, close, device, machine)
     tokens = one.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
@@ -127,20 +125,17 @@ def _neighbours(one: Instance, node: int) -> int:
 
 def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:
     """Per byte of the full message."""
-    if device is None or not device.gpu_link_bytes_per_s:
+    rates = Rates(0.0, machine.nic_bytes_per_s, False) if device is None else machine.rates(device)
+    if not rates.links:
         if near < count:
             raise NotApplicable(
                 "the device's link rate is not known, and groups leave their node: give --device"
             )
-        links = 1.0
-    else:
-        links = device.gpu_link_bytes_per_s
-        if machine.is_mesh(device):
-            links *= min(1.0, (near - 1) / MESH_LINKS) or 1.0
+        # The links' rate is in both times, and falls out of their ratio.
+        rates = rates._replace(links=1.0, is_mesh=False)
     if collective.startswith(("all_to_all", "alltoall")):
-        return max((near - 1) / count / links, (count - near) / count / machine.nic_bytes_per_s)
-    inside = (count - 1) / count / links if near > 1 else 0.0
-    return max(inside, (count - near) / count / near / machine.nic_bytes_per_s)
+        return all_to_all_seconds(1, count, near, rates)
+    return ring_seconds(1, count, near, rates)
 
 
 def _spread(graph: Graph, meetings: Int) -> Float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.errors import TracelensError
 from tracelens.projection.whatif.edit import Edit
 from tracelens.projection.whatif.graph import HOST, MEET, WORK
-from tracelens.projection.whatif.scenario import NotApplicable, Scene, number, scenario
+from tracelens.projection.whatif.scenario import NotApplicable, Scene, efficiency, scenario
 from tracelens.projection.whatif.scenarios._ticks import ticks
 from tracelens.trace.classify import KINDS
 
@@ -15,9 +14,7 @@ from tracelens.trace.classify import KINDS
 @scenario("two_batch_overlap", argument="=EFFICIENCY")
 def two_batch_overlap(scene: Scene, edit: Edit, argument: str) -> str:
     """Prefill steps run as two batches, one of which computes while the other one communicates."""
-    share = number(argument, f"two_batch_overlap={argument}") if argument else 1.0
-    if share > 1:
-        raise TracelensError(f"scenario two_batch_overlap={argument}: an efficiency is at most 1")
+    share = efficiency(argument, f"two_batch_overlap={argument}") if argument else 1.0
     graph, found = scene.recorded.graph, ticks(scene)
     chosen = [
         place

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._moe_regions import regions
 from tracelens.analyzers._moe_stages import EXPERTS
 from tracelens.errors import TracelensError
-from tracelens.projection.whatif.edit import Edit
+from tracelens.projection.whatif.edit import Edit, whole_ns
 from tracelens.projection.whatif.graph import WORK
 from tracelens.projection.whatif.labels import labels
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, number, scenario
-from tracelens.trace.names import matching
+from tracelens.trace.names import matching, wildcards
 
 Int = NDArray[np.int64]
 
 
 @scenario("scale", argument=":PATTERN=FACTOR", usual=())
 def scale(scene: Scene, edit: Edit, argument: str) -> str:
-    """Work whose kernel, op, collective or class fits a regular expression takes FACTOR times as long."""
+    """Work whose kernel, op, collective or class fits a pattern takes FACTOR times as long."""
     text, mark, factor = argument.rpartition("=")
     if not mark or not text:
         raise TracelensError(f"scenario scale:{argument}: write scale:PATTERN=FACTOR, as in scale:gemm=0.5")
     times = number(factor, f"scale:{argument}")
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        raise TracelensError(f"scenario scale: {text!r} is no regular expression: {error}") from error
+    pattern = wildcards(text)
     graph, found = scene.recorded.graph, labels(scene.recorded)
     fits = matching(found.name.values, pattern)[found.name.codes]
     fits = fits | matching(found.category.values, pattern)[found.category.codes]
     (chosen,) = np.nonzero(fits & (graph.dur > 0))
     if not len(chosen):
         raise NotApplicable(f"no work of which the kernel, op, collective or class fits {text!r}")
-    edit.dur[chosen] = np.rint(edit.dur[chosen] * times).astype(np.int64)
+    edit.dur[chosen] = whole_ns(edit.dur[chosen] * times, edit.dur[chosen])
     return f"{len(chosen):,} pieces of work take {times:g} times as long; all else stays as it is"
 
 

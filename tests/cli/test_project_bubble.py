@@ -12,7 +12,8 @@ from tracelens.cli import run as run_cli
 EXAMPLE = ["project", "bubble", "--pp", "16", "--global-tokens", "2097152", "--nodes", "64"]
 
 
-def test_the_published_example(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_published_example(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert run_cli([*EXAMPLE, "--seq", "4096", "--mbs", "1", "--vpp", "6"]) == 0
     out, err = capfd.readouterr()
     assert err == ""

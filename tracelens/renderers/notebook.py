@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
+
 from tracelens.renderers.figures import figures
 from tracelens.renderers.html import fragment
 from tracelens.schema import Report, Result
-
-_TITLE = 40
-"""Height of a figure's title in pixels."""
 
 
 def show(result: Result) -> None:
@@ -16,12 +15,11 @@ def show(result: Result) -> None:
     from plotly.graph_objects import Figure
 
     for figure in figures(result):
-        drawn = Figure(figure)
-        # In a page a figure's title stands above it.
-        drawn.layout.update(
-            height=drawn.layout.height + _TITLE, margin_t=(drawn.layout.margin.t or 0) + _TITLE
-        )
-        display(drawn)  # type: ignore[no-untyped-call]
+        # Above the figure as in a page: inside of it a legend of several rows would lie over the title.
+        title = str(figure["layout"].get("title", {}).get("text", ""))
+        if title:
+            display(HTML(f"<h4>{escape(title)}</h4>"))  # type: ignore[no-untyped-call]
+        display(Figure(figure).update_layout(title=None))  # type: ignore[no-untyped-call]
     display(HTML(fragment(result)))  # type: ignore[no-untyped-call]
 
 

@@ -217,6 +217,10 @@ def by_row(column: NDArray[Any], rows: Sequence[int | None]) -> list[float]:
     return [0 if row is None else column[row].item() for row in rows]
 
 
+_SECONDS_NS = 1e10
+"""Times from here on are told in seconds."""
+
+
 def stacked_bars(
     title: str,
     rows: Sequence[str],
@@ -232,6 +236,8 @@ def stacked_bars(
         fractions: the same parts as share of the row's whole, 0-1.
     """
     color = colors(parts)
+    whole = max((sum(row) for row in zip(*parts.values(), strict=True)), default=0.0)
+    unit, unit_ns = ("s", 1e9) if whole >= _SECONDS_NS else ("ms", 1e6)
     traces = [
         {
             "type": "bar",
@@ -240,9 +246,9 @@ def stacked_bars(
             "marker": {"color": color[part]},
             "width": 0.7,
             "y": list(range(len(rows))),
-            "x": ms(values),
+            "x": rounded(np.asarray(values) / unit_ns, 6),
             "customdata": [round(fraction, 5) for fraction in fractions[part]],
-            "hovertemplate": "%{x:,.3f} ms, %{customdata:.1%}",
+            "hovertemplate": f"%{{x:,.3f}} {unit}, %{{customdata:.1%}}",
         }
         for part, values in parts.items()
     ]
@@ -254,7 +260,7 @@ def stacked_bars(
             height,
             barmode="stack",
             showlegend=True,
-            xaxis=axis("time (ms)", rangemode="tozero"),
+            xaxis=axis(f"time ({unit})", rangemode="tozero"),
             yaxis=rows_axis(rows),
         ),
     }

@@ -222,6 +222,11 @@ def test_a_layout_of_two_spaces_is_tried_once() -> None:
     assert search(small(), [H200], [space, space]).meta["possible"] == 2
 
 
+def test_amounts_of_recomputation_of_two_spaces_are_both_tried() -> None:
+    spaces = [Space(pp=(1,), cp=(1,), tp=(1,), ep=(8,), recompute=(text,)) for text in ("full", "none")]
+    assert search(small(), [H200], spaces)["layouts"]["recompute"].tolist() == ["none", "full"]
+
+
 def test_a_bound_is_one() -> None:
     for layout in (Layout(ranks=16), Layout(ranks=16, pp=2, cp=2, tp=2), Layout(ranks=64, pp=4, ep=4, cp=4)):
         config = Config(

@@ -131,15 +131,16 @@ def sized_layouts(
     """Layouts with their bytes, and what cannot be; `rooms` are the bytes of the devices."""
     sized, refusals = [], []
     asked = (question.model, question.gpus, question.global_batch, question.training, question.toggles)
-    seen: set[tuple[Layout, Training]] = set()
+    seen: set[tuple[Layout, Training, tuple[str, ...]]] = set()
     tried = ((each, one) for each in spaces for one in candidates(*asked, each))
     for space, one in tried:
         if isinstance(one, Refusal):
             refusals.append(one)
             continue
-        if (one.layout, one.training) in seen:
+        key = (one.layout, one.training, space.recompute)
+        if key in seen:
             continue
-        seen.add((one.layout, one.training))
+        seen.add(key)
         try:
             sized.append(_sizes(question, one, space, rooms))
         except TracelensError as error:

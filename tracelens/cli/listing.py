@@ -73,7 +73,7 @@ def _rows(kind: Kind) -> list[tuple[str, ...]]:
     if kind is Kind.scenarios:
         from tracelens.projection.whatif.scenario import SCENARIOS
 
-        return [(name + item.argument, item.doc) for name, item in SCENARIOS.items()]
+        return [(item.grammar, item.doc) for _, item in SCENARIOS.items()]
     from tracelens.renderers import RENDERERS
 
     return [(name, item.doc) for name, item in RENDERERS.items()]

@@ -55,6 +55,12 @@ class Scenario:
     argument: str = ""
     usual: tuple[str, ...] = ("",)
 
+    @property
+    def grammar(self) -> str:
+        """How it is written; in brackets what may be left out."""
+        optional = self.argument and "" in self.usual
+        return f"{self.name}[{self.argument}]" if optional else f"{self.name}{self.argument}"
+
 
 SCENARIOS: Registry[Scenario] = Registry("scenario", "tracelens.projection.whatif.scenarios")
 

@@ -19,7 +19,7 @@ Int = NDArray[np.int64]
 
 @scenario("scale", argument=":PATTERN=FACTOR", usual=())
 def scale(scene: Scene, edit: Edit, argument: str) -> str:
-    """Work whose kernel, op, collective or class fits a pattern takes FACTOR times as long."""
+    """Work takes FACTOR times as long whose kernel, op, collective or class fits, as gemm or *attention*."""
     text, mark, factor = argument.rpartition("=")
     if not mark or not text:
         raise TracelensError(f"scenario scale:{argument}: write scale:PATTERN=FACTOR, as in scale:gemm=0.5")

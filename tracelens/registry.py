@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import sys
@@ -21,6 +22,11 @@ from zlib import crc32
 from tracelens.errors import TracelensError, UnknownName
 
 T = TypeVar("T")
+
+
+def purpose(function: Callable[..., object]) -> str:
+    """The first paragraph of a function's docstring in one line: the question that its result answers."""
+    return (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 class Registry(Generic[T]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.registry import Registry
+from tracelens.registry import Registry, purpose
 from tracelens.schema import Coded, Result, Schema, Skip, Table
 from tracelens.trace.run import Run
 
@@ -88,12 +88,11 @@ class Analyzer:
         return {key: value for key, value in options.items() if key in self.options and value is not None}
 
     def _named(self, result: Result, given: Mapping[str, Any]) -> Result:
-        doc = inspect.getdoc(self.function) or ""
         return replace(
             result,
             analyzer=self.name,
             title=result.title or self.title,
-            doc=result.doc or doc.partition("\n\n")[0].replace("\n", " "),
+            doc=result.doc or purpose(self.function),
             meta={**given, **result.meta},
         )
 

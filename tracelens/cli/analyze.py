@@ -18,7 +18,6 @@ from tracelens.cli.common import (
     options,
     print_report,
     progress,
-    write_stdout,
 )
 
 
@@ -54,9 +53,4 @@ def analyze(
         report = tracelens.report_files(
             *paths, names=[name], step=step, partial=partial, dask=dask, progress=line, **given
         )
-    if json:
-        from tracelens.renderers.json import one
-
-        write_stdout(one(report.results[0], report.meta))
-    else:
-        print_report(report)
+    print_report(report, json=json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,8 +124,32 @@ def write_stdout(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def print_report(report: Report) -> None:
-    """Print it, as wide and as colourful as the terminal allows."""
+def check_formats(output: Sequence[str]) -> None:
+    """Say that a format is unknown before the work, and not after it."""
+    from tracelens.renderers import by_path
+
+    for path in output:
+        by_path(path)
+
+
+def deliver(report: Report, output: Sequence[str], json: bool) -> None:
+    """Write a report to files and directories; print it as JSON where asked, and where nothing is written."""
+    import tracelens
+
+    for path in output:
+        tracelens.render(report, path)
+        say(f"wrote {path}")
+    if json or not output:
+        print_report(report, json=json)
+
+
+def print_report(report: Report, *, json: bool = False) -> None:
+    """Print its first result as JSON, or all of it, as wide and as colourful as the terminal allows."""
+    if json:
+        from tracelens.renderers.json import one
+
+        write_stdout(one(report.results[0], report.meta))
+        return
     from tracelens.renderers.console import console
 
     width = shutil.get_terminal_size((120, 24)).columns

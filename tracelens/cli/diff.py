@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Step, print_report, progress, say, write_stdout
+from tracelens.cli.common import Partial, Step, print_report, progress, say
 
 _WHAT = "a trace, a directory of ranks, or a quoted pattern."
 
@@ -54,12 +54,8 @@ def diff(
             tracelens.render(report, path)
     for path in output or ():
         say(f"wrote {path}")
-    if json:
-        from tracelens.renderers.json import one
-
-        write_stdout(one(report.results[0], report.meta))
-    elif not output:
-        print_report(report)
+    if json or not output:
+        print_report(report, json=json)
 
 
 def _prepare(output: Sequence[str]) -> None:

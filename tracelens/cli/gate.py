@@ -111,7 +111,6 @@ def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | No
     from tracelens.compare.github import commands
     from tracelens.compare.junit import junit as to_junit
     from tracelens.compare.verdict import report
-    from tracelens.renderers.json import one
     from tracelens.renderers.markdown import markdown as to_markdown
 
     told = report(verdict, version=tracelens.__version__, inputs=[verdict.base, verdict.candidate])
@@ -119,10 +118,7 @@ def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | No
         _write(junit, to_junit(verdict))
     if markdown is not None:
         _write(markdown, to_markdown(told).encode())
-    if json:
-        write_stdout(one(told.results[0], told.meta))
-    else:
-        print_report(told)
+    print_report(told, json=json)
     for text in commands(verdict) if github else ():
         if json:
             say(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelens.cli.common import print_report, say, write_stdout
+from tracelens.cli.common import deliver, say
 
 if TYPE_CHECKING:
     from tracelens.schema import Result
@@ -23,15 +23,6 @@ Output = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
-
-
-def prepare(output: Sequence[str] | None) -> None:
-    """Say that a format is unknown before the work."""
-    if output:
-        from tracelens.renderers import by_path
-
-        for path in output:
-            by_path(path)
 
 
 def tell_notes(model: str) -> None:
@@ -63,12 +54,4 @@ def tell(
 
     meta = {"version": tracelens.__version__, "inputs": list(inputs)}
     report = Report((result,), title=f"tracelens project {title}", meta=meta)
-    for path in output or ():
-        tracelens.render(report, path)
-        say(f"wrote {path}")
-    if json_output:
-        from tracelens.renderers.json import one
-
-        write_stdout(one(result, report.meta))
-    elif not output:
-        print_report(report)
+    deliver(report, output or (), json_output)

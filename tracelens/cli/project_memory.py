@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tracelens.cli import project_memory_options as given
-from tracelens.cli.project_common import Json, Output, prepare, tell, tell_notes
+from tracelens.cli.common import check_formats
+from tracelens.cli.project_common import Json, Output, tell, tell_notes
 from tracelens.cli.project_search import TOP, Asked
 from tracelens.cli.project_search import search as search_layouts
 from tracelens.errors import TracelensError
@@ -73,7 +74,7 @@ def memory(
 
     tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
-    prepare(output)
+    check_formats(output or ())
     asked: dict[str, Any] = context.params
     _check(asked)
     tell_notes(model)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Device, DeviceFile, Partial, Paths, options, progress
+from tracelens.cli.common import Device, DeviceFile, Partial, Paths, check_formats, options, progress
 from tracelens.cli.common import ScopeChoice as _Scope
-from tracelens.cli.project_common import Json, Output, prepare, tell
+from tracelens.cli.project_common import Json, Output, tell
 
 
 def whatif(
@@ -47,7 +47,7 @@ def whatif(
 
     tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
-    prepare(output)
+    check_formats(output or ())
     options(_Scope.all, device, device_file)
     import tracelens
     from tracelens.projection.whatif.scenario import wish

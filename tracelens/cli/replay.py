@@ -18,10 +18,9 @@ from tracelens.cli.common import (
     Partial,
     Paths,
     Step,
-    print_report,
+    deliver,
     progress,
     say,
-    write_stdout,
 )
 from tracelens.errors import TracelensError
 
@@ -326,14 +325,7 @@ def _tell(
 ) -> None:
     """Print the result or write it."""
     import tracelens
-    from tracelens.renderers.json import one
     from tracelens.schema import Report
 
     report = Report((found,), f"tracelens {title}", {"version": tracelens.__version__, **meta})
-    for path in outputs:
-        tracelens.render(report, path)
-        say(f"wrote {path}")
-    if json:
-        write_stdout(one(found, report.meta))
-    elif not outputs:
-        print_report(report)
+    deliver(report, outputs, json)

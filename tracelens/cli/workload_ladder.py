@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import print_report, progress, say, write_stdout
+from tracelens.cli.common import check_formats, deliver, progress, say
 from tracelens.cli.workload_common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
 from tracelens.errors import TracelensError
 
@@ -96,21 +96,12 @@ def ladder(
         )
     folder = traces or source
     assert folder is not None
-    _prepare(output or [])
+    check_formats(output or [])
     if traces is not None:
         chosen = assigned(settings, layers, assignments)
         options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}
         _run(traces, preset, chosen, _chosen(rung, file, without or []), options)
-    report = _report(folder)
-    _tell(report, output or [], json_output)
-
-
-def _prepare(output: list[str]) -> None:
-    """Say that a format is unknown before the runs, and not after them."""
-    from tracelens.renderers import by_path
-
-    for path in output:
-        by_path(path)
+    deliver(_report(folder), output or [], json_output)
 
 
 def _chosen(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
@@ -170,16 +161,3 @@ def _report(folder: Path) -> Report:
         title=f"tracelens workload ladder: {count} rung{'s' if count > 1 else ''}, {change}{faster}",
         meta={"version": tracelens.__version__, "inputs": [str(one.folder) for one in climbed.rungs]},
     )
-
-
-def _tell(report: Report, output: list[str], json_output: bool) -> None:
-    import tracelens
-    from tracelens.renderers.json import one
-
-    for path in output:
-        tracelens.render(report, path)
-        say(f"wrote {path}")
-    if json_output:
-        write_stdout(one(report.results[0], report.meta))
-    elif not output:
-        print_report(report)

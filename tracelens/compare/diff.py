@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from tracelens.compare.pairing import NO_OP as WITHOUT_OP
 from tracelens.compare.pairing import ONE_SIDED, Pairing, pair
 from tracelens.compare.sides import Side
 from tracelens.compare.substitutions import SUBSTITUTIONS, substitution_rows
+from tracelens.registry import purpose
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.intervals import Union, union
 from tracelens.trace.run import Run
@@ -128,11 +128,7 @@ def diff(base: Run, cand: Run) -> Result:
         "substitutions": stack(SUBSTITUTIONS, list(substitution_rows(pairings))),
         "icicle": stack(ICICLE, [icicle_rows(sides)]),
     }
-    return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=_doc())
-
-
-def _doc() -> str:
-    return (inspect.getdoc(diff) or "").partition("\n\n")[0]
+    return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
 
 
 _NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))

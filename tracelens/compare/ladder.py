@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from tracelens.compare.diff import TAIL
 from tracelens.compare.noise import ratio
 from tracelens.compare.rungs import Climb, Rung
 from tracelens.compare.strides import LEVELS, WATERFALL, Stride, in_words, strides
+from tracelens.registry import purpose
 from tracelens.schema import Column, Result, Schema, Skip, Table
 from tracelens.trace.run import Run
 
@@ -90,7 +90,7 @@ def ladder(climb: Climb, runs: Iterable[Run]) -> Result:
             "total": TOTAL.table(_total(waterfall)),
             "waterfall": waterfall,
         },
-        doc=(inspect.getdoc(ladder) or "").partition("\n\n")[0].replace("\n", " "),
+        doc=purpose(ladder),
         skips=(*(Skip(f"rung {name}", reason) for name, reason in climb.left), *lacks, *skips),
         meta={
             "preset": climb.preset,

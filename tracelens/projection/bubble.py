@@ -7,7 +7,6 @@ messages free, each stage is idle for the time of (PP - 1) / VPP micro-batches (
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from tracelens.config.checks import at_least_one
 from tracelens.errors import TracelensError
+from tracelens.registry import purpose
 from tracelens.schema import Column, Result, Schema, Skip, Table
 
 CONVENTIONS = ("of the whole time", "of the ideal time (Megatron-LM)")
@@ -153,7 +153,7 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
         "bubble",
         "Pipeline bubble",
         tables,
-        doc=(inspect.getdoc(bubble) or "").partition("\n\n")[0].replace("\n", " "),
+        doc=purpose(bubble),
         skips=tuple(skips),
         meta={
             "pp": batch.pp,
@@ -211,16 +211,24 @@ def fractions(stages: int, microbatches: int, chunks: int) -> tuple[Fraction, Fr
     return Fraction(stages - 1, stages - 1 + work), Fraction(stages - 1, work)
 
 
-def in_flight(stages: int, stage: int, microbatches: int, chunks: int) -> int:
+def in_flight(
+    stages: int, stage: int, microbatches: int, chunks: int, turn: int = 0, overlap: bool = False
+) -> int:
     """Chunks of micro-batches whose activations a stage holds at most, in 1F1B or interleaved 1F1B.
+
+    They are the forwards before its first backward.
 
     Args:
         stages: PP.
         stage: which.
         microbatches: GA.
         chunks: VPP.
+        turn: micro-batches that go through a chunk before the next one's turn, `stages` where it is 0.
+        overlap: a forward and a backward of other micro-batches run together: one more is needed, and with
+            one chunk a stage they begin as early as in the interleaved schedule, or stages would wait for
+            each other every time.
     """
     ahead = stages - stage
-    if chunks > 1:
-        ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages + 1
+    if chunks > 1 or overlap:
+        ahead = 2 * (stages - stage - 1) + (chunks - 1) * (turn or stages) + 1 + overlap
     return min(ahead, microbatches * chunks)

@@ -81,6 +81,11 @@ class Work(NamedTuple):
         return self.op if self.on_host else self.launch
 
     @property
+    def lane(self) -> Int:
+        """One number for each stream of each device."""
+        return self.device * (1 << 32) + self.stream
+
+    @property
     def dur(self) -> Int:
         """Durations in ns."""
         return self.end - self.start

@@ -10,7 +10,6 @@ is found, `dense`, `routing` and `experts` what each op keeps and makes, `stage`
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from tracelens.projection.memory.brief import brief_stage
 from tracelens.projection.memory.fits import room
 from tracelens.projection.memory.stage import Stage, Stages
 from tracelens.projection.memory.tables import fits_table, memory_table, ranks_table
+from tracelens.registry import purpose
 from tracelens.schema import Result, Skip
 
 __all__ = ["Assumptions", "Stage", "memory", "room", "stages", "worst"]
@@ -65,7 +65,7 @@ def memory(
         "memory",
         "Memory of each GPU",
         tables,
-        doc=(inspect.getdoc(memory) or "").partition("\n\n")[0].replace("\n", " "),
+        doc=purpose(memory),
         skips=tuple(skips),
         meta={
             "layouts": list(found),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.config import Config
+from tracelens.projection.bubble import in_flight
 
 
 class Flight(NamedTuple):
@@ -42,15 +43,10 @@ def warm_up(config: Config, stage: int, overlap: bool = False) -> int:
     Args:
         config: layout and micro-batches.
         stage: the pipeline rank.
-        overlap: a forward and a backward of other micro-batches run together: one more is needed, and with
-            one chunk a rank they begin as early as in the interleaved schedule, or stages would wait for
-            each other every time.
+        overlap: see `bubble.in_flight`.
     """
     layout, batches = config.layout, config.training.micro_batches
-    if layout.vpp == 1 and not overlap:
-        return min(layout.pp - stage, batches)
-    early = (layout.vpp - 1) * _round(config) + 2 * (layout.pp - 1 - stage)
-    return min(early + 1 + overlap, batches * layout.vpp)
+    return in_flight(layout.pp, stage, batches, layout.vpp, _round(config), overlap)
 
 
 def _round(config: Config) -> int:

@@ -10,7 +10,6 @@ A schedule is data (`schedule.Schedule`: of each stage the passes in their order
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from tracelens.projection.pipeline.simulate import simulate
 from tracelens.projection.pipeline.sources import Fixed, Layers, Source, even_shares, sums
 from tracelens.projection.pipeline.times import FREE, Costs, make_times
 from tracelens.projection.pipeline.verify import CHUNK_MEANS, LAYER_MEANS, fit, verify
+from tracelens.registry import purpose
 from tracelens.schema import Result, Skip
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
         "pipeline_schedule",
         "Pipeline schedules",
         tables,
-        doc=(inspect.getdoc(pipeline) or "").partition("\n\n")[0].replace("\n", " "),
+        doc=purpose(pipeline),
         skips=tuple(skips),
         meta=meta
         | {

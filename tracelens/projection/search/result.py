@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from tracelens.projection.search.ranking import (
 from tracelens.projection.search.space import Refusal, Space
 from tracelens.projection.search.tables import ASSUMED, LAYOUTS, PARTS, REFUSED
 from tracelens.projection.step_time.step import PARTS as STEP_PARTS
+from tracelens.registry import purpose
 from tracelens.schema import Result, Skip, Table
 
 _COMPUTING = ("forward", "backward", "recompute")
@@ -59,7 +59,7 @@ def search(
         "search",
         "Layouts that fit, the fastest first",
         _tables(question, found, refusals, top),
-        doc=(inspect.getdoc(search) or "").partition("\n\n")[0],
+        doc=purpose(search),
         skips=tuple(
             Skip(
                 f"layouts on {one.device.name}",

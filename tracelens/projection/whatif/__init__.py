@@ -23,13 +23,13 @@ changes, which becomes a Skip; a wrong argument is a TracelensError.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 from tracelens.analyzers._on_host import noted
 from tracelens.projection.whatif.build import build
 from tracelens.projection.whatif.replay import Replay, doubt
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, usual, wish
+from tracelens.registry import purpose
 from tracelens.schema import Result, Skip, Table
 from tracelens.trace.run import Run
 
@@ -86,7 +86,7 @@ def whatif(
         "whatif",
         "What if",
         tables,
-        doc=(inspect.getdoc(whatif) or "").partition("\n\n")[0].replace("\n", " "),
+        doc=purpose(whatif),
         skips=tuple(skips),
         meta={
             "step": replay.window.label,

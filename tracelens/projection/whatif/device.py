@@ -75,7 +75,7 @@ def device(trace: Trace, rank: int, shift: int, shared: Bool, found: Host, draft
     place[found.calls.event] = np.arange(len(found.calls.event))
     call = np.where(work.launch >= 0, place[np.maximum(work.launch, 0)], -1)
     called = np.where(work.launch >= 0, events.start[np.maximum(work.launch, 0)], LONG_AGO)
-    before = _before(work.device * (1 << 32) + work.stream, work.start, work.end)
+    before = _before(work.lane, work.start, work.end)
     one = Device(begin, finish, called, call, before)
     if work.on_host:
         starts(trace, found.nodes, found.thread, begin, draft)
@@ -120,7 +120,7 @@ def _return(trace: Trace, one: Device, found: Host, draft: Draft) -> None:
     best = copies[rows]
     own, whole = best >= 0, whole & (best < 0)
     latest = np.where(own, work.end[np.maximum(best, 0)], LONG_AGO)
-    lane = work.device * (1 << 32) + work.stream
+    lane = work.lane
     for number in np.unique(lane).tolist():
         mine = np.flatnonzero((lane == number) & (one.called > LONG_AGO))
         mine = mine[np.argsort(one.called[mine], kind="stable")]

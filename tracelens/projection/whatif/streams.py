@@ -38,7 +38,7 @@ def order(trace: Trace, one: Device, host: Host, draft: Draft) -> None:
     work = trace.work
     if work.on_host:
         return
-    lane = work.device * (1 << 32) + work.stream
+    lane = work.lane
     after, before = _held_up(trace, one, lane)
     draft.join(WAIT, one.finish[before], one.begin[after])
     _follow(trace, one, host.calls.begin, after, draft)

@@ -105,7 +105,7 @@ def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border
     last = mark[found.labels[-1]]
     asked = np.where(work.asked >= 0, events.start[np.maximum(work.asked, 0)], work.start)
     inside = np.flatnonzero(asked < events.end[row[last]])
-    lane = work.device[inside] * (1 << 32) + work.stream[inside]
+    lane = work.lane[inside]
     until = [_done(device, work.end, inside[lane == number]) for number in np.unique(lane)]
     edges.append(Border(np.concatenate([*until, closed[last : last + 1]])))
     return dict(zip(found.labels, pairwise(edges), strict=True))

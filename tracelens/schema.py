@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.errors import SchemaError
+from tracelens.guard import Failure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,6 +234,11 @@ class Result:
     command: str = ""
 
     @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Of the skips those that are due to a bug."""
+        return tuple(skip.reason for skip in self.skips if isinstance(skip.reason, Failure))
+
+    @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
         """Name to DataFrame."""
         return _Frames(self.data)
@@ -279,6 +285,11 @@ class Report:
     results: tuple[Result, ...]
     title: str = "tracelens report"
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What is missing because of a bug."""
+        return tuple(failure for result in self.results for failure in result.failures)
 
     def __getitem__(self, analyzer: str) -> Result:
         """The result of that analyzer; raises SchemaError when it is not part of the report."""

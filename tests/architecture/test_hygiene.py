@@ -20,6 +20,7 @@ MAY_PRINT = ("tracelens/cli/",)
 MAY_EXIT = {"tracelens/fanout/aside.py": {"os._exit"}}
 
 BROAD = {"Exception", "BaseException"}
+GUARD = "tracelens/guard.py"  # the one place that catches what nobody expected
 EVALUATORS = {"eval", "exec", "builtins.eval", "builtins.exec", "pd.eval", "pandas.eval"}
 SPEAKERS = {"print", "exit", "quit", "sys.exit", "os._exit", "SystemExit"}
 
@@ -33,7 +34,7 @@ UNFINISHED = re.compile(r"\b(?:TO" + "DO|FIX" + r"ME)\b")
 HEAVY = ("numpy", "pandas", "plotly", "torch")
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@pytest.mark.parametrize("module", [module for module in MODULES if str(module) != GUARD], ids=str)
 def test_no_broad_except(module: Module) -> None:
     wrong = []
     for node in ast.walk(module.tree):

@@ -1,6 +1,6 @@
 """Imports go one way only.
 
-    errors <- schema, registry <- trace <- parsers
+    errors <- guard <- schema, registry <- trace <- parsers
                                   trace <- analyzers -> costs, devices
                                   analyzers <- compare, replay
                                   trace <- fuse
@@ -21,11 +21,12 @@ import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
-BASE = {"errors", "schema", "registry", "version"}
+BASE = {"errors", "guard", "schema", "registry", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
-    "schema": {"errors"},
+    "guard": {"errors"},
+    "schema": {"errors", "guard"},
     "registry": {"errors"},
     "trace": BASE,
     "parsers": BASE | {"trace"},
@@ -56,7 +57,7 @@ EXCEPTIONS = {
     ("tracelens.schema", "Report._ipython_display_", "tracelens.renderers.notebook"),
 }
 # What `import tracelens` may run: these import neither pandas nor numpy.
-LIGHT = {"errors", "schema", "registry", "version"}
+LIGHT = {"errors", "guard", "schema", "registry", "version"}
 
 MODULES = modules()
 NAMES = {module.name for module in MODULES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,29 @@ def test_nobody_at_that_address(ranks: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dask, "_CONNECT_S", 0.2)
     with pytest.raises(TracelensError, match=r"tcp://127\.0\.0\.1:1: no Dask scheduler answers"):
         tracelens.report_files(ranks, dask="tcp://127.0.0.1:1")
+
+
+def test_a_cluster_without_workers(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
+    monkeypatch.setattr(dask, "_WORKERS_S", 0.5)
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty,
+        pytest.raises(TracelensError, match=r"has had no worker for 0\.5 s"),
+    ):
+        tracelens.report_files(ranks, dask=empty.scheduler_address)
+
+
+def test_a_file_that_kills_its_workers(
+    address: str, ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask, "_answer", _die)
+    with pytest.raises(TracelensError, match=r"rank\d\.json: every Dask worker that read this file died"):
+        tracelens.report_files(ranks, dask=address)
+
+
+def _die(task: object) -> bytes | str:
+    """What the kernel does to a worker without memory left."""
+    os._exit(1)
 
 
 def test_without_the_library(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

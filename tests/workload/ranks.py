@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tracelens.workload.launch import free_port
+from tracelens.workload.launch import meeting_place
 
 TIMEOUT_S = 120
 
@@ -29,14 +29,15 @@ def run_ranks(
         folder: for the results, as tmp_path.
         device: "cpu", or "cuda": then rank r has GPU r as its current one.
     """
-    mp.spawn(_rank, (world, free_port(), job, arguments, folder, device), nprocs=world)
+    with meeting_place() as store:
+        mp.spawn(_rank, (world, store, job, arguments, folder, device), nprocs=world)
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 def _rank(
     rank: int,
     world: int,
-    port: int,
+    store: str,
     job: Callable[..., Any],
     arguments: tuple[Any, ...],
     folder: Path,
@@ -45,10 +46,9 @@ def _rank(
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        store=store,
+        init_method=store,
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=TIMEOUT_S),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.guard import Failure, guard
 from tracelens.registry import Registry, purpose
 from tracelens.schema import Coded, Result, Schema, Skip, Table
 from tracelens.trace.run import Run
@@ -62,27 +63,47 @@ class Analyzer:
             results: of other analyzers about the same run, by name; what is needed and not there is made.
             options: of this analyzer, and of those that it needs.
         """
-        given = self._given(options)
+        if self.part is None and len(run.traces) == 1:
+            return self.combine([self.part_of(run.traces[0], **options)], **options)
         if self.part is None:
-            return self._named(self.function(run, **given), given)
+            whole = guard(self._part, self.function, run, **self._given(options))
+            if not isinstance(whole, Failure):
+                return self._named(whole, self._given(options))
         parts = [self.part_of(trace, **options) for trace in run.traces]
         missing = [name for name in self.needs if name not in results]
         made = {name: ANALYZERS.get(name)(run, results, **options) for name in missing}
         return self.combine(parts, {**results, **made}, **options)
 
     def part_of(self, trace: Trace, **options: Any) -> Any:
-        """What `combine` needs of one rank; it can be pickled, and holds no trace."""
+        """What `combine` needs of one rank, or its Failure; it can be pickled, and holds no trace."""
+        part = f"{self._part}, rank {trace.meta.rank}" if trace.meta.rank >= 0 else self._part
         if self.part is None:
-            return self.function(Run((trace,)), **self._given(options))
-        return self.part(trace, **_chosen(options, self.part))
+            return guard(part, self.function, Run((trace,)), **self._given(options))
+        return guard(part, self.part, trace, **_chosen(options, self.part))
 
     def combine(self, parts: Sequence[Any], results: Mapping[str, Result] = EMPTY, **options: Any) -> Result:
-        """The result for a run, from the parts of its ranks in order of rank and the results it needs."""
+        """The result for a run, from the parts of its ranks in order of rank and the results it needs.
+
+        Where a rank failed, tables of single ranks have those of the others; a comparison is not made.
+        """
         given = self._given(options)
+        failures = [part for part in parts if isinstance(part, Failure)]
         if self.part is None:
-            return self._named(join(parts), given)
-        inputs = (parts, {name: results[name] for name in self.needs}) if self.needs else (parts,)
-        return self._named(self.function(*inputs, **_chosen(options, self.function)), given)
+            whole = [part for part in parts if not isinstance(part, Failure)]
+            joined = guard(self._part, join, whole) if whole else result({})
+        elif failures:
+            joined = result({})
+        else:
+            inputs = (parts, {name: results[name] for name in self.needs}) if self.needs else (parts,)
+            joined = guard(self._part, self.function, *inputs, **_chosen(options, self.function))
+        if isinstance(joined, Failure):
+            failures, joined = [*failures, joined], result({})
+        skips = (Skip(self.title, failure) for failure in failures)
+        return self._named(replace(joined, skips=(*joined.skips, *skips)), given)
+
+    @property
+    def _part(self) -> str:
+        return f"analyzer {self.name}"
 
     def _given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in options.items() if key in self.options and value is not None}

@@ -36,6 +36,7 @@ from tracelens.analyzers._repeat import repeats
 from tracelens.analyzers._transfers import Found, collectives, copies, copy_cost
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.costs.call import NO_SHAPES
+from tracelens.guard import Failure
 from tracelens.trace.callstack import nearest
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
@@ -217,9 +218,10 @@ class _Costing:
         kernel = self.work.names[self.work.name[row]]
         call = self.ops.call(op, kernel, int(self.blocks[row]), forward)
         try:
-            cost = model.function(call)
+            cost = model.count(call)
         except Uncounted as why:
-            return str(why) if self.ops.recorded(op) else NO_SHAPES
+            known = self.ops.recorded(op) or isinstance(why.reason, Failure)
+            return why.reason if known else NO_SHAPES
         if max(cost.flops, cost.read_bytes, cost.write_bytes, cost.link_bytes) > _LARGEST:
             return BEYOND
         return Counted(name, self.ops.describe(op), cost, cost.note)
@@ -256,9 +258,9 @@ class _Costing:
                 continue
             mine = left[group == place]
             try:
-                cost = model.function(OpCall(f"kernel::{kernel}", kernel=kernel, blocks=count))
+                cost = model.count(OpCall(f"kernel::{kernel}", kernel=kernel, blocks=count))
             except Uncounted as why:
-                self._set(mine, str(why))
+                self._set(mine, why.reason)
                 continue
             op = self.work.op[mine]
             for caller in np.unique(op).tolist():

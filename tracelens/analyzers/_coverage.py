@@ -11,6 +11,7 @@ from tracelens.analyzers import used
 from tracelens.analyzers._costing import Costing
 from tracelens.analyzers._group import codes, sums
 from tracelens.analyzers._reasons import NO_MODEL, REPEATED
+from tracelens.guard import Failure
 from tracelens.schema import Column, Schema
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Work
@@ -74,6 +75,7 @@ def uncovered(trace: Trace, work: Work, found: Costing) -> dict[str, Any]:
 def _how(found: Costing) -> NDArray[np.int64]:
     """Code into HOW of each piece of work."""
     by_item = [HOW[1] if REPEATED in item.note else HOW[0] for item in found.items]
-    by_reason = [HOW[3] if reason == NO_MODEL else HOW[2] for reason in found.reasons]
+    holes = [reason == NO_MODEL or isinstance(reason, Failure) for reason in found.reasons]
+    by_reason = [HOW[3] if hole else HOW[2] for hole in holes]
     code = np.array([HOW.index(how) for how in (*by_item, *by_reason)], dtype=np.int64)
     return code[np.where(found.item >= 0, found.item, len(by_item) + found.reason)]

@@ -103,7 +103,7 @@ class OpCalls:
         if model is None or (model.forward and forward < 0):
             return None
         try:
-            return model.function(self.call(op, kernel, blocks, forward if model.forward else -1))
+            return model.count(self.call(op, kernel, blocks, forward if model.forward else -1))
         except Uncounted:
             return None
 

@@ -56,7 +56,7 @@ def copy_cost(what: str, size: int) -> OpCost:
     """Cost of a copy or fill of so many bytes."""
     model = find(f"memcpy::{what}" if what != "memset" else "memset::device") or find("memcpy::dtod")
     assert model is not None  # the models are tracelens's own
-    return model.function(OpCall(model.name, [[size]], ["u8"]))
+    return model.count(OpCall(model.name, [[size]], ["u8"]))
 
 
 def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
@@ -114,9 +114,9 @@ def _collective(table: Table, record: int, rank: int) -> Found | str:
     values = [str(group), *(_to_others(split, place, size) for split, size in splits)]
     call = OpCall(f"collective::{name}", [[size] for size in sizes], ["u8", "u8"], values)
     try:
-        cost = model.function(call)
+        cost = model.count(call)
     except Uncounted as why:
-        return str(why)
+        return why.reason
     dtype = short_dtype(text("dtype"))
     shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {group} ranks"
     return (

@@ -11,6 +11,7 @@ from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._device import choose_device, own_device
 from tracelens.analyzers._scene import Scene
 from tracelens.analyzers.detectors import DETECTORS, JOB, Detector, Found, Signal
+from tracelens.guard import Failure
 from tracelens.schema import Column, Result, Schema, Skip, Table
 from tracelens.trace.intervals import Union, both
 from tracelens.trace.trace import Trace
@@ -146,6 +147,9 @@ def findings(ranks: Sequence[RankSignals], results: Mapping[str, Result]) -> Res
     skips = (
         [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checked`")]
     )
+    reasons = [*found.values(), *(reason for one in ranks for reason in one.found.values())]
+    failures = {reason.part: reason for reason in reasons if isinstance(reason, Failure)}
+    skips += [Skip(part, failure) for part, failure in failures.items()]
     return result(tables, skips)
 
 

@@ -14,6 +14,7 @@ from tracelens.analyzers._distance import ROOFLINE, distances
 from tracelens.analyzers._utilisation import UTILISATION, utilisation
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.devices import Device, match
+from tracelens.guard import Failure
 from tracelens.schema import Result, Skip, Table
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, gpu_work
@@ -62,7 +63,9 @@ def of_rank(
         "coverage": coverage(rank, work, found),
         "uncovered": uncovered(trace, work, found),
     }
-    return RankRoofline(rows, [] if peaks else [_no_device(trace)], peaks, own, names, projected)
+    skips = [] if peaks else [_no_device(trace)]
+    skips += [Skip("FLOPs and bytes", reason) for reason in found.reasons if isinstance(reason, Failure)]
+    return RankRoofline(rows, skips, peaks, own, names, projected)
 
 
 @analyzer("roofline", title="Roofline", order=45, part=of_rank, slow=True)
@@ -96,7 +99,7 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     }
     if any(rank.projected for rank in ranks):
         meta["projected_onto"] = meta["roofs_of"]
-    skips = [skip for rank in ranks for skip in rank.skips]
+    skips = list(dict.fromkeys(skip for rank in ranks for skip in rank.skips))
     return result(tables, skips, scope=scope, **meta, **_shares(tables["coverage"]))
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
 
 from tracelens.errors import TracelensError
+from tracelens.guard import Failure, guard
+
+OK, WRONG, INTERRUPTED = 0, 2, 130
+"""Exit codes: done; bad input or any failure; stopped by the user. 1 is a verdict, never an accident."""
 
 
 def main() -> None:
@@ -19,17 +25,20 @@ def main() -> None:
     gc.disable()
     # Nothing here multiplies matrices; starting threads for it takes as long as importing numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    code = run(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            continue
-    os._exit(code)
+    code = WRONG
+    try:
+        _occupy_closed_streams()
+        code = _flushed(run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        code = _interrupted()
+    finally:
+        if sys.exc_info()[0] is not None:  # with --debug
+            traceback.print_exc()
+        os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; every error a user can cause is one line on stderr and exit code 2.
+    """Run the command line; everything that goes wrong is one line on stderr and exit code 2.
 
     Args:
         arguments: without the program's name; none shows the help.
@@ -37,22 +46,74 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         the exit code.
     """
+    try:
+        code = guard("the command", _run, arguments)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except SystemExit as end:  # typer's answer to a closed pipe: `tracelens ... | head`
+        return OK if isinstance(end.__context__, BrokenPipeError) else WRONG
+    except TracelensError as error:
+        _tell(f"tracelens: {error}")
+        return WRONG
+    if isinstance(code, Failure):
+        _tell(f"tracelens: {code}")
+        return WRONG
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     from typer import Abort
     from typer.exceptions import TyperException
 
     from tracelens.cli.app import app
 
     try:
-        return int(app(list(arguments) or ["--help"], prog_name="tracelens", standalone_mode=False) or 0)
-    except TracelensError as error:
-        print(f"tracelens: {error}", file=sys.stderr)
+        code = int(app(list(arguments) or ["--help"], prog_name="tracelens", standalone_mode=False) or OK)
+        return _interrupted() if code == INTERRUPTED else code
     except TyperException as error:
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().replace("Value error, ", "").split())
-        print(f"{context.command_path if context else 'tracelens'}: {message} (see --help)", file=sys.stderr)
-    except BrokenPipeError:  # `tracelens ... | head`
-        return 0
-    except (KeyboardInterrupt, Abort):
-        print("tracelens: interrupted", file=sys.stderr)
-        return 130
-    return 2
+        _tell(f"{context.command_path if context else 'tracelens'}: {message} (see --help)")
+        return WRONG
+    except Abort:
+        return _interrupted()
+    except OSError as error:  # a full disk, a folder that may not be read
+        name = f"{error.filename}: " if error.filename else ""
+        raise TracelensError(f"{name}{error.strerror or error}") from error
+
+
+def _interrupted() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would cut the clean-up short
+    _tell("tracelens: interrupted")
+    return INTERRUPTED
+
+
+def _flushed(code: int) -> int:
+    """The exit code, once everything printed has arrived; WRONG where it cannot."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        _tell(f"tracelens: cannot write to stdout: {error.strerror or error}")
+        return WRONG
+    return code
+
+
+def _tell(line: str) -> None:
+    """One line on stderr, as far as there is one."""
+    try:
+        if sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
+    except OSError:
+        return
+
+
+def _occupy_closed_streams() -> None:
+    """Open /dev/null where stdin, stdout or stderr is closed: a trace must not be opened in its place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one

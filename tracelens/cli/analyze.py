@@ -15,6 +15,7 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     Step,
+    check_complete,
     options,
     print_report,
     progress,
@@ -54,3 +55,4 @@ def analyze(
             *paths, names=[name], step=step, partial=partial, dask=dask, progress=line, **given
         )
     print_report(report, json=json)
+    check_complete(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -9,10 +10,20 @@ from typer.core import TyperGroup
 
 from tracelens import __version__
 from tracelens.cli import analyze, diff, fuse, gate, listing, project, replay, report
+from tracelens.guard import DEBUG
+
+_DEBUG = "--debug"
 
 
 class Commands(TyperGroup):
     """The commands, of which `workload` is made when it is asked for: it has an option for each setting."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take --debug wherever it stands."""
+        own = args[: args.index("--")] if "--" in args else args
+        if _DEBUG in own:
+            args = [_DEBUG, *(text for text in own if text != _DEBUG), *args[len(own) :]]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
@@ -49,6 +60,11 @@ app.add_typer(project.app, name="project")
 app.command("list")(listing.listing)
 
 
+def _debug(wanted: bool) -> None:
+    if wanted:
+        os.environ[DEBUG] = "1"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"tracelens {__version__}")
@@ -59,6 +75,10 @@ def _version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(_DEBUG, callback=_debug, help="Stop at the first internal error, with its traceback."),
     ] = False,
 ) -> None:
     """Where the step time of a Mixture-of-Experts run goes, from profiler traces."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+
+from tracelens.errors import TracelensError
+from tracelens.guard import banner
 
 if TYPE_CHECKING:
     from tracelens.schema import Report
@@ -119,9 +124,21 @@ def progress() -> Iterator[Progress]:
 
 
 def write_stdout(data: bytes) -> None:
-    """Write bytes to stdout."""
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    """Write bytes to stdout. One who has read enough (`| head`) ends neither the command nor its verdict.
+
+    Raises:
+        TracelensError: stdout is closed, or its disk is full.
+    """
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise TracelensError("stdout is closed; write to a file with -o")
+    try:
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        raise TracelensError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
 def check_formats(output: Sequence[str]) -> None:
@@ -141,6 +158,7 @@ def deliver(report: Report, output: Sequence[str], json: bool) -> None:
         say(f"wrote {path}")
     if json or not output:
         print_report(report, json=json)
+    check_complete(report)
 
 
 def print_report(report: Report, *, json: bool = False) -> None:
@@ -150,12 +168,28 @@ def print_report(report: Report, *, json: bool = False) -> None:
 
         write_stdout(one(report.results[0], report.meta))
         return
+    from tracelens.renderers import rendered
     from tracelens.renderers.console import console
 
     width = shutil.get_terminal_size((120, 24)).columns
-    write_stdout(console(report, width=width, color=sys.stdout.isatty()).encode())
+    color = sys.stdout is not None and sys.stdout.isatty()
+    write_stdout(rendered(report, partial(console, width=width, color=color)).encode())
+
+
+def check_complete(report: Report) -> None:
+    """Say on stderr what failed because of a bug.
+
+    Raises:
+        TracelensError: nothing else came of it.
+    """
+    incomplete = banner(report.failures)
+    if incomplete and not any(result.data for result in report.results):
+        raise TracelensError("; ".join(dict.fromkeys(report.failures)))
+    if incomplete:
+        say(f"tracelens: {incomplete}")
 
 
 def say(text: str) -> None:
     """One line for people, on stderr, so that stdout stays data."""
-    print(text, file=sys.stderr)
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)

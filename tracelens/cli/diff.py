@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Step, print_report, progress, say
+from tracelens.cli.common import Partial, Step, check_complete, print_report, progress, say
 
 _WHAT = "a trace, a directory of ranks, or a quoted pattern."
 
@@ -56,6 +56,7 @@ def diff(
         say(f"wrote {path}")
     if json or not output:
         print_report(report, json=json)
+    check_complete(report)
 
 
 def _prepare(output: Sequence[str]) -> None:

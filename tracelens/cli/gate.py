@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Scope, ScopeChoice, print_report, progress, say, write_stdout
+from tracelens.cli.common import (
+    Partial,
+    Scope,
+    ScopeChoice,
+    check_complete,
+    print_report,
+    progress,
+    say,
+    write_stdout,
+)
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
@@ -102,6 +111,7 @@ def _samples(path: str, scope: ScopeChoice, partial: bool, line: Callable[[str],
     if saved is not None:
         return saved
     report = tracelens.report_files(path, names=["steps"], partial=partial, progress=line, scope=scope.value)
+    check_complete(report)
     return from_result(report["steps"], path, tracelens.__version__)
 
 

@@ -16,6 +16,7 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     Step,
+    check_complete,
     options,
     print_report,
     progress,
@@ -80,6 +81,7 @@ def report(
         say(f"wrote {path}")
     if not output:
         print_report(result)
+    check_complete(result)
 
 
 def _prepare(output: Sequence[str], only: Sequence[str]) -> None:

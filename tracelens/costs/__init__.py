@@ -28,6 +28,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted
+from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
 
 __all__ = ["COSTS", "CostModel", "OpCall", "OpCost", "Tensor", "Uncounted", "cost", "find"]
@@ -73,6 +74,17 @@ class CostModel:
     def may_multiply(self) -> bool:
         """Whether what it counts may run on matrix units; models from elsewhere may all."""
         return self.function.__module__.removeprefix("tracelens.costs.") not in _NO_PRODUCTS
+
+    def count(self, call: OpCall) -> OpCost:
+        """What a call must do at least.
+
+        Raises:
+            Uncounted: the trace lacks something, or the model failed.
+        """
+        counted = guard(f"cost model {self.name}", self.function, call)
+        if isinstance(counted, Failure):
+            raise Uncounted(counted)
+        return counted
 
     @property
     def doc(self) -> str:

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tracelens.errors import TracelensError
+from tracelens.guard import Failure
 
 BITS = {
     "fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8e4m3": 8, "fp8e5m2": 8,
@@ -21,6 +22,12 @@ LONG_LIST = "a list of more than 30 tensors, of which the profiler records no sh
 
 class Uncounted(TracelensError):
     """This call cannot be counted; the message says what the trace lacks, without a name or a full stop."""
+
+    @property
+    def reason(self) -> str:
+        """The message; where it is the failure of a cost model, that Failure."""
+        message = self.args[0]
+        return message if isinstance(message, Failure) else str(self)
 
 
 class Tensor(NamedTuple):

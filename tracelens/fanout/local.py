@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from tracelens.errors import TracelensError
-from tracelens.fanout.task import Portion, Task, carry_out
+from tracelens.fanout.task import Portion, Task, attempt
 
 Answer = list[Portion] | TracelensError
 
@@ -46,7 +46,7 @@ class Local:
             answers = self._ready()
             if not answers:
                 mine = here.pop() if here else self._next()
-                answers = [_answer(mine) if mine is not None else self._done.get()]
+                answers = [attempt(mine) if mine is not None else self._done.get()]
             for answer in answers:
                 left -= 1
                 if isinstance(answer, TracelensError):
@@ -82,13 +82,6 @@ class Local:
                 return
 
 
-def _answer(task: Task) -> Answer:
-    try:
-        return carry_out(task)
-    except TracelensError as error:
-        return error
-
-
 def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
     """Carry out the tasks that come in on stdin until it is closed."""
     source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
@@ -98,7 +91,7 @@ def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> No
             task = pickle.load(source)
         except EOFError:
             return
-        answer = _answer(task)
+        answer = attempt(task)
         # Errors have constructors of their own, which pickle does not know; their text is what counts.
         told = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
         pickle.dump(told, target, protocol=5)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracelens.errors import TracelensError
+from tracelens.guard import Failure, guard
+
 if TYPE_CHECKING:
     from subprocess import Popen
 
@@ -79,3 +82,12 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
         parts = {name: ANALYZERS.get(name).part_of(one, **dict(task.options)) for name in task.analyzers}
         portions.append(Portion(task.path, trace.meta, one.meta.rank, span, parts))
     return portions
+
+
+def attempt(task: Task) -> list[Portion] | TracelensError:
+    """The portions of a file, or what is wrong with it, be it a bug."""
+    try:
+        portions = guard(f"reading {task.path}", carry_out, task)
+    except TracelensError as error:
+        return error
+    return TracelensError(portions) if isinstance(portions, Failure) else portions

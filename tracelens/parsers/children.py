@@ -7,6 +7,7 @@ embedding server can all load traces, and a child imports neither the caller's m
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from types import TracebackType
 
 from tracelens.errors import TracelensError
 from tracelens.parsers.remote import is_url
+
+_JOBS = re.compile(r"0*[1-9][0-9]{0,2}", re.ASCII)
 
 DECODE = "from tracelens.parsers.worker import main; main()"
 """What a child that decodes runs: it serves one trace after the other (see worker.py)."""
@@ -31,8 +34,8 @@ def jobs() -> int:
     """Number of processes that decode: TRACELENS_JOBS, else the cores this process may use, at most 8."""
     configured = os.environ.get("TRACELENS_JOBS", "")
     if configured:
-        if not configured.isdigit() or int(configured) < 1:
-            raise TracelensError(f"TRACELENS_JOBS={configured!r} is not a positive number")
+        if not _JOBS.fullmatch(configured):
+            raise TracelensError(f"TRACELENS_JOBS={configured!r}: give a number of processes, 1 to 999")
         return int(configured)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 8)
@@ -82,6 +85,7 @@ def _start(serve: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pipesize=_PIPE_BYTES,
+        process_group=0,  # Ctrl-C is the parent's to answer; it ends its children without a traceback
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
 

@@ -7,13 +7,17 @@ package is cheap; each format imports its library when it runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from tracelens.errors import TracelensError
+from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
-from tracelens.schema import Report
+from tracelens.schema import Report, Result, Skip
+
+T = TypeVar("T")
 
 Files = Callable[[Report], Mapping[str, bytes]]
 
@@ -70,6 +74,27 @@ def by_path(path: str | os.PathLike[str]) -> Renderer:
     return known[suffix]
 
 
+def rendered(report: Report, render: Callable[[Report], T]) -> T:
+    """What `render` makes of a report; a result that it fails on is replaced by a Skip.
+
+    Results are tried one by one only where the whole failed.
+    """
+    whole = guard("rendering", render, report)
+    if not isinstance(whole, Failure):
+        return whole
+    return render(replace(report, results=tuple(_sound(report, render))))
+
+
+def _sound(report: Report, render: Callable[[Report], object]) -> Iterator[Result]:
+    """The results, those that cannot be rendered as a Skip."""
+    for result in report.results:
+        alone = guard(f"rendering {result.analyzer}", render, replace(report, results=(result,)))
+        if isinstance(alone, Failure):
+            yield replace(result, data={}, meta={}, skips=(Skip(result.title, alone),))
+        else:
+            yield result
+
+
 def write(report: Report, path: str | os.PathLike[str]) -> None:
     """Write `report` in the format that `path` asks for; a file is replaced whole or not at all.
 
@@ -79,7 +104,7 @@ def write(report: Report, path: str | os.PathLike[str]) -> None:
         TracelensError: no such format, or the file cannot be written (the system's reason is given).
     """
     chosen = by_path(path)
-    files = chosen.files(report)
+    files = rendered(report, chosen.files)
     target = Path(path)
     try:
         for name, content in files.items():

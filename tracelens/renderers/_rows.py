@@ -117,10 +117,10 @@ def readable(result: Result) -> dict[str, Table]:
 
 def for_people(report: Report) -> Report:
     """The report with the results that say nothing gathered in one at the end, if others say something."""
-    silent = [result for result in report.results if _says_nothing(result)]
+    silent = [result for result in report.results if _is_silent(result)]
     if not silent or len(silent) == len(report.results):
         return report
-    spoken = tuple(result for result in report.results if not _says_nothing(result))
+    spoken = tuple(result for result in report.results if not _is_silent(result))
     reasons = {result.title: dict.fromkeys(reason for _, reason in skipped(result)) for result in silent}
     gathered = Result(
         "not_in_these_traces",
@@ -130,6 +130,11 @@ def for_people(report: Report) -> Report:
         skips=tuple(Skip(title, "; ".join(texts)) for title, texts in reasons.items()),
     )
     return replace(report, results=(*spoken, gathered))
+
+
+def _is_silent(result: Result) -> bool:
+    """Whether the traces have nothing for this result; one that failed is not silent about it."""
+    return _says_nothing(result) and not result.failures
 
 
 def _says_nothing(result: Result) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
+from tracelens.guard import banner
 from tracelens.renderers import renderer
 from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import PERCENT, Shown, look, meta_items, one_line, shorten
@@ -39,6 +40,7 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
     """
     from rich.console import Console
 
+    incomplete = banner(report.failures)
     report = for_people(report)
     # `_environ` and the explicit settings keep the output the same whatever terminal it is made for.
     screen = Console(
@@ -53,6 +55,8 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
         _environ={},
     )
     screen.print(one_line(report.title), style="bold", soft_wrap=True)
+    if incomplete:
+        screen.print(one_line(incomplete), style="bold red")
     for name, text in meta_items(report.meta):
         screen.print(f"{name}: {text}", style="dim")
     for result in report.results:

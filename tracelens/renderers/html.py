@@ -11,18 +11,19 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracelens.guard import banner
 from tracelens.renderers import renderer
 from tracelens.renderers._cards import cards
 from tracelens.renderers._cells import Grid, grid
 from tracelens.renderers._format import meta_items
 from tracelens.renderers._rows import details, for_people, readable, skipped
-from tracelens.renderers.figures import Figure, figures
+from tracelens.renderers.figures import Figure, drawn
 from tracelens.renderers.json import dumps
 from tracelens.schema import Report, Result, Table
 
@@ -53,10 +54,14 @@ class _Section:
 @renderer("html", suffix=".html", doc="a self-contained page with figures, sortable tables and trees")
 def files(report: Report) -> Mapping[str, bytes]:
     """The page; plotly.js (4.8 MB) is part of it only when there is a figure."""
+    pictured = [drawn(result) for result in report.results]
+    report = replace(report, results=tuple(result for _, result in pictured))
+    incomplete = banner(report.failures)
     report = for_people(report)
-    drawn: list[Figure] = []
-    sections = [_section(result, drawn) for result in report.results]
-    scripts = [_plotly()] if drawn else []
+    figures = {result.analyzer: made for made, result in pictured}
+    placed: list[Figure] = []
+    sections = [_section(result, figures.get(result.analyzer, []), placed) for result in report.results]
+    scripts = [_plotly()] if placed else []
     scripts.append(_asset("report.js").encode())
     page = (
         _environment()
@@ -66,12 +71,13 @@ def files(report: Report) -> Mapping[str, bytes]:
             policy=_policy(scripts),
             css=_asset("table.css") + _asset("page.css"),
             meta=meta_items(report.meta),
+            incomplete=incomplete,
             cards=cards(report),
             sections=sections,
         )
     )
     before, after = page.split(_SCRIPTS)
-    data = (b'<script type="application/json" id="figures">', _inert(dumps(drawn)), b"</script>\n")
+    data = (b'<script type="application/json" id="figures">', _inert(dumps(placed)), b"</script>\n")
     tags = (part for script in scripts for part in (b"<script>", script, b"</script>\n"))
     return {"report.html": b"".join((before.encode(), *data, *tags, after.encode()))}
 
@@ -81,18 +87,19 @@ def fragment(result: Result) -> str:
     return (
         _environment()
         .get_template("fragment.html.j2")
-        .render(section=_section(result, None), css=_asset("table.css"))
+        .render(section=_section(result, [], None), css=_asset("table.css"))
     )
 
 
-def _section(result: Result, drawn: list[Figure] | None) -> _Section:
+def _section(result: Result, figures: list[Figure], placed: list[Figure] | None) -> _Section:
+    """A section of a page, whose figures are appended to `placed`; None: of a notebook's cell."""
     anchors = []
-    for figure in figures(result) if drawn is not None else []:
+    for figure in figures if placed is not None else ():
         layout = dict(figure["layout"])
         caption = str(layout.pop("title", {}).get("text", ""))
-        anchors.append((f"figure-{len(drawn or ())}", caption, int(layout["height"])))
-        if drawn is not None:
-            drawn.append({"data": figure["data"], "layout": layout})
+        anchors.append((f"figure-{len(placed or ())}", caption, int(layout["height"])))
+        if placed is not None:
+            placed.append({"data": figure["data"], "layout": layout})
     return _Section(
         id=result.analyzer,
         title=result.title,
@@ -100,7 +107,9 @@ def _section(result: Result, drawn: list[Figure] | None) -> _Section:
         meta=meta_items(result.meta),
         figures=anchors,
         grids=[
-            grid(result, name, one, FRAGMENT_ROWS if drawn is None else _most(one), buttons=drawn is not None)
+            grid(
+                result, name, one, FRAGMENT_ROWS if placed is None else _most(one), buttons=placed is not None
+            )
             for name, one in readable(result).items()
         ],
         details=details(result),

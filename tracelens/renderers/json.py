@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from tracelens.guard import Failure
 from tracelens.renderers import renderer
 from tracelens.renderers._format import encodable, values
 from tracelens.schema import Report, Result, Table
@@ -18,15 +19,16 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APP
 def files(report: Report) -> Mapping[str, bytes]:
     """{"results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
 
-    `findings` are the rows of that analyzer's table, empty when it is not part of the report. An infinite
-    float is null.
+    `findings` are the rows of that analyzer's table, empty when it is not part of the report.
+    `meta.failures` names the parts that failed because of a bug. An infinite float is null.
     """
     results: dict[str, dict[str, Any]] = {
         result.analyzer: {"tables": _tables(result), "skips": _skips(result), "meta": dict(result.meta)}
         for result in report.results
     }
     found = results.get("findings", {}).get("tables", {}).get("findings", [])
-    return {"report.json": dumps({"results": results, "findings": found, "meta": dict(report.meta)})}
+    meta = _meta(report.meta, report.failures)
+    return {"report.json": dumps({"results": results, "findings": found, "meta": meta})}
 
 
 def one(result: Result, meta: Mapping[str, Any]) -> bytes:
@@ -50,9 +52,15 @@ def one(result: Result, meta: Mapping[str, Any]) -> bytes:
             "inputs": inputs,
             "tables": _tables(result),
             "skips": _skips(result),
-            "meta": rest | dict(result.meta),
+            "meta": _meta(rest | dict(result.meta), result.failures),
         }
     )
+
+
+def _meta(meta: Mapping[str, Any], failures: Sequence[Failure]) -> dict[str, Any]:
+    """`meta`, with `failures` where parts failed because of a bug: part to class of the exception."""
+    named = {failure.part: failure.error for failure in failures}
+    return {**meta, "failures": named} if named else {**meta}
 
 
 def dumps(value: Any, *, indent: bool = False) -> bytes:

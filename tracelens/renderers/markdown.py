@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tracelens.guard import banner
 from tracelens.renderers import renderer
 from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
@@ -27,8 +28,10 @@ def files(report: Report) -> Mapping[str, bytes]:
 
 def markdown(report: Report) -> str:
     """The report as GitHub-flavoured Markdown; names are escaped, shortened and on one line."""
+    incomplete = banner(report.failures)
     report = for_people(report)
     lines = [f"# {escaped(report.title)}", ""]
+    lines += [f"> **{escaped(incomplete)}**", ""] if incomplete else []
     lines += [f"- {escaped(name)}: {escaped(text)}" for name, text in meta_items(report.meta)]
     for result in report.results:
         lines += ["", *_result(result)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from tracelens.renderers.figures import figures
+from tracelens.renderers.figures import drawn
 from tracelens.renderers.html import fragment
 from tracelens.schema import Report, Result
 
@@ -14,7 +14,8 @@ def show(result: Result) -> None:
     from IPython.display import HTML, display
     from plotly.graph_objects import Figure
 
-    for figure in figures(result):
+    figures, result = drawn(result)
+    for figure in figures:
         # Above the figure as in a page: inside of it a legend of several rows would lie over the title.
         title = str(figure["layout"].get("title", {}).get("text", ""))
         if title:

@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import MissingExtra
+from tracelens.guard import banner
 from tracelens.renderers import renderer
 from tracelens.renderers._format import encodable, is_text, meta_items, values
 from tracelens.schema import Column, Report, Table
@@ -82,7 +83,9 @@ def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, st
     bold = book.add_format({"bold": True})
     sheet.set_column(0, 0, 32)
     sheet.set_column(1, 3, 40)
-    lines: list[tuple[str, ...]] = [(report.title,), *meta_items(report.meta), ()]
+    incomplete = banner(report.failures)
+    title = [(report.title,), (incomplete,)] if incomplete else [(report.title,)]
+    lines: list[tuple[str, ...]] = [*title, *meta_items(report.meta), ()]
     lines.append(("sheet", "analyzer", "table", "what it shows", "rows"))
     headings = {0, len(lines) - 1}
     links = range(len(lines), len(lines) + len(sheets))

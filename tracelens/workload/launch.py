@@ -7,12 +7,13 @@ starts the others itself.
 from __future__ import annotations
 
 import os
-import socket
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -36,6 +37,11 @@ from tracelens.workload.train import Measured, Trainer
 # A published workaround for slow launches on AMD GPUs: a larger pool for kernels' arguments.
 KERNARG_POOL = {"HSA_KERNARG_POOL_SIZE": "12582912"}
 
+
+STORE = "TRACELENS_STORE"
+"""Environment variable of a spawned rank: where it meets the others."""
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 RunRank = Callable[[int, int, Any], Any]
 """Runs one rank of a job: its rank, its number on its machine, the job."""
@@ -159,21 +165,14 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
     return _spawn(ranks, run, job)
 
 
-def free_port() -> int:
-    """A port of this machine at which nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
     """Start all ranks on this machine, and collect what they return."""
     context = mp.get_context("spawn")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     results = context.SimpleQueue()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     try:
-        mp.spawn(_spawned, (run, job, results), nprocs=ranks, join=True)
+        with meeting_place() as store:
+            mp.spawn(_spawned, (run, job, results, store), nprocs=ranks, join=True)
     except mp.ProcessRaisedException:
         told = [] if results.empty() else [results.get()]
         if told and isinstance(told[0][1], str):
@@ -183,7 +182,19 @@ def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
     return [found[rank] for rank in range(ranks)]
 
 
-def _spawned(rank: int, run: RunRank, job: Any, results: Any) -> None:
+@contextmanager
+def meeting_place() -> Iterator[str]:
+    """Where processes of this machine alone meet, as `torch.distributed` takes it: a file of this user's.
+
+    A TCPStore would listen on every network interface, and take commands from anyone who connects.
+    """
+    with TemporaryDirectory(prefix="tracelens-") as folder:
+        yield f"file://{folder}/store"
+
+
+def _spawned(rank: int, run: RunRank, job: Any, results: Any, store: str) -> None:
+    os.environ[STORE] = store
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     try:
         results.put((rank, run(rank, rank, job)))
     except TracelensError as error:
@@ -222,7 +233,8 @@ def joined(rank: int, ranks: int, device: torch.device) -> Iterator[None]:
     if ranks > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
         bound = device if device.type == "cuda" else None
-        dist.init_process_group(backend, rank=rank, world_size=ranks, device_id=bound)
+        store = os.environ.get(STORE, "env://")
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=ranks, device_id=bound)
     try:
         yield
     except torch.OutOfMemoryError as error:

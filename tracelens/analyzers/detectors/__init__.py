@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from tracelens.analyzers._on_host import NO_LAUNCH
 from tracelens.analyzers._scene import Scene
+from tracelens.guard import guard
 from tracelens.registry import Registry
 from tracelens.schema import Result, Unit
 from tracelens.trace.intervals import Union
@@ -54,7 +55,7 @@ class Signal(NamedTuple):
 
 
 Found = Signal | str
-"""A signal, or why there is none."""
+"""A signal, or why there is none, which may be a Failure."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,15 @@ class Detector:
         """What one rank shows."""
         if self.launching and scene.work.on_host:
             return NO_LAUNCH
-        found: Found = self.function(scene)
+        found: Found = guard(f"detector {self.name}", self.function, scene)
         return found
 
     def of_run(self, results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
         """What the results of analyzers show: signals by rank (or JOB), or why there is none."""
-        found: Mapping[int, Signal] | str = self.function(results)
+        failed = [name for name in self.needs if results[name].failures and not results[name].data]
+        if failed:
+            return f"needs {', '.join(failed)}, which failed"
+        found: Mapping[int, Signal] | str = guard(f"detector {self.name}", self.function, results)
         return found
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tracelens.analyzers._on_host import noted
+from tracelens.guard import Failure, guard
 from tracelens.projection.whatif.build import build
 from tracelens.projection.whatif.replay import Replay, doubt
 from tracelens.projection.whatif.scenario import NotApplicable, Scene, usual, wish
@@ -76,9 +77,14 @@ def whatif(
     for one in wishes:
         progress(f"replaying {one.text}")
         try:
-            found.append(replay.scenario(one))
+            outcome = guard(f"scenario {one.text}", replay.scenario, one)
         except NotApplicable as why:
             skips.append(Skip(f"scenario {one.text}", str(why)))
+            continue
+        if isinstance(outcome, Failure):
+            skips.append(Skip(f"scenario {one.text}", outcome))
+        else:
+            found.append(outcome)
     tables = replay.tables(found)
     if found:
         skips += _limits(run, replay, tables)

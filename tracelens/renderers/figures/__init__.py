@@ -7,10 +7,12 @@ table or a column is absent, it draws nothing. No figure holds more than about 5
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
-from tracelens.schema import Result
+from tracelens.schema import Result, Skip
 
 Figure = dict[str, Any]
 Draw = Callable[[Result], list[Figure]]
@@ -30,3 +32,11 @@ def figures(result: Result) -> list[Figure]:
     """
     draw = dict(FIGURES.items()).get(result.analyzer)
     return draw(result) if draw else []
+
+
+def drawn(result: Result) -> tuple[list[Figure], Result]:
+    """The figures of a result, and the result: with a Skip where they cannot be drawn because of a bug."""
+    made = guard(f"figures of {result.analyzer}", figures, result)
+    if isinstance(made, Failure):
+        return [], replace(result, skips=(*result.skips, Skip("figures", made)))
+    return made, result

@@ -1,0 +1,95 @@
+"""One failing part never takes the rest along: an unexpected exception becomes a reason for no answer.
+
+Analyzers, detectors, cost models, figures, sections of a report and what-if scenarios run behind `guard`. It
+lets errors that a user can mend (TracelensError) pass, and turns everything else, which is a bug, into a
+`Failure`. That is text, so it stands wherever a reason may stand, and can still be told from one:
+`Report.failures` lists those of a report. TRACELENS_DEBUG=1, which `tracelens --debug` sets and child
+processes inherit, lets every exception through.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from tracelens.errors import SchemaError, TracelensError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEBUG = "TRACELENS_DEBUG"
+
+_PACKAGE = Path(__file__).parent
+
+
+class Failure(str):
+    """What went wrong in a part of the program, as a sentence.
+
+    Attributes:
+        part: that failed, such as "analyzer pipeline".
+        error: class of the exception.
+    """
+
+    part: str
+    error: str
+
+    @classmethod
+    def of(cls, part: str, error: BaseException) -> Failure:
+        """The failure of a part that raised `error`."""
+        kind = type(error).__name__
+        text = f": {error}" if isinstance(error, SchemaError) else ""
+        failure = cls(
+            f"{part} failed with {kind} in {_place(error)}{text}. This is a bug: please report it with the "
+            "output of the same command with --debug"
+        )
+        failure.part, failure.error = part, kind
+        return failure
+
+
+def guard(part: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Failure:
+    """What `call` returns, or the failure of this part.
+
+    Args:
+        part: what is called, for the message: "analyzer pipeline".
+        call: the function.
+        args: of the function.
+        kwargs: of the function.
+
+    Raises:
+        TracelensError: as the function does, except for SchemaError, which is nobody's fault but its own.
+    """
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        if debugging() or (isinstance(error, TracelensError) and not isinstance(error, SchemaError)):
+            raise
+        return Failure.of(part, error)
+
+
+def debugging() -> bool:
+    """Whether exceptions are to pass instead of becoming failures."""
+    return os.environ.get(DEBUG, "") not in ("", "0")
+
+
+def banner(failures: Sequence[Failure]) -> str:
+    """What stands on top of a report with these failures; "" where there are none."""
+    if not failures:
+        return ""
+    parts = ", ".join(dict.fromkeys(f"{failure.part} ({failure.error})" for failure in failures))
+    return f"Incomplete: {parts} failed because of a bug in tracelens. Everything else is complete."
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame that is ours, else of the innermost one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    own = [frame for frame in own if frame.filename != __file__] or frames
+    if not own:
+        return "an unknown place"
+    path = Path(own[-1].filename)
+    if path.is_relative_to(_PACKAGE):
+        path = path.relative_to(_PACKAGE.parent)
+    return f"{path.as_posix()}:{own[-1].lineno}"

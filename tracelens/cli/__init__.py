@@ -8,6 +8,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TextIO
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
@@ -90,9 +92,10 @@ def _interrupted() -> int:
 
 def _flushed(code: int) -> int:
     """The exit code, once everything printed has arrived; WRONG where it cannot."""
+    stream: TextIO | None = sys.stdout
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        if stream is not None:
+            stream.flush()
     except BrokenPipeError:
         pass
     except OSError as error:
@@ -102,18 +105,23 @@ def _flushed(code: int) -> int:
 
 
 def _tell(line: str) -> None:
-    """One line on stderr, as far as there is one."""
-    try:
-        if sys.stderr is not None:
-            print(line, file=sys.stderr, flush=True)
-    except OSError:
-        return
+    """One line on stderr, unless its disk is full."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _occupy_closed_streams() -> None:
-    """Open /dev/null where stdin, stdout or stderr is closed: a trace must not be opened in its place."""
+    """Open /dev/null where stdin, stdout or stderr is closed: a trace must not be opened in its place.
+
+    Python's stdout stays None, so that output which has nowhere to go is an error.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    streams: tuple[TextIO | None, TextIO | None] = (sys.stdin, sys.stderr)
+    if streams[0] is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8")
+    if streams[1] is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8")

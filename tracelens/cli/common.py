@@ -191,5 +191,4 @@ def check_complete(report: Report) -> None:
 
 def say(text: str) -> None:
     """One line for people, on stderr, so that stdout stays data."""
-    if sys.stderr is not None:
-        print(text, file=sys.stderr)
+    print(text, file=sys.stderr)

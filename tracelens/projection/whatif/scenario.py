@@ -15,7 +15,7 @@ _LEAST, _MOST = 1e-9, 1e9
 """Numbers of arguments are in between: what is beyond is a slip, and no duration times it is one."""
 
 
-class NotApplicable(Exception):
+class NotApplicable(TracelensError):
     """A scenario has nothing to change in this run; its text says why, and becomes a Skip."""
 
 

@@ -1,0 +1,121 @@
+"""How the command ends when what it writes to, or its user, goes away: 1 is a verdict, never an accident."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST, SLOW = (ROOT / f"sample_traces/one_gpu/{name}/rank0.json.gz" for name in ("grouped", "loop"))
+RANKS = ROOT / "sample_traces/ladder/ep4/00_baseline"
+COMMAND = [sys.executable, "-m", "tracelens"]
+
+
+def ended(*arguments: str | Path, shell: str = "", env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command; `shell` is put behind it, as a redirection."""
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {shell}', "bash", *COMMAND, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+
+
+@needs_full
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", FAST, "--only", "input"],
+        ["analyze", "input", FAST, "--json"],
+        ["gate", FAST, FAST],
+        ["--help"],
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_a_full_disk(arguments: list[str | Path]) -> None:
+    code, _, errors = ended(*arguments, shell=">/dev/full")
+    assert code == 2
+    assert errors.count("No space left on device") == 1
+    assert "Traceback" not in errors
+
+
+@needs_full
+def test_no_room_for_the_error_either() -> None:
+    assert ended("report", "no such file", shell="2>/dev/full")[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [["report", FAST, "--only", "kernels"], ["list", "costs"]])
+def test_a_reader_who_has_read_enough(arguments: list[str | Path]) -> None:
+    code, _, errors = ended(*arguments, shell="| head -c1 >/dev/null; exit ${PIPESTATUS[0]}")
+    assert (code, errors) == (0, "")
+
+
+def test_a_reader_who_goes_does_not_change_the_verdict() -> None:
+    rule = "--rule=kernel.count<=1.0"
+    assert ended("gate", FAST, SLOW, rule)[0] == 1
+    assert ended("gate", FAST, SLOW, rule, shell="| true; exit ${PIPESTATUS[0]}")[0] == 1
+
+
+def test_closed_streams(tmp_path: Path) -> None:
+    code, _, errors = ended("analyze", "input", FAST, shell=">&-")
+    assert code == 2
+    assert len(errors.splitlines()) == 1
+    target = tmp_path / "report.md"
+    assert ended("report", FAST, "-o", target, shell="<&- >&- 2>&-") == (0, "", "")
+    assert target.read_text().startswith("# tracelens report")
+    assert ended("report", "no such file", shell="2>&-") == (2, "", "")
+
+
+def test_a_plugin_that_exits(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("import sys\nsys.exit(1)\n")
+    assert ended("analyze", "input", FAST, env={"TRACELENS_PLUGINS": str(plugin)})[0] == 2
+
+
+def test_an_internal_error_is_one_line(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "import tracelens.compare.samples as samples\n"
+        "def broken(*_, **__):\n    raise KeyError('x')\n"
+        "samples.from_result = broken\n"
+    )
+    env = {"TRACELENS_PLUGINS": str(plugin)}
+    code, _, errors = ended("gate", FAST, SLOW, env=env)
+    assert code == 2
+    assert "KeyError" in errors
+    assert len(errors.splitlines()) == 1
+    code, _, errors = ended("--debug", "gate", FAST, SLOW, env=env)
+    assert code == 2
+    assert "Traceback" in errors
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 0.8, 1.5])
+def test_ctrl_c(delay_s: float, tmp_path: Path) -> None:
+    # A terminal sends it to all processes of the group: the command, and whatever it has started.
+    process = subprocess.Popen(
+        [*COMMAND, "report", RANKS, "-o", tmp_path / "r.html"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(delay_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (130, 0)  # 0: it was done by then
+    if process.returncode:
+        assert errors == "tracelens: interrupted\n"
+        assert not list(tmp_path.iterdir())

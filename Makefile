@@ -21,7 +21,7 @@ BENCH ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-workload lint reports bench clean
+.PHONY: help demo test test-workload lint reports bench lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -52,6 +52,13 @@ reports: $(VENV)/.core ## remake reports/ from sample_traces/
 bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	-c constraints.txt pyproject.toml -
+lock: ## write requirements*.txt, the pins of constraints.txt with hashes (needs uv)
+	@command -v uv >/dev/null || { echo "make lock needs uv: https://docs.astral.sh/uv" >&2; exit 1; }
+	printf 'hatchling\neditables\n' | $(LOCK) -o requirements.txt
+	printf 'hatchling\neditables\n' | $(LOCK) --extra dev -o requirements-dev.txt
+
 clean: ## remove the virtual environment and everything that can be remade
 	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -66,14 +73,16 @@ $(VENV)/.python:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.python pyproject.toml constraints.txt
-	$(PIP) -e . -c constraints.txt
+$(VENV)/.core: $(VENV)/.python pyproject.toml requirements.txt
+	$(PIP) --require-hashes -r requirements.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
-	$(PIP) -e '.[dev]' -c constraints.txt
+$(VENV)/.dev: $(VENV)/.python pyproject.toml requirements-dev.txt
+	$(PIP) --require-hashes -r requirements-dev.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.core
 
-$(VENV)/.torch: $(VENV)/.dev
-	$(PIP) -e '.[dev,workload]' -c constraints.txt
+$(VENV)/.torch: $(VENV)/.dev constraints.txt
+	$(PIP) --no-build-isolation -e '.[workload]' -c constraints.txt
 	@touch $@

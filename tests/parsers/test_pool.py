@@ -82,8 +82,8 @@ def test_small_inputs_start_no_process(tmp_path: Path, monkeypatch: pytest.Monke
         assert children.processes == []
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("value", ["²", "1000", "0", "-1", "two", "1.5"])
 def test_a_bad_number_of_jobs(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACELENS_JOBS", value)
-    with pytest.raises(TracelensError, match="is not a positive number"):
+    with pytest.raises(TracelensError, match="give a number of processes, 1 to 999"):
         jobs()

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from tracelens.printable import printable
+
 
 class TracelensError(Exception):
-    """Base of all errors that tracelens raises on purpose; its text is one line."""
+    """Base of all errors that tracelens raises on purpose; its text is one printable line."""
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().split())
+        return printable(super().__str__())
 
 
 class ParseError(TracelensError):

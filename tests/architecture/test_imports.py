@@ -1,11 +1,12 @@
 """Imports go one way only.
 
-    errors <- guard <- schema, registry <- trace <- parsers
+    printable <- errors <- guard <- schema, registry <- trace <- parsers
                                   trace <- analyzers -> costs, devices
                                   analyzers <- compare, replay
                                   trace <- fuse
     errors <- config <- expected <- workload
               config, expected, costs, devices, analyzers <- projection
+    parsers <- outputs <- whatever writes: renderers, fuse, replay, recording, workload
     renderers -> schema (never analyzers, never trace)
     cli -> everything
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
@@ -21,10 +22,11 @@ import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
-BASE = {"errors", "guard", "schema", "registry", "version"}
+BASE = {"printable", "errors", "guard", "schema", "registry", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
-    "errors": set(),
+    "printable": set(),
+    "errors": {"printable"},
     "guard": {"errors"},
     "schema": {"errors", "guard"},
     "registry": {"errors"},
@@ -33,16 +35,17 @@ ALLOWED: dict[str, set[str]] = {
     "costs": BASE,
     "devices": BASE,
     "analyzers": BASE | {"trace", "costs", "devices"},
+    "outputs": {"errors", "parsers"},
     "compare": BASE | {"trace", "analyzers"},
-    "fuse": BASE | {"trace"},
-    "replay": BASE | {"trace", "analyzers", "costs", "devices"},
+    "fuse": BASE | {"trace", "outputs"},
+    "replay": BASE | {"trace", "analyzers", "costs", "devices", "outputs"},
     "config": {"errors"},
     "expected": {"errors", "config"},
     "projection": BASE | {"config", "expected", "costs", "devices", "trace", "analyzers"},
     "fanout": BASE | {"trace", "parsers", "analyzers"},
-    "renderers": BASE,
-    "recording": {"errors", "version"},
-    "workload": {"errors", "recording", "config", "expected"},
+    "renderers": BASE | {"outputs"},
+    "recording": {"errors", "version", "outputs"},
+    "workload": {"errors", "recording", "config", "expected", "outputs"},
 }
 EVERYTHING = set(ALLOWED) | {PACKAGE}
 ALLOWED |= {
@@ -57,7 +60,7 @@ EXCEPTIONS = {
     ("tracelens.schema", "Report._ipython_display_", "tracelens.renderers.notebook"),
 }
 # What `import tracelens` may run: these import neither pandas nor numpy.
-LIGHT = {"errors", "guard", "schema", "registry", "version"}
+LIGHT = {"printable", "errors", "guard", "schema", "registry", "version"}
 
 MODULES = modules()
 NAMES = {module.name for module in MODULES}

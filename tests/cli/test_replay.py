@@ -247,7 +247,7 @@ def test_errors_are_one_line_and_exit_2(
         (["SMALL"], "Missing option '-o' / '--output'"),
         (["-o", "out"], "Missing argument 'PATH...'"),
         (["nowhere.json", "-o", "out"], "tracelens: nowhere.json: no such file or directory"),
-        (["SMALL", "-o", "SMALL"], "small.json: File exists"),
+        (["SMALL", "-o", "SMALL"], "small.json: is the input"),
         (["verify"], "tracelens replay verify: Missing argument 'DIR'"),
         (
             ["verify", "nowhere"],
@@ -256,7 +256,7 @@ def test_errors_are_one_line_and_exit_2(
         (["verify", "nowhere", "--device", "tpu"], "'tpu' is not one of 'cuda', 'cpu'"),
         (
             ["SMALL", "-o", "."],
-            "tracelens: .: holds small.json, which is no script of a replay; name another -o",
+            "tracelens: .: holds the input ",
         ),
         (["IDLE", "-o", "out"], "tracelens: nothing can be run again: there is no GPU work"),
         (["GONE", "-o", "out", "--diff", "SMALL"], "is only in"),

@@ -75,10 +75,19 @@ def test_csv_reads_back(tmp_path: Path) -> None:
     assert set(described["files"]) | {"skips.csv", "meta.json"} == set(files)
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_csv_has_no_formulas(start: str) -> None:
-    assert csv.safe(f"{start}1+1") == f"'{start}1+1"
-    assert csv.safe(f"1{start}1") == f"1{start}1"
+@pytest.mark.parametrize("sign", "=+-@\uff1d\uff0b\uff0d\uff20")
+@pytest.mark.parametrize("before", ["", " ", "\u3000", '"', "' ", ";", ", "])
+def test_csv_has_no_formulas(sign: str, before: str) -> None:
+    assert csv.safe(f"{before}{sign}1+1").startswith("'")
+    assert csv.safe(f"1{sign}1") == f"1{sign}1"
+    assert csv.safe(f"a;{sign}1") == f"a;'{sign}1"
+
+
+@pytest.mark.parametrize("char", "\t\n\r\0\v\f\x1b\x85\u2028\u2029\u202e\u200b\ud800")
+def test_csv_shows_what_cannot_be_seen(char: str) -> None:
+    cell = csv.safe(f"a{char}=b")
+    assert cell.isprintable()
+    assert cell.encode().decode("unicode_escape") == f"a{char}=b"
 
 
 def test_csv_names_are_files_and_unique() -> None:
@@ -104,7 +113,7 @@ def test_xlsx_holds_every_table_and_no_formula(book: openpyxl.Workbook) -> None:
     sheet = book["ops"]
     assert [cell.value for cell in sheet[1]] == sample.ranking("ops", "dur_ns").schemas["ops"].names
     assert sheet.freeze_panes == "A2"
-    assert sheet["B4"].value == sample.FORMULA
+    assert sheet["B4"].value == f"'{sample.FORMULA}"
     assert sheet["E2"].value == 90_000_000
     assert (sheet["E2"].number_format, sheet["I2"].number_format) == ("#,##0", "0.0%")
     assert sheet["J2"].value is True
@@ -127,7 +136,7 @@ def test_xlsx_keeps_large_integers_exact_and_cells_legal(book: openpyxl.Workbook
         0,
     ]
     assert sheet["C4"].value == "inf"
-    assert sheet["A9"].value == "[31mred bell \ufffd surrogate"
+    assert sheet["A9"].value == r"\x1b[31mred\x07 bell \ud800 surrogate"
     assert len(xlsx.text("x" * 40_000)) == 32_767
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,10 +58,10 @@ def test_a_failed_write_is_one_line_and_keeps_the_old_file(
     target = tmp_path / "report.json"
     target.write_text("old")
 
-    def full(self: Path, content: bytes) -> int:
+    def full(source: str, target: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(TracelensError, match=r"^cannot write .*report\.json: No space left on device$"):
         write(sample.small(), target)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]

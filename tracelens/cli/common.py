@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -16,6 +16,7 @@ import typer
 
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
+from tracelens.printable import printable
 
 if TYPE_CHECKING:
     from tracelens.schema import Report
@@ -99,13 +100,16 @@ class Progress:
 
     def __call__(self, text: str) -> None:
         """Say what is being done now."""
-        if self._status is not None:
-            self._status.update(text)
-        elif sys.stderr.isatty() and time.monotonic() - self._started > _PATIENCE_S:
+        if self._status is None and sys.stderr.isatty() and time.monotonic() - self._started > _PATIENCE_S:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status(text)
+            self._status = Console(stderr=True).status("")
             self._status.start()
+        if self._status is not None:
+            from rich.text import Text
+
+            # A path may look like markup: [red], [link=...], :smile:.
+            self._status.update(Text(printable(text)))
 
     def stop(self) -> None:
         """Clear the line."""
@@ -141,12 +145,17 @@ def write_stdout(data: bytes) -> None:
         raise TracelensError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
-def check_formats(output: Sequence[str]) -> None:
-    """Say that a format is unknown before the work, and not after it."""
-    from tracelens.renderers import by_path
+def check_outputs(output: Iterable[str], inputs: Iterable[str] = (), others: Iterable[str] = ()) -> None:
+    """Say before the work, and not after it, that something cannot or must not be written.
 
-    for path in output:
-        by_path(path)
+    Args:
+        output: where reports go.
+        inputs: all that the command reads.
+        others: files that it writes besides.
+    """
+    from tracelens.renderers import check
+
+    check(output, inputs, others)
 
 
 def deliver(report: Report, output: Sequence[str], json: bool) -> None:
@@ -191,4 +200,4 @@ def check_complete(report: Report) -> None:
 
 def say(text: str) -> None:
     """One line for people, on stderr, so that stdout stays data."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Step, check_complete, print_report, progress, say
+from tracelens.cli.common import Partial, Step, check_complete, check_outputs, print_report, progress, say
 
 _WHAT = "a trace, a directory of ranks, or a quoted pattern."
 
@@ -43,6 +43,7 @@ def diff(
     """
     import tracelens
 
+    check_outputs(output or (), [base, cand])
     with progress() as line:
         before = tracelens.load(
             base, partial=partial, progress=line, meanwhile=lambda: _prepare(output or ())
@@ -60,7 +61,7 @@ def diff(
 
 
 def _prepare(output: Sequence[str]) -> None:
-    """Say that a format is unknown before the work, and import what it needs while a trace is decoded."""
+    """Import what the outputs need while a trace is decoded."""
     import tracelens.compare.diff  # noqa: F401
     from tracelens.renderers import by_path
 

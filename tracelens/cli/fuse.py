@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Paths, progress, say
+from tracelens.cli.common import Partial, Paths, check_outputs, progress, say
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def fuse(
     from tracelens.fuse import fuse as write
 
     check_suffix(output)
+    check_outputs((), paths, [output])
     wanted = None if ranks is None else read_ranks(ranks)
     with progress() as line:
         # Which ranks are wanted is said by --ranks; others may be missing.

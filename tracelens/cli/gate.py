@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,12 +12,13 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     check_complete,
+    check_outputs,
     print_report,
     progress,
     say,
     write_stdout,
 )
-from tracelens.errors import TracelensError
+from tracelens.outputs import write_file
 
 if TYPE_CHECKING:
     from tracelens.compare.gate import Verdict
@@ -91,6 +91,8 @@ def gate(
     from tracelens.compare.rules import read_rule
 
     chosen = settings(config)
+    written = [path for path in (junit, markdown) if path is not None]
+    check_outputs((), [base, candidate, *filter(None, [chosen.file])], written)
     rules = [read_rule(text) for text in rule or chosen.rules]
     wanted = next((value for value in (confidence, chosen.confidence) if value is not None), CONFIDENCE)
     with progress() as line:
@@ -137,9 +139,5 @@ def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | No
 
 
 def _write(path: str, content: bytes) -> None:
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise TracelensError(f"cannot write {path}: {error.strerror or error}") from error
+    write_file(path, content)
     say(f"wrote {path}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import check_formats
+from tracelens.cli.common import check_outputs
 from tracelens.cli.project_common import Json, Output, tell
 
 
@@ -29,7 +29,7 @@ def bubble(
 
     tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
     """
-    check_formats(output or ())
+    check_outputs(output or ())
     from tracelens.projection.bubble import Batch
     from tracelens.projection.bubble import bubble as project
 

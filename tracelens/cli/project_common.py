@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,11 @@ Output = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
+
+
+def files_of(*names: str | None) -> list[str]:
+    """The files among names, which may also be those of bundled models and devices."""
+    return [name for name in names if name and Path(name).is_file()]
 
 
 def tell_notes(model: str) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tracelens.cli import project_memory_options as given
-from tracelens.cli.common import check_formats
-from tracelens.cli.project_common import Json, Output, tell, tell_notes
+from tracelens.cli.common import check_outputs
+from tracelens.cli.project_common import Json, Output, files_of, tell, tell_notes
 from tracelens.cli.project_search import TOP, Asked
 from tracelens.cli.project_search import search as search_layouts
 from tracelens.errors import TracelensError
@@ -74,7 +74,7 @@ def memory(
 
     tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
-    check_formats(output or ())
+    check_outputs(output or (), files_of(model, *(device_file or ())))
     asked: dict[str, Any] = context.params
     _check(asked)
     tell_notes(model)

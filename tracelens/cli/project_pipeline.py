@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import Partial, check_formats
-from tracelens.cli.project_common import Json, Output, tell
+from tracelens.cli.common import Partial, check_outputs
+from tracelens.cli.project_common import Json, Output, files_of, tell
 from tracelens.cli.project_pipeline_times import Asked, Modelled, Recorded, check_owners, find, whole
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def pipeline(
     tracelens project pipeline --model deepseek_v3 --device mi355x --pp 16 --gpus 128 --ep 8
     --micro-batches 64 --best-partition
     """
-    check_formats(output or ())
+    check_outputs(output or (), [*(source or ()), *files_of(model, *(schedule or ()))])
     asked = Asked(schedule, pp, micro_batches, vpp, turn, layout, best_partition, layers)
     fields = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
     check_owners("--from", source, {"step": step, "partial": partial or None})

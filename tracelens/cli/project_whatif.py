@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Device, DeviceFile, Partial, Paths, check_formats, options, progress
+from tracelens.cli.common import Device, DeviceFile, Partial, Paths, check_outputs, options, progress
 from tracelens.cli.common import ScopeChoice as _Scope
 from tracelens.cli.project_common import Json, Output, tell
 
@@ -47,7 +47,7 @@ def whatif(
 
     tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
-    check_formats(output or ())
+    check_outputs(output or (), [*paths, *filter(None, [device_file])])
     options(_Scope.all, device, device_file)
     import tracelens
     from tracelens.projection.whatif.scenario import wish

@@ -18,6 +18,7 @@ from tracelens.cli.common import (
     Partial,
     Paths,
     Step,
+    check_outputs,
     deliver,
     progress,
     say,
@@ -179,9 +180,11 @@ def scripts(
     tracelens replay verify replay/
     """
     from tracelens.analyzers._device import choose_device
+    from tracelens.replay.folder import check as check_folder_output
     from tracelens.replay.make import replay as write
     from tracelens.replay.make import replay_layers
 
+    check_folder_output(output, [*paths, *filter(None, (diff, device_file))])
     peaks = choose_device(device, device_file)
     with progress() as line:
         run = _loaded(paths, step, partial, line)
@@ -299,9 +302,11 @@ def verify(
 
     tracelens replay verify replay/ --device cpu --iters 1 --only mm
     """
+    from tracelens.replay.folder import LIST
     from tracelens.replay.verify import failed
     from tracelens.replay.verify import verify as run_all
 
+    check_outputs(output or (), [str(Path(folder, LIST))])
     with progress() as line:
         found = run_all(
             Path(folder),

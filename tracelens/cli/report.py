@@ -17,6 +17,7 @@ from tracelens.cli.common import (
     ScopeChoice,
     Step,
     check_complete,
+    check_outputs,
     options,
     print_report,
     progress,
@@ -61,6 +62,7 @@ def report(
     """
     import tracelens
 
+    check_outputs(output or (), [*paths, *([device_file] if device_file else [])])
     given = options(scope, device, device_file)
     with progress() as line:
         result = tracelens.report_files(
@@ -87,8 +89,8 @@ def report(
 def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
     """Check and import what the report will need, while the trace is being decoded.
 
-    An unknown suffix or analyzer is better said before the work than after it, and the decoding processes
-    make better use of this time than they would of it later.
+    An unknown analyzer is better said before the work than after it, and the decoding processes make better
+    use of this time than they would of it later.
     """
     from tracelens.analyzers import ANALYZERS
     from tracelens.costs import COSTS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import check_formats, deliver, progress, say
+from tracelens.cli.common import check_outputs, deliver, progress, say
 from tracelens.cli.workload_common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
 from tracelens.errors import TracelensError
 
@@ -96,7 +96,11 @@ def ladder(
         )
     folder = traces or source
     assert folder is not None
-    check_formats(output or [])
+    index = str(folder / "ladder.json")
+    if traces is None:
+        check_outputs(output or [], [index, *(str(path) for path in folder.glob("*/"))])
+    else:
+        check_outputs(output or [], (), [index])
     if traces is not None:
         chosen = assigned(settings, layers, assignments)
         options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tracelens.compare.gate import Verdict
 from tracelens.compare.verdict import headline, sentence
+from tracelens.printable import printable
 
 
 def commands(verdict: Verdict) -> Iterator[str]:
@@ -19,9 +20,8 @@ def commands(verdict: Verdict) -> Iterator[str]:
 
 
 def _data(text: str) -> str:
-    """Escaped as the commands ask for: percent first, then line ends."""
-    text = text.encode("utf-8", "replace").decode()
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    """Escaped as the commands ask for: percent first; line ends there are none."""
+    return printable(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

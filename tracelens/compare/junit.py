@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
 from tracelens.compare.gate import Verdict
 from tracelens.compare.verdict import sentence
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write, https://www.w3.org/TR/xml/#charsets."""
+from tracelens.printable import printable
 
 
 def junit(verdict: Verdict) -> bytes:
@@ -46,4 +43,5 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
 
 
 def _plain(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    """Text that XML 1.0 can hold (https://www.w3.org/TR/xml/#charsets) and that shows what is in it."""
+    return printable(text)

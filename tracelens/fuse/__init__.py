@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
@@ -17,6 +16,7 @@ from tracelens.fuse.events import Writer
 from tracelens.fuse.layout import drawn_events, lay_out
 from tracelens.fuse.tracks import Slice, Track, Wait, rows, steps_track, wait_tracks
 from tracelens.fuse.write import check_suffix, write_events
+from tracelens.outputs.inputs import Output, check_outputs
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 
@@ -71,7 +71,7 @@ def fuse(
         TracelensError: nothing to draw, clocks that have nothing in common, or the path cannot be written.
     """
     check_suffix(path)
-    _spare_inputs(run, path)
+    check_outputs([Output(os.fspath(path))], [trace.meta.path for trace in run.traces])
     waiting, more = wait_tracks(waits or ()), tracks or {}
     plans = []
     for trace in run.traces:
@@ -132,11 +132,3 @@ def _base(plans: Sequence[_Plan]) -> int:
 def _devices(writer: Writer) -> dict[str, object]:
     """GPU names by the numbers that GPUs have in the fused file."""
     return {"deviceProperties": [{"id": pid, "name": name} for pid, name in writer.devices.items()]}
-
-
-def _spare_inputs(run: Run, path: str | os.PathLike[str]) -> None:
-    """Refuse to write over a trace of the run."""
-    target = Path(path).absolute()
-    for trace in run.traces:
-        if Path(trace.meta.path).absolute() == target:
-            raise TracelensError(f"{os.fspath(path)}: is a trace of this run; write to another file")

@@ -15,8 +15,8 @@ _THOUSANDTHS = [f".{number:03d}" for number in range(1000)]
 
 
 def quote(text: str) -> str:
-    """A text as a JSON string."""
-    return orjson.dumps(text).decode()
+    """A text as a JSON string; lone surrogates, which no UTF-8 holds, become U+FFFD."""
+    return orjson.dumps(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")).decode()
 
 
 def microseconds(ns: Int) -> list[str]:

@@ -6,12 +6,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from tracelens.errors import TracelensError
+from tracelens.outputs.files import cannot_write, whole_file
 
 deflate: Any = zlib
 
@@ -50,20 +50,13 @@ def write_events(
     Raises:
         TracelensError: it cannot be written; the system's reason is given.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     blocks = _blocks(header, batches, tail)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            for block in _packed(blocks) if target.name.lower().endswith(".gz") else blocks:
+        with whole_file(path, parents=True) as file:
+            for block in _packed(blocks) if os.fspath(path).lower().endswith(".gz") else blocks:
                 file.write(block)
-        temporary.replace(target)
     except OSError as error:
-        raise TracelensError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
 
 
 def _blocks(

@@ -16,7 +16,9 @@ TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz
 SIDECAR = "run.json"
 """What the recorder writes beside the traces of a run."""
 
-_MAGIC = re.compile(r"[*?\[]")
+MAGIC = re.compile(r"[*?\[]")
+"""What makes a path a pattern."""
+
 _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
 
@@ -34,12 +36,12 @@ def trace_files(paths: Iterable[str]) -> list[str]:
     """
     files: dict[str, str] = {}
     for path in paths:
-        for file in _expand(_local(path)):
+        for file in _expand(local_path(path)):
             files.setdefault(_identity(file), file)
     return list(files.values())
 
 
-def _local(path: str) -> str:
+def local_path(path: str) -> str:
     """Local files given as URLs are read as local files."""
     return path.removeprefix("file://").removeprefix("local://")
 
@@ -73,10 +75,18 @@ def _expand(path: str) -> list[str]:
     return sorted(traces or found.files, key=_natural)
 
 
+def named_like_a_trace(file: str) -> bool:
+    """Whether a file is taken from a directory.
+
+    A leading dot is for what other systems leave beside files (._rank0.json).
+    """
+    name = os.path.basename(file).lower()
+    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".")
+
+
 def _traces(files: Iterable[str]) -> list[str]:
-    """Those named like traces; a leading dot is for what other systems leave beside files (._rank0.json)."""
-    named = ((file, os.path.basename(file).lower()) for file in files)
-    found = [file for file, name in named if name.endswith(TRACE_SUFFIXES) and not name.startswith(".")]
+    """Those named like traces."""
+    found = [file for file in files if named_like_a_trace(file)]
     # A trace may be called so, but not among others.
     return [file for file in found if len(found) == 1 or os.path.basename(file) != SIDECAR]
 
@@ -91,7 +101,7 @@ def _list(path: str) -> Listing | None:
             found = [os.path.join(path, name) for name in os.listdir(path)]
         except OSError as error:
             raise ParseError(path, f"cannot be listed ({error.strerror}); check its permissions") from None
-    elif _MAGIC.search(path) and not os.path.lexists(path):  # a name may hold such characters
+    elif MAGIC.search(path) and not os.path.lexists(path):  # a name may hold such characters
         pattern, found = True, list(iglob(path, recursive=True))
     else:
         return None

@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from isal import igzip
 
 from tracelens.errors import TracelensError
+from tracelens.outputs import whole_file
 from tracelens.recording.events import Cut, Survey, split, survey
 from tracelens.recording.scrub import scrub
 
@@ -83,10 +84,9 @@ def pack(
         TracelensError: a path cannot be shortened, or the profiler's layout is unknown and a cut is needed.
         OSError: a file cannot be read or written.
     """
-    part = out.with_name(f".{out.name}.part")
     marks = frozenset() if unfinished is None else frozenset({b"ProfilerStep#%d" % unfinished})
     seen: Survey | None = None
-    try:
+    with whole_file(out) as file:
         for count, with_frames in _attempts(len(steps), frames):
             kept, cut = steps[:count], Cut(_FRAMES if frames and not with_frames else frozenset(), marks)
             if kept != steps:
@@ -96,16 +96,13 @@ def pack(
             text = _chunks(raw) if whole else _rewritten(raw, cut, None if paths else out.name)
             packed = Packed(steps=kept, frames=with_frames)
             keys = _keys(metadata or {}, packed.left_out(steps, frames))
-            size = _compress(text, part, max_bytes, keys)
+            size = _compress(text, file, max_bytes, keys)
             if size is not None:
-                part.replace(out)
                 return replace(packed, bytes=size)
-    finally:
-        part.unlink(missing_ok=True)
-    raise TooLarge(
-        f"{out.name} was not written: one step without Python frames is larger than max_bytes={max_bytes:,}; "
-        "allow more, or record a smaller step"
-    )
+        raise TooLarge(
+            f"{out.name} was not written: one step without Python frames is larger than "
+            f"max_bytes={max_bytes:,}; allow more, or record a smaller step"
+        )
 
 
 def _attempts(steps: int, frames: bool) -> Iterator[tuple[int, bool]]:
@@ -143,20 +140,21 @@ def _rewritten(raw: Path, cut: Cut, scrubbed: str | None) -> Iterator[bytes]:
     yield shown(b"".join([*batch, b"\n", last]))
 
 
-def _compress(text: Iterator[bytes], out: Path, most: int | None, keys: bytes) -> int | None:
-    """Size of the file written, or None where it would be larger than `most` bytes."""
+def _compress(text: Iterator[bytes], file: IO[bytes], most: int | None, keys: bytes) -> int | None:
+    """Size of what is written to an open file, or None where it would be larger than `most` bytes."""
     header = next(text)
     brace = header.index(b"{") + 1
     zipped: Any = igzip.IGzipFile  # which has no types
-    with out.open("wb") as file:
-        # No name and no time in the header: the same trace gives the same bytes.
-        with zipped(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
-            packed.write(header[:brace] + keys + header[brace:])
-            for chunk in text:
-                packed.write(chunk)
-                if most is not None and file.tell() > most:
-                    return None
-        size = file.tell()
+    file.seek(0)  # behind an earlier attempt
+    file.truncate()
+    # No name and no time in the header: the same trace gives the same bytes.
+    with zipped(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+        packed.write(header[:brace] + keys + header[brace:])
+        for chunk in text:
+            packed.write(chunk)
+            if most is not None and file.tell() > most:
+                return None
+    size = file.tell()
     return None if most is not None and size > most else size
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -43,6 +44,7 @@ class Recorder:
         self.facts: dict[str, Any] = {}
         self._finished = 0  # steps of the loop
         self._told = 0  # notes
+        self._key = secrets.token_hex(8)
         self._state = "new"
         self._recorded = range(0)
         self._profiler: Any = None
@@ -51,8 +53,8 @@ class Recorder:
 
     @property
     def raw(self) -> Path:
-        """What the profiler writes before it is compressed; no name that is taken for a trace."""
-        return self.folder / f".rank{self.place.rank}.json.part"
+        """What the profiler writes before it is compressed; nobody takes it for a trace or foresees it."""
+        return self.folder / f".rank{self.place.rank}.{self._key}.json.part"
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
@@ -110,7 +112,10 @@ class Recorder:
     def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.raw.touch()
+            # A job that was killed while it wrote has left gigabytes.
+            for path in self.folder.glob(f".rank{self.place.rank}.{'[0-9a-f]' * 16}.json.part"):
+                path.unlink(missing_ok=True)
+            self.raw.touch(exist_ok=False)
             self.raw.unlink()
         except OSError as error:
             raise TracelensError(

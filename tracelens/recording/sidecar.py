@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
+
+from tracelens.outputs import whole_file
 
 NAME = "run.json"
 SCHEMA = "tracelens.run/1"
@@ -59,11 +60,11 @@ def write(folder: Path, content: Mapping[str, Any]) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    path, part = folder / NAME, folder / f".{NAME}.part"
+    path = folder / NAME
     for name in _files(path) - set((content.get("files") or {}).values()):
         (folder / name).unlink(missing_ok=True)
-    part.write_text(json.dumps(plain({"schema": SCHEMA, **content}), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    with whole_file(path) as file:
+        file.write(json.dumps(plain({"schema": SCHEMA, **content}), indent=2).encode() + b"\n")
     return path
 
 

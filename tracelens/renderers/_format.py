@@ -62,10 +62,21 @@ _WORDS = {"dur": "time", "ts": "start"}
 _SIDES = ("base", "cand", "delta")
 _SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
 
-# Control characters would move a terminal's cursor or break a file; the bidirectional ones reorder a line.
-_HIDDEN = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS = dict.fromkeys(_HIDDEN, "\ufffd")
-_CONTROLS |= {ord(space): " " for space in "\t\n\r\v\f\x85\u2028\u2029"}
+
+class _Shown(dict[int, str]):
+    """Characters by number as people see them, for `str.translate`.
+
+    Controls move a terminal's cursor or break a file, bidirectional marks reorder a line, characters without
+    width hide in names.
+    """
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = " " if char.isspace() else char if char.isprintable() else "\ufffd"
+        return self[code]
+
+
+_SHOWN = _Shown(dict.fromkeys(range(28, 32), "�"))
 
 
 @dataclass(frozen=True)
@@ -140,10 +151,8 @@ def label(column: Column) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` on one line: breaks and tabs become spaces, other control characters and surrogates U+FFFD."""
-    if text.isprintable():
-        return text
-    return encodable(text.translate(_CONTROLS))
+    """`text` on one line: breaks and tabs become spaces, whatever else cannot be seen U+FFFD."""
+    return text if text.isprintable() else text.translate(_SHOWN)
 
 
 def encodable(text: str) -> str:
@@ -197,7 +206,7 @@ def _meta_item(key: str, value: Any, meta: Mapping[str, Any]) -> tuple[str, str]
         others = (meta.get(name) for name in _compared(column))
         peak = max((abs(other) for other in others if isinstance(other, int | float)), default=0)
         return label(column), quantity(column, value, float(peak))
-    return key.replace("_", " "), one_line(_plain(value))
+    return one_line(key.replace("_", " ")), one_line(_plain(value))
 
 
 def _unit_of(name: str) -> Unit:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
 from tracelens.guard import banner
+from tracelens.printable import without_commands
 from tracelens.renderers import renderer
 from tracelens.renderers._entries import Entry, entries
 from tracelens.renderers._format import PERCENT, Shown, look, meta_items, one_line, shorten
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ROWS = 15
+_COMMAND = re.compile(r"^(\s*)(?=::)")  # of GitHub Actions
 _NAME, _TEXT = 44, 20  # what names and other texts keep in a narrow terminal
 _GAP = 2
 _DOT = " · "
@@ -64,8 +67,12 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
     if not report.results:
         screen.print("This report has no results.")
     assert isinstance(screen.file, StringIO)
-    lines = screen.file.getvalue().splitlines()
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "".join(f"{inert(line.rstrip())}\n" for line in screen.file.getvalue().split("\n")[:-1])
+
+
+def inert(line: str) -> str:
+    r"""A line in which no CI runner reads a command: `::error::` at its start becomes `\::error::`."""
+    return without_commands(_COMMAND.sub(r"\1\\", line) if "::" in line else line)
 
 
 def _result(screen: Console, result: Result) -> None:

@@ -6,21 +6,50 @@ import csv
 import re
 from collections.abc import Iterable, Mapping
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
+import orjson
+
+from tracelens.errors import TracelensError
+from tracelens.outputs import FolderKind
 from tracelens.renderers import renderer
-from tracelens.renderers._format import encodable, is_text, values
+from tracelens.renderers._format import is_text, one_line, values
 from tracelens.renderers.json import dumps
+from tracelens.renderers.sheet_text import safe
 from tracelens.schema import Report, Schema, Table
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+INDEX = "meta.json"
 
 
-@renderer("csv", suffix="", doc="a directory: <analyzer>.<table>.csv in full, skips.csv, meta.json")
+def listed(folder: Path) -> list[str]:
+    """Names of the files that the `meta.json` of a directory lists.
+
+    Raises:
+        TracelensError: there is none, or it is none of ours.
+    """
+    try:
+        about = orjson.loads((folder / INDEX).read_bytes())
+        files = {name: (item["analyzer"], item["table"]) for name, item in about["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = None
+    if files is None or set(about) != {"title", "meta", "files"}:
+        raise TracelensError(
+            f"{folder / INDEX}: not as tracelens writes it; name another -o, or move it away"
+        )
+    return [*files, "skips.csv"]
+
+
+@renderer(
+    "csv",
+    suffix="",
+    doc="a directory: <analyzer>.<table>.csv in full, skips.csv, meta.json",
+    folder=FolderKind(INDEX, "table of a report", listed),
+)
 def files(report: Report) -> Mapping[str, bytes]:
     """File name to content; `meta.json` holds title, meta, and of every file its title, doc and columns.
 
-    A text cell that a spreadsheet would take for a formula is prefixed with a single quote.
+    Text cells are as `safe` makes them, so every row is one line for every reader, and no cell a formula.
     """
     contents: dict[str, bytes] = {}
     described: dict[str, Any] = {}
@@ -30,24 +59,19 @@ def files(report: Report) -> Mapping[str, bytes]:
             contents[file] = _csv(table.schema.names, _columns(table))
             described[file] = _described(result.analyzer, name, table.schema)
     skips = [
-        [safe(cell) for cell in (result.analyzer, skip.subject, skip.reason)]
+        [safe(one_line(cell)) for cell in (result.analyzer, skip.subject, skip.reason)]
         for result in report.results
         for skip in result.skips
     ]
     contents["skips.csv"] = _csv(["analyzer", "subject", "reason"], zip(*skips, strict=True))
     about = {"title": report.title, "meta": dict(report.meta), "files": described}
-    contents["meta.json"] = dumps(about, indent=True)
+    contents[INDEX] = dumps(about, indent=True)
     return contents
-
-
-def safe(text: str) -> str:
-    """`text` that no spreadsheet takes for a formula (OWASP: CSV injection)."""
-    return encodable(f"'{text}" if text.startswith(_FORMULA) else text)
 
 
 def _unique(name: str, taken: Mapping[str, bytes]) -> str:
     stem = re.sub(r"[^\w.-]", "_", name)
-    used = {file.casefold() for file in taken} | {"skips.csv", "meta.json"}
+    used = {file.casefold() for file in taken} | {"skips.csv", INDEX}
     tries = (stem, *(f"{stem}_{number}" for number in range(2, len(taken) + 3)))
     return next(file for file in (f"{item}.csv" for item in tries) if file.casefold() not in used)
 

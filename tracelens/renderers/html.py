@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracelens.guard import banner
 from tracelens.renderers import renderer
 from tracelens.renderers._cards import cards
 from tracelens.renderers._cells import Grid, grid
-from tracelens.renderers._format import meta_items
+from tracelens.renderers._format import meta_items, one_line
 from tracelens.renderers._rows import details, for_people, readable, skipped
 from tracelens.renderers.figures import Figure, drawn
 from tracelens.renderers.json import dumps
@@ -131,10 +131,16 @@ def _environment() -> Environment:
     return Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _shown(value: Any) -> Any:
+    """What a template writes: text without characters that cannot be seen; what is HTML already as it is."""
+    return one_line(value) if type(value) is str else value
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,12 @@ from tracelens.renderers._format import encodable, values
 from tracelens.schema import Report, Result, Table
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+_COMMAND = re.compile(rb"##(?=\w*\[)")
+# Controls, invisible and bidirectional characters, line separators, tags.
+_HIDDEN = re.compile(
+    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 
 
 @renderer("json", suffix=".json", doc="one object with every table in full, for programs")
@@ -64,14 +71,34 @@ def _meta(meta: Mapping[str, Any], failures: Sequence[Failure]) -> dict[str, Any
 
 
 def dumps(value: Any, *, indent: bool = False) -> bytes:
-    """UTF-8 JSON with a final newline; numpy scalars are numbers, anything unknown is its `str`."""
+    """UTF-8 JSON with a final newline; numpy scalars are numbers, anything unknown is its `str`.
+
+    Texts are whole, but for lone surrogates, which become U+FFFD. What a terminal or a CI runner would act on
+    is written as an escape of JSON.
+    """
     options = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
-        return orjson.dumps(value, default=str, option=options)
+        text = orjson.dumps(value, default=str, option=options)
     except (
         orjson.JSONEncodeError
     ):  # a lone surrogate from a trace; rare, so only then every string is looked at
-        return orjson.dumps(_clean(value), default=str, option=options)
+        text = orjson.dumps(_clean(value), default=str, option=options)
+    return _inert(text)
+
+
+def _inert(text: bytes) -> bytes:
+    """JSON with escapes for invisible characters and for `##[`, of which a reader gets the same texts."""
+    if b"##" in text:
+        text = _COMMAND.sub(rb"\\u0023#", text)
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    return _HIDDEN.sub(lambda match: _escaped(match[0]), text.decode()).encode()
+
+
+def _escaped(char: str) -> str:
+    """A character as JSON writes it in ASCII."""
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:

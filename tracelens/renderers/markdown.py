@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from tracelens.guard import banner
 from tracelens.renderers import renderer
 from tracelens.renderers._entries import Entry, entries
-from tracelens.renderers._format import Shown, look, meta_items, one_line, shorten
+from tracelens.renderers._format import Shown, look, meta_items, shorten
 from tracelens.renderers._rows import Cut, cut, details, for_people, more, readable, skipped
+from tracelens.renderers.markdown_text import escaped
 from tracelens.schema import Report, Result, Table
 
 ROWS = 20
 _NAME_WIDTH = 64
 _PROSE_WIDTH = 1200
-_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^[#>+-]")
-_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 @renderer("markdown", suffix=".md", doc="tables for a pull request or a job summary, the first rows of each")
@@ -38,11 +36,6 @@ def markdown(report: Report) -> str:
     if not report.results:
         lines += ["", "This report has no results."]
     return "\n".join(lines) + "\n"
-
-
-def escaped(text: str) -> str:
-    """`text` on one line, with nothing in it that Markdown or HTML would act on."""
-    return _SPECIAL.sub(r"\\\g<0>", one_line(text).strip()).translate(_HTML)
 
 
 def _result(result: Result) -> list[str]:

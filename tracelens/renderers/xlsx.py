@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tracelens.errors import MissingExtra
 from tracelens.guard import banner
 from tracelens.renderers import renderer
-from tracelens.renderers._format import encodable, is_text, meta_items, values
+from tracelens.renderers._format import is_text, meta_items, one_line, values
+from tracelens.renderers.sheet_text import safe
 from tracelens.schema import Column, Report, Table
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 MOST_ROWS = 1_048_575  # of a sheet, below the header
 MOST_CHARACTERS = 32_767  # of a cell
 _EXACT = 2**53  # Excel's numbers are doubles
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufffe\uffff]")
 _ILLEGAL = re.compile(r"[\[\]:*?/\\\x00-\x1f]")
 _NUMBER = {
     "ns": "#,##0",
@@ -56,8 +56,8 @@ def files(report: Report) -> Mapping[str, bytes]:
 
 
 def text(value: str) -> str:
-    """`value` as a cell takes it: no control characters, not longer than a cell holds."""
-    return _CONTROLS.sub("", encodable(value))[:MOST_CHARACTERS]
+    """`value` as a cell takes it: safe as in CSV, which sheets are saved as, and no longer than it holds."""
+    return safe(value)[:MOST_CHARACTERS]
 
 
 def _sheets(report: Report) -> list[tuple[str, str, str]]:
@@ -99,7 +99,7 @@ def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, st
     headings.add(len(lines) + 1)
     lines += [(), ("not computed", "analyzer", "reason")]
     for result in report.results:
-        lines += [(skip.subject, result.title, skip.reason) for skip in result.skips]
+        lines += [(one_line(skip.subject), result.title, one_line(skip.reason)) for skip in result.skips]
     for row, line in enumerate(lines):
         for column, cell in enumerate(line):
             if row in links and column == 0:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from tracelens.errors import TracelensError
+from tracelens.outputs import FolderKind, check_folder, write_folder
+from tracelens.outputs.inputs import Output, check_outputs
 from tracelens.schema import Skip
 from tracelens.version import __version__
 
@@ -78,15 +80,20 @@ def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> lis
         "scripts": [entry._asdict() for entry in entries],
         "skips": [{"subject": skip.subject, "reason": skip.reason} for skip in skips],
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
-        for entry, one in zip(entries, scripts, strict=True):
-            (folder / entry.file).write_text(one.text, encoding="utf-8")
-        (folder / LIST).write_bytes(orjson.dumps(listed, option=orjson.OPT_INDENT_2))
-    except OSError as error:
-        raise TracelensError(f"{folder}: {error.strerror or error}") from None
+    contents = {entry.file: one.text.encode() for entry, one in zip(entries, scripts, strict=True)}
+    contents[LIST] = orjson.dumps(listed, option=orjson.OPT_INDENT_2)
+    write_folder(folder, contents, FOLDER)
     return entries
+
+
+def check(folder: str, inputs: Iterable[str]) -> None:
+    """Refuse, before the work, a directory that cannot or must not be written.
+
+    Raises:
+        TracelensError: it is or holds an input, holds files that are no replay, or cannot be written.
+    """
+    check_outputs([Output(folder, LIST)], inputs)
+    check_folder(folder, FOLDER)
 
 
 def read(folder: Path) -> list[Entry]:
@@ -117,11 +124,4 @@ def _entry(item: Any) -> Entry:
     return Entry(**{name: item[name] for name in Entry._fields})
 
 
-def _clear(folder: Path) -> None:
-    """Remove the scripts of an earlier replay; anything else in the directory is a mistake."""
-    old = {entry.file for entry in read(folder)} if (folder / LIST).exists() else set()
-    others = sorted(path.name for path in folder.iterdir() if path.name not in {LIST, *old})
-    if others:
-        raise TracelensError(f"{folder}: holds {others[0]}, which is no script of a replay; name another -o")
-    for name in old:
-        (folder / name).unlink(missing_ok=True)
+FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in read(folder)])

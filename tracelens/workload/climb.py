@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 
 from tracelens.config import Config
 from tracelens.errors import TracelensError
+from tracelens.outputs import write_file
 from tracelens.recording.sidecar import plain
 from tracelens.recording.window import WARMUP
 from tracelens.workload import binding, graph
@@ -158,9 +159,7 @@ def _told(step: Step, job: Job, ranks: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(plain(content), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_file(path, json.dumps(plain(content), indent=2).encode() + b"\n")
 
 
 def _run(job: Job) -> list[Measured]:
@@ -175,9 +174,8 @@ def _run(job: Job) -> list[Measured]:
             return run_job(job, apart=True)
     except mp.ProcessRaisedException as error:
         told = str(error).strip()
-        job.out.mkdir(parents=True, exist_ok=True)
         path = job.out / "error.txt"
-        path.write_text(told + "\n", encoding="utf-8")
+        write_file(path, f"{told}\n".encode(errors="replace"))
         raise TracelensError(f"{told.splitlines()[-1]}; all of it in {path}") from None
     except mp.ProcessExitedException as error:
         raise TracelensError(f"a process of it ended ({error}); memory may have run out") from None

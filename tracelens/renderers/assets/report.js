@@ -33,7 +33,7 @@
   };
 
   // Labels are escaped for plotly, and must not be cut inside of "&lt;".
-  const escapes = [["&", "&amp;"], ["<", "&lt;"], [">", "&gt;"]];
+  const escapes = [["&", "&amp;"], ["<", "&lt;"], [">", "&gt;"], ["%{", "%&#123;"]];
 
   function shorter(label) {
     let text = escapes.reduceRight((old, [plain, escaped]) => old.replaceAll(escaped, plain), label);

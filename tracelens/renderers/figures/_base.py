@@ -96,10 +96,15 @@ def colors(names: Iterable[str]) -> dict[str, str]:
     return chosen
 
 
+def plain(text: str, width: int) -> str:
+    """A name in a title, which the page shows and not plotly."""
+    return shorten(one_line(text), width)
+
+
 def safe(text: str, width: int) -> str:
-    """A name as figure text: shortened, and with no markup that plotly would follow (links, tags)."""
-    short = shorten(one_line(text), width)
-    return short.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """A name as figure text: shortened, with nothing that plotly would follow (links, tags, templates)."""
+    short = plain(text, width).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return short.replace("%{", "%&#123;")
 
 
 def wrapped(text: str, width: int = 72, lines: int = 4) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.renderers.figures import Figure, figure
-from tracelens.renderers.figures._base import axis, coded, layout, safe, stacked_bars, table
+from tracelens.renderers.figures._base import axis, coded, layout, plain, stacked_bars, table
 from tracelens.schema import Result, Table
 
 _RANKS = 64
@@ -63,7 +63,7 @@ def _traffic(result: Result) -> list[Figure]:
         "colorbar": {"title": {"text": "MiB"}},
         "hovertemplate": "rank %{y} to rank %{x}: %{z:,.2f} MiB<extra></extra>",
     }
-    title = f"Bytes from rank to rank in group {safe(groups.values[group], 30)}"
+    title = f"Bytes from rank to rank in group {plain(groups.values[group], 30)}"
     if len(groups.values) > 1:
         title += f", the largest of {len(groups.values)}"
     side = 140 + 22 * len(names)

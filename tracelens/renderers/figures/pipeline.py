@@ -12,9 +12,9 @@ from tracelens.renderers.figures._base import (
     coded,
     layout,
     ms,
+    plain,
     ranks,
     rows_axis,
-    safe,
     table,
     where,
 )
@@ -58,7 +58,7 @@ def pipeline(result: Result) -> list[Figure]:
         ]
     title = "Forward and backward of each micro-batch, and what the bubble between them is"
     if len(set(step.codes.tolist())) > 1:
-        title += f": {safe(label, 40)}"
+        title += f": {plain(label, 40)}"
     if len(shown) < len(order):
         title += f" ({len(shown)} of {len(order)} ranks)"
     about = layout(

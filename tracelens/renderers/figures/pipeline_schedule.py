@@ -13,6 +13,7 @@ from tracelens.renderers.figures._base import (
     colors,
     layout,
     ms,
+    plain,
     ranks,
     rows_axis,
     safe,
@@ -81,7 +82,7 @@ def _gantt(spans: Table, name: str, share: float) -> Figure:
         for phase in PASSES
         if phase in known and (mask := is_text(spans, "phase", phase)).any()
     ]
-    title = f"{safe(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
+    title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
     if len(shown) < len(every):
         title += f" ({len(shown)} of {len(every)} stages)"
     if cut:

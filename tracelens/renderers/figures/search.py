@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.renderers.figures import Figure, figure
-from tracelens.renderers.figures._base import safe, stacked_bars, table, where
+from tracelens.renderers.figures._base import plain, stacked_bars, table, where
 from tracelens.schema import Result, Table
 
 _ROWS = 30
@@ -40,5 +40,5 @@ def _drawn(device: str, found: Table) -> Figure:
     }
     fits = any(place > 0 for place, _ in keys)
     names = [f"{place}: {layout}" if place > 0 else f"does not fit: {layout}" for place, layout in keys]
-    title = f"Least time of a step on {safe(device, 40)} by layout"
+    title = f"Least time of a step on {plain(device, 40)} by layout"
     return stacked_bars(title if fits else f"{title}; none fits", names, parts, shares)

@@ -1,0 +1,27 @@
+"""Text in the cells of spreadsheets: CSV and XLSX."""
+
+from __future__ import annotations
+
+import re
+
+from tracelens.printable import visible
+
+# Signs of other widths are the same to East Asian versions of spreadsheets.
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b"
+_FORMULA = re.compile(rf"[\s\"'`;,|]*[{_SIGNS}]")
+# Where the list separator is a semicolon, so is that of CSV, and quotes within a field mean nothing.
+_LATER_FORMULA = re.compile(rf"(;[\s\"']*)(?=[{_SIGNS}])")
+
+
+def safe(text: str) -> str:
+    r"""`text` that is one line and no formula, whatever reads the file (OWASP: CSV injection).
+
+    - Controls, line ends, invisible and bidirectional characters are their escapes: `\r`, `\x00`, `\u2028`.
+    - A text that begins with = + - or @, also in full width and behind blanks, quotes or separators, has a
+      `'` before it; so has one of these signs behind a semicolon.
+
+    >>> safe("=1+1"), safe("a\r@x"), safe("a;=x")
+    ("'=1+1", 'a\\r@x', "a;'=x")
+    """
+    text = _LATER_FORMULA.sub(r"\1'", visible(text)) if ";" in text else visible(text)
+    return f"'{text}" if _FORMULA.match(text) else text

@@ -20,11 +20,13 @@ from tests.builders import draw
 from tracelens.analyzers._moe_stages import STAGES
 from tracelens.replay._sequence_calls import traced
 from tracelens.replay._sequence_passes import median_pass, passes
-from tracelens.replay._sequence_source import Line, source
+from tracelens.replay._sequence_source import Line
+from tracelens.replay._sequence_source import source as source_of
 from tracelens.replay.arguments import Argument, Tensor, dense
 from tracelens.replay.folder import Script
+from tracelens.replay.render import render
 from tracelens.replay.sequences import sequences
-from tracelens.replay.source import render
+from tracelens.replay.source import about
 from tracelens.trace.trace import Trace
 
 LOOP = Model(exchange="all_to_all", ranks=2, shared="after")
@@ -55,15 +57,23 @@ def left(text: str, us: float = 1.0) -> Line:
 def script_of(*calls: Line, traced_us: float | None = 10.0) -> str:
     """A script of these calls."""
     makers = {one.maker for line in calls for one in line.arguments or [] if isinstance(one, Tensor)}
+    leaves_out = any(line.arguments is None for line in calls)
     return render(
-        "sequence.py.j2", header=["drawn"], name="moe_layer_forward", traced_us=traced_us, span_us=20.0,
-        traced_on="MI300X", libraries=[], calls=source(calls, 4), kinds=makers,
+        "sequence.py.j2", {"library": False, "leaves_out": leaves_out, "kinds": frozenset(makers)},
+        about=about(["drawn"]), name="moe_layer_forward", traced_us=traced_us, span_us=20.0,
+        traced_on="MI300X", libraries=[], calls=source_of(calls, 4),
     )  # fmt: skip
+
+
+def source(calls: Sequence[Line], indent: int) -> list[str]:
+    """The lines of calls."""
+    return source_of(calls, indent).text.splitlines()
 
 
 def raw(script: Script) -> list[str]:
     """Lines of the list of calls."""
     found = script.text[script.text.index("def calls():") : script.text.index("\ndef strided(")]
+    found = found.partition("\ndef left_out(")[0]
     return [line for line in found.splitlines()[2:] if line]
 
 
@@ -82,7 +92,7 @@ def test_a_loop_over_experts_is_one_in_the_script() -> None:
     assert lines[at + 1 : at + 5] == [
         "# experts",
         'yield "aten::mm", 4.0, [Like("bfloat16", (n, 64)), Like("bfloat16", (64, 64))]',
-        "# 2.0 us left out: aten::silu: no op with recorded arguments",
+        'left_out(2.0, "aten::silu: no op with recorded arguments")',
         'yield "aten::mm", 4.0, [Like("bfloat16", (n, 32)), Like("bfloat16", (32, 64))]',
     ]
     # The router's product and top-k, 2 * (5 + 3 + 5 + 3) rows, the two products of the shared expert.
@@ -97,10 +107,10 @@ def test_a_loop_over_experts_is_one_in_the_script() -> None:
 def test_what_is_left_out_is_said_and_summed_up() -> None:
     script = forward(LOOP)
     lines = body(script)
-    assert [line for line in lines if line.endswith(": communication")] == [
-        "# 2.0 us left out: all_to_allv: communication"
+    assert [line for line in lines if line.endswith(': communication")')] == [
+        'left_out(2.0, "all_to_allv: communication")'
     ] * 2
-    single = [re.search(r"# ([\d.]+) us left out: (?:(\d+) times)?", line) for line in lines]
+    single = [re.match(r'left_out\(([\d.]+), "(?:(\d+) times)?', line) for line in lines]
     # Four rounds of the loop have one more each; its time there is the mean.
     calls = sum(int(found[2] or 1) for found in single if found) - 2 + 3
     assert f"communication of 4.0 us; {calls} calls of {2 * calls:.1f} us" in script.text
@@ -111,12 +121,12 @@ def test_the_median_layer_stands_for_all() -> None:
     # The third layer has the most rows, the first the fewest.
     model = Model(layers=3, order="F0", rows=lambda rank, microbatch, layer: [layer + 2] * 8)
     script = forward(model)
-    assert "micro-batch 0, layer 1\n" in script.text
+    assert 'micro-batch 0, layer 1",' in script.text
     assert "for _ in range(8):" in body(script)
     assert '[Like("bfloat16", (3, 64)), Like("bfloat16", (64, 64))]' in script.text
     assert "3 of them call the same ops, 1 with the same arguments." in script.text
     assert script.count == 3
-    assert "layer 2\n" in forward(model, layer=2).text
+    assert 'layer 2",' in forward(model, layer=2).text
 
 
 def test_a_part_of_the_layer() -> None:
@@ -154,7 +164,7 @@ def test_scaled_down_by_one_number_for_all_calls() -> None:
     assert 'yield "aten::mm", 2.0, [Like("bfloat16", (125, 64)), Like("bfloat16", (64, 8))]' in lines
     assert 'yield "aten::mm", 250.0, [Like("bfloat16", (32, 64)), Like("bfloat16", (64, 64))]' in lines
     assert (script.traced_us, "TRACED_US, SPAN_US, TRACED_ON = None, None, " in script.text) == (0.0, True)
-    assert "# Sizes are scaled down" in script.text
+    assert '    "Sizes are scaled down' in script.text
 
 
 def test_types_of_lists_are_those_of_tensors_of_that_shape() -> None:
@@ -197,7 +207,8 @@ def unrolled(lines: Sequence[str]) -> list[tuple[str, list[Any]]]:
         return lambda *values: f"{name}{values}"
 
     makers = ("Like", "strided", "places", "some", "distinct", "ends", "number")
-    names = {name: maker(name) for name in makers}
+    names: dict[str, Any] = {name: maker(name) for name in makers}
+    names["left_out"] = lambda us, what: None
     text = "\n".join(["def calls():", *lines, "    yield from ()"])
     exec(text, names)
     return [(op, arguments) for op, _, arguments in names["calls"]()]
@@ -267,7 +278,7 @@ def test_strides_that_follow_a_size_do_so_in_each_round() -> None:
     )
 
 
-def test_equal_calls_need_no_size_and_comments_no_loop() -> None:
+def test_equal_calls_need_no_size_and_what_is_left_out_no_loop() -> None:
     calls = [call("silu", bf16(4, 4), us=us) for us in (1.0, 2.0, 3.0, 4.0, 10.0)]
     assert source(calls, 4) == [
         "    for _ in range(5):",
@@ -276,7 +287,7 @@ def test_equal_calls_need_no_size_and_comments_no_loop() -> None:
     ]
     assert source([left("x", us) for us in (1.0, 2.0, 3.0, 4.0, 10.0)], 4) == [
         "    # experts",
-        "    # 20.0 us left out: 5 times x",
+        '    left_out(20.0, "5 times x")',
     ]
     pairs = [line for _ in range(4) for line in (left("x"), left("y"))]
     assert loops_of(pairs) == []
@@ -305,14 +316,11 @@ def test_experts_of_any_size_are_the_very_calls(rows: list[int], first: str) -> 
     assert max(map(len, lines)) <= 110
 
 
-def test_text_of_a_trace_stays_in_its_comment() -> None:
+def test_what_is_left_out_is_one_line() -> None:
     lines = source([left("x\nimport os\r\u2028\x00é" + "y" * 300), call("mm", bf16(2, 2))], 4)
     assert all(re.fullmatch("[ -~]{1,110}", line) for line in lines)
-    assert [line.strip()[0] for line in lines[:2]] == ["#", "#"]
+    assert lines[1].startswith('    left_out(1.0, "x?import os????yyy')
     assert len(unrolled(lines)) == 1
-    text = script_of(left("x\n__import__('os')"), call("mm", bf16(2, 2), bf16(2, 2)))
-    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-    assert "system" not in names
 
 
 # -- running them ----------------------------------------------------------------------------------------
@@ -510,7 +518,7 @@ def test_real_layers(corpus: Path, name: str, rounds: int) -> None:
         lines = body(script)
         assert len(lines) < 160
         assert max(map(len, script.text.splitlines())) <= 110
-        assert len(script.text.splitlines()) - len(lines) < 210
+        assert len(script.text.splitlines()) - len(lines) < 220
         yielded = unrolled(raw(script))
         assert len(yielded) == len(calls)
         assert [op for op, _ in yielded] == [line.op for line in calls]

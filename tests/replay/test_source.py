@@ -1,4 +1,4 @@
-"""Python source: whatever text a trace holds, a script holds it as a value or a comment."""
+"""Python source: whatever text a trace holds, a script holds it as a value."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2 import UndefinedError
-
 from tracelens.replay.arguments import Tensor
-from tracelens.replay.source import WIDTH, code, lines, literal, mapping, plain, render, repeated
+from tracelens.replay.source import (
+    WIDTH,
+    about,
+    call_arguments,
+    code,
+    lines,
+    literal,
+    mapping,
+    plain,
+    repeated,
+)
 
 HOSTILE = [
     "",
@@ -90,24 +98,29 @@ def test_there_is_no_source_for_anything_else(value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, *NOT_BASIC])
-def test_text_is_a_comment(text: str) -> None:
+def test_text_to_read_is_one_printable_line(text: str) -> None:
     shown = plain(text)
     assert len(shown) == len(text)
     assert shown.isascii()
     assert shown == "" or shown.isprintable()
-    assert ast.dump(ast.parse(f"# {shown}\nx = 1\n")) == ast.dump(ast.parse("x = 1"))
 
 
-@given(st.text())
-def test_a_comment_is_one_line(text: str) -> None:
-    assert len(f"# {plain(text)}") <= WIDTH
-    assert plain(text).splitlines() in ([], [plain(text)])
-
-
-def test_a_long_comment_keeps_both_ends() -> None:
+def test_long_text_to_read_keeps_both_ends() -> None:
     shown = plain("a" * 200 + "b" * 200)
-    assert (len(shown), shown[:3], shown[-3:], "..." in shown) == (108, "aaa", "bbb", True)
-    assert plain("c" * 108) == "c" * 108
+    assert (len(shown), shown[:3], shown[-3:], "..." in shown) == (103, "aaa", "bbb", True)
+    assert plain("c" * 103) == "c" * 103
+
+
+@given(st.lists(st.text()))
+def test_what_a_script_is_about_is_a_list_of_lines(texts: list[str]) -> None:
+    source = about(texts)
+    assert ast.literal_eval(source.text) == [plain(text) for text in texts]
+    assert len(source.text.splitlines()) == len(texts) + 2
+    assert source.outline == "DATA"
+
+
+def test_what_a_script_is_about_fits_its_width() -> None:
+    assert max(map(len, about(["x" * 500, "y"]).text.splitlines())) == WIDTH
 
 
 def test_source_of_tensors() -> None:
@@ -188,6 +201,7 @@ def test_a_long_mapping_is_wrapped(values: dict[str, float], taken: int) -> None
     assert all(len(line) <= WIDTH for line in others)
 
 
-def test_a_template_misses_nothing() -> None:
-    with pytest.raises(UndefinedError):
-        render("op.py.j2", op="aten::mm", traced_us=1.0, traced_on="")
+def test_arguments_of_a_call_stand_in_a_statement() -> None:
+    assert call_arguments([Tensor("float32", (2,), (1,)), 3]).text == (
+        '[\n        strided("float32", (2,), (1,)),\n        3,\n    ]'
+    )

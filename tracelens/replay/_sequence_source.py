@@ -10,22 +10,20 @@ from typing import Any, NamedTuple
 
 from tracelens.replay._sequence_loops import MOST_SIZES, Form, Loop, columns, flows, form, loops, with_numbers
 from tracelens.replay.arguments import Argument, Tensor, dense
-from tracelens.replay.source import WIDTH, code, literal, plain
+from tracelens.replay.outline import DATA, SIZES
+from tracelens.replay.source import WIDTH, Source, code, literal, plain
 
-NAMES = ("n", "m", "k")
-"""Of the sizes that differ between the rounds of a loop."""
-
-assert len(NAMES) == MOST_SIZES
+assert len(SIZES) == MOST_SIZES
 
 
 class Line(NamedTuple):
-    """One call, or what stands in a comment instead of one.
+    """One call, or GPU work that is left out.
 
     Attributes:
         stage: of the MoE layer.
-        op: name; of a comment the text.
+        op: name; of what is left out its name and the reason.
         us: GPU time.
-        arguments: with what makes their values; None makes it a comment.
+        arguments: with what makes their values; None leaves it out.
     """
 
     stage: str
@@ -48,24 +46,26 @@ class _Size(int):
         return self.name
 
 
-def source(calls: Sequence[Line], indent: int) -> list[str]:
-    """The calls as lines of a generator, each `yield op, traced us, [arguments]`.
+def source(calls: Sequence[Line], indent: int) -> Source:
+    """The calls as the body of a generator, each `yield op, traced us, [arguments]`.
 
     Times in a loop are means of its rounds.
     """
     calls = list(_merged(calls))
     forms = [form((line.stage, line.op), line.arguments) for line in calls]
-    found: list[str] = []
+    found: list[Source] = []
     at = 0
     for loop in loops(forms):
         found += _block(calls[at : loop.first], indent)
         found += _rounds(calls, forms, loop, indent)
         at = loop.behind
-    return found + _block(calls[at:], indent)
+    found += _block(calls[at:], indent)
+    text, outline = ("\n".join(getattr(statement, part) for statement in found) for part in Source._fields)
+    return Source(text, outline)
 
 
 def _merged(calls: Sequence[Line]) -> Iterator[Line]:
-    """The same, with comments that repeat each other as one, which has the time of all."""
+    """The same, with what is left out several times in a row as one, which has the time of all."""
     for _, group in groupby(calls, lambda line: (line.stage, line.op, line.arguments is None)):
         some = list(group)
         if some[0].arguments is None and len(some) > 1:
@@ -74,22 +74,24 @@ def _merged(calls: Sequence[Line]) -> Iterator[Line]:
             yield from some
 
 
-def _block(calls: Sequence[Line], indent: int) -> list[str]:
-    """Lines of calls one by one, with a comment where the stage changes."""
+def _block(calls: Sequence[Line], indent: int) -> list[Source]:
+    """Calls one by one, with a comment where the stage changes."""
     found, stage = [], ""
     for line in calls:
         if line.stage != stage:
             stage = line.stage
-            found.append(f"{' ' * indent}# {plain(stage)}")
-        found += _statement(line, indent)
+            comment = f"{' ' * indent}# {stage}"
+            found.append(Source(comment, comment))  # one of STAGES, or `render` refuses it
+        found.append(_statement(line, indent))
     return found
 
 
-def _statement(line: Line, indent: int) -> list[str]:
+def _statement(line: Line, indent: int) -> Source:
     margin = " " * indent
     if line.arguments is None:
-        text = plain(f"{line.us:,.1f} us left out: {line.op}")
-        return [f"{margin}# {text[: WIDTH - indent - 2]}"]
+        begin = f"{margin}left_out({round(line.us, 1)}, "
+        what = literal(plain(line.op, WIDTH - len(begin) - len('"")')))
+        return Source(f"{begin}{what})", f"{margin}left_out({DATA}, {DATA})")
     words = ", ".join(map(_code, line.arguments))
     parts = textwrap.wrap(
         f"yield {literal(line.op)},\0{round(line.us, 1)},\0[{words}]",
@@ -99,7 +101,7 @@ def _statement(line: Line, indent: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [part.replace("\0", " ") for part in parts]
+    return Source("\n".join(parts).replace("\0", " "), f"{margin}yield {DATA}, {DATA}, {DATA}")
 
 
 def _code(argument: Argument) -> str:
@@ -114,14 +116,14 @@ def _code(argument: Argument) -> str:
     return text if len(text) > WIDTH // 2 else text.replace(" ", "\0")
 
 
-def _rounds(calls: Sequence[Line], forms: Sequence[Form], loop: Loop, indent: int) -> list[str]:
-    """The lines of a loop."""
+def _rounds(calls: Sequence[Line], forms: Sequence[Form], loop: Loop, indent: int) -> list[Source]:
+    """A loop."""
     names: dict[tuple[int, ...], str] = {}
 
     def size(values: tuple[int, ...]) -> int:
         if len(set(values)) == 1:
             return values[0]
-        return _Size(values[0], names.setdefault(values, NAMES[min(len(names), MOST_SIZES - 1)]))
+        return _Size(values[0], names.setdefault(values, SIZES[min(len(names), MOST_SIZES - 1)]))
 
     body = []
     for place, column in enumerate(columns(forms, loop), start=loop.first):
@@ -129,13 +131,14 @@ def _rounds(calls: Sequence[Line], forms: Sequence[Form], loop: Loop, indent: in
         arguments = line.arguments and [with_numbers(one, numbers) for one in line.arguments]
         mean = fmean(other.us for other in calls[place : loop.behind : loop.period])
         body.append(line._replace(us=mean, arguments=arguments))
-    return [*_head(names, loop.rounds, indent), *_block(body, indent + 4)]
+    return [_head(names, loop.rounds, indent), *_block(body, indent + 4)]
 
 
-def _head(names: dict[tuple[int, ...], str], rounds: int, indent: int) -> list[str]:
-    if not names:
-        return [f"{' ' * indent}for _ in range({rounds}):"]
-    values: list[Any] = list(zip(*names, strict=True)) if len(names) > 1 else list(next(iter(names)))
-    text = f"for {', '.join(names.values())} in {literal(values)}:"
+def _head(names: dict[tuple[int, ...], str], rounds: int, indent: int) -> Source:
     margin = " " * indent
-    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=f"{margin}        ")
+    if not names:
+        return Source(f"{margin}for _ in range({rounds}):", f"{margin}for _ in range({DATA}):")
+    values: list[Any] = list(zip(*names, strict=True)) if len(names) > 1 else list(next(iter(names)))
+    head = f"for {', '.join(names.values())} in "
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=margin, subsequent_indent=f"{margin}        ")
+    return Source("\n".join(wrapper.wrap(f"{head}{literal(values)}:")), f"{margin}{head}{DATA}:")

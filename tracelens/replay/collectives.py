@@ -24,7 +24,8 @@ from tracelens.replay._collective_kinds import KINDS
 from tracelens.replay._collective_messages import Matrix, Message, message
 from tracelens.replay.arguments import Unreplayable
 from tracelens.replay.folder import Script
-from tracelens.replay.source import WIDTH, literal, render, timed
+from tracelens.replay.render import render
+from tracelens.replay.source import WIDTH, Source, about, literal, plain, timed
 from tracelens.schema import Skip
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
@@ -69,7 +70,10 @@ def collectives(
     for one, some in same.items():
         cut = one if ranks is None else one.cut(ranks)
         if cut.bytes and cut.ranks > 1:
-            scripts.append(_script(one, cut, some, devices))
+            try:
+                scripts.append(_script(one, cut, some, devices))
+            except Unreplayable as error:
+                odd[one.name, str(error)] += len(some)
         else:
             odd[one.name, f"nothing is sent among the first {ranks} ranks of its group"] += len(some)
     skips += [Skip(f"{count} {subject}", reason) for (subject, reason), count in odd.items()]
@@ -87,23 +91,34 @@ def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Seque
     times = [batch.latency_ns / 1e3 for batch in some]
     same, typical = cut == traced, middle(some)
     kept = typical.members[: cut.ranks] if len(typical.members) == traced.ranks else ()
+    note = "traced_us may contain waiting" if same and not all(batch.whole for batch in some) else ""
+    on_cpu = _on_cpu_instead(cut)
     text = render(
         "collective.py.j2",
-        header=_header(traced, cut, some, devices),
-        note=_note(cut, same and not all(batch.whole for batch in some)),
-        message=cut,
-        kind=KINDS[cut.kind],
+        {
+            "kind": KINDS[cut.kind],
+            "matrix": not isinstance(cut.elements, int),
+            "by_rank": same and bool(kept),
+            "starts_known": bool(kept),
+            "other_on_cpu": bool(on_cpu),
+            "paired": cut.kind == SEND_RECV,
+            "bytewise": cut.dtype.startswith("float8"),
+            "inexact": KINDS[cut.kind].reduces and cut.ranks > _EXACT.get(cut.dtype, 127),
+        },
+        about=about(_about(traced, cut, some, devices)),
+        note=note,
+        note_on_cpu="; ".join(filter(None, (note, on_cpu))),
+        name=cut.name,
+        ranks=cut.ranks,
+        dtype=cut.dtype,
         elements=_elements(cut.elements),
         bytes=cut.bytes,
         factor=bus_factor(cut.kind, cut.ranks),
         traced_us=round(median(times), 3) if same else None,
-        traced_on=", ".join(devices),
+        traced_on=plain(", ".join(devices)),
         traced_rank_us=_row([(one.end - one.start) / 1e3 for one in kept] if same else []),
         start_us=_row([late / 1e3 for late in typical.late_ns[: len(kept)]]),
-        paired=cut.kind == SEND_RECV,
-        bytewise=cut.dtype.startswith("float8"),
         most=max(2, min(128, _EXACT.get(cut.dtype, 127) // cut.ranks)),
-        inexact=KINDS[cut.kind].reduces and cut.ranks > _EXACT.get(cut.dtype, 127),
     )
     return Script(
         name=cut.name.strip("_").replace("/", "_"),
@@ -118,7 +133,8 @@ def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Seque
     )
 
 
-def _header(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> list[str]:
+def _about(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> list[str]:
+    """What the script is of, as far as the trace says."""
     times = [batch.latency_ns / 1e3 for batch in some]
     names = dict.fromkeys(name.partition("(")[0] for batch in some for name in batch.kernels)
     groups = dict.fromkeys(batch.record.description or batch.record.group for batch in some)
@@ -143,28 +159,24 @@ def _header(traced: Message, cut: Message, some: Sequence[Batch], devices: Seque
     return lines
 
 
-def _note(message: Message, waits: bool) -> str:
-    """Source of what a script says beside its result."""
-    note = "traced_us may contain waiting" if waits else ""
-    gloo = KINDS[message.kind].instead[1]
+def _on_cpu_instead(message: Message) -> str:
+    """What gloo runs in the place of the traced collective; "" if it runs the same."""
     if message.dtype.startswith("float8"):
-        gloo = f"gloo has no {message.dtype}: bytes were sent"
-    if not gloo:
-        return literal(note)
-    return f'{literal(note)} + ("" if GPU else {literal(f"; {gloo}" if note else gloo)})'
+        return f"gloo has no {message.dtype}: bytes were sent"
+    return KINDS[message.kind].instead[1]
 
 
-def _row(values: Sequence[float]) -> str:
+def _row(values: Sequence[float]) -> Source:
     """Source of a list of times in us."""
     text = literal([round(value, 1) for value in values])
-    return "\n".join(textwrap.wrap(text, WIDTH - len("TRACED_RANK_US = "), subsequent_indent="    "))
+    return Source("\n".join(textwrap.wrap(text, WIDTH - len("TRACED_RANK_US = "), subsequent_indent="    ")))
 
 
-def _elements(elements: int | Matrix) -> str:
+def _elements(elements: int | Matrix) -> Source:
     """Source of COUNT: each row of a matrix begins a line."""
     if isinstance(elements, int):
-        return literal(elements)
+        return Source(literal(elements))
     indent = " " * len("COUNT = [")
     wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
     rows = [line for row in elements for line in wrap.wrap(f"{literal(list(row))},")]
-    return "\n".join(rows).strip().removesuffix(",").join("[]")
+    return Source("\n".join(rows).strip().removesuffix(",").join("[]"))

@@ -18,6 +18,7 @@ from tracelens.replay.cases import Case, cases, merged
 from tracelens.replay.collectives import collectives
 from tracelens.replay.folder import Script, write
 from tracelens.replay.opaque import unreplayed
+from tracelens.replay.render import UNFAITHFUL
 from tracelens.replay.scripts import script
 from tracelens.replay.select import Selection, chosen, fits
 from tracelens.replay.sequences import sequences
@@ -106,6 +107,7 @@ def replay(
     candidates.sort(key=lambda one: -one.worth_us)
     scripts, refused, rest = _made(candidates, top, max_elements)
     if wanted.everything:
+        skips += [skip for skip in refused if skip.reason.startswith(UNFAITHFUL)]
         skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
     else:
         skips = refused + [

@@ -16,8 +16,9 @@ from tracelens.replay.folder import Script
 from tracelens.replay.indices import complete
 from tracelens.replay.kits import kit
 from tracelens.replay.makers import fill
+from tracelens.replay.render import render
 from tracelens.replay.scale import scaled
-from tracelens.replay.source import code, lines, mapping, render, timed
+from tracelens.replay.source import Source, about, call_arguments, mapping, plain, timed
 from tracelens.trace.arguments import describe
 
 # Spacing of the numbers above 1.
@@ -47,7 +48,8 @@ def script(case: Case, max_elements: int | None = None) -> Script:
         max_elements: scale sizes down until no tensor has more elements.
 
     Raises:
-        Unreplayable: the trace does not say enough, or what it says is nothing that can be called.
+        Unreplayable: the trace does not say enough, what it says is nothing that can be called, or the script
+            would be more than its template and data.
     """
     op = case.call.op
     if not OP.fullmatch(op):
@@ -63,21 +65,22 @@ def script(case: Case, max_elements: int | None = None) -> Script:
     median_us = round(float(np.median(case.times)) / 1e3, 3)
     text = render(
         "op.py.j2",
-        header=_header(case, same),
+        {
+            "kit": special,
+            "library": not op.startswith("aten::"),
+            "kinds": frozenset(one.maker for one in tensors(filled)),
+            "complex": any(one.dtype.startswith("complex") for one in tensors(filled)),
+        },
+        about=about(_about(case, same)),
         op=op,
         traced_us=median_us if same else None,
-        traced_on=", ".join(case.devices),
+        traced_on=plain(", ".join(case.devices)),
         flops=cost.flops if cost else 0,
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
-        least_us=mapping(least_us(cost, case.devices), len("LEAST_US = {}")),
-        library="" if op.startswith("aten::") else op.partition("::")[0],
-        arguments=lines([code(one) for one in filled], 8),
-        kinds={one.maker for one in tensors(filled)},
+        least_us=Source(mapping(least_us(cost, case.devices), len("LEAST_US = {}"))),
+        arguments=call_arguments(filled),
         copies=_copies(filled),
         rtol=_rtol(filled, special.slack),
-        complex=any(one.dtype.startswith("complex") for one in tensors(filled)),
-        **special._asdict(),
-        **special.data,
     )
     return Script(
         name=re.sub(r"\W+", "_", op)[:_NAME],
@@ -129,7 +132,8 @@ def _of_lists(case: Case) -> str:
     return _OF_WIDTH.get(width, "float32")
 
 
-def _header(case: Case, same: bool) -> Sequence[str]:
+def _about(case: Case, same: bool) -> list[str]:
+    """What the script is of, as far as the trace says."""
     return [
         f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
         f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",

@@ -9,9 +9,11 @@ from tracelens.analyzers._moe_stages import STAGES
 from tracelens.replay._sequence_calls import Traced, traced
 from tracelens.replay._sequence_passes import Pass, median_pass, passes, same_ops
 from tracelens.replay._sequence_source import source
+from tracelens.replay.arguments import Unreplayable
 from tracelens.replay.folder import Script
 from tracelens.replay.makers import EVEN_GROUPS
-from tracelens.replay.source import render
+from tracelens.replay.render import render
+from tracelens.replay.source import about, plain
 from tracelens.schema import Skip
 from tracelens.trace.trace import Trace
 
@@ -53,11 +55,10 @@ def sequences(
             continue
         one = median_pass(some)
         calls = traced(trace, one, max_elements)
-        if calls.calls:
+        try:
             found.append(_script(trace, one, some, calls, stages, max_elements is None))
-        else:
-            reason = "none of its calls can be replayed; record with record_shapes=True"
-            skips.append(Skip(_subject(phase, stages), reason))
+        except Unreplayable as why:
+            skips.append(Skip(_subject(phase, stages), str(why)))
     return found, skips
 
 
@@ -81,24 +82,33 @@ def _why_none(trace: Trace, phase: str, layer: int, step: str) -> str:
 def _script(
     trace: Trace, one: Pass, others: Sequence[Pass], calls: Traced, stages: Sequence[str], same: bool
 ) -> Script:
-    """The script of a pass; `same`: with the sizes of the trace."""
+    """The script of a pass; `same`: with the sizes of the trace.
+
+    Raises:
+        Unreplayable: it has no calls, or would be more than its template and data.
+    """
+    if not calls.calls:
+        raise Unreplayable("none of its calls can be replayed; record with record_shapes=True")
     parts = "layer" if len(stages) == len(STAGES) else "_".join(stages).replace(" ", "_")
     name = f"moe_{parts}_{one.phase}"
     alike, equal = same_ops(trace, one, others)
+    libraries = sorted({op.partition("::")[0] for op in calls.ops} - {"aten"})
     text = render(
         "sequence.py.j2",
-        header=[
-            *_where(trace, one, calls),
-            *_others(one, others, alike, equal),
-            *_remarks(calls, same),
-        ],
+        {
+            "library": bool(libraries),
+            "leaves_out": calls.calls < len(calls.lines),
+            "kinds": frozenset(tensor.maker for tensor in calls.tensors),
+        },
+        about=about(
+            [*_where(trace, one, calls), *_others(one, others, alike, equal), *_remarks(calls, same)]
+        ),
         name=name,
         traced_us=round(calls.calls_us, 3) if same else None,
         span_us=round(one.span_ns / 1e3, 3) if same else None,
-        traced_on=_devices(trace),
-        libraries=sorted({op.partition("::")[0] for op in calls.ops} - {"aten"}),
+        traced_on=plain(_devices(trace)),
+        libraries=libraries,
         calls=source(calls.lines, _INDENT),
-        kinds={tensor.maker for tensor in calls.tensors},
     )
     return Script(
         name=name,
@@ -145,7 +155,7 @@ def _remarks(calls: Traced, same: bool) -> list[str]:
         share = left / max(calls.calls_us + left, 1e-9)
         words.append(f"{len(calls.left_us):,} calls of {left:,.1f} us ({share:.1%} of all calls' time)")
     if words:
-        found.append(f"Left out, for the reasons below: {'; '.join(words)}")
+        found.append(f"Left out, see below: {'; '.join(words)}")
     if any(tensor.maker == "ends" for tensor in calls.tensors):
         found.append(f"{EVEN_GROUPS[0].upper()}{EVEN_GROUPS[1:]}")
     if not same:

@@ -1,4 +1,4 @@
-"""Python source: templates, and how what comes from a trace stands in them."""
+"""Python source of what comes from a trace: literals, and calls of the functions that make inputs."""
 
 from __future__ import annotations
 
@@ -6,37 +6,44 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from tracelens.replay.arguments import Argument, Tensor
-from tracelens.version import __version__
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from tracelens.replay.outline import DATA
 
 WIDTH = 110
 _FEW = 5
 _INDENT = "    "
-_SIMPLE = re.compile(r"[\w .,:;/()+*-]*", re.ASCII)
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 
-def render(template: str, /, **data: Any) -> str:
-    """A script from a template; text of a trace goes in through `plain`, `literal` or `code` only."""
-    return _environment().get_template(template).render(version=__version__, **data)
+class Source(NamedTuple):
+    """Python source made of data.
+
+    Attributes:
+        text: as it stands in a script.
+        outline: the same without the data, see outline.py: one expression, if nothing else is said.
+    """
+
+    text: str
+    outline: str = DATA
 
 
-def plain(text: str) -> str:
-    """Text for one line of a comment: printable ASCII, shortened in its middle."""
+def plain(text: str, most: int = WIDTH - len(f'{_INDENT}"",')) -> str:
+    """Text of a trace for people to read: one line of printable ASCII, shortened in its middle."""
     clean = _UNPRINTABLE.sub("?", text)
-    most = WIDTH - 2
     return clean if len(clean) <= most else f"{clean[: most - 33]}...{clean[-30:]}"
 
 
+def about(texts: Sequence[str]) -> Source:
+    """What a script says about itself: a list with one text a line."""
+    items = "".join(f"{_INDENT}{literal(plain(text))},\n" for text in texts)
+    return Source(f"[\n{items}]")
+
+
 def timed(times_us: Sequence[float], devices: Sequence[str]) -> str:
-    """How many calls there were, and how long they took where, for a comment."""
+    """How many calls there were, and how long they took where."""
     calls = "1 call" if len(times_us) == 1 else f"{len(times_us):,} calls"
     return (
         f"{calls} of {median(times_us):,.1f} us (median; {min(times_us):,.1f} to {max(times_us):,.1f}) on "
@@ -45,9 +52,10 @@ def timed(times_us: Sequence[float], devices: Sequence[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source of a text, number, None, or list or tuple of these."""
+    """Source of a text, number, None, or list or tuple of these; text becomes escaped ASCII."""
     if isinstance(value, str):
-        return f'"{value}"' if _SIMPLE.fullmatch(value) else ascii(value)
+        escaped = value.encode("unicode_escape").decode("ascii").replace('"', '\\"')
+        return f'"{escaped}"'
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if isinstance(value, list | tuple):
@@ -82,6 +90,12 @@ def code(argument: Argument) -> str:
     return literal(argument)
 
 
+def call_arguments(arguments: Sequence[Argument]) -> Source:
+    """Source of the list of arguments of a call, in a statement with an indent of one."""
+    items = "".join(f"{2 * _INDENT}{line}\n" for line in lines([code(one) for one in arguments], 8))
+    return Source(f"[\n{items}{_INDENT}]")
+
+
 def lines(items: Sequence[str], indent: int) -> list[str]:
     """Items of a list as lines, each with a comma behind it: tensors one a line if there are only a few."""
     found: list[str] = []
@@ -106,20 +120,3 @@ def mapping(values: Mapping[str, float], taken: int) -> str:
             rows.append("")
         rows[-1] += item
     return "{" + f"\n{_INDENT}".join(row.rstrip() for row in rows).rstrip(",") + "}"
-
-
-@cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    made = Environment(
-        loader=PackageLoader("tracelens.replay"),
-        autoescape=False,  # Python, not HTML; see render
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
-    made.filters["plain"] = plain
-    made.filters["literal"] = literal
-    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_scripts_are_numbered_in_their_order(tmp_path: Path) -> None:
         "traced_us": 1.5,
         "total_us": 4.5,
         "processes": 8,
+        "sha256": hashlib.sha256("é\n".encode()).hexdigest(),
     }
 
 
@@ -167,15 +169,44 @@ def test_other_lists_are_refused(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("count", "3"), ("traced_us", "1"), ("processes", 1.5), ("kind", 3), ("subject", None), ("shapes", [])],
+    [
+        ("count", "3"),
+        ("count", -1),
+        ("count", (1 << 63) - 1),
+        ("traced_us", "1"),
+        ("traced_us", -1.0),
+        ("total_us", 1e300),
+        ("processes", 1.5),
+        ("processes", -1),
+        ("processes", 2),
+        ("processes", 1 << 62),
+        ("kind", 3),
+        ("kind", "shell"),
+        ("subject", None),
+        ("shapes", []),
+        ("sha256", None),
+        ("sha256", "f" * 63),
+        ("sha256", "F" * 64),
+    ],
 )
-def test_fields_have_their_types(name: str, value: Any, tmp_path: Path) -> None:
+def test_fields_have_their_types_and_bounds(name: str, value: Any, tmp_path: Path) -> None:
     write(tmp_path, [one()], [])
     listed = json.loads((tmp_path / LIST).read_text())
     listed["scripts"][0][name] = value
     (tmp_path / LIST).write_text(json.dumps(listed))
     with pytest.raises(TracelensError):
         read(tmp_path)
+
+
+def test_a_list_without_hashes_is_of_an_older_version(tmp_path: Path) -> None:
+    write(tmp_path, [one(), one()], [])
+    listed = json.loads((tmp_path / LIST).read_text())
+    del listed["scripts"][1]["sha256"]
+    (tmp_path / LIST).write_text(json.dumps(listed))
+    with pytest.raises(TracelensError, match="without hashes of the scripts; make them again"):
+        read(tmp_path)
+    write(tmp_path, [one()], [])  # which replaces it
+    assert len(read(tmp_path)) == 1
 
 
 def test_times_may_be_whole(tmp_path: Path) -> None:

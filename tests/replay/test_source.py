@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tracelens.replay.arguments import Tensor
 from tracelens.replay.source import (
     WIDTH,

@@ -56,31 +56,20 @@ class cuda:
 held = 0
 """
 
-# As torchrun: a session for each process, and many lines about a failure.
-TORCHRUN = """
-import os, subprocess, sys
-count = int(next(word for word in sys.argv if "nproc" in word).split("=")[1])
-rest = [word for word in sys.argv[1:] if not word.startswith("--standalone") and "nproc" not in word]
-envs = [os.environ | {"RANK": str(rank)} for rank in range(count)]
-ranks = [subprocess.Popen([sys.executable, *rest], env=env, start_new_session=True) for env in envs]
-codes = [rank.wait() for rank in ranks]
-if any(codes):
-    print("E1121 10:00:00.000000 1 torch/distributed/elastic/multiprocessing/api.py:874] no", file=sys.stderr)
-    print("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", file=sys.stderr)
-    sys.exit(1)
-"""
-
 
 @pytest.fixture
 def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake, in front of a real one."""
-    home = tmp_path / "fake"
-    (home / "torch" / "distributed").mkdir(parents=True)
-    (home / "torch" / "__init__.py").write_text(TORCH)
-    (home / "torch" / "distributed" / "__init__.py").write_text("")
-    (home / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
-    monkeypatch.setenv("PYTHONPATH", str(home))
-    return home
+    """The fake, in an environment of its own: scripts see what is installed, and nothing else."""
+    home = tmp_path / "environment"
+    packages = home / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    (packages / "torch").mkdir(parents=True)
+    (packages / "torch" / "__init__.py").write_text(TORCH)
+    (home / "bin").mkdir()
+    real = Path(sys.executable).resolve()
+    (home / "bin" / "python").symlink_to(real)
+    (home / "pyvenv.cfg").write_text(f"home = {real.parent}\n")
+    monkeypatch.setattr(sys, "executable", str(home / "bin" / "python"))
+    return packages
 
 
 def source(told: dict[str, Any] | None = None, *, before: str = "", after: str = "", code: int = 0) -> str:
@@ -95,6 +84,11 @@ def source(told: dict[str, Any] | None = None, *, before: str = "", after: str =
         f"raise SystemExit({code})",
     ]
     return "\n".join(filter(None, lines)) + "\n"
+
+
+def writing(text: str, tmp_path: Path) -> str:
+    """The script with the name of the file that it writes to."""
+    return f"TOLD = {str(tmp_path / 'told')!r}\n{text}"
 
 
 def listed(text: str, **other: Any) -> Script:
@@ -230,7 +224,7 @@ def test_strict_wants_a_time_that_matches(tmp_path: Path, torch: Path) -> None:
         (source({"median_us": None}), "failed", "its result has no time"),
         (source({"median_us": float("nan")}), "failed", "its result has no time"),
         (source({"median_us": float("inf")}), "failed", "its result has no time"),
-        ("import os\nos.closerange(0, 200)", "failed", "exit status 1"),
+        ("import os\nos.closerange(0, 200)", "failed", "exit status 120"),
         ("import sys\nsys.stdout.close()", "failed", "it printed no result"),
     ],
 )
@@ -301,7 +295,7 @@ def test_scripts_share_a_process_and_notice_nothing_of_each_other(tmp_path: Path
 import gc, threading, torch
 told = {"pid": os.getpid(), "dtype": torch.get_default_dtype(), "argv": sys.argv[1:], "seed": torch.seeds[-1],
         "cwd": os.getcwd(), "home": os.environ.get("MINE"), "main": __name__, "known": "left" in globals()}
-print(json.dumps(told), file=open(os.path.join(os.path.dirname(__file__), "..", "told"), "a"))
+print(json.dumps(told), file=open(TOLD, "a"))
 left = 1
 torch.set_default_dtype("float64")
 torch.manual_seed(7)
@@ -311,17 +305,19 @@ sys.argv = ["x"]
 sys.stdout = sys.stderr = open(os.devnull, "w") if False else sys.stdout
 """
     )
+    one = writing(one, tmp_path)
     checked(tmp_path, one, one, device="cpu", iters=3)
     first, second = map(json.loads, (tmp_path / "told").read_text().splitlines())
     assert first == second
     assert first == {
         "pid": first["pid"], "dtype": "float32", "argv": ["--json", "--device", "cpu", "--iters", "3"],
-        "seed": 0, "cwd": os.getcwd(), "home": None, "main": "__main__", "known": False,
+        "seed": 0, "cwd": first["cwd"], "home": None, "main": "__main__", "known": False,
     }  # fmt: skip
     assert first["pid"] != os.getpid()
+    assert first["cwd"] != os.getcwd()
 
 
-PID = 'print(os.getpid(), file=open(os.path.join(os.path.dirname(__file__), "..", "told"), "a"))'
+PID = 'print(os.getpid(), file=open(TOLD, "a"))'
 
 
 @pytest.mark.parametrize(
@@ -338,7 +334,8 @@ PID = 'print(os.getpid(), file=open(os.path.join(os.path.dirname(__file__), ".."
 def test_a_process_that_is_not_as_it_was_runs_nothing_more(
     tmp_path: Path, torch: Path, line: str, processes: int
 ) -> None:
-    checked(tmp_path, source(before=f"import torch\n{PID}\n{line}"), source(before=PID))
+    scripts = source(before=f"import torch\n{PID}\n{line}"), source(before=PID)
+    checked(tmp_path, *(writing(script, tmp_path) for script in scripts))
     assert len(set((tmp_path / "told").read_text().split())) == processes
 
 
@@ -349,14 +346,17 @@ def test_who_fails_in_a_used_process_gets_a_new_one(tmp_path: Path, torch: Path)
     assert [status for status, _ in rows(checked(tmp_path, spoils, suffers))] == ["ran", "ran"]
 
 
-def test_several_processes_are_started_by_torchrun(tmp_path: Path, torch: Path) -> None:
-    talk = source(before="print('rank', os.environ['RANK'])\nif os.environ['RANK'] != '0': sys.exit(0)")
-    breaks = "import os\nif os.environ['RANK'] == '1': raise ValueError('bad split')"
+def collective(text: str, processes: int = 2) -> Script:
+    return listed(text, kind="collective", processes=processes)
+
+
+def test_collectives_start_their_processes_themselves(tmp_path: Path, torch: Path) -> None:
+    alone = source({"busbw_bytes_per_s": 3e11}, before="assert 'RANK' not in os.environ")
     result = checked(
         tmp_path,
-        listed(talk, processes=3),
-        listed(breaks, processes=2),
-        listed(source({"check": "wrong: sums differ"}, code=1), processes=2),
+        collective(alone, processes=8),
+        collective("raise ValueError('bad split')"),
+        collective(source({"check": "wrong: sums differ"}, code=1)),
         source(),
     )
     assert rows(result) == [
@@ -365,12 +365,7 @@ def test_several_processes_are_started_by_torchrun(tmp_path: Path, torch: Path) 
         ("wrong", "sums differ"),
         ("ran", ""),
     ]
-
-
-def test_collectives_start_their_processes_themselves(tmp_path: Path, torch: Path) -> None:
-    alone = source({"busbw_bytes_per_s": 3e11}, before="assert 'RANK' not in os.environ")
-    result = checked(tmp_path, listed(alone, kind="collective", processes=8))
-    assert rows(result, "status", "bytes_per_s") == [("ran", 3e11)]
+    assert (3e11,) in rows(result, "bytes_per_s")
 
 
 def test_an_error_of_a_kernel_that_shows_itself_late_is_the_scripts(tmp_path: Path, torch: Path) -> None:
@@ -383,16 +378,21 @@ def test_an_error_of_a_kernel_that_shows_itself_late_is_the_scripts(tmp_path: Pa
 
 
 def test_several_processes_that_hang_are_stopped(tmp_path: Path, torch: Path) -> None:
-    place = f"{str(tmp_path)!r} + '/rank' + os.environ['RANK']"
-    hang = f"import os, time\nopen({place}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
-    result = checked(tmp_path, listed(hang, processes=2), timeout_s=3)
+    hang = (
+        "import os, time\n"
+        "rank = int(os.fork() == 0)\n"
+        "rank and os.setsid()\n"
+        f"open({str(tmp_path)!r} + f'/rank{{rank}}', 'w').write(str(os.getpid()))\n"
+        "time.sleep(60)"
+    )
+    result = checked(tmp_path, collective(hang), timeout_s=3)
     assert rows(result, "status") == [("timeout",)]
     assert all(gone(int((tmp_path / f"rank{rank}").read_text())) for rank in range(2))
 
 
 def test_too_few_gpus_for_a_collective(tmp_path: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", f"{H100},{H100}")
-    two, three = listed(on_gpu(), processes=2), listed(on_gpu(), processes=3)
+    two, three = collective(on_gpu()), collective(on_gpu(), processes=3)
     result = checked(tmp_path, two, three)
     assert rows(result) == [
         ("match", ""),
@@ -413,12 +413,119 @@ def test_only_listed_files_of_the_directory_itself_are_run(tmp_path: Path, torch
     (folder / "03_s.py").unlink()
     result = verify(folder)
     assert [status for status, _ in rows(result)] == ["ran", "failed", "failed"]
-    assert "there is no file of this name" in rows(result)[1][1]
+    assert "a symbolic link, which is not followed" in rows(result)[1][1]
+    assert "No such file or directory" in rows(result)[2][1]
     assert not (tmp_path / "ran").exists()
     text = (folder / "replay.json").read_text()
     (folder / "replay.json").write_text(text.replace("02_s.py", "../outside.py"))
     with pytest.raises(TracelensError, match="not a list of scripts"):
         verify(folder)
+
+
+def test_a_script_that_was_changed_is_not_run(tmp_path: Path, torch: Path) -> None:
+    folder = tmp_path / "replay"
+    folders.write(folder, [listed(source()), listed(source()), collective(source())], [])
+    for name in ("02_s.py", "03_s.py"):
+        (folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    result = verify(folder)
+    assert [status for status, _ in rows(result)] == ["ran", "failed", "failed"]
+    for _, note in rows(result)[1:]:
+        assert "the file was changed since tracelens wrote it" in note
+        assert "run it with python 0" in note
+    assert not (tmp_path / "ran").exists()
+    assert failed(result)
+
+
+def test_pipes_and_folders_are_no_scripts(tmp_path: Path, torch: Path) -> None:
+    folder = tmp_path / "replay"
+    folders.write(folder, [listed(source()), listed(source())], [])
+    for name in ("01_s.py", "02_s.py"):
+        (folder / name).unlink()
+    os.mkfifo(folder / "01_s.py")
+    (folder / "02_s.py").mkdir()
+    assert [status for status, _ in rows(verify(folder))] == ["failed", "failed"]
+
+
+ALONE = """
+here = os.path.dirname(os.path.abspath(__file__))
+assert os.listdir(here) == [os.path.basename(__file__)], os.listdir(here)
+assert os.stat(here).st_mode & 0o777 == 0o700
+assert sys.flags.isolated and not {here, os.getcwd(), ""} & {*sys.path}, sys.path
+import colorsys, multiprocessing, torch
+"""
+SPAWNS = f"""
+import json, os, subprocess, sys
+{ALONE}
+def child(queue):
+    queue.put([sys.flags.isolated, __name__])
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.SimpleQueue()
+    process = spawn.Process(target=child, args=(queue,))
+    process.start()
+    assert queue.get() == [1, "__mp_main__"]
+    process.join()
+    # One that is not isolated by itself.
+    subprocess.run([sys.executable, "-c", "import colorsys, json"], cwd=STRAYS, check=True)
+    print(json.dumps({{"check": "ok", "median_us": 50.0, "device": "cpu"}}))
+"""
+
+
+def test_no_module_but_installed_ones_is_imported(
+    tmp_path: Path, torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported, folder = tmp_path / "imported", tmp_path / "replay"
+    places = [folder, tmp_path / "here", tmp_path / "elsewhere"]
+    scripts = [listed(source(before=ALONE)), collective(f"STRAYS = {str(places[1])!r}\n{SPAWNS}")]
+    folders.write(folder, scripts, [])
+    for place in places:
+        place.mkdir(exist_ok=True)
+        for name in ("torch", "json", "colorsys", "multiprocessing", "sitecustomize", "usercustomize"):
+            (place / f"{name}.py").write_text(f"open({str(imported)!r}, 'a').write(__file__)\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    assert rows(verify(folder)) == [("ran", ""), ("ran", "")]
+    assert not imported.exists()
+
+
+def test_the_interpreter_is_found_from_the_current_directory(
+    tmp_path: Path, torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = checked(tmp_path, source(), collective(source()), python="environment/bin/python")
+    assert [status for status, _ in rows(result)] == ["ran", "ran"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "statuses"),
+    [
+        (None, 0, ["ran", "skipped", "skipped"]),  # up to 8 on the CPU
+        (96, 0, ["ran", "ran", "ran"]),
+        (2, 0, ["ran", "skipped", "skipped"]),
+        (1, 0, ["skipped", "skipped", "skipped"]),
+        (None, 16, ["match", "match", "skipped"]),  # as many as there are GPUs
+        (2, 16, ["match", "skipped", "skipped"]),
+        (96, 16, ["match", "match", "skipped"]),
+    ],
+)
+def test_no_more_processes_than_allowed(
+    ranks: int | None,
+    gpus: int,
+    statuses: list[str],
+    tmp_path: Path,
+    torch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_GPUS", ",".join([H100] * gpus))
+    told = f"assert sys.argv[-2:] == ['--ranks', '{ranks or 8}'], sys.argv"
+    text = source({"device": H100 if gpus else "cpu"}, before=told)
+    scripts = [collective(text, processes=processes) for processes in (2, 9, 96)]
+    result = checked(tmp_path, *scripts, ranks=ranks)
+    assert [status for status, _ in rows(result)] == statuses
+    for status, note in rows(result):
+        if status == "skipped" and not gpus:
+            assert re.fullmatch(r"starts \d+ processes on the CPU, over \d; --ranks \d+ allows it", note)
+    assert not failed(result)
 
 
 def test_modules_beside_the_runner_do_not_stand_in_for_the_standard_library(
@@ -458,7 +565,8 @@ def test_interpreters_that_cannot_run_scripts(
     # An error that says it is torch which is missing, also where a real one is installed.
     init.write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     with pytest.raises(
-        TracelensError, match=r"has no torch: pip install torch, or name another with --python"
+        TracelensError,
+        match=r"has no torch among its own packages .*: pip install torch",
     ):
         checked(tmp_path, source(), python=sys.executable)
 
@@ -501,7 +609,7 @@ import threading, torch
 told = [os.getpid(), str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.rand(1).item(),
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark,
         torch.are_deterministic_algorithms_enabled()]
-print(json.dumps(told), file=open(os.path.join(os.path.dirname(__file__), "..", "told"), "a"))
+print(json.dumps(told), file=open(TOLD, "a"))
 torch.set_default_dtype(torch.float64)
 torch.set_grad_enabled(False)
 torch.backends.cuda.matmul.allow_tf32 = True
@@ -514,32 +622,10 @@ torch.use_deterministic_algorithms(True)
 def test_settings_of_the_real_torch_are_put_back(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     mixed = "import torch\ntorch.backends.fp32_precision = 'tf32'\ntorch.set_default_device('meta')"
-    checked(tmp_path, source(before=FLAGS), source(before=FLAGS), source(before=mixed), source(before=FLAGS))
+    scripts = [source(before=lines) for lines in (FLAGS, FLAGS, mixed, FLAGS)]
+    checked(tmp_path, *(writing(script, tmp_path) for script in scripts))
     first, second, third = map(json.loads, (tmp_path / "told").read_text().splitlines())
     assert first == second
     assert first[1:3] + first[4:] == ["torch.float32", True, False, False, False]
     assert third[1:] == first[1:]
     assert third[0] != first[0]  # what cannot be put back takes a new process
-
-
-ALL_REDUCE = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([dist.get_rank() + 1])
-dist.all_reduce(total)
-assert total.item() == 3
-dist.destroy_process_group()
-if os.environ["RANK"] != "0":
-    sys.exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_the_real_torchrun(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    result = checked(
-        tmp_path,
-        listed(source(before=ALL_REDUCE), processes=2),
-        listed("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('bad split')", processes=2),
-    )
-    assert rows(result) == [("ran", ""), ("failed", "ValueError: bad split")]

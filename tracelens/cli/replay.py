@@ -268,6 +268,16 @@ Only = Annotated[
 Tolerance = Annotated[float, typer.Option(help="By which part of the traced time a matching one is off.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 also if a time does not match.")]
 Timeout = Annotated[float, typer.Option(help="Seconds for each script.")]
+MostRanks = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        help="Skip collectives of more ranks; by default of more than there are GPUs, or than 8 on the CPU.",
+        metavar="N",
+        min=1,
+        show_default=False,
+    ),
+]
 Python = Annotated[
     str,
     typer.Option(help="Interpreter with torch, if this one has none.", metavar="FILE", show_default=False),
@@ -288,6 +298,7 @@ def verify(
     tolerance: Tolerance = 0.1,
     strict: Strict = False,
     timeout: Timeout = 180.0,
+    ranks: MostRanks = None,
     python: Python = "",
     output: Written = None,
     json: Json = False,
@@ -295,6 +306,10 @@ def verify(
     """Run all scripts of a directory and hold their times against the traced ones.
 
     Exit code 0 if all ran with right results, 1 if one did not, 2 for bad input.
+
+    Only scripts that are as tracelens wrote them are run, isolated (python -I) from the current directory,
+    PYTHONPATH and the user's own packages: name the environment that has torch with --python. Run an edited
+    script, or one that needs --import, by itself.
 
     For example:
 
@@ -316,6 +331,7 @@ def verify(
             tolerance=tolerance,
             python=python or None,
             timeout_s=timeout,
+            ranks=ranks,
             only=re.compile(re.escape(only)) if only else None,
             progress=line,
         )

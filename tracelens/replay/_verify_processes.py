@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
 from tracelens.errors import TracelensError
+from tracelens.replay.isolation import environment
 
 _TAIL = 1 << 18  # characters of the output that are looked at: the result is its last line
 
@@ -33,20 +34,25 @@ class Ran(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """Files that processes write to; they may be emptied while these run."""
+    """Files that processes write to; they may be emptied while these run.
 
+    Attributes:
+        folder: a private directory that holds them and nothing else, where processes run.
+        output, errors: the files.
+    """
+
+    folder: str
     output: BinaryIO
     errors: BinaryIO
 
     def clear(self) -> None:
         """Forget what was written."""
-        for file in self:
+        for file in (self.output, self.errors):
             os.ftruncate(file.fileno(), 0)
 
     def tails(self) -> tuple[str, str]:
         """The ends of both."""
-        output, errors = map(_tail, self)
-        return output, errors
+        return _tail(self.output), _tail(self.errors)
 
 
 @contextmanager
@@ -58,7 +64,7 @@ def logs() -> Iterator[Logs]:
         open(Path(folder, "output"), "a+b") as output,
         open(Path(folder, "errors"), "a+b") as errors,
     ):
-        yield Logs(output, errors)
+        yield Logs(folder, output, errors)
 
 
 def _tail(file: BinaryIO) -> str:
@@ -68,7 +74,7 @@ def _tail(file: BinaryIO) -> str:
 
 
 def start(command: Sequence[str], to: Logs, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with nothing to read.
+    """Start a process in a session and a directory of its own, with nothing to read.
 
     Raises:
         TracelensError: there is no such program.
@@ -79,6 +85,8 @@ def start(command: Sequence[str], to: Logs, pass_fds: Sequence[int] = ()) -> sub
             stdin=subprocess.DEVNULL,
             stdout=to.output,
             stderr=to.errors,
+            cwd=to.folder,
+            env=environment(),
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -88,8 +96,8 @@ def start(command: Sequence[str], to: Logs, pass_fds: Sequence[int] = ()) -> sub
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started, at once."""
-    # torchrun gives each of its processes a session of its own, so ending one group is not enough. The
-    # parents go first: none of them then starts another child or tells of a lost one.
+    # Processes may have sessions of their own, so ending one group is not enough. The parents go first: none
+    # of them then starts another child or tells of a lost one.
     # One that has ended gave its number back; only what it left in its group still has it.
     running = process.poll() is None
     for number in (process.pid, *_descendants(process.pid)) if running else ():

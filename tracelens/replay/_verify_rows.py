@@ -36,8 +36,6 @@ STAND_IN = "stand-in for "
 """How a result names an op for which this device has no kernel; what was timed instead says nothing of it."""
 
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$).*")
-# From here on torchrun tells in many lines that a process failed, and not why.
-_LAUNCHER = re.compile(r"^[EW]\d{4} .*elastic|ChildFailedError")
 _NOTE = 300
 
 
@@ -213,12 +211,7 @@ def _why_failed(ran: Ran, finished: bool) -> str:
 
 def _last_words(ran: Ran) -> str:
     """The error among what a script wrote to stderr: Python's last one, else the last line."""
-    lines = []
-    for line in ran.errors.splitlines():
-        if _LAUNCHER.search(line):
-            break
-        if line.strip():
-            lines.append(line)
+    lines = [line for line in ran.errors.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or [""])[-1]
 

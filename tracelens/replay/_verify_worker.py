@@ -15,6 +15,7 @@ import msgspec
 
 from tracelens.errors import TracelensError
 from tracelens.replay._verify_processes import Ran, logs, start, stop
+from tracelens.replay.isolation import ISOLATED
 
 RUNNER = Path(__file__).with_name("runner.py")
 LIBRARY = "torch"
@@ -61,7 +62,7 @@ class Worker:
             self._pipe = stack.enter_context(ours)
             with theirs:
                 arguments = [str(theirs.fileno()), LIBRARY, "gpu" if gpu else "cpu"]
-                command = [python, str(RUNNER), *arguments]
+                command = [python, ISOLATED, str(RUNNER), *arguments]
                 self._process = start(command, self._logs, pass_fds=[theirs.fileno()])
             stack.callback(stop, self._process)
             self.machine = self._hello(python)
@@ -77,7 +78,10 @@ class Worker:
             last = next((line for line in reversed(words) if line.strip()), "it did not answer")
             raise TracelensError(f"{python} cannot run scripts: {last}")
         if found.get("absent"):
-            raise TracelensError(f"{python} has no torch: pip install torch, or name another with --python")
+            raise TracelensError(
+                f"{python} has no torch among its own packages (PYTHONPATH and the user's are ignored): "
+                "pip install torch, or name another with --python"
+            )
         if "torch" not in found:
             raise TracelensError(f"{python} cannot import torch: {found.get('reason')}")
         return Machine(found["torch"], tuple(found["devices"]))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
@@ -19,8 +20,10 @@ LIST = "replay.json"
 Kind = Literal["op", "collective", "sequence"]
 _FIELDS: dict[str, Any] = {
     "file": str, "kind": str, "subject": str, "shapes": str, "count": int, "traced_us": (float, int),
-    "total_us": (float, int), "processes": int,
+    "total_us": (float, int), "processes": int, "sha256": str,
 }  # fmt: skip
+_LARGEST = {"count": 1 << 53, "traced_us": 1e15, "total_us": 1e15, "processes": 1 << 20}
+_HASH = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.py")
 
 
@@ -51,7 +54,11 @@ class Script(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A script in a directory; attributes as in Script."""
+    """A script in a directory; attributes as in Script.
+
+    Attributes:
+        sha256: of the file's bytes, in hexadecimal; "" in lists of an older version.
+    """
 
     file: str
     kind: str
@@ -61,6 +68,7 @@ class Entry(NamedTuple):
     traced_us: float
     total_us: float
     processes: int
+    sha256: str
 
 
 def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> list[Entry]:
@@ -72,7 +80,7 @@ def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> lis
     digits = max(2, len(str(len(scripts))))
     entries = [
         Entry(f"{number:0{digits}d}_{one.name}.py", one.kind, one.subject, one.shapes, one.count,
-              one.traced_us, one.total_us, one.processes)
+              one.traced_us, one.total_us, one.processes, hashlib.sha256(one.text.encode()).hexdigest())
         for number, one in enumerate(scripts, start=1)
     ]  # fmt: skip
     listed = {
@@ -100,8 +108,19 @@ def read(folder: Path) -> list[Entry]:
     """The scripts of a directory.
 
     Raises:
-        TracelensError: it is no directory of scripts.
+        TracelensError: it is no directory of scripts, or one of an older version.
     """
+    entries = _listed(folder)
+    if not all(entry.sha256 for entry in entries):
+        raise TracelensError(
+            f"{folder / LIST}: an older tracelens wrote it, without hashes of the scripts; make them again: "
+            "tracelens replay TRACE -o DIR"
+        )
+    return entries
+
+
+def _listed(folder: Path) -> list[Entry]:
+    """The scripts of a directory; those that an older version wrote have no hash."""
     path = folder / LIST
     try:
         listed = orjson.loads(path.read_bytes())
@@ -116,7 +135,14 @@ def read(folder: Path) -> list[Entry]:
 
 
 def _entry(item: Any) -> Entry:
+    item = {"sha256": "", **item}
     if not all(isinstance(item[name], kind) for name, kind in _FIELDS.items()):
+        raise ValueError
+    if item["kind"] not in get_args(Kind) or (item["processes"] > 1 and item["kind"] != "collective"):
+        raise ValueError
+    if not all(0 <= item[name] <= most for name, most in _LARGEST.items()):
+        raise ValueError
+    if item["sha256"] and not _HASH.fullmatch(item["sha256"]):
         raise ValueError
     # Only what lies in the directory itself is ever run.
     if not _FILE.fullmatch(item["file"]):
@@ -124,4 +150,4 @@ def _entry(item: Any) -> Entry:
     return Entry(**{name: item[name] for name in Entry._fields})
 
 
-FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in read(folder)])
+FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in _listed(folder)])

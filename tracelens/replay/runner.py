@@ -1,6 +1,6 @@
 """Runs scripts one after the other in one process: torch is imported once, the GPU is started once.
 
-Executed as a file, by whatever interpreter has torch: `python runner.py FD LIBRARY GPU`. FD is a socket to
+Executed as a file, by whatever interpreter has torch: `python -I runner.py FD LIBRARY GPU`. FD is a socket to
 the one who asks, beyond the reach of what scripts print: it takes {"path", "arguments"} and answers with
 {"code", "reason", "spent"}; spent: this process is no longer as it was, and the next script needs a new one.
 It needs only the standard library of Python 3.10, and nothing of tracelens.
@@ -8,19 +8,14 @@ It needs only the standard library of Python 3.10, and nothing of tracelens.
 
 from __future__ import annotations
 
-import os
-import sys
-
-# Python has put the directory of this file first; modules there have names of the standard library (select).
-if os.path.dirname(__file__) in sys.path:
-    sys.path.remove(os.path.dirname(__file__))
-
 import gc
 import importlib
 import json
+import os
 import random
 import runpy
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Sequence

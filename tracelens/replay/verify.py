@@ -18,9 +18,13 @@ from tracelens.replay._verify_processes import Ran, run_together
 from tracelens.replay._verify_rows import STATUSES, Row, judged, unrun
 from tracelens.replay._verify_worker import Machine, Workers
 from tracelens.replay.folder import Entry
+from tracelens.replay.isolation import ISOLATED, Refused, absolute, private_copy
 from tracelens.schema import Column, Result, Schema, Table
 
 TIMEOUT_S = 180.0
+RANKS = 8
+"""Processes that a collective starts at most where it runs on the CPU."""
+
 TOLERANCE = 0.1
 BROKEN = ("wrong", "failed", "timeout")
 DIFFERENT = ("slower", "faster", "other device")
@@ -82,19 +86,23 @@ def verify(
     tolerance: float = TOLERANCE,
     python: str | None = None,
     timeout_s: float = TIMEOUT_S,
+    ranks: int | None = None,
     only: re.Pattern[str] | None = None,
     progress: Callable[[str], None] = _quiet,
 ) -> Result:
     """Does what the scripts of a directory do take as long as in the trace, and is it right?
 
     Args:
-        folder: as `tracelens replay -o` wrote it; only files that replay.json lists are run.
+        folder: as `tracelens replay -o` wrote it; only files that replay.json lists are run, and only as
+            they were written. Each runs by itself, see isolation.py.
         device: "cuda" or "cpu"; None: a GPU where there is one.
         iters: timed calls of each script; None: as many as each takes by itself.
         max_bytes: scale messages of collectives down to this size; None: as traced.
         tolerance: by which part of the traced time a matching one may differ.
         python: interpreter with torch; None: this one.
         timeout_s: for each script.
+        ranks: processes that a collective may start; others are skipped. None: as many as there are GPUs, or
+            RANKS on the CPU.
         only: found in the file's name, the subject or the shapes; None: all.
         progress: called with a line of text before each script.
 
@@ -109,16 +117,17 @@ def verify(
     entries = [entry for entry in folders.read(folder) if only is None or _named(entry, only)]
     if not entries:
         raise TracelensError(f"{folder}: no script " + (f"fits {only.pattern!r}" if only else "in the list"))
-    interpreter = python or sys.executable
+    interpreter = absolute(python or sys.executable)
     arguments = ["--json", *_option("--device", device), *_option("--iters", iters)]
     number = count(1)
 
     def row(entry: Entry, run: Callable[[Path], Ran]) -> Row:
         progress(f"script {next(number)} of {len(entries)}: {entry.file}")
-        path = folder.resolve() / entry.file
-        if path.is_symlink() or not path.is_file():
-            return unrun(entry, "failed", f"there is no file of this name in {folder}")
-        return judged(entry, run(path), tolerance)
+        try:
+            with private_copy(folder, entry) as path:
+                return judged(entry, run(path), tolerance)
+        except Refused as why:
+            return unrun(entry, "failed", str(why))
 
     with Workers(interpreter, gpu=device != "cpu") as workers:
         machine = workers.machine
@@ -128,10 +137,11 @@ def verify(
         rows = {entry: row(entry, alone) for entry in entries if entry.processes <= 1}
     # Only now: the worker would hold memory of a GPU that these need.
     for entry in (entry for entry in entries if entry.processes > 1):
-        few = _too_few(entry, machine)
-        most = _option("--max-bytes", max_bytes if entry.kind == "collective" else None)
-        together = partial(_together, [interpreter, *_launcher(entry)], [*arguments, *most], timeout_s)
-        rows[entry] = unrun(entry, "skipped", few) if few else row(entry, together)
+        most = RANKS if ranks is None else ranks
+        why = _too_many(entry, len(machine.devices), ranks)
+        options = [*arguments, *_option("--max-bytes", max_bytes), *_option("--ranks", most)]
+        together = partial(_together, [interpreter, ISOLATED], options, timeout_s)
+        rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)
     return _told([rows[entry] for entry in entries], machine, tolerance)
 
 
@@ -155,22 +165,25 @@ def _option(name: str, value: object) -> list[str]:
     return [] if value is None else [name, str(value)]
 
 
-def _launcher(entry: Entry) -> list[str]:
-    """What stands before a script of several processes; those of collectives start theirs themselves."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={entry.processes}"]
-    return [] if entry.kind == "collective" else torchrun
-
-
 def _together(command: Sequence[str], arguments: Sequence[str], timeout_s: float, path: Path) -> Ran:
     return run_together([*command, str(path), *arguments], timeout_s)
 
 
-def _too_few(entry: Entry, machine: Machine) -> str:
-    """Why there are not enough GPUs for a script; "" where there are, or where none is used."""
-    here = len(machine.devices)
-    if not 0 < here < entry.processes:
-        return ""
-    return f"needs {entry.processes} GPUs, {here} here; --device cpu runs it through gloo"
+def _too_many(entry: Entry, gpus: int, ranks: int | None) -> str:
+    """Why a script starts more processes than it may; "" if it does not.
+
+    Args:
+        entry: which.
+        gpus: GPUs that it can use; 0: it runs on the CPU.
+        ranks: processes that were allowed, None where nothing was said.
+    """
+    if 0 < gpus < entry.processes:
+        return f"needs {entry.processes} GPUs, {gpus} here; --device cpu runs it through gloo"
+    most = ranks if ranks is not None else gpus or RANKS
+    if entry.processes > most:
+        where = "" if gpus else " on the CPU"
+        return f"starts {entry.processes} processes{where}, over {most}; --ranks {entry.processes} allows it"
+    return ""
 
 
 def _named(entry: Entry, pattern: re.Pattern[str]) -> bool:

@@ -1,6 +1,6 @@
 """Imports go one way only.
 
-    printable <- errors <- guard <- schema, registry <- trace <- parsers
+    printable <- errors <- guard, limits <- schema, registry <- trace <- parsers
                                   trace <- analyzers -> costs, devices
                                   analyzers <- compare, replay
                                   trace <- fuse
@@ -22,12 +22,13 @@ import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
-BASE = {"printable", "errors", "guard", "schema", "registry", "version"}
+BASE = {"printable", "errors", "guard", "limits", "schema", "registry", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "printable": set(),
     "errors": {"printable"},
     "guard": {"errors"},
+    "limits": {"errors"},
     "schema": {"errors", "guard"},
     "registry": {"errors"},
     "trace": BASE,
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "compare": BASE | {"trace", "analyzers"},
     "fuse": BASE | {"trace", "outputs"},
     "replay": BASE | {"trace", "analyzers", "costs", "devices", "outputs"},
-    "config": {"errors"},
+    "config": {"errors", "limits"},
     "expected": {"errors", "config"},
     "projection": BASE | {"config", "expected", "costs", "devices", "trace", "analyzers"},
     "fanout": BASE | {"trace", "parsers", "analyzers"},
@@ -60,7 +61,7 @@ EXCEPTIONS = {
     ("tracelens.schema", "Report._ipython_display_", "tracelens.renderers.notebook"),
 }
 # What `import tracelens` may run: these import neither pandas nor numpy.
-LIGHT = {"printable", "errors", "guard", "schema", "registry", "version"}
+LIGHT = {"printable", "errors", "guard", "limits", "schema", "registry", "version"}
 
 MODULES = modules()
 NAMES = {module.name for module in MODULES}

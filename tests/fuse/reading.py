@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tracelens
-from tracelens.parsers.decode import exact_ns
+from tracelens.parsers.times import exact_ns
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 

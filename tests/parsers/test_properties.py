@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tracelens
 from tracelens.errors import ParseError
 from tracelens.parsers import parse, source
-from tracelens.parsers.decode import exact_ns
+from tracelens.parsers.times import exact_ns
 from tracelens.parsers.repair import repair_text
 from tracelens.trace.trace import Trace
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,9 +11,10 @@ from io import BytesIO
 from typing import IO
 
 from tracelens.errors import ParseError
+from tracelens.limits import limits
 from tracelens.parsers.files import TRACE_SUFFIXES
 from tracelens.parsers.remote import is_url
-from tracelens.parsers.source import HEAD, Damage, Source, unpacked
+from tracelens.parsers.source import HEAD, Damage, Meter, Source, unpacked
 
 LzmaError: type[Exception] = EOFError
 with suppress(ImportError):  # Some builds of Python lack it.
@@ -32,29 +35,35 @@ def members(stream: IO[bytes], path: str) -> list[Source]:
     """
     kept = path == "-" or is_url(path) or isinstance(stream, BytesIO)
     try:
+        size = stream.seek(0, os.SEEK_END)
         archive = zipfile.ZipFile(stream if kept else path)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
         raise ParseError(path, f"damaged zip archive ({error}); copy it again") from None
     finally:
         if not kept:
             stream.close()
+    listed = archive.infolist()
+    if len(listed) > limits().archive_members:
+        raise ParseError(path, f"holds {len(listed):,} files; {limits().exceeded('archive_members')}")
     names = [
         info.filename
-        for info in archive.infolist()
+        for info in listed
         if not info.is_dir() and not any(part in info.filename for part in _IGNORED)
     ]
     if not names:
         raise ParseError(path, "the zip archive holds no file")
     # As with directories: where some members are named like traces, the others are notes, logs and the like.
     traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
-    return [Source(f"{path}!{name}", "zip", _blocks(archive, name, path)) for name in traces or names]
+    # Members may share their compressed bytes, so the whole archive has one meter.
+    meter = Meter(path, archive_bytes=size)
+    return [Source(f"{path}!{name}", "zip", _blocks(archive, name, path, meter)) for name in traces or names]
 
 
-def _blocks(archive: zipfile.ZipFile, name: str, path: str) -> Iterator[bytes]:
+def _blocks(archive: zipfile.ZipFile, name: str, path: str, meter: Meter) -> Iterator[bytes]:
     """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
     try:
         with archive.open(name) as member:
-            yield from unpacked(member, member.read(HEAD))
+            yield from unpacked(member, member.read(HEAD), meter)
     except (zipfile.BadZipFile, LzmaError) as error:
         raise Damage(f"compressed data is damaged ({error})") from None
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown method

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tracelens.errors import ParseError
 from tracelens.parsers.collectives import collectives_table
 from tracelens.parsers.columns import SEPARATOR, Columns, Encoded, integer
-from tracelens.parsers.decode import MISSING
+from tracelens.parsers.event import MISSING
 from tracelens.parsers.gloo_records import THREADS_KEY
 from tracelens.parsers.host import host_side
 from tracelens.parsers.pairs import pair_begin_end

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.decode import NO_TEXT, Args, Decoded, Drop, Event
+from tracelens.parsers.event import NO_TEXT, Args, Decoded, Drop, Event
 
 _INT64 = np.iinfo(np.int64)
 _ASYNC_PHASES = frozenset("bneSTFpN")

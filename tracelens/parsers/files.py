@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from glob import iglob
+from collections.abc import Iterable, Iterator
+from glob import escape, iglob
 
 from tracelens.errors import ParseError
+from tracelens.limits import limits
 from tracelens.parsers.remote import Listing, is_url, list_url
 
 TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
@@ -32,8 +33,10 @@ def trace_files(paths: Iterable[str]) -> list[str]:
 
     Raises:
         ParseError: a directory holds no trace, nothing matches a pattern, or a URL cannot be listed.
+        TracelensError: TRACELENS_LIMITS is wrong.
         MissingExtra: a URL, and fsspec is not installed.
     """
+    limits()  # a mistake in TRACELENS_LIMITS is told before any work begins
     files: dict[str, str] = {}
     for path in paths:
         for file in _expand(local_path(path)):
@@ -102,11 +105,40 @@ def _list(path: str) -> Listing | None:
         except OSError as error:
             raise ParseError(path, f"cannot be listed ({error.strerror}); check its permissions") from None
     elif MAGIC.search(path) and not os.path.lexists(path):  # a name may hold such characters
-        pattern, found = True, list(iglob(path, recursive=True))
+        pattern, found = True, list(_matches(path))
     else:
         return None
     folders = [name for name in found if os.path.isdir(name)]
-    return Listing(pattern, sorted({*found} - {*folders}), folders)
+    # A pipe, a socket or a device is read where somebody names it, and never because it lies in a directory.
+    return Listing(pattern, sorted(name for name in {*found} if os.path.isfile(name)), folders)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """What matches a pattern; `**` enters each directory once, so that links in a circle come to an end."""
+    before, deep, behind = f"/{pattern}".partition("/**")
+    before = before[1:]
+    if not deep or (behind and not behind.startswith("/")):
+        yield from iglob(pattern)
+        return
+    root = before or ("/" if pattern.startswith("/") else "")
+    entered: set[tuple[int, int]] = set()
+    for top in iglob(root) if root else ["."]:
+        for folder, folders, files in os.walk(top, followlinks=True):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in entered:
+                folders.clear()
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            here = folder if root else os.path.relpath(folder, ".")
+            if rest := behind.lstrip("/"):
+                yield from _matches(os.path.join(escape(here), rest) if here != "." else rest)
+            else:
+                yield from (
+                    os.path.normpath(os.path.join(here, name))
+                    for name in [*folders, *files]
+                    if not name.startswith(".")
+                )
 
 
 def _natural(path: str) -> tuple[list[str | int], str]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.parsers.columns import Encoded
-from tracelens.parsers.decode import MISSING
+from tracelens.parsers.event import MISSING
 
 _OPEN, _CLOSE = ("B", "b"), ("E", "e")
 

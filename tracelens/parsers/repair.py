@@ -14,7 +14,8 @@ _TOKEN = re.compile(
     r",(?=\s*[}\]])|"  # trailing comma
     r":(?=\s*[,}\]])"  # missing value
 )
-_WORDS = {"true": "true", "false": "false", "True": "true", "False": "false"}
+WORDS = {"true": "true", "false": "false", "True": "true", "False": "false"}
+"""Bare words that are values; all others stand for none."""
 # A string that needs no mending, where JSON goes on behind it.
 _INTACT = re.compile(
     r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"(?=\s*(?:[:,}\]]|$))'
@@ -52,7 +53,7 @@ def repair_text(text: bytes) -> bytes:
         elif token == ":":
             out.append(": null")
         elif token != ",":
-            out.append(f'"{token}"' if token[0] == "0" else _WORDS.get(token, "null"))
+            out.append(f'"{token}"' if token[0] == "0" else WORDS.get(token, "null"))
         before = token[0] if token in ",:" else "v"
     out.append(source[pos:])
     return "".join(out).encode()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tracelens.errors import ParseError
+from tracelens.limits import limits
 from tracelens.parsers.remote import is_url, open_url, shown_url
 
 inflate: Any = zlib
@@ -26,7 +27,11 @@ BLOCK = 512 * 1024
 """Bytes handed on at a time: small enough for the decoded events of one block to stay in the L2 cache."""
 
 HEAD = 4
-_LARGEST_WINDOW = 1 << 31
+_SOME_BLOCKS = 4 * BLOCK
+# Four bytes of zstd can stand for 128 KiB, and its decompressor returns all that its input stands for.
+_ZSTD_INPUT = 512
+_FREE_BYTES = 16 << 20
+"""Any input may inflate to so much, whatever its ratio."""
 
 
 class _Inflater(Protocol):
@@ -41,6 +46,46 @@ class _Inflater(Protocol):
 
 class Damage(Exception):
     """The bytes end here, though not as they should; the text says why."""
+
+
+class Meter:
+    """Bytes that go into a decompressor and come out of it, held to the limits.
+
+    Args:
+        path: of the input, for messages.
+        archive_bytes: size of the archive that the bytes come from; without one what is read is counted.
+    """
+
+    def __init__(self, path: str, archive_bytes: int = 0) -> None:
+        self._path, self._packed, self._unpacked = path, archive_bytes, 0
+        self._counts_packed = not archive_bytes
+        self._limits = limits()
+
+    def packed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The compressed blocks, counted."""
+        for block in blocks:
+            self._packed += len(block) if self._counts_packed else 0
+            yield block
+
+    def unpacked(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The decompressed blocks, counted.
+
+        Raises:
+            ParseError: there are more of them than the limits allow.
+        """
+        for block in blocks:
+            self._unpacked += len(block)
+            self._check()
+            yield block
+
+    def _check(self) -> None:
+        at, most = self._unpacked, self._limits
+        if at > most.decompressed_bytes:
+            what = f"is larger than {most.decompressed_bytes:,} bytes after decompression"
+            raise ParseError(self._path, f"{what}; {most.exceeded('decompressed_bytes')}", at)
+        if at > max(_FREE_BYTES, most.decompression_ratio * self._packed):
+            what = f"{self._packed:,} compressed bytes inflate to more than {at:,}, as no recording does"
+            raise ParseError(self._path, f"{what}; {most.exceeded('decompression_ratio')}", at)
 
 
 @dataclass
@@ -113,12 +158,21 @@ def _sources(stream: IO[bytes], path: str) -> list[Source]:
         raise ParseError(path, "the file is empty; record or copy it again")
     if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
         # The table of contents stands at the end; a pipe has to be read to the end for it.
-        seekable = stream if stream.seekable() else BytesIO(head + stream.read())
+        seekable = stream if stream.seekable() else BytesIO(head + _rest_of_archive(stream, path))
         from tracelens.parsers.archive import members  # few traces are archives
 
         return members(seekable, path)
     kind = "gzip" if _is_gzip(head) else "zstd" if _is_zstd(head) else "none"
-    return [Source(path, kind, _closing(stream, unpacked(stream, head)))]
+    return [Source(path, kind, _closing(stream, unpacked(stream, head, Meter(path))))]
+
+
+def _rest_of_archive(stream: IO[bytes], path: str) -> bytes:
+    most = limits().piped_archive_bytes
+    data = stream.read(most + 1)
+    if len(data) > most:
+        what = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
+        raise ParseError(path, f"{what}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
+    return data
 
 
 def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -126,13 +180,20 @@ def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield from blocks
 
 
-def unpacked(stream: IO[bytes], head: bytes) -> Iterator[bytes]:
-    """The decompressed content of a stream whose first bytes have been read already."""
+def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
+    """The decompressed content of a stream whose first bytes have been read already.
+
+    Args:
+        stream: behind its first bytes.
+        head: these.
+        meter: holds it to the limits.
+    """
     if _is_gzip(head):
-        return _inflate(_read(stream, head, BLOCK // 8), lambda: inflate.decompressobj(31), _is_gzip)
+        blocks = meter.packed(_read(stream, head, BLOCK // 8))
+        return meter.unpacked(_inflate(blocks, _gunzip, _is_gzip))
     if _is_zstd(head):
-        return _zstd(_read(stream, head, BLOCK // 8))
-    return _read(stream, head, BLOCK)
+        return meter.unpacked(_zstd(meter.packed(_read(stream, head, _SOME_BLOCKS))))
+    return meter.unpacked(meter.packed(_read(stream, head, BLOCK)))
 
 
 def _read(stream: IO[bytes], head: bytes, size: int) -> Iterator[bytes]:
@@ -151,15 +212,72 @@ def _is_zstd(head: bytes) -> bool:
     return head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
 
 
+class _Gunzip:
+    """Inflates a bounded amount at a time: 64 KiB of gzip can stand for 64 MiB."""
+
+    def __init__(self) -> None:
+        self._inflater = inflate.decompressobj(31)
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inflater.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        """What is left of the last input: it follows the stream, or has yet to be inflated."""
+        data: bytes = self._inflater.unused_data if self.eof else self._inflater.unconsumed_tail
+        return data
+
+    def decompress(self, data: bytes, /) -> bytes:
+        inflated: bytes = self._inflater.decompress(data, _SOME_BLOCKS)
+        return inflated
+
+
+def _gunzip() -> _Inflater:
+    return _Gunzip()
+
+
+class _Unzstd:
+    """The same for zstd, whose decompressor cannot be told how much to return."""
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._inflater = new()
+        self._left = b""
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inflater.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._left
+
+    def decompress(self, data: bytes, /) -> bytes:
+        inflated: list[bytes] = []
+        size = pos = 0
+        while pos < len(data) and size < BLOCK and not self.eof:
+            inflated.append(self._inflater.decompress(data[pos : pos + _ZSTD_INPUT]))
+            size += len(inflated[-1])
+            pos = min(pos + _ZSTD_INPUT, len(data))
+        behind = self._inflater.unused_data if self.eof else b""
+        self._left = data[pos - len(behind) :]
+        return b"".join(inflated)
+
+
 def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
     import zstandard
 
+    window = limits().zstd_window_bytes
+
     def new() -> _Inflater:
-        return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
+        return _Unzstd(lambda: zstandard.ZstdDecompressor(max_window_size=window).decompressobj())
 
     try:
         yield from _inflate(blocks, new, _is_zstd)
     except zstandard.ZstdError as error:
+        if "too much memory" in str(error):
+            what = "its zstd frames need a larger window than allowed"
+            raise Damage(f"{what}; {limits().exceeded('zstd_window_bytes')}") from None
         raise zlib.error(str(error)) from None
 
 
@@ -180,7 +298,7 @@ def _inflate(
                     raise Damage("what follows the compressed data is not compressed and was left out")
                 inflater = new()
             yield inflater.decompress(data)
-            data = inflater.unused_data if inflater.eof else b""
+            data = inflater.unused_data
     if not inflater.eof:
         raise Damage("compressed data ends too early")
     if data:

@@ -19,7 +19,7 @@ FRAME = Struct("<qqq")
 def encode(part: Part, chunk: Chunk) -> Chunk | None:
     """Decode a chunk into `part`; one that may be cut inside an event, and so loses it, is handed back."""
     decoded = decode(chunk.text, chunk.offset)
-    if decoded.drops or decoded.end >= 0:
+    if decoded.uncertain or decoded.end >= 0:
         return chunk
     part.add(chunk.index, decoded)
     return None

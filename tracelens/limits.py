@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 
 from tracelens.errors import TracelensError, UnknownName
 
@@ -79,7 +80,7 @@ def parse_limits(text: str) -> Limits:
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (part.strip() for part in entry.partition("="))
         if name not in known:
-            raise TracelensError(f"{VARIABLE}: {UnknownName('limit', name[:80], known)}")
+            raise TracelensError(f"--limit or {VARIABLE}: {UnknownName('limit', name[:80], known)}")
         values[name] = _number(name, value)
     return Limits(**values)
 
@@ -110,6 +111,22 @@ def applied(text: str) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
+def read_config_file(path: Path) -> bytes:
+    """The content of a model, device or rules file, which people write.
+
+    Raises:
+        TracelensError: it is larger than the limit; a device or an endless pipe is read no further.
+        OSError: as when opening it.
+    """
+    most = limits().config_bytes
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        what = f"{path}: over {most:,} bytes are no model, device or rules file"
+        raise TracelensError(f"{what}; {limits().exceeded('config_bytes')}")
+    return content
+
+
 def _number(name: str, text: str) -> int:
     match = _VALUE.fullmatch(text)
     number = 0
@@ -118,7 +135,6 @@ def _number(name: str, text: str) -> int:
         number = int(float(digits) * (1024 if binary else 1000) ** _EXPONENTS[prefix])
         number = int(digits) if digits.isdigit() and not prefix else number
     if not 0 < number <= _LARGEST_VALUE:
-        raise TracelensError(
-            f"{VARIABLE}: {name}={text[:80]!r} is not a positive number; write it as 500000, 20G or 512Mi"
-        )
+        what = f"--limit or {VARIABLE}: {name}={text[:80]!r} is not a positive number"
+        raise TracelensError(f"{what}; write it as 500000, 20G or 512Mi")
     return number

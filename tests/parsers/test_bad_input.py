@@ -133,8 +133,10 @@ SOMETHING: dict[str, tuple[bytes, int, str]] = {
     "duplicate keys": (GOOD.replace(b'"name": "gemm"', b'"name": "a", "name": "gemm"'), 1, ""),
     "string numbers": (text([{**event, "ts": str(event["ts"])} for event in WHOLE]), 1, ""),
     "string durations": (text([OP, {**LAUNCH, "dur": "1.0"}, {**KERNEL, "dur": "5.0"}]), 1, ""),
-    "64-bit stream": (text([OP, {**KERNEL, "args": {"stream": 2**64 - 1, "device": 0}}]), 1, ""),
-    "stream beyond 64 bits": (text([OP, {**KERNEL, "args": {"stream": 2**70, "device": 0}}]), 1, ""),
+    "64-bit stream": (text([OP, {**KERNEL, "args": {"stream": 2**64 - 1, "device": 0}}]), 1, "out of range"),
+    "stream beyond 64 bits": (
+        text([OP, {**KERNEL, "args": {"stream": 2**70, "device": 0}}]), 1, "out of range",
+    ),
     "stream in hex": (text([OP, {**KERNEL, "args": {"stream": "0x0", "device": 0}}]), 1, ""),
     "5,000 digits": (
         text([*WHOLE, {**KERNEL, "args": {"x": 0}}]).replace(b'"x": 0', b'"x": 1' + b"0" * 5000), 2, "",

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tracelens.errors import ParseError
 from tracelens.parsers import parse, source
-from tracelens.parsers.times import exact_ns
 from tracelens.parsers.repair import repair_text
+from tracelens.parsers.times import exact_ns
 from tracelens.trace.trace import Trace
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"

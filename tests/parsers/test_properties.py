@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import tracelens
 from tracelens.errors import ParseError
 from tracelens.parsers import parse, source
-from tracelens.parsers.times import exact_ns
 from tracelens.parsers.repair import repair_text
+from tracelens.parsers.times import exact_ns
 from tracelens.trace.trace import Trace
 
 Json = dict[str, Any]

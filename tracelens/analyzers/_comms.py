@@ -122,6 +122,8 @@ def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
     rows = np.flatnonzero((kernel >= 0) & (place[np.maximum(kernel, 0)] >= 0))
     names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
     texts = {name: table.texts(name, rows) for name in names}
+    # Many records share one list of ranks, which may be long.
+    ranks = {text: tuple(integers(text)) for text in set(texts["group_ranks"])}
     counts = ("group_size", "in_bytes", "out_bytes", "peer")
     numbers = {name: table.array(name)[rows].tolist() for name in counts}
     found = []
@@ -137,7 +139,7 @@ def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
                 collective,
                 texts["group"][number],
                 texts["group_description"][number],
-                tuple(integers(texts["group_ranks"][number])),
+                ranks[texts["group_ranks"][number]],
                 numbers["group_size"][number],
                 texts["dtype"][number],
                 sent,
@@ -163,6 +165,6 @@ def integers(text: str) -> list[int]:
     """A JSON list of integers; empty for anything else, such as a list that the profiler cut off."""
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return found if isinstance(found, list) and all(isinstance(item, int) for item in found) else []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracelens.errors import TracelensError
+from tracelens.limits import read_config_file
 
 KINDS = ("prefill", "decode", "mixed", "idle", "draft", "other")
 RUNS = ("", "eager", "graph")
@@ -130,10 +131,10 @@ def _engines(path: Path) -> list[dict[str, Any]]:
     import tomllib  # a few ms that a run without labels need not pay twice
 
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(read_config_file(path).decode("utf-8"))
     except OSError as error:
         raise TracelensError(f"{path}: {error.strerror or error}; {FILE_VARIABLE} names this file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TracelensError(f"{path}: not a TOML file ({error})") from error
     engines = found.get("engine")
     if not isinstance(engines, list) or set(found) != {"engine"}:

@@ -10,6 +10,7 @@ from tracelens.cli.common import (
     Dask,
     Device,
     DeviceFile,
+    Limit,
     Partial,
     Paths,
     Scope,
@@ -33,6 +34,7 @@ def analyze(
     device: Device = None,
     device_file: DeviceFile = None,
     partial: Partial = False,
+    _limit: Limit = None,
     dask: Dask = None,
 ) -> None:
     """Run one analyzer and print its tables.

@@ -16,6 +16,7 @@ import typer
 
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
+from tracelens.limits import set_limits
 from tracelens.printable import printable
 
 if TYPE_CHECKING:
@@ -74,6 +75,24 @@ Dask = Annotated[
         help="Read and analyze the files on the workers of this Dask cluster (tcp://host:port), where they "
         "must be under the same paths.",
         metavar="ADDRESS",
+        show_default=False,
+    ),
+]
+
+
+def _set_limits(entries: list[str] | None) -> None:
+    if entries:
+        set_limits(entries)
+
+
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        help="Raise a bound of what is read: decompressed_bytes=200G, ranks=1M (repeat for more).",
+        metavar="NAME=VALUE",
+        callback=_set_limits,
+        expose_value=True,
         show_default=False,
     ),
 ]

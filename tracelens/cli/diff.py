@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Step, check_complete, check_outputs, print_report, progress, say
+from tracelens.cli.common import (
+    Limit,
+    Partial,
+    Step,
+    check_complete,
+    check_outputs,
+    print_report,
+    progress,
+    say,
+)
 
 _WHAT = "a trace, a directory of ranks, or a quoted pattern."
 
@@ -30,6 +39,7 @@ def diff(
     ] = False,
     step: Step = None,
     partial: Partial = False,
+    _limit: Limit = None,
 ) -> None:
     """Compare two runs: what changed, and where the difference of their step times comes from.
 

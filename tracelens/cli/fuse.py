@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracelens.cli.common import Partial, Paths, check_outputs, progress, say
+from tracelens.cli.common import Limit, Partial, Paths, check_outputs, progress, say
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def fuse(
         bool, typer.Option("--no-cpu", help="Leave out the host threads: GPU streams, steps and waits only.")
     ] = False,
     partial: Partial = False,
+    _limit: Limit = None,
 ) -> None:
     """Write one trace of all ranks, to be opened in ui.perfetto.dev.
 

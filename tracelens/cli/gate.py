@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracelens.cli.common import (
+    Limit,
     Partial,
     Scope,
     ScopeChoice,
@@ -76,6 +77,7 @@ def gate(
     github: Github = False,
     scope: Scope = ScopeChoice.all,
     partial: Partial = False,
+    _limit: Limit = None,
 ) -> None:
     """Hold rules against two runs: exit code 0 if they hold, 1 for a regression, 2 for bad input.
 

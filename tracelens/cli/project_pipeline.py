@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import Partial, check_outputs
+from tracelens.cli.common import Limit, Partial, check_outputs
 from tracelens.cli.project_common import Json, Output, files_of, tell
 from tracelens.cli.project_pipeline_times import Asked, Modelled, Recorded, check_owners, find, whole
 
@@ -116,6 +116,7 @@ def pipeline(
     source: From = None,
     step: Step = None,
     partial: Partial = False,
+    _limit: Limit = None,
     layers: Layers = 0,
     model: Model = None,
     device: Device = None,

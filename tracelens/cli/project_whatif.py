@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Device, DeviceFile, Partial, Paths, check_outputs, options, progress
+from tracelens.cli.common import Device, DeviceFile, Limit, Partial, Paths, check_outputs, options, progress
 from tracelens.cli.common import ScopeChoice as _Scope
 from tracelens.cli.project_common import Json, Output, tell
 
@@ -34,6 +34,7 @@ def whatif(
     device: Device = None,
     device_file: DeviceFile = None,
     partial: Partial = False,
+    _limit: Limit = None,
     output: Output = None,
     json_output: Json = False,
 ) -> None:

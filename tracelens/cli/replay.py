@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from tracelens.cli.common import (
     Device,
     DeviceFile,
+    Limit,
     Partial,
     Paths,
     Step,
@@ -162,6 +163,7 @@ def scripts(
     device: Device = None,
     device_file: DeviceFile = None,
     partial: Partial = False,
+    _limit: Limit = None,
     json: Json = False,
 ) -> None:
     """Write a script for each call with most time: it runs the call as traced, checks and times it.

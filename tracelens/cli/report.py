@@ -11,6 +11,7 @@ from tracelens.cli.common import (
     Dask,
     Device,
     DeviceFile,
+    Limit,
     Partial,
     Paths,
     Scope,
@@ -46,6 +47,7 @@ def report(
     device: Device = None,
     device_file: DeviceFile = None,
     partial: Partial = False,
+    _limit: Limit = None,
     dask: Dask = None,
 ) -> None:
     """Report on a run with all analyzers.

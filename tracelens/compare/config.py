@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tracelens.errors import TracelensError
+from tracelens.limits import read_config_file
 
 _FILES = (("tracelens.toml", ("gate",)), ("pyproject.toml", ("tool", "tracelens", "gate")))
 _KEYS = ("rules", "confidence")
@@ -57,11 +58,10 @@ def settings(config: str | None = None, start: Path | None = None) -> Settings:
 def _read(path: Path) -> Settings | None:
     """The settings in a file, None where it has no section for them."""
     try:
-        with path.open("rb") as file:
-            document: Mapping[str, Any] = tomllib.load(file)
+        document: Mapping[str, Any] = tomllib.loads(read_config_file(path).decode("utf-8"))
     except OSError as error:
         raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:  # TOML that is none, or no UTF-8
+    except (ValueError, RecursionError) as error:  # TOML that is none, or no UTF-8
         raise TracelensError(f"{path}: {error}; correct it, or name another file with --config") from None
     # A file of any other name may be written either way.
     places = [place for name, place in _FILES if name == path.name] or [place for _, place in _FILES]

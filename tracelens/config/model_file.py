@@ -11,6 +11,7 @@ from typing import Any
 
 from tracelens.config.model import Model
 from tracelens.errors import TracelensError, UnknownName
+from tracelens.limits import read_config_file
 
 _SOURCE_KEYS = ("title", "url", "date", "fields")
 # Type of a field, as its class writes it, to what a file may hold, and how to say so.
@@ -73,7 +74,7 @@ def make_model(where: str, values: Mapping[str, Any]) -> Model:
 def read_text(path: Path) -> str:
     """The text of a file; raises TracelensError where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_config_file(path).decode("utf-8")
     except FileNotFoundError:
         raise TracelensError(f"{path}: no such file") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tracelens.config.model_file import read_text
 from tracelens.errors import MissingExtra, TracelensError
+from tracelens.limits import limits
 
 INCLUDES = ("extends", "bases", "includes")
 # Where an experiment's model files lie in Primus, seen from a folder above both.
@@ -87,6 +88,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise MissingExtra("a YAML model file", "yaml") from None
     text = read_text(path)
     try:
+        _check_values(path, yaml.compose(text, Loader=yaml.SafeLoader))
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TracelensError(f"{path}: not YAML: {error}") from error
@@ -96,6 +98,43 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise TracelensError(f"{path}: not a model file: its outermost value is no mapping of names")
     return content
+
+
+def _check_values(path: Path, root: Any) -> None:
+    """Refuse a document that its aliases make large: nine lists of nine aliases each are a billion values.
+
+    Args:
+        path: of the file.
+        root: its tree of nodes, in which an alias is the node that it stands for, None for an empty file.
+
+    Raises:
+        TracelensError: there are more values than the limit, or a value contains itself.
+    """
+    most = limits().config_values
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+    waiting = [(root, False)] if root is not None else []
+    while waiting:
+        node, is_measured = waiting.pop()
+        parts = _parts(node)
+        if is_measured:
+            open_nodes.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+            if sizes[id(node)] > most:
+                what = f"{path}: more than {most:,} values after its aliases are expanded"
+                raise TracelensError(f"{what}; {limits().exceeded('config_values')}")
+        elif id(node) in open_nodes:
+            raise TracelensError(f"{path}: a value contains itself through an alias")
+        elif id(node) not in sizes:
+            open_nodes.add(id(node))
+            waiting.append((node, True))
+            waiting += ((part, False) for part in parts)
+
+
+def _parts(node: Any) -> list[Any]:
+    if not isinstance(node.value, list):
+        return []
+    return [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
 
 
 def _resolved(path: Path, value: Any, parse: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tracelens.devices.device import DTYPES, Device
 from tracelens.errors import TracelensError, UnknownName
+from tracelens.limits import read_config_file
 
 SECONDARY = "(secondary source)"
 """Ends the text of a source that is not the vendor's."""
@@ -107,7 +108,7 @@ class _File:
         import tomllib  # a few ms that a caller who needs no device need not pay
 
         try:
-            return tomllib.loads(Path(self.path).read_text(encoding="utf-8"))
+            return tomllib.loads(read_config_file(Path(self.path)).decode("utf-8"))
         except FileNotFoundError:
             raise self._wrong("no such file") from None
         except OSError as error:

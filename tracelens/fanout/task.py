@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
+from tracelens.limits import applied
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -24,6 +25,7 @@ class Task(NamedTuple):
         analyzers: names.
         step: only this step.
         options: of the analyzers, as (name, value).
+        limits: in force where the task comes from, as in TRACELENS_LIMITS.
     """
 
     path: str
@@ -31,6 +33,7 @@ class Task(NamedTuple):
     analyzers: tuple[str, ...]
     step: str | None
     options: tuple[tuple[str, Any], ...]
+    limits: str = ""
 
 
 class Portion(NamedTuple):
@@ -65,6 +68,11 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
     Raises:
         TracelensError: it cannot be read, or has no such step.
     """
+    with applied(task.limits):
+        return _carry_out(task, processes)
+
+
+def _carry_out(task: Task, processes: Sequence[Popen[bytes]]) -> list[Portion]:
     from tracelens.analyzers import ANALYZERS
     from tracelens.parsers import parse
     from tracelens.trace.run import make_run

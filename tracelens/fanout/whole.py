@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracelens.errors import ParseError
 from tracelens.fanout.task import Executor, Portion, Task
+from tracelens.limits import VARIABLE
 from tracelens.schema import Result
 from tracelens.trace.run import check_ranks, named_ranks
 
@@ -41,7 +43,8 @@ def analyze_files(
     from tracelens.analyzers import ANALYZERS, with_needed
 
     needed = with_needed([ANALYZERS.get(name) for name in names])
-    asked = (tuple(item.name for item in needed), step, tuple(options.items()))
+    limits = os.environ.get(VARIABLE, "")
+    asked = (tuple(item.name for item in needed), step, tuple(options.items()), limits)
     tasks = [Task(file, rank, *asked) for file, rank in zip(files, named_ranks(files), strict=True)]
     found: list[Portion] = []
     for portion in execute(tasks):

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from tracelens.errors import ParseError
 from tracelens.parsers.collectives import collectives_table
-from tracelens.parsers.columns import SEPARATOR, Columns, Encoded, integer
+from tracelens.parsers.columns import OUT_OF_RANGE, SEPARATOR, Columns, Encoded
 from tracelens.parsers.event import MISSING
 from tracelens.parsers.gloo_records import THREADS_KEY
 from tracelens.parsers.host import host_side
+from tracelens.parsers.members import ranks_of_header
+from tracelens.parsers.numbers import FIRST_NS, LAST_NS, integer, summable
 from tracelens.parsers.pairs import pair_begin_end
 from tracelens.parsers.split import Splitter
 from tracelens.schema import Coded, Table
@@ -72,6 +74,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     pid, tid = pids[rows.table.pid], tids[rows.table.tid]
     thread = _dense(pids)[rows.table.pid] * len(tids) + _dense(tids)[rows.table.tid]
     gpu = np.isin(kind, [KINDS.index(name) for name in GPU_KINDS])
+    rows = _without_absurd_sizes(rows, gpu)
     device = np.where(gpu, np.where(rows.table.device >= 0, rows.table.device, pid), -1)
     stream = np.where(gpu, np.where(rows.table.stream != -1, rows.table.stream, tid), -1)
     rows = _clip_overruns(rows, gpu, device, stream)
@@ -107,12 +110,13 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     records = table.collectives
     if on_host and not records:
         records = on_host.collectives(_distributed(splitter))
+    collectives = collectives_table(records, rows.source, link, events, rows.repaired)
     return Trace(
         replace(_meta(splitter, table, rows, dialect, threads), on_host=on_host is not None),
         {
             "events": events,
             "ops": ops,
-            "collectives": collectives_table(records, rows.source, link, events),
+            "collectives": collectives,
             "links": LINKS.table(link),
         },
     )
@@ -131,7 +135,7 @@ def _select(table: Encoded) -> Rows:
     columns = table.columns
     dropped = Counter(drop.reason for drop in table.drops)
     first_drop = {drop.reason: drop.offset for drop in reversed(table.drops)}
-    repaired = Counter({"text mended": table.mended} if table.mended else {})
+    repaired = Counter(table.repaired)
     phase = np.array(table.phases, dtype=object)[columns.phase] if table.phases else np.empty(0, dtype=object)
     codes = {name: columns.phase == code for code, name in enumerate(table.phases)}
     nothing = np.zeros(len(phase), dtype=bool)
@@ -141,15 +145,18 @@ def _select(table: Encoded) -> Rows:
         return mask
 
     ts, dur = columns.ts_ns, columns.dur_ns
-    timed = ts != MISSING
+    outside = (ts != MISSING) & ((ts < FIRST_NS) | (ts >= LAST_NS))
+    columns = columns._replace(ts_ns=np.where(outside, MISSING, ts))
+    timed = columns.ts_ns != MISSING
     complete, instant = of("X"), of("i", "I", "R")
     used = of("s", "f", "t", "M")
     dur = np.where(instant, 0, dur)
     lacking = complete & timed & (dur == MISSING)
     row = (complete & timed & ~lacking) | (instant & timed)
-    paired, unpaired = pair_begin_end(table)
+    paired, unpaired = pair_begin_end(table, columns)
     known = complete | instant | used | of("B", "E", "b", "e")
-    _count(dropped, "no start time", (complete | instant) & ~timed)
+    _count(dropped, "start time out of range", (complete | instant) & outside)
+    _count(dropped, "no start time", (complete | instant) & ~timed & ~outside)
     _count(dropped, "complete event without duration", lacking)
     _count(dropped, "begin or end without its partner", unpaired)
     _count(dropped, "no phase: not a trace event", of("") & ~known)
@@ -158,18 +165,34 @@ def _select(table: Encoded) -> Rows:
     dur = dur.copy()
     dur[paired.begin] = paired.dur_ns
     source = np.flatnonzero(row)
+    endless = source[~summable(dur[source])]
+    row[endless] = False
+    dropped["duration out of range"] += len(endless) + int((~row[paired.begin]).sum())
+    source = np.flatnonzero(row)
     negative = dur[source] < 0
     _count(repaired, "negative duration set to 0", negative)
     no_name = np.array([not name for name in table.names], dtype=bool)
     _count(repaired, "no name", no_name[columns.name[source]])
     picked = Columns(*(column[source] for column in columns))._replace(dur_ns=np.maximum(dur[source], 0))
-    kept = int(row.sum() + used.sum() + len(paired.begin))
-    return Rows(picked, source, dropped, first_drop, repaired, kept)
+    kept = int(row.sum() + used.sum() + row[paired.begin].sum())
+    return Rows(picked, source, +dropped, first_drop, repaired, kept)
 
 
 def _count(counter: Counter[str], reason: str, mask: NDArray[np.bool_]) -> None:
     if count := int(mask.sum()):
         counter[reason] += count
+
+
+def _without_absurd_sizes(rows: Rows, gpu: NDArray[np.bool_]) -> Rows:
+    """Leave out sizes of copies and grids of kernels that no sum could hold."""
+    columns = rows.table
+    for name in ("bytes", "blocks"):
+        values = getattr(columns, name)
+        absurd = gpu & ~summable(np.where(gpu, values, -1))
+        absurd |= values < -1
+        _count(rows.repaired, OUT_OF_RANGE, absurd)
+        columns = columns._replace(**{name: np.where(absurd, -1, values)})
+    return rows._replace(table=columns)
 
 
 def _kinds(table: Encoded, category: Int, dialect: Dialect) -> Int:
@@ -339,6 +362,7 @@ def _meta(
 ) -> TraceMeta:
     keys = splitter.header | splitter.tail
     info = _distributed(splitter)
+    rank, world_size, notes = ranks_of_header(info)
     host = keys.get("host_name")
     properties = keys.get("deviceProperties")
     devices = {
@@ -349,16 +373,16 @@ def _meta(
     return TraceMeta(
         path=splitter.source.path,
         format=dialect.name,
-        rank=integer(info.get("rank")),
-        world_size=integer(info.get("world_size")),
+        rank=rank,
+        world_size=world_size,
         host=host if isinstance(host, str) else "",
         devices=devices,
-        epoch_ns=max(integer(keys.get("baseTimeNanoseconds")), 0),
+        epoch_ns=max(integer(keys.get("baseTimeNanoseconds"), LAST_NS), 0),
         read=len(table.columns.phase) + len(table.drops),
         kept=rows.kept,
         dropped=dict(rows.dropped),
         first_drop=rows.first_drop,
         repaired=dict(rows.repaired),
-        problems=tuple(splitter.problems),
+        problems=(*splitter.problems, *notes),
         threads=threads,
     )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.columns import CollectiveRow, plain_text
+from tracelens.limits import LARGEST_COUNT
+from tracelens.parsers.columns import OUT_OF_RANGE, CollectiveRow, plain_text
+from tracelens.parsers.members import group_of
+from tracelens.parsers.numbers import summable
 from tracelens.schema import Coded, Table
 from tracelens.trace.tables import COLLECTIVES
 
@@ -28,7 +33,7 @@ _COALESCED = "nccl:coalesced"
 
 
 def collectives_table(
-    records: list[CollectiveRow], source: Int, link: dict[str, Int], events: Table
+    records: list[CollectiveRow], source: Int, link: dict[str, Int], events: Table, repaired: Counter[str]
 ) -> Table:
     """Build it.
 
@@ -37,6 +42,7 @@ def collectives_table(
         source: position in the file of each row of the events table.
         link: columns of the links table.
         events: the events table.
+        repaired: is told what had to be corrected.
 
     A CPU record and the kernel that repeats its metadata become one row. Sends and receives that were
     batched share one kernel, launched when the batch ends.
@@ -54,23 +60,27 @@ def collectives_table(
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
     rows.sort(key=lambda item: (int(start[item[0]]), item[0]))
     seen: dict[bytes, int] = {}
+    read = cache(plain_text)  # thousands of records share a few texts, and one of them may be long
     data: dict[str, list[Any]] = {column.name: [] for column in COLLECTIVES.columns}
     for row, record in rows:
         order = seen[record.group] = seen.get(record.group, -1) + 1
-        width = DTYPE_BYTES.get(plain_text(record.dtype).lower().removeprefix("c10::"), -1)
+        width = DTYPE_BYTES.get(read(record.dtype).lower().removeprefix("c10::"), -1)
+        ranks, size, wrong = group_of(read(record.ranks), record.size)
+        if wrong:
+            repaired[wrong] += 1
         values = {
             "event_id": row,
             "kernel_id": row if row in op_of_kernel else kernel_of_op.get(row, -1),
             "collective": record.collective,
-            "group": plain_text(record.group),
-            "group_description": plain_text(record.description),
-            "group_ranks": plain_text(record.ranks),
-            "group_size": record.size,
-            "dtype": plain_text(record.dtype),
-            "in_bytes": record.in_elements * width if width > 0 <= record.in_elements else -1,
-            "out_bytes": record.out_elements * width if width > 0 <= record.out_elements else -1,
-            "in_split": plain_text(record.in_split),
-            "out_split": plain_text(record.out_split),
+            "group": read(record.group),
+            "group_description": read(record.description),
+            "group_ranks": ranks,
+            "group_size": size,
+            "dtype": read(record.dtype),
+            "in_bytes": _message_bytes(record.in_elements, width),
+            "out_bytes": _message_bytes(record.out_elements, width),
+            "in_split": read(record.in_split),
+            "out_split": read(record.out_split),
             "order": order,
             "peer": record.peer,
         }
@@ -78,12 +88,21 @@ def collectives_table(
             data[name].append(value)
     data["kernel_id"] = _batched(data, link, events)
     integer = {column.name for column in COLLECTIVES.columns if column.dtype == "int64"}
-    return COLLECTIVES.table(
-        {
-            name: np.array(values, dtype=np.int64) if name in integer else values
-            for name, values in data.items()
-        }
-    )
+    columns: dict[str, Any] = {
+        name: np.array(values, dtype=np.int64) if name in integer else values for name, values in data.items()
+    }
+    for name in ("in_bytes", "out_bytes"):
+        absurd = ~summable(columns[name])
+        if absurd.any():
+            repaired[OUT_OF_RANGE] += int(absurd.sum())
+            columns[name] = np.where(absurd, -1, columns[name])
+    return COLLECTIVES.table(columns)
+
+
+def _message_bytes(elements: int, width: int) -> int:
+    """Size of a message; -1 where it is not known or cannot be."""
+    size = elements * width
+    return size if width > 0 <= elements and size <= LARGEST_COUNT else -1
 
 
 def _batched(data: Mapping[str, list[Any]], link: Mapping[str, Int], events: Table) -> list[int]:
@@ -103,17 +122,22 @@ def _batched(data: Mapping[str, list[Any]], link: Mapping[str, Int], events: Tab
     region = np.flatnonzero(named & (events.array("stream") < 0))
     launched = np.flatnonzero(link["launch_id"] >= 0)
     call = link["launch_id"][launched]
-    for thread in np.unique(tid[region]).tolist():
+    loose_of: dict[int, list[int]] = {}
+    for place in loose:
+        loose_of.setdefault(int(tid[data["event_id"][place]]), []).append(place)
+    for thread, places in loose_of.items():
         mine = region[tid[region] == thread]
         mine = mine[np.argsort(start[mine], kind="stable")]
         end = start[mine] + dur[mine]
         here = launched[tid[call] == thread]
         when = start[link["launch_id"][here]]
-        for place in loose:
-            row = data["event_id"][place]
-            at = int(np.searchsorted(end, start[row]))
-            if tid[row] != thread or at == len(mine):
+        by_time = np.argsort(when, kind="stable")
+        times = when[by_time]
+        for place in places:
+            at = int(np.searchsorted(end, start[data["event_id"][place]]))
+            if at == len(mine):
                 continue
-            inside = here[(when >= start[mine[at]]) & (when < end[at])]
-            kernels[place] = int(link["kernel_id"][inside[0]]) if len(inside) else -1
+            low, high = np.searchsorted(times, (start[mine[at]], end[at])).tolist()
+            if low < high:
+                kernels[place] = int(link["kernel_id"][here[by_time[low:high].min()]])
     return kernels

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.limits import limits
 from tracelens.parsers.event import NO_TEXT, Args, Decoded, Drop, Event
+from tracelens.parsers.numbers import blocks, identity, integer, integers
 
-_INT64 = np.iinfo(np.int64)
 _ASYNC_PHASES = frozenset("bneSTFpN")
 
 
@@ -84,6 +84,7 @@ class Encoded:
             `SEPARATOR`.
         metadata: (ph-M event name, pid, tid, args name or labels) of every metadata event.
         async_ids: row -> id of async begin/end events, as written.
+        repaired: what was mended in events that were kept, to how many.
     """
 
     columns: Columns
@@ -98,10 +99,11 @@ class Encoded:
     metadata: list[tuple[str, int | str, int | str, str]]
     async_ids: dict[int, str]
     drops: list[Drop]
-    mended: int
+    repaired: Counter[str]
 
 
 SEPARATOR = b"\x1f"
+OUT_OF_RANGE = "number out of range, left out"
 
 
 @dataclass
@@ -116,13 +118,13 @@ class Part:
     metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
     drops: list[Drop] = field(default_factory=list)
-    mended: int = 0
+    repaired: Counter[str] = field(default_factory=Counter)
 
     def add(self, index: int, decoded: Decoded) -> None:
         """Encode the events of chunk `index`."""
         events = decoded.events
         self.drops += decoded.drops
-        self.mended += decoded.mended
+        self.repaired["text mended"] += decoded.mended
         args = [event.args for event in events]
         # Ops, which are most events, carry shapes and never GPU fields; flows and the like carry an id.
         ops, others, bare = [], [], []
@@ -147,18 +149,18 @@ class Part:
 
         def column(values: list[Any], where: NDArray[np.int64] = others) -> NDArray[np.int64]:
             array = np.full(len(events), -1, dtype=np.int64)
-            array[where] = integers(values)
+            array[where] = self._numbers(values)
             return array
 
         correlation = column([arg.correlation for arg in present])
         # Flows carry their id beside the arguments, which they mostly lack.
         flows = np.concatenate((bare, others[correlation[others] == -1]))
-        correlation[flows] = integers([events[row].id for row in flows.tolist()])
+        correlation[flows] = self._numbers([events[row].id for row in flows.tolist()])
         external_id = column([arg.external_id for arg in present])
-        external_id[ops] = integers([args[row].external_id for row in rows[0]])
+        external_id[ops] = self._numbers([args[row].external_id for row in rows[0]])
         return Columns(
-            self._code("phase", [event.ph for event in events], np.int16),
-            self._code("category", [event.cat for event in events], np.int16),
+            self._code("phase", [event.ph for event in events], np.int32),
+            self._code("category", [event.cat for event in events], np.int32),
             self._code("name", [event.name for event in events], np.int32),
             self._code("pid", [event.pid for event in events], np.int32),
             self._code("tid", [event.tid for event in events], np.int32),
@@ -169,8 +171,13 @@ class Part:
             column([arg.stream for arg in present]),
             column([arg.device for arg in present]),
             column([arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]),
-            column([-1 if arg.grid is NO_TEXT else _blocks(bytes(arg.grid)) for arg in present]),
+            column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
         )
+
+    def _numbers(self, values: list[Any]) -> NDArray[np.int64]:
+        column, beyond = integers(values)
+        self.repaired[OUT_OF_RANGE] += beyond
+        return column
 
     def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> NDArray[Any]:
         return np.fromiter(map(self.dictionaries[key].__getitem__, values), dtype=dtype, count=len(values))
@@ -185,8 +192,8 @@ class Part:
                 dtype=np.int32,
                 count=len(found),
             ),
-            integers([arg.sequence for arg in found]),
-            integers([arg.forward_thread for arg in found]),
+            self._numbers([arg.sequence for arg in found]),
+            self._numbers([arg.forward_thread for arg in found]),
         )
 
     def _collectives(self, index: int, args: list[Any]) -> None:
@@ -261,21 +268,39 @@ def merge(parts: list[Part]) -> Encoded:
     category, categories = _by_appearance(table.category, list(merged["category"]))
     name, names = _by_appearance(table.name, list(merged["name"]))
     blob, blobs = _by_appearance(op_table.blob, list(merged["blob"]))
+    repaired = sum((part.repaired for part in parts), Counter())
+    bounded_names = [_bounded_name(str(value or ""), repaired) for value in names]
+    bounded_blobs = [_bounded_blob(value, repaired) for value in blobs if isinstance(value, bytes)]
     return Encoded(
         table._replace(category=category, name=name),
         op_table._replace(blob=blob),
         [str(value) for value in merged["phase"]],
-        [str(value or "") for value in categories],
-        [str(value or "") for value in names],
+        [str(value or "")[: limits().text_bytes] for value in categories],
+        bounded_names,
         [identity(value) for value in merged["pid"]],
         [identity(value) for value in merged["tid"]],
-        [value for value in blobs if isinstance(value, bytes)],
+        bounded_blobs,
         collectives,
         metadata,
         async_ids,
         sorted(drop for part in parts for drop in part.drops),
-        sum(part.mended for part in parts),
+        +repaired,
     )
+
+
+def _bounded_name(name: str, repaired: Counter[str]) -> str:
+    most = limits().text_bytes
+    if len(name) <= most:
+        return name
+    repaired["name over the limit, cut there"] += 1
+    return name[:most]
+
+
+def _bounded_blob(blob: bytes, repaired: Counter[str]) -> bytes:
+    if len(blob) <= limits().text_bytes:
+        return blob
+    repaired["arguments of an op over the limit, left out"] += 1
+    return SEPARATOR * 3
 
 
 def _by_appearance(codes: NDArray[Any], values: list[Hashable]) -> tuple[NDArray[Any], list[Hashable]]:
@@ -294,56 +319,9 @@ def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:
     return make(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True)))
 
 
-def integers(values: list[Any]) -> np.ndarray:
-    """A column of int64; text numbers are read, what is no number becomes -1."""
-    try:
-        return np.fromiter(values, dtype=np.int64, count=len(values))
-    except (TypeError, ValueError, OverflowError):
-        return np.array([integer(value) for value in values], dtype=np.int64)
-
-
-def integer(value: object) -> int:
-    """An int from what a profiler may write for one: 7, 7.0, "7", "0x7"; -1 if it is none.
-
-    Unsigned 64-bit ids beyond int64 wrap around: they stay distinct.
-    """
-    if isinstance(value, str):
-        try:
-            value = int(value.strip(), 0)
-        except ValueError:
-            return -1
-    if isinstance(value, float):
-        if value != value or abs(value) > _INT64.max:
-            return -1
-        value = int(value)
-    if not isinstance(value, int):
-        return -1
-    if not -(1 << 63) <= value < 1 << 64:
-        return -1
-    return value - (1 << 64) if value > _INT64.max else value
-
-
 def _allocated(args: Args) -> object:
     """What a memory event says is allocated on its device, -1 where that is the host (type 0)."""
     return args.allocated if integer(args.device_type) > 0 else -1
-
-
-@lru_cache(maxsize=4096)
-def _blocks(grid: bytes) -> int:
-    """Thread blocks of a launch grid as a profiler writes it, `[32, 4, 1]`; -1 where it is none."""
-    try:
-        sides = msgspec.json.decode(grid, type=list[int])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return -1
-    blocks = prod(sides)
-    return blocks if sides and min(sides) > 0 and blocks <= _INT64.max else -1
-
-
-def identity(value: object) -> int | str:
-    """A process or thread id as int where it is one ("7" and 7 are the same thread), else as text."""
-    if isinstance(value, str):
-        return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else value
-    return integer(value)
 
 
 def plain_text(raw: Any) -> str:

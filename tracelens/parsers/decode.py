@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tracelens.parsers.event import Decoded, Event
-from tracelens.parsers.loose import BAD_JSON, EXACT
-from tracelens.parsers.salvage import salvage, with_exact_times
-from tracelens.parsers.times import nanoseconds
+from tracelens.parsers.event import Decoded
+from tracelens.parsers.salvage import salvage
 from tracelens.parsers.tokens import mend_tokens
-
-_EVENTS = msgspec.json.Decoder(list[Event])
+from tracelens.parsers.typed import BAD_JSON, decode_typed
 
 
 def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
@@ -25,23 +22,16 @@ def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
     `last`: it is known to be the last chunk of the trace.
     """
     try:
-        events = _EVENTS.decode(text)
+        return Decoded(*decode_typed(text), [])
     except msgspec.ValidationError:
         return salvage(text, offset, last)
     except BAD_JSON:
         return _mended(text) or salvage(text, offset, last)
-    ts_ns, dur_ns = nanoseconds([event.ts for event in events]), nanoseconds([event.dur for event in events])
-    if ts_ns is None or dur_ns is None:
-        try:
-            return with_exact_times(EXACT.decode(text), [])
-        except BAD_JSON:
-            return salvage(text, offset, last)
-    return Decoded(events, ts_ns, dur_ns, [])
 
 
 def _mended(text: bytes) -> Decoded | None:
     mended, count = mend_tokens(text)
     try:
-        return with_exact_times(EXACT.decode(mended), [], count) if count else None
+        return Decoded(*decode_typed(mended), [], count) if count else None
     except BAD_JSON:
         return None

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracelens.parsers.columns import integer
+from tracelens.parsers.members import members, ranks_of_header
 
 THREADS = 2
 """Worker threads of a group (ProcessGroupGloo::Options)."""
@@ -32,15 +32,15 @@ def header_groups(info: Mapping[str, Any]) -> list[Group]:
     if isinstance(listed, str):
         try:
             listed = json.loads(listed)
-        except ValueError:
+        except (ValueError, RecursionError):
             listed = None
     found = []
     for entry in listed if isinstance(listed, list) else []:
-        ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        if isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks):
+        ranks = members(entry.get("ranks")) if isinstance(entry, dict) else ()
+        if ranks:
             description = entry.get("pg_desc", "")
-            found.append(Group(str(entry.get("pg_name", "")), str(description), tuple(ranks)))
-    size = integer(info.get("world_size"))
+            found.append(Group(str(entry.get("pg_name", "")), str(description), ranks))
+    _, size, _ = ranks_of_header(info)
     return found or ([Group("0", "default_pg", tuple(range(size)))] if size > 0 else [])
 
 
@@ -122,15 +122,23 @@ def _agreed(possible: Sequence[Group], unknown: Group) -> Group:
 
 def _runs(threads: Sequence[int], sizes: Mapping[int, set[int]]) -> list[list[int]]:
     """Neighbouring threads in as few groups as possible, those with the closest ids together."""
-    best: list[tuple[int, int, list[list[int]]]] = [(0, 0, [])]
+    best: list[tuple[int, int, int]] = [
+        (0, 0, 0)
+    ]  # of the first n threads: groups, distance, size of the last
     for at, thread in enumerate(threads):
-        count, apart, runs = best[at]
-        options = [(count + 1, apart, [*runs, [thread]])]
+        count, apart, _ = best[at]
+        options = [(count + 1, apart, 1)]
         if at and len(sizes[thread] | sizes[threads[at - 1]]) <= 1:
-            count, apart, runs = best[at - 1]
-            options.append((count + 1, apart + thread - threads[at - 1], [*runs, [threads[at - 1], thread]]))
+            count, apart, _ = best[at - 1]
+            options.append((count + 1, apart + thread - threads[at - 1], 2))
         best.append(min(options, key=lambda option: option[:2]))
-    return best[-1][2]
+    runs: list[list[int]] = []
+    end = len(threads)
+    while end:
+        begin = end - best[end][2]
+        runs.append(list(threads[begin:end]))
+        end = begin
+    return runs[::-1]
 
 
 def _assigned(runs: int, groups: int, fits: Callable[[int, int], bool]) -> list[int]:

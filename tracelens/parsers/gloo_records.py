@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.columns import CollectiveRow, integer
+from tracelens.parsers.columns import CollectiveRow
 from tracelens.parsers.gloo import Communication, HostEvents
 from tracelens.parsers.gloo_groups import Group, header_groups, listed_groups, peer_group, thread_groups
 from tracelens.parsers.gloo_ops import OPS, Arguments, Kind
-from tracelens.trace.arguments import decoded
+from tracelens.parsers.numbers import integer
+from tracelens.trace.arguments import decoded, element_count
 
 Int = NDArray[np.int64]
 
 THREADS_KEY = "gloo_threads"
 """Ids of all of gloo's worker threads in the process, as they were made, in the header's `tracelens`."""
 
+_NO_RANKS = b'""'
 _PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)|p2p", re.IGNORECASE)
 
 
@@ -54,14 +55,17 @@ def records(
     places = sorted(set(partners.values()))
     pairs = peer_group(rank, places, groups, lambda text: bool(_PIPELINE.search(text)))
     result = []
+    # Thousands of records share one text, which may be long; so may the ranks be, too long to be hashed each.
+    texts = {id(group.ranks): _text(json.dumps(list(group.ranks))) for group in groups}
+    only = _only(groups, unknown)
     for op in ops:
         row = ran.get(op, op)
-        group = of_thread.get(int(events.tid[row]), _only(groups, unknown))
+        group = of_thread.get(int(events.tid[row]), only)
         name, peer = events.names[events.name[op]], -1
         if OPS[name].mark in ("send", "recv"):
             group = pairs or unknown
             peer = pairs.ranks[partners[op]] if pairs and op in partners else -1
-        record = _record(name, op, row, arguments, group)
+        record = _record(name, op, row, arguments, group, texts.get(id(group.ranks), _NO_RANKS))
         result.append(record._replace(event=int(source[op]), peer=peer))
     return result
 
@@ -75,8 +79,8 @@ def _partners(events: HostEvents, arguments: Arguments, ops: Iterable[int]) -> d
     found = {}
     for op in ops:
         name = events.names[events.name[op]]
-        if name in ("c10d::send", "c10d::recv_") and arguments.value(op, 2).isdigit():
-            found[op] = int(arguments.value(op, 2))
+        if name in ("c10d::send", "c10d::recv_") and (place := integer(arguments.value(op, 2))) >= 0:
+            found[op] = place
     return found
 
 
@@ -93,10 +97,11 @@ def _sizes(kind: Kind, arguments: Arguments, op: int) -> set[int]:
 
 
 def _elements(dims: Sequence[Sequence[int]]) -> int:
-    return sum(prod(one) for one in dims) if dims else -1
+    counts = [element_count(shape) for shape in dims]
+    return sum(counts) if counts and min(counts) >= 0 else -1
 
 
-def _record(name: str, op: int, row: int, arguments: Arguments, group: Group) -> CollectiveRow:
+def _record(name: str, op: int, row: int, arguments: Arguments, group: Group, ranks: bytes) -> CollectiveRow:
     kind, size = OPS[name], len(group.ranks)
     given, taken = (_elements(arguments.dims(op, place)) for place in (kind.given, kind.taken))
     if kind.mark == "barrier":
@@ -108,18 +113,20 @@ def _record(name: str, op: int, row: int, arguments: Arguments, group: Group) ->
     if name == "c10d::alltoall_base_":
         splits = [text if decoded(text) else "" for text in (arguments.value(op, 4), arguments.value(op, 3))]
     elif name == "c10d::alltoall_":
-        splits = [json.dumps([prod(one) for one in arguments.dims(op, place)]) for place in (1, 0)]
+        splits = [
+            json.dumps([element_count(shape) for shape in arguments.dims(op, place)]) for place in (1, 0)
+        ]
     told = sorted(_sizes(kind, arguments, op))
     return CollectiveRow(
         event=-1,
         collective="all_to_allv" if any(splits) else kind.name,
         group=_text(group.name),
         description=_text(group.description),
-        ranks=_text(json.dumps(list(group.ranks)) if group.ranks else ""),
+        ranks=ranks,
         size=size or (told[0] if len(told) == 1 else -1),
         dtype=_text(arguments.dtype(row) or arguments.dtype(op)),
-        in_elements=max(given, -1),
-        out_elements=max(taken, -1),
+        in_elements=integer(max(given, -1)),
+        out_elements=integer(max(taken, -1)),
         in_split=_text(splits[0]),
         out_split=_text(splits[1]),
     )

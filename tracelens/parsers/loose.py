@@ -9,10 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from tracelens.parsers.event import Args, ExactEvent
-
-EXACT = msgspec.json.Decoder(list[ExactEvent])
-BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for text that is not JSON."""
+from tracelens.parsers.typed import BAD_JSON, EXACT
 
 _FIELDS = msgspec.structs.fields(Args)
 

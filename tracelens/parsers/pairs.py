@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.parsers.columns import Encoded
+from tracelens.parsers.columns import Columns, Encoded
 from tracelens.parsers.event import MISSING
 
 _OPEN, _CLOSE = ("B", "b"), ("E", "e")
@@ -21,13 +21,16 @@ class Pairs(NamedTuple):
     dur_ns: NDArray[np.int64]
 
 
-def pair_begin_end(table: Encoded) -> tuple[Pairs, NDArray[np.bool_]]:
+def pair_begin_end(table: Encoded, columns: Columns) -> tuple[Pairs, NDArray[np.bool_]]:
     """Pair them in order of time; an end closes the last open begin of its thread (B/E) or id (b/e).
+
+    Args:
+        table: as decoded.
+        columns: its columns, with the times that can be used.
 
     Returns:
         (pairs, mask of begin and end events that found no partner).
     """
-    columns = table.columns
     codes = {code: name for code, name in enumerate(table.phases) if name in (*_OPEN, *_CLOSE)}
     alone = np.isin(columns.phase, list(codes))
     empty = np.empty(0, dtype=np.int64)

@@ -49,6 +49,7 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
             unsettled += more
         feed.check()
         _settle(sorted(unsettled), parts, splitter)
+        part.drops += splitter.drops
         return merge(parts)
 
 

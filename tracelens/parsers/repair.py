@@ -16,6 +16,14 @@ _TOKEN = re.compile(
 )
 WORDS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 """Bare words that are values; all others stand for none."""
+# What may be passed over at once: structure, numbers, words and strings without escapes, if valid.
+_FINE = re.compile(
+    r"(?:[\s{}\[\]]"
+    r"|:(?!\s*+[,}\]])"
+    r"|,(?!\s*+[}\]])"
+    r'|"[^"\\\x00-\x1f]*+"(?=\s*+(?:[:,}\]]|$))'
+    r"|(?<![\w.+-])(?:-?\d[\d.eE+-]*+(?![\w/])|(?:true|false|null)(?![\w/])))*+"
+)
 # A string that needs no mending, where JSON goes on behind it.
 _INTACT = re.compile(
     r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"(?=\s*(?:[:,}\]]|$))'
@@ -41,7 +49,7 @@ def repair_text(text: bytes) -> bytes:
     out: list[str] = []
     pos = 0
     before = ""
-    while match := _TOKEN.search(source, pos):
+    while match := _next_token(source, pos):
         between = source[pos : match.start()]
         before = between.rstrip()[-1:] or before
         out.append(between)
@@ -57,6 +65,11 @@ def repair_text(text: bytes) -> bytes:
         before = token[0] if token in ",:" else "v"
     out.append(source[pos:])
     return "".join(out).encode()
+
+
+def _next_token(source: str, pos: int) -> re.Match[str] | None:
+    fine = _FINE.match(source, pos)
+    return _TOKEN.search(source, fine.end() if fine else pos)
 
 
 def _string(source: str, pos: int, is_value: bool) -> tuple[str, int]:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import numpy as np
 
 from tracelens.parsers.event import Decoded, Drop, ExactEvent
-from tracelens.parsers.loose import BAD_JSON, EXACT, decode_one
+from tracelens.parsers.loose import decode_one
 from tracelens.parsers.repair import repair_text
-from tracelens.parsers.scan import BLANK, Effort, Text, ends_events, inside_list, is_event, skip, value_end
-from tracelens.parsers.times import exact_ns
+from tracelens.parsers.scan import BLANK, Effort, ListDepth, Text, ends_events, is_event, skip, value_end
 from tracelens.parsers.tokens import mend_tokens
+from tracelens.parsers.typed import BAD_JSON, Timed, decode_typed, timed
 
 NOT_JSON = "not valid JSON"
 
 _MAX_TRIES = 24
 _SMALLEST_RUN, _LARGEST_RUN = 1 << 13, 1 << 18
 _TAIL = 1 << 12
+_WORTH_TRYING = 4
+_NO_TIMES = np.empty(0, dtype=np.int64)
 _FIRST_KEY = re.compile(r'\{\s*+"([^"\\]{1,40})"\s*+:')
 
 
@@ -36,15 +39,6 @@ def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
     return _Salvage(text, offset, last).run()
 
 
-def with_exact_times(
-    events: list[ExactEvent], drops: list[Drop], mended: int = 0, end: int = -1, uncertain: bool = False
-) -> Decoded:
-    """Decoded events with their times read from text; the arguments are the fields of `Decoded`."""
-    ts = np.array([exact_ns(event.ts) for event in events], dtype=np.int64)
-    dur = np.array([exact_ns(event.dur) for event in events], dtype=np.int64)
-    return Decoded(list(events), ts, dur, drops, mended, end, uncertain)
-
-
 class _Salvage:
     """The state of one call of `salvage`."""
 
@@ -53,10 +47,12 @@ class _Salvage:
         self.source = Text(text.decode("latin-1"))
         self.stop = len(text) - text.endswith(b"]")
         self.effort = Effort(len(text))
-        self.events: list[ExactEvent] = []
+        self.runs: list[Timed] = []
+        self.singles: list[ExactEvent] = []
         self.drops: list[Drop] = []
         self.mended = 0
         self.uncertain = False
+        self.mending_helped = self.mending_failed = 0
         key = _FIRST_KEY.search(self.source, 1, 1 + _TAIL)
         head = rf'\{{(?=\s*+"{re.escape(key[1])}"\s*+:)' if key else r"(?!)"
         self.head = re.compile(head)
@@ -86,27 +82,46 @@ class _Salvage:
         return self._decoded(-1)
 
     def _decoded(self, end: int) -> Decoded:
-        return with_exact_times(self.events, self.drops, self.mended, end, self.uncertain)
+        self._close_run()
+        events = [event for run in self.runs for event in run.events]
+        ts_ns = np.concatenate([_NO_TIMES, *(run.ts_ns for run in self.runs)])
+        dur_ns = np.concatenate([_NO_TIMES, *(run.dur_ns for run in self.runs)])
+        return Decoded(events, ts_ns, dur_ns, self.drops, self.mended, end, self.uncertain)
+
+    def _close_run(self) -> None:
+        """What was taken singly becomes a run like those that were decoded at once."""
+        if self.singles:
+            self.runs.append(timed(self.singles))
+            self.singles = []
 
     def _intact(self, pos: int, limit: int) -> int:
         """Take the events from `pos` to the last border before `limit` at once; where they end, or -1."""
         borders = list(self.border.finditer(self.text, max(pos, limit - _TAIL), limit))
-        if not borders:
+        run = self._decode_run(b"[" + self.text[pos : borders[-1].end()] + b"]") if borders else None
+        if run is None:
             return -1
-        end = borders[-1].end()
-        run = b"[" + self.text[pos:end] + b"]"
-        count = 0
+        self._close_run()
+        self.runs.append(run)
+        return borders[-1].end()
+
+    def _decode_run(self, text: bytes) -> Timed | None:
+        """Decode a run of events, mended where that has proved to be worth trying."""
         try:
-            events = EXACT.decode(run)
+            return decode_typed(text)
+        except msgspec.ValidationError:
+            return None
         except BAD_JSON:
-            run, count = mend_tokens(run)
-            try:
-                events = EXACT.decode(run) if count else []
-            except BAD_JSON:
-                return -1
-        self.events += events
-        self.mended += count
-        return end if events else -1
+            if self.mending_failed > _WORTH_TRYING + self.mending_helped:
+                return None
+        mended, count = mend_tokens(text)
+        try:
+            run = decode_typed(mended) if count else None
+        except BAD_JSON:
+            run = None
+        self.mending_helped += run is not None
+        self.mending_failed += run is None
+        self.mended += count if run else 0
+        return run
 
     def _single(self, pos: int) -> int:
         """Take or drop the element at `pos`; where it ends."""
@@ -121,12 +136,12 @@ class _Salvage:
             self.mended += len(events)
         if not events:
             self._drop(pos, end)
-        self.events += events
+        self.singles += events
         return end
 
     def _drop(self, pos: int, end: int) -> None:
         # The first and the last element may go on in the neighbouring chunks.
-        self.uncertain |= not (self.events or self.drops) or end >= self.stop
+        self.uncertain |= not (self.runs or self.singles or self.drops) or end >= self.stop
         self.drops.append(Drop(self.offset + pos - 1, NOT_JSON))
 
     def _mend(self, pos: int) -> tuple[int, list[ExactEvent]]:
@@ -136,8 +151,11 @@ class _Salvage:
         object follows upon an object (either may lie in a list inside the element) it is tried.
         """
         tries = 0
+        lists = ListDepth(self.source, pos, self.effort)
         for edge in self.edge.finditer(self.source, pos + 1, self.stop):
-            is_end = self._is_end(edge, pos)
+            if not self.effort:
+                return edge.start(), []
+            is_end = self._is_end(edge, pos, lists)
             if not is_end and edge.lastindex != 1:
                 continue
             end = edge.end(edge.lastindex) if edge.lastindex else edge.start()
@@ -145,15 +163,15 @@ class _Salvage:
             if events := decode_one(repair_text(self.text[pos:end].rstrip(b" \t\r\n,"))):
                 return end, events
             tries += 1
-            if is_end or tries == _MAX_TRIES or not self.effort:
+            if is_end or tries == _MAX_TRIES:
                 return end, []
         return self.stop, decode_one(repair_text(self.text[pos : self.stop]))
 
-    def _is_end(self, edge: re.Match[str], pos: int) -> bool:
+    def _is_end(self, edge: re.Match[str], pos: int, lists: ListDepth) -> bool:
         at = edge.end() - 1
         if self.source[at] == "]":
             # One that is broken behind its last brace can be told only where all of the text is there.
-            if not (self.last or edge.lastindex == 2) or inside_list(self.source, pos, at, self.effort):
+            if not (self.last or edge.lastindex == 2) or lists.inside_at(at):
                 return False
             return ends_events(self.source, at, self.stop, self.last, self.effort)
         if edge.lastindex is None:  # a head: of an event, unless it is a value
@@ -166,6 +184,6 @@ class _Salvage:
         starts = [found.start() for found in self.head.finditer(self.source, pos + 1, self.stop)]
         for start, end in zip([pos, *starts], [*starts, self.stop], strict=True):
             if events := decode_one(self.text[start:end].rstrip(b" \t\r\n,")):
-                self.events += events
+                self.singles += events
             elif start < end:
                 self._drop(start, end)

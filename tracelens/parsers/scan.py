@@ -165,11 +165,28 @@ def _is_rest_of_object(members: Text, is_rest: bool, last: bool, effort: Effort)
     return last and not _GOES_ON.match(behind) and '"ph"' not in behind
 
 
-def inside_list(source: str, start: int, pos: int, effort: Effort) -> bool:
-    """Whether a list that begins behind `start` is still open at `pos`, as in an event that is cut off."""
-    effort.spend(pos - start)
-    marks = [found.group() for found in _LISTS.finditer(source, start, pos)]
-    return marks.count("[") > marks.count("]")
+class ListDepth:
+    """Whether a list that begins behind `start` is still open further on, as in an event that is cut off.
+
+    Asked at ascending positions.
+    """
+
+    def __init__(self, source: str, start: int, effort: Effort) -> None:
+        self._source, self._pos, self._effort = source, start, effort
+        self._depth = 0
+
+    def inside_at(self, pos: int) -> bool:
+        """Whether one is open at `pos`."""
+        self._effort.spend(pos - self._pos)
+        for found in _LISTS.finditer(self._source, self._pos, pos):
+            token = found.group()
+            if token[0] != '"':
+                self._depth += 1 if token == "[" else -1
+            elif found.end() == pos:  # a string that may go on behind
+                self._pos = found.start()
+                return self._depth > 0
+        self._pos = pos
+        return self._depth > 0
 
 
 def first_value(text: str) -> tuple[Any, str]:

@@ -39,6 +39,7 @@ _GOES_ON = _bytes_mask(_LETTERS + b"0123456789.+-")
 _IS_BLANK = _bytes_mask(b" \t\r\n")
 _CLOSES = _bytes_mask(b"}]")
 _ENDS_VALUE = _bytes_mask(b",}]")
+_FOLLOWS_STRING = _bytes_mask(b":,}]")
 _NESTING = np.zeros(256, dtype=np.int64)
 _NESTING[list(b"{[")] = 1
 _NESTING[list(b"}]")] = -1
@@ -69,8 +70,9 @@ def mend_tokens(text: bytes) -> tuple[bytes, int]:
     quote[escaped_quotes] = False
     inside = (np.cumsum(quote, dtype=np.uint8) & 1).astype(bool)
     position = np.flatnonzero(~inside & ~_IS_BLANK[data])
-    depth = np.cumsum(_NESTING[data[position]])
-    if inside[-1] or depth[-1] != 0:
+    char = data[position]
+    depth = np.cumsum(_NESTING[char])
+    if inside[-1] or depth[-1] != 0 or ((char[:-1] == ord('"')) & ~_FOLLOWS_STRING[char[1:]]).any():
         return text, 0  # quotes or brackets are broken, too
     edits += escapes
     edits += [
@@ -79,7 +81,7 @@ def mend_tokens(text: bytes) -> tuple[bytes, int]:
     ]
     edits += _outside_strings(text, data, position)
     # Commas in the outermost list lie between events.
-    borders = position[(data[position] == ord(",")) & (depth == 1)]
+    borders = position[(char == ord(",")) & (depth == 1)]
     changed = np.unique(np.searchsorted(borders, [start for start, *_ in edits]))
     return _edited(text, edits), len(changed)
 

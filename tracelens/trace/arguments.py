@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import msgspec
@@ -37,6 +39,10 @@ DTYPES = {
 
 _NO_TENSOR = frozenset({"", "None", "Scalar", "ScalarList", "TensorList", "GenericList"})
 _SHOWN = 8
+_MOST_DIMENSIONS = 64  # of a torch tensor
+
+MOST_ELEMENTS = 1 << 48
+"""A tensor has fewer: no machine has memory for more."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -82,6 +88,14 @@ def _plain(text: str) -> str:
 def argument_dtypes(dtypes: str) -> tuple[str, ...]:
     """Short element types by argument, "" where the argument is no tensor (JSON text as in the ops table)."""
     return tuple("" if str(name) in _NO_TENSOR else short_dtype(str(name)) for name in decoded(dtypes))
+
+
+def element_count(shape: Sequence[Any]) -> int:
+    """Elements of a tensor of this shape; -1 for what is no shape, or larger than any tensor can be."""
+    if len(shape) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+        return -1
+    count = prod(shape)
+    return count if count <= MOST_ELEMENTS else -1
 
 
 def decoded(text: str) -> list[Any]:

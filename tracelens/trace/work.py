@@ -83,6 +83,12 @@ class Work(NamedTuple):
     @property
     def lane(self) -> Int:
         """One number for each stream of each device."""
+        if len(self.device) and (
+            np.abs(self.device).max() >= 1 << 20 or np.abs(self.stream).max() >= 1 << 52
+        ):
+            device = np.unique(self.device, return_inverse=True)[1]
+            streams, stream = np.unique(self.stream, return_inverse=True)
+            return device * len(streams) + stream
         return self.device * (1 << 32) + self.stream
 
     @property

@@ -30,8 +30,8 @@ def figure(analyzer: str) -> Callable[[Draw], Draw]:
 def figures(result: Result) -> list[Figure]:
     """The figures of a result; none for an analyzer that has no figure module.
 
-    Every layout has a `title.text`, plain text, and a `height` in pixels. Texts have no tags that plotly would
-    follow, except for line breaks and emphasis.
+    Every layout has a `title.text`, plain text, and a `height` in pixels. Texts have no tags that plotly
+    would follow, except for line breaks and emphasis.
     """
     draw = dict(FIGURES.items()).get(result.analyzer)
     return [_safe(figure) for figure in draw(result)] if draw else []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.compare.forest import Forest, Hash
+from tracelens.compare.wrappers import equal_ends, occurrence, twins, unwrapped
 
 Int = NDArray[np.int64]
 
@@ -24,6 +26,9 @@ sides have equally often, or among all."""
 
 _LONG, _TIMES = 16, 4
 """A list of more entries than the first, and so many times as many as the other, did something else."""
+
+_ROUNDS = 32
+"""So many times the gaps between anchors are searched again for keys that both sides have equally often."""
 
 
 class Alignment(NamedTuple):
@@ -44,23 +49,29 @@ class Alignment(NamedTuple):
     groups: list[tuple[Int, Int]]
 
 
-def align(first: Forest, second: Forest, pairs: list[tuple[Int, Int]]) -> Alignment:
+def align(first: Forest, second: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]) -> Alignment:
     """Align two forests.
 
-    Equal subtrees at both ends of two lists are matched first, then subtrees of equal names, then calls of
-    equal names. Keys that both lists have equally often go before the others: sizes differ from step to step,
-    and what has the size of another by chance is no anchor. What is left between two matches is unwrapped,
-    renamed, exchanged, removed or added.
+    Equal subtrees at both ends of two lists are matched first, then what runs the same leaves inside other
+    scopes, then subtrees of equal names, then calls of equal names. Keys that both lists have equally often
+    go before the others: sizes differ from step to step, and what has the size of another by chance is no
+    anchor. What is left between two matches is unwrapped, renamed, exchanged, removed or added.
 
     Args:
         first: of one run.
         second: of the other.
-        pairs: roots of the first that stand against roots of the second: a thread and step each.
+        steps: of each pair of steps, roots of the first against roots of the second, a thread each.
     """
     aligner = _Aligner(first, second)
-    for ours, theirs in pairs:
-        aligner.run(ours, theirs)
-    return aligner.finish()
+    for pairs in steps:
+        for ours, theirs in pairs:
+            aligner.run(ours, theirs)
+        aligner.finish_step()
+    return aligner.result()
+
+
+_Task = tuple[Int, Int, int, int]
+"""Two lists, the next stage, and how many rounds of it there have been."""
 
 
 class _Aligner:
@@ -86,17 +97,17 @@ class _Aligner:
 
     def run(self, ours: Int, theirs: Int) -> None:
         """Align two lists of siblings and all below them."""
-        waiting = [(ours, theirs, 0)]
+        waiting = [(ours, theirs, 0, 0)]
         while waiting:
-            one, other, stage = waiting.pop()
+            one, other, stage, rounds = waiting.pop()
             if not len(one) or not len(other):
                 self._left.append((one, other))
             elif stage < len(self._stages):
-                waiting += self._stage(one, other, stage)
+                waiting += self._stage(one, other, stage, rounds)
             else:
                 waiting += self._rest(one, other)
 
-    def _stage(self, one: Int, other: Int, stage: int) -> list[tuple[Int, Int, int]]:
+    def _stage(self, one: Int, other: Int, stage: int, rounds: int) -> list[_Task]:
         """Match what has equal keys. Returns what is to be done next."""
         (mine, theirs), whole, where = self._stages[stage]
         keys = mine[one], theirs[other]
@@ -110,24 +121,40 @@ class _Aligner:
             found = _anchors(keys[0][inner[0]], keys[1][inner[1]], where)
         pairs += [(a + begin, b + begin) for a, b in found]
         pairs += [(len(one) - at, len(other) - at) for at in range(end, 0, -1)]
+        if where == NOWHERE:
+            self._match_runs(one, other, pairs)
+            return self._same_leaves(one[inner[0]], other[inner[1]])
         if not pairs:
-            return [(one, other, stage + 1)]
+            return [(one, other, stage + 1, 0)]
         # Between anchors, keys may be even that were not so before.
-        again = stage if found and where == EVEN else stage + 1
-        todo: list[tuple[Int, Int, int]] = []
+        again = (stage, rounds + 1) if found and where == EVEN and rounds < _ROUNDS else (stage + 1, 0)
+        todo: list[_Task] = []
         if whole:
             self._match_runs(one, other, pairs)
         else:
             for a, b in pairs:
                 self._match_node(int(one[a]), int(other[b]), SAME)
-                todo.append((*self._below(int(one[a]), int(other[b])), 0))
+                todo.append((*self._below(int(one[a]), int(other[b])), 0, 0))
         last = (-1, -1)
         for a, b in [*pairs, (len(one), len(other))]:
             gap = one[last[0] + 1 : a], other[last[1] + 1 : b]
             if len(gap[0]) or len(gap[1]):
-                todo.append((*gap, again))
+                todo.append((*gap, *again))
             last = (a, b)
         return todo
+
+    def _same_leaves(self, one: Int, other: Int) -> list[_Task]:
+        """Match what runs the same leaves at the ends of two lists. Returns what is to be done next."""
+        begin, end = equal_ends(self.first, one, self.second, other)
+        for ours, theirs in ((one[: begin[0]], other[: begin[1]]), (one[end[0] :], other[end[1] :])):
+            pairs = twins(self.first, ours, self.second, theirs)
+            for (mine, partners), how in ((pairs.same, SAME), (pairs.renamed, RENAMED)):
+                self.match[mine] = partners
+                self.how[mine] = self.how_back[partners] = how
+            for wrappers, what in zip(pairs.wrappers, (self.how, self.how_back), strict=True):
+                what[wrappers] = WRAPPER
+        middle = one[begin[0] : end[0]], other[begin[1] : end[1]]
+        return [(*middle, 1, 0)] if len(middle[0]) or len(middle[1]) else []
 
     def _below(self, one: int, other: int) -> tuple[Int, Int]:
         return self.first.children(one), self.second.children(other)
@@ -137,44 +164,30 @@ class _Aligner:
         self.how[one] = self.how_back[other] = how
 
     def _match_runs(self, one: Int, other: Int, pairs: list[tuple[int, int]]) -> None:
-        """Match whole subtrees, those of neighbours on both sides together."""
+        """Match whole subtrees."""
+        if not pairs:
+            return
         places = np.array(pairs)
-        breaks = np.flatnonzero((np.diff(places, axis=0) != 1).any(axis=1)) + 1
-        for run in np.split(places, breaks):
-            low, low2, high = run[0, 0], run[0, 1], run[-1, 0]
-            begin, begin2 = int(one[low]), int(other[low2])
-            length = int(one[high]) + int(self.first.size[one[high]]) - begin
-            self.match[begin : begin + length] = np.arange(begin2, begin2 + length)
-            self.how[begin : begin + length] = SAME
-            self.how_back[begin2 : begin2 + length] = SAME
+        mine, theirs = self.first.within(one[places[:, 0]]), self.second.within(other[places[:, 1]])
+        self.match[mine] = theirs
+        self.how[mine] = self.how_back[theirs] = SAME
 
-    def _rest(self, one: Int, other: Int) -> list[tuple[Int, Int, int]]:
+    def _rest(self, one: Int, other: Int) -> list[_Task]:
         """What has no equal between two matches: unwrap, rename, or leave it as an exchange."""
-        inner = self._unwrapped(self.second, other, self.first.named[one], self.how_back)
-        if inner is not None:
-            return [(one, inner, 0)]
-        inner = self._unwrapped(self.first, one, self.second.named[other], self.how)
-        if inner is not None:
-            return [(inner, other, 0)]
+        if (found := unwrapped(self.second, other, self.first, one)) is not None:
+            self.how_back[found[1]] = WRAPPER
+            return [(one, found[0], 0, 0)]
+        if (found := unwrapped(self.first, one, self.second, other)) is not None:
+            self.how[found[1]] = WRAPPER
+            return [(found[0], other, 0, 0)]
         if len(one) == len(other) and (len(one) == 1 or self._alike(one, other)):
-            todo: list[tuple[Int, Int, int]] = []
+            todo: list[_Task] = []
             for a, b in zip(one.tolist(), other.tolist(), strict=True):
                 self._match_node(a, b, RENAMED)
-                todo.append((*self._below(a, b), 0))
+                todo.append((*self._below(a, b), 0, 0))
             return todo
         self._left.append((one, other))
         return []
-
-    def _unwrapped(self, forest: Forest, nodes: Int, wanted: Hash, how: Int) -> Int | None:
-        """The nodes with those that wrap wanted ones replaced by what they wrap; None if none does."""
-        inside = np.arange(int(nodes[0]), int(nodes[-1]) + int(forest.size[nodes[-1]]))
-        inside = inside[np.isin(forest.named[inside], wanted)]
-        wraps = np.intersect1d(forest.parent[inside], nodes)
-        if not len(wraps):
-            return None
-        how[wraps] = WRAPPER
-        kept = nodes[~np.isin(nodes, wraps)]
-        return np.sort(np.concatenate((kept, *(forest.children(node) for node in wraps.tolist()))))
 
     def _alike(self, one: Int, other: Int) -> bool:
         """Whether as many nodes have the same arguments, in order: the same calls under other names."""
@@ -185,8 +198,8 @@ class _Aligner:
         )
         return same
 
-    def finish(self) -> Alignment:
-        """Find what moved and what was repeated, and name the rest."""
+    def finish_step(self) -> None:
+        """Find what moved and what was repeated in the lists since the last step, and name the rest."""
         self._moved()
         for ours, theirs in self._left:
             one = ours[self.match[ours] < 0]
@@ -198,6 +211,10 @@ class _Aligner:
             for node in other.tolist() if not len(one) else []:
                 if node and self._repeats(node):
                     self.how_back[node : node + int(self.second.size[node])] = DUPLICATE
+        self._left.clear()
+
+    def result(self) -> Alignment:
+        """What became of all nodes."""
         back = np.full(len(self.second), -1, dtype=np.int64)
         known = np.flatnonzero(self.match >= 0)
         back[self.match[known]] = known
@@ -221,10 +238,9 @@ class _Aligner:
     def _repeats(self, node: int) -> bool:
         """Whether a node is the same as its neighbour before or behind it."""
         forest, key = self.second, self.second.strict[node]
-        behind = node + int(forest.size[node])
-        after = behind < len(forest) and forest.strict[behind] == key
-        before = node - int(forest.size[node])
-        return bool(after or (before >= 0 and forest.strict[before] == key))
+        size, parent = int(forest.size[node]), forest.parent[node]
+        beside = [at for at in (node - size, node + size) if 0 <= at < len(forest)]
+        return any(forest.strict[at] == key and forest.parent[at] == parent for at in beside)
 
 
 def _unequal(one: int, other: int) -> bool:
@@ -271,19 +287,10 @@ def _anchors(one: Hash, other: Hash, where: int) -> list[tuple[int, int]]:
         at, at2 = np.flatnonzero(even[mine]), np.flatnonzero(even[theirs])
     else:
         at, at2 = np.arange(len(one)), np.arange(len(other))
-    number, number2 = (_occurrence(part) * len(keys) + part for part in (mine[at], theirs[at2]))
+    number, number2 = (occurrence(part) * len(keys) + part for part in (mine[at], theirs[at2]))
     _, left, right = np.intersect1d(number, number2, assume_unique=True, return_indices=True)
     pairs = np.stack((at[left], at2[right]), axis=1)
     return _increasing(pairs[np.argsort(pairs[:, 0], kind="stable")])
-
-
-def _occurrence(code: Int) -> Int:
-    """How many equal ones stand before each place."""
-    order = np.argsort(code, kind="stable")
-    grouped = code[order]
-    number = np.empty(len(code), dtype=np.int64)
-    number[order] = np.arange(len(code)) - np.searchsorted(grouped, grouped)
-    return number
 
 
 def _increasing(pairs: Int) -> list[tuple[int, int]]:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes
-from tracelens.compare.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER, Alignment
+from tracelens.compare.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER
 from tracelens.compare.forest import Forest
-from tracelens.compare.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Pairing
+from tracelens.compare.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Aligned, Pairing
 from tracelens.compare.sides import Side
 
 Int = NDArray[np.int64]
@@ -87,9 +87,8 @@ def changes(base: Side, cand: Side, pairing: Pairing) -> dict[Key, Change]:
     """The changes of one rank against one."""
     found: dict[Key, Change] = {}
     times = _times(base), _times(cand)
-    for one, other, alignment in pairing.steps:
-        places = (base.rank, one), (cand.rank, other)
-        _structure(found, (base, cand), alignment, times, places)
+    for aligned in pairing.steps:
+        _structure(found, (base, cand), aligned, times)
     _times_of_matched(found, base, cand, pairing)
     return found
 
@@ -102,74 +101,60 @@ def _times(side: Side) -> _Times:
 
 
 def _structure(
-    found: dict[Key, Change],
-    sides: tuple[Side, Side],
-    alignment: Alignment,
-    times: tuple[_Times, _Times],
-    places: tuple[tuple[int, int], tuple[int, int]],
+    found: dict[Key, Change], sides: tuple[Side, Side], aligned: Aligned, times: tuple[_Times, _Times]
 ) -> None:
-    """Add the edits of one pair of steps."""
+    """Add the edits of what was aligned."""
     first, second = sides[0].forest, sides[1].forest
-    for one, other in alignment.groups:
+    alignment = aligned.alignment
+    for ours, theirs in alignment.groups:
+        one, other = ours + aligned.first, theirs + aligned.second
         key = Key(
             "exchanged",
             _heaviest(first, one, times[0]),
             _heaviest(second, other, times[1]),
-            _around(first, one),
+            first.around(int(one[0])),
         )
         change = found.setdefault(key, Change())
         change.count += 1
-        _note(change, "base", sides[0], one, times[0], places[0])
-        _note(change, "cand", sides[1], other, times[1], places[1])
-    for side, forest, how, steps, names in (
-        ("base", first, alignment.how, places[0][1], ("removed", "wrapper removed")),
-        ("cand", second, alignment.how_back, places[1][1], ("added", "wrapper added")),
+        _note(change, "base", sides[0], one, times[0])
+        _note(change, "cand", sides[1], other, times[1])
+    for number, part, begin, how, names in (
+        (0, aligned.base, aligned.first, alignment.how, ("removed", "wrapper removed")),
+        (1, aligned.cand, aligned.second, alignment.how_back, ("added", "wrapper added")),
     ):
-        number = 0 if side == "base" else 1
+        forest, side = sides[number].forest, ("base", "cand")[number]
         for what, kind in ((ONLY, names[0]), (WRAPPER, names[1]), (DUPLICATE, "duplicated")):
-            rows = _tops(forest, how, what, steps)
-            for node in rows.tolist():
+            for node in (_tops(part, how, what) + begin).tolist():
                 name = forest.names[forest.name[node]]
-                key = Key(kind, name if number == 0 else "", name if number else "", _around(forest, [node]))
+                key = Key(kind, name if number == 0 else "", name if number else "", forest.around(node))
                 change = found.setdefault(key, Change())
                 change.count += 1
                 if what != WRAPPER:
-                    _note(change, side, sides[number], [node], times[number], places[number])
+                    _note(change, side, sides[number], [node], times[number])
     for what, kind in ((RENAMED, "renamed"), (MOVED, "moved")):
-        for node in _tops(first, alignment.how, what, places[0][1]).tolist():
-            partner = int(alignment.match[node])
-            key = Key(
-                kind,
-                first.names[first.name[node]],
-                second.names[second.name[partner]],
-                _around(first, [node]),
-            )
-            change = found.setdefault(key, Change())
+        rows = _tops(aligned.base, alignment.how, what)
+        partners = alignment.match[rows] + aligned.second
+        for node, partner in zip((rows + aligned.first).tolist(), partners.tolist(), strict=True):
+            names = first.names[first.name[node]], second.names[second.name[partner]]
+            change = found.setdefault(Key(kind, *names, first.around(node)), Change())
             change.count += 1
-            _note(change, "base", sides[0], [node], times[0], places[0])
-            _note(change, "cand", sides[1], [partner], times[1], places[1])
+            _note(change, "base", sides[0], [node], times[0])
+            _note(change, "cand", sides[1], [partner], times[1])
 
 
-def _tops(forest: Forest, how: Int, what: int, step: int) -> Int:
-    """Nodes of a step of which this became, and not of the node around them."""
-    inside = (how == what) & (forest.step == step)
+def _tops(forest: Forest, how: Int, what: int) -> Int:
+    """Nodes of which this became, and not of the node around them."""
+    inside = how == what
     above = np.maximum(forest.parent, 0)
     inside &= (forest.parent < 0) | (how[above] != what) | (what == WRAPPER)
     return np.flatnonzero(inside)
 
 
-def _note(
-    change: Change,
-    which: str,
-    side: Side,
-    nodes: Int | Sequence[int],
-    times: _Times,
-    place: tuple[int, int],
-) -> None:
-    """Add the GPU time of subtrees to one side of a change."""
+def _note(change: Change, which: str, side: Side, nodes: Int | Sequence[int], times: _Times) -> None:
+    """Add the GPU time of subtrees of one step to one side of a change."""
     total = times.of(side.forest, np.asarray(nodes))
-    change.add(which, place, total)
-    if len(nodes) and total >= change.most:
+    change.add(which, (side.rank, int(side.forest.step[int(nodes[0])])), total)
+    if total >= change.most:
         change.most = total
         setattr(change, f"{which}_at", (side.rank, int(side.forest.event[int(nodes[0])])))
 
@@ -184,11 +169,6 @@ def _heaviest(forest: Forest, nodes: Int, times: _Times) -> str:
     names, place = np.unique(forest.name[busy], return_inverse=True)
     order = np.argsort(-np.bincount(place, weights=weight), kind="stable")[:_SHOWN]
     return ", ".join(forest.names[name] for name in names[order].tolist())
-
-
-def _around(forest: Forest, nodes: Int | Sequence[int]) -> str:
-    """Names of what is around the first of some nodes."""
-    return " > ".join(forest.path(int(nodes[0]))[:-1])
 
 
 def _times_of_matched(found: dict[Key, Change], base: Side, cand: Side, pairing: Pairing) -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracelens.analyzers import ANALYZERS, result, stack
+from tracelens.analyzers._group import codes
 from tracelens.compare.changes import KINDS, Change, Key, changes, each
 from tracelens.compare.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
 from tracelens.compare.icicle import ICICLE, icicle_rows
-from tracelens.compare.ledger import Level
-from tracelens.compare.noise import differences
+from tracelens.compare.ledger import Level, spread
+from tracelens.compare.noise import Spread, differences
 from tracelens.compare.pairing import NO_OP as WITHOUT_OP
 from tracelens.compare.pairing import ONE_SIDED, Pairing, pair
 from tracelens.compare.sides import Side
@@ -23,8 +23,6 @@ from tracelens.registry import purpose
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.intervals import Union, union
 from tracelens.trace.run import Run
-
-Floats = NDArray[np.float64]
 
 TAIL = 0.025
 """Of each end of the interval that a difference has to leave to be beyond the noise."""
@@ -111,11 +109,12 @@ def diff(base: Run, cand: Run) -> Result:
     delta = step_ns[1] - step_ns[0]
     rows = [_rows(level, delta) for level in levels]
     table = sorted(
-        _change_rows(each(found), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
+        _change_rows(list(each(found)), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
     )
     skips = []
     if min(len(side[0].labels) for side in sides) < 2:
         skips.append(Skip("noise", "a run has one step only; record two or more (schedule(active=3))"))
+    skips += dict.fromkeys(skip for *_, pairing in pairings for skip in pairing.lacking)
     meta = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
@@ -139,8 +138,11 @@ def _waits(run: Run) -> dict[int, Union]:
     if len(run.traces) < 2:
         return {}
     members = ANALYZERS.get("collectives")(run).data["members"]
-    rank, start, wait = (members.array(name) for name in ("rank", "own_ts_ns", "wait_ns"))
-    return {one: union(start[rank == one], (start + wait)[rank == one]) for one in np.unique(rank).tolist()}
+    group, (ranks,) = codes(members.array("rank"))
+    order = np.argsort(group, kind="stable")
+    borders = np.cumsum(np.bincount(group))[:-1]
+    start, wait = (np.split(members.array(name)[order], borders) for name in ("own_ts_ns", "wait_ns"))
+    return {rank: union(one, one + ns) for rank, one, ns in zip(ranks.tolist(), start, wait, strict=False)}
 
 
 def _mean_step(sides: Sequence[Side]) -> int:
@@ -160,31 +162,32 @@ def _rows(level: Level, delta: int) -> dict[str, Any]:
         "delta_ns": more,
         "share": more / delta if delta else np.zeros(len(kept)),
         "cause": [ALL_CAUSES[code] if ns else "" for code, ns in zip(found.cause[kept], more, strict=True)],
-        "noise": _noise(found.base[kept], found.cand[kept]),
+        "noise": _noise(found.base.take(kept), found.cand.take(kept)),
         "base_count": found.base_count[kept],
         "cand_count": found.cand_count[kept],
     }
 
 
-def _noise(base: Floats, cand: Floats) -> list[str]:
-    """Whether differences lie beyond the noise between steps: one row of each side for each."""
-    if min(base.shape[1], cand.shape[1]) < 2:
-        return ["unknown"] * len(base)
+def _noise(base: Spread, cand: Spread) -> list[str]:
+    """Whether differences lie beyond the noise between steps, row by row."""
+    if min(base.steps, cand.steps) < 2:
+        return ["unknown"] * len(base.mean)
     low, high = differences(base, cand, TAIL)
     return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
 
 
 def _change_rows(
-    found: Iterator[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
+    found: Sequence[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
 ) -> Iterator[dict[str, Any]]:
     """Rows of CHANGES."""
     of_rank = [{one.rank: one for one in side} for side in sides]
-    for key, change in found:
-        values = [
-            _by_step(getattr(change, which), side)
-            for which, side in zip(("base", "cand"), sides, strict=True)
-        ]
-        base, cand = (round(float(one.mean())) if len(one) else 0 for one in values)
+    base_by_step, cand_by_step = (
+        _by_step([getattr(change, which) for _, change in found], side)
+        for which, side in zip(("base", "cand"), sides, strict=True)
+    )
+    noise = _noise(base_by_step, cand_by_step)
+    for row, (key, change) in enumerate(found):
+        base, cand = (round(float(side.mean[row])) for side in (base_by_step, cand_by_step))
         kind = key.kind
         if kind == "slower" and cand < base:
             kind = "faster"
@@ -199,7 +202,7 @@ def _change_rows(
             "base_ns": [base],
             "cand_ns": [cand],
             "count": [change.count],
-            "noise": _noise(values[0][None], values[1][None]),
+            "noise": [noise[row]],
             "where": [key.where],
             "base_rank": [places[0][0]],
             "base_at_ns": [places[0][1]],
@@ -208,13 +211,13 @@ def _change_rows(
         }
 
 
-def _by_step(values: Mapping[tuple[int, int], float], sides: Sequence[Side]) -> Floats:
-    """Ns of each step, mean of the ranks."""
+def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence[Side]) -> Spread:
+    """Ns of each change over steps, mean of the ranks."""
     steps = min(side.steps for side in sides)
-    total = np.zeros(steps)
-    for (_, step), ns in values.items():
-        total[min(step, steps - 1)] += ns
-    return total / len(sides)
+    row = np.repeat(np.arange(len(changes)), [len(values) for values in changes])
+    step = np.array([min(step, steps - 1) for values in changes for _, step in values], dtype=np.int64)
+    ns = np.array([ns for values in changes for ns in values.values()], dtype=np.float64)
+    return spread(row, step, ns, len(changes), steps, len(sides))
 
 
 def _place(at: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
@@ -222,5 +225,5 @@ def _place(at: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
     rank, event = at
     if event < 0:
         return -1, -1
-    start = ranks[rank].trace.arrays.start
-    return rank, int(start[event] - start.min())
+    side = ranks[rank]
+    return rank, int(side.trace.arrays.start[event]) - side.first_ns

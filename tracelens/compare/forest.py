@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.trace.callstack import nearest, subtree_sums
+from tracelens.analyzers._group import codes
+from tracelens.trace.callstack import depths, nearest, subtree_sums
 from tracelens.trace.steps import STEP_MARK
 from tracelens.trace.trace import Trace
 
@@ -18,6 +21,26 @@ Hash = NDArray[np.uint64]
 _CHILD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
+_RADIX = 0x94D049BB133111EB
+
+_OUTER = 8
+"""Of a long path, so many names of its outer end are shown, and as many of its inner end."""
+
+
+class Leaves(NamedTuple):
+    """The leaves below a list of nodes, at each border between two of them and at both ends.
+
+    Equal hashes of two lists mean that the same leaves follow each other there, whatever is around them.
+
+    Attributes:
+        number: of leaves before the border.
+        begin: hash of these, in order.
+        end: hash of those behind it.
+    """
+
+    number: Int
+    begin: Hash
+    end: Hash
 
 
 @dataclass(frozen=True)
@@ -52,15 +75,72 @@ class Forest:
     def __len__(self) -> int:
         return len(self.event)
 
-    def roots(self, step: int, thread: int) -> Int:
-        """Places of the roots of one thread in one step, in order of time."""
-        return np.flatnonzero((self.parent < 0) & (self.step == step) & (self.thread == thread))
+    @cached_property
+    def _by_parent(self) -> tuple[Int, Int]:
+        """Nodes in order of their parent, and where the children of each node begin in there."""
+        order = np.argsort(self.parent, kind="stable")
+        return order, np.searchsorted(self.parent[order], np.arange(-1, len(self) + 1))
+
+    @cached_property
+    def roots(self) -> dict[int, dict[int, Int]]:
+        """Step to thread to the roots there, in order of time."""
+        order, first = self._by_parent
+        roots = order[: first[1]]
+        group, (step, thread) = codes(self.step[roots], self.thread[roots])
+        parts = np.split(roots[np.argsort(group, kind="stable")], np.cumsum(np.bincount(group))[:-1])
+        found: dict[int, dict[int, Int]] = {}
+        for number, key, part in zip(step.tolist(), thread.tolist(), parts, strict=False):
+            found.setdefault(number, {})[key] = part
+        return found
 
     def children(self, place: int) -> Int:
         """Places of what a node calls directly, in order of time."""
-        inside = np.arange(place + 1, place + int(self.size[place]))
-        below: Int = inside[self.parent[inside] == place]
+        order, first = self._by_parent
+        below: Int = order[first[place + 1] : first[place + 2]]
         return below
+
+    @cached_property
+    def leaf(self) -> Int:
+        """Number of nodes without children before each node; one element more than nodes."""
+        return np.concatenate(([0], np.cumsum(self.size == 1)))
+
+    @cached_property
+    def _powers(self) -> tuple[Hash, Hash]:
+        """Powers of the radix by which a leaf's hash is weighted, and their inverses modulo 2^64."""
+        count = int(self.leaf[-1])
+        found = []
+        for radix in (_RADIX, pow(_RADIX, -1, 1 << 64)):
+            power = np.full(count + 1, radix, dtype=np.uint64)
+            power[0] = 1
+            found.append(np.multiply.accumulate(power))
+        return found[0], found[1]
+
+    @cached_property
+    def _running(self) -> dict[bool, Hash]:
+        """Running hashes of all leaves: by their names alone, and with their arguments."""
+        leaves = np.flatnonzero(self.size == 1)
+        power, _ = self._powers
+        return {
+            named: np.concatenate(
+                (np.zeros(1, dtype=np.uint64), np.cumsum(_mixed(key[leaves]) * power[:-1], dtype=np.uint64))
+            )
+            for named, key in ((True, self.named), (False, self.own))
+        }
+
+    def leaves(self, nodes: Int, *, named: bool = False) -> Leaves:
+        """The leaves below nodes, with those among the nodes themselves.
+
+        Args:
+            nodes: in order of time; none inside another.
+            named: whether leaves are told apart by their names alone, and not by their arguments.
+        """
+        running, (power, inverse) = self._running[named], self._powers
+        low, high = self.leaf[nodes], self.leaf[nodes + self.size[nodes]]
+        count = np.concatenate(([0], np.cumsum(high - low)))
+        # The hash of a node's leaves, moved from where they are in the forest to where they are in the list.
+        part = (running[high] - running[low]) * inverse[low] * power[count[:-1]]
+        begin = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(part, dtype=np.uint64)))
+        return Leaves(count, begin, (begin[-1] - begin) * inverse[count])
 
     def within(self, nodes: Int) -> Int:
         """Places of some nodes, none inside another, and of all that they call."""
@@ -68,13 +148,37 @@ class Forest:
         before = np.cumsum(size) - size
         return np.repeat(nodes - before, size) + np.arange(int(size.sum()))
 
-    def path(self, place: int) -> list[str]:
-        """Names of a node and of all around it, outermost first."""
-        found = []
-        while place >= 0:
-            found.append(self.names[self.name[place]])
+    def part(self, low: int, high: int) -> Forest:
+        """The nodes from `low` up to `high`, between which whole trees lie."""
+        parent = self.parent[low:high]
+        names = ("event", "name", "size", "step", "thread", "named", "own", "loose", "strict")
+        columns = {name: getattr(self, name)[low:high] for name in names}
+        return replace(self, parent=np.where(parent >= 0, parent - low, -1), **columns)
+
+    @cached_property
+    def _depth(self) -> Int:
+        return depths(self.parent)
+
+    @cached_property
+    def _outer(self) -> Int:
+        """The ancestor of each node that is the last of the outer end of a long path."""
+        return nearest(self.parent, self._depth, self._depth == _OUTER - 1)
+
+    def around(self, place: int) -> str:
+        """Names of all that is around a node, outermost first; of many, those at both ends."""
+        place = int(self.parent[place])
+        inner: list[str] = []
+        outer: list[str] = []
+        while place >= 0 and len(inner) < _OUTER:
+            inner.append(self.names[self.name[place]])
             place = int(self.parent[place])
-        return found[::-1]
+        if place >= 0 and self._depth[place] >= _OUTER:
+            inner.append("…")
+            place = int(self._outer[place])
+        while place >= 0:
+            outer.append(self.names[self.name[place]])
+            place = int(self.parent[place])
+        return " > ".join([*outer[::-1], *inner[::-1]])
 
 
 def forest(trace: Trace, marks: Int) -> Forest:
@@ -94,13 +198,13 @@ def forest(trace: Trace, marks: Int) -> Forest:
     above = np.where(events.parent[rows] >= 0, around[np.maximum(events.parent[rows], 0)], -1)
     root = _root(rows, above, len(events.start))
     step = np.maximum(np.searchsorted(marks, events.start[root], side="right") - 1, 0)
-    thread = events.pid[rows] * (int(events.tid.max(initial=0)) + 1) + events.tid[rows]
+    thread, _ = codes(events.pid[rows], events.tid[rows])
     order = np.lexsort((events.depth[rows], events.start[rows], thread, step))
     rows, above, step, thread = rows[order], above[order], step[order], thread[order]
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     parent = np.where(above >= 0, place[np.maximum(above, 0)], -1)
-    depth = _depth(parent)
+    depth = depths(parent)
     named = text_hashes(events.names)[events.name[rows]]
     own = _mixed(named + _MIX * _argument_hashes(trace)[rows])
     sibling = _sibling(parent)
@@ -128,16 +232,6 @@ def _root(rows: Int, above: Int, count: int) -> Int:
         if (further == up).all():
             return up[rows]
         up = further
-
-
-def _depth(parent: Int) -> Int:
-    """Number of ancestors."""
-    depth = np.zeros(len(parent), dtype=np.int64)
-    ancestor = parent
-    while (found := ancestor >= 0).any():
-        depth += found
-        ancestor = np.where(found, parent[np.maximum(ancestor, 0)], -1)
-    return depth
 
 
 def _sibling(parent: Int) -> Int:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.analyzers._group import codes
+from tracelens.compare.noise import Spread
+
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
 
@@ -17,7 +20,7 @@ class Rows(NamedTuple):
 
     Attributes:
         names: of what they are about.
-        base: ns of a step of the base, one column a step, mean of the ranks.
+        base: ns of a step of the base, over its steps, mean of the ranks.
         cand: the same of the candidate.
         base_ns: mean of the steps, rounded so that all rows of a level add up to the step.
         cand_ns: the same of the candidate.
@@ -27,8 +30,8 @@ class Rows(NamedTuple):
     """
 
     names: list[str]
-    base: Float
-    cand: Float
+    base: Spread
+    cand: Spread
     base_ns: Int
     cand_ns: Int
     base_count: Float
@@ -82,13 +85,13 @@ class Level:
         """All rows."""
         count = len(self._place)
         by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
-        base_ns, cand_ns = (apportion(values.mean(axis=1)) for values in by_step)
+        base_ns, cand_ns = (apportion(spread.mean) for spread in by_step)
         order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
         names = list(self._place)
         return Rows(
             [names[at] for at in order.tolist()],
-            by_step[0][order],
-            by_step[1][order],
+            by_step[0].take(order),
+            by_step[1].take(order),
             base_ns[order],
             cand_ns[order],
             starts[0][order],
@@ -96,20 +99,28 @@ class Level:
             np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
         )
 
-    def _sums(self, side: int, count: int) -> tuple[Float, Float, Float]:
-        """(ns by row and step, mean of the ranks; ns of a step by row and cause; pieces of a step by row)."""
+    def _sums(self, side: int, count: int) -> tuple[Spread, Float, Float]:
+        """(ns by row over steps, mean of the ranks; ns of a step by row and cause; pieces a step by row)."""
         parts = self._parts[side]
         steps = min((part.steps for part in parts), default=0)
-        by_step, by_cause = np.zeros((count, steps)), np.zeros((count, self._causes))
-        starts = np.zeros(count)
+        by_cause, starts = np.zeros((count, self._causes)), np.zeros(count)
         for part in parts:
-            # Ranks of one job have the same steps; what only some have recorded joins the last common one.
-            step = np.minimum(part.step, steps - 1)
-            np.add.at(by_step, (part.row, step), part.ns * (steps / part.steps))
             np.add.at(by_cause, (part.row, part.cause), part.ns / part.steps)
             np.add.at(starts, part.row, part.starts / part.steps)
+        # Ranks of one job have the same steps; what only some have recorded joins the last common one.
         ranks = self._ranks[side]
-        return by_step / ranks, by_cause / ranks, starts / ranks
+        by_step = spread(
+            np.concatenate([_NOTHING, *(part.row for part in parts)]),
+            np.concatenate([_NOTHING, *(np.minimum(part.step, steps - 1) for part in parts)]),
+            np.concatenate([_NOTHING, *(part.ns * (steps / part.steps) for part in parts)]),
+            count,
+            steps,
+            ranks,
+        )
+        return by_step, by_cause / ranks, starts / ranks
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
 
 
 class _Part(NamedTuple):
@@ -130,3 +141,20 @@ def apportion(values: Float) -> Int:
     order = np.argsort(-(values - low), kind="stable")
     low[order[:missing]] += 1
     return low
+
+
+def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) -> Spread:
+    """How time is spread over steps, row by row.
+
+    Args:
+        row: of each piece.
+        step: of each piece.
+        ns: of each piece.
+        rows: number of rows.
+        steps: number of steps; those without a piece count as 0.
+        ranks: over which the sum of a step is averaged.
+    """
+    cell, (own, _) = codes(row, step)
+    values = np.zeros(len(own))
+    np.add.at(values, cell, ns)
+    return Spread.of(own, values / ranks, rows, steps)

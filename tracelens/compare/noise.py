@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Int = NDArray[np.int64]
 
 _GRID = np.linspace(0, np.pi / 2, 1 << 14)
 
@@ -85,22 +86,61 @@ def difference(base: Floats, candidate: Floats, tail: float) -> Interval:
     return Interval(estimate, estimate - half, estimate + half, known)
 
 
-def differences(base: Floats, candidate: Floats, tail: float) -> tuple[Floats, Floats]:
+class Spread(NamedTuple):
+    """Mean and variance of many rows of numbers, one number a step.
+
+    Attributes:
+        mean: of each row.
+        variance: of each row, 0 with less than two steps; exactly 0 where all numbers are equal.
+        steps: how many numbers each row has.
+    """
+
+    mean: Floats
+    variance: Floats
+    steps: int
+
+    @staticmethod
+    def of(row: Int, values: Floats, rows: int, steps: int) -> Spread:
+        """From the numbers that are not 0.
+
+        Args:
+            row: of each number, ascending; at most one number a step.
+            values: the numbers.
+            rows: how many rows there are.
+            steps: how many numbers each row has; those that are not given are 0.
+        """
+        count = np.bincount(row, minlength=rows)
+        mean = np.bincount(row, weights=values, minlength=rows) / max(steps, 1)
+        square = np.bincount(row, weights=(values - mean[row]) ** 2, minlength=rows)
+        variance = (square + (steps - count) * mean**2) / max(steps - 1, 1)
+        first = np.zeros(rows)
+        first[row[::-1]] = values[::-1]
+        differs = np.bincount(row, weights=values != first[row], minlength=rows) > 0
+        # Equal numbers have a mean that is off by rounding, and so a variance; they are exact.
+        constant = ~differs & ((count == steps) | (first == 0))
+        return Spread(mean, np.where(constant | (steps < 2), 0.0, variance), steps)
+
+    def take(self, rows: Int) -> Spread:
+        """These rows."""
+        return Spread(self.mean[rows], self.variance[rows], self.steps)
+
+
+def differences(base: Spread, candidate: Spread, tail: float) -> tuple[Floats, Floats]:
     """`difference` for many at once.
 
     Args:
-        base: one row each, one column a step.
+        base: rows.
         candidate: the same rows, its own steps.
         tail: probability of each end.
 
     Returns:
         low and high end of each row's interval; both are the estimate where the noise is not known.
     """
-    count_b, count_c = base.shape[1], candidate.shape[1]
-    estimate = candidate.mean(axis=1) - base.mean(axis=1)
+    count_b, count_c = base.steps, candidate.steps
+    estimate = candidate.mean - base.mean
     if min(count_b, count_c) < 2:
         return estimate, estimate
-    own_b, own_c = (_variances(side) / side.shape[1] for side in (base, candidate))
+    own_b, own_c = (side.variance / side.steps for side in (base, candidate))
     total = own_b + own_c
     noisy = total > 0
     freedom = np.ones(len(total))
@@ -129,11 +169,6 @@ def varies(*sides: Floats) -> bool:
 def _variance(values: Floats) -> float:
     # Equal numbers have a mean that is off by rounding, and so a variance; they are exact.
     return 0.0 if (values == values[0]).all() else float(values.var(ddof=1))
-
-
-def _variances(values: Floats) -> Floats:
-    found: Floats = np.where((values == values[:, :1]).all(axis=1), 0.0, values.var(axis=1, ddof=1))
-    return found
 
 
 def _half(var_b: float, n_b: int, var_c: float, n_c: int, tail: float) -> float:

@@ -14,7 +14,7 @@ from tracelens.analyzers.idle import CAUSES, causes, find_gaps
 from tracelens.compare.forest import Forest, forest
 from tracelens.errors import TracelensError
 from tracelens.trace.classify import KINDS
-from tracelens.trace.intervals import Union, shares
+from tracelens.trace.intervals import Union, cut, shares
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 
@@ -30,6 +30,7 @@ class Side:
         trace: of the rank.
         rank: its number.
         labels: of its steps; what lies before the first and behind the last mark is left out.
+        marked: whether the trace has step marks.
         step_ns: duration of each step.
         work: its GPU work.
         row: position in `work` of each piece.
@@ -45,6 +46,7 @@ class Side:
         whole = found.whole
         self.edges: Int = found.edges[whole.start : whole.stop + 1]
         self.labels = found.labels[whole.start : whole.stop]
+        self.marked = found.marked
         self.step_ns: Int = np.diff(self.edges)
         row, window, ns = shares(self.work.start, self.work.end, self.work.kind.astype(np.int64), self.edges)
         counted = ns > 0
@@ -54,6 +56,11 @@ class Side:
     def steps(self) -> int:
         """Number of steps."""
         return len(self.labels)
+
+    @cached_property
+    def first_ns(self) -> int:
+        """When the trace's first event begins."""
+        return int(self.trace.arrays.start.min())
 
     @cached_property
     def forest(self) -> Forest:
@@ -93,9 +100,9 @@ class Side:
         gaps = find_gaps(self.work, self.edges)
         found = causes(self.trace, self.work, gaps)
         total = np.zeros((self.steps, len(CAUSES)), dtype=np.int64)
-        for step, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True)):
-            inside = np.maximum(np.minimum(gaps.end, high) - np.maximum(gaps.start, low), 0)
-            np.add.at(total[step], found.cause, inside)
+        row, start, end = cut(gaps.start, gaps.end, Union(self.edges[:-1], self.edges[1:]))
+        step = np.searchsorted(self.edges, start, side="right") - 1
+        np.add.at(total, (step, found.cause[row]), end - start)
         return total
 
     def waiting(self, waits: Union) -> NDArray[np.float64]:

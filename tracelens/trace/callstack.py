@@ -51,10 +51,10 @@ def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
         above[asking] = np.where(same[refused], above[other], -1)
     parent = np.full(count, -1, dtype=np.int64)
     parent[order] = np.where(above >= 0, order[above], -1)
-    return parent, _depth(parent)
+    return parent, depths(parent)
 
 
-def _depth(parent: Int) -> Int:
+def depths(parent: Int) -> Int:
     """Number of ancestors, by doubling the distance looked up in each round."""
     depth = (parent >= 0).astype(np.int64)
     ancestor = parent

@@ -18,9 +18,7 @@ Recording = list[list[Event]]
 STREAM, COMM_STREAM = 7, 20
 
 
-def host(
-    category: str, name: str, start: float, dur: float, tid: int = MAIN_TID, **arguments: Any
-) -> Event:
+def host(category: str, name: str, start: float, dur: float, tid: int = MAIN_TID, **arguments: Any) -> Event:
     """One event of a host thread."""
     return {
         "ph": "X", "cat": category, "name": name, "pid": CPU_PID, "tid": tid, "ts": start, "dur": dur,
@@ -29,7 +27,13 @@ def host(
 
 
 def gpu(
-    name: str, start: float, dur: float, call: int, stream: int = STREAM, device: int = GPU_PID, **arguments: Any
+    name: str,
+    start: float,
+    dur: float,
+    call: int,
+    stream: int = STREAM,
+    device: int = GPU_PID,
+    **arguments: Any,
 ) -> Event:
     """One kernel."""
     more = {"device": device, "stream": stream, "correlation": call, **arguments}
@@ -57,7 +61,9 @@ def call(
     """An op of 8 us, its launch, and a kernel of 5 us that starts 6 us behind the op; call id is `number`."""
     types = ["c10::BFloat16"] * len(shapes)
     return [
-        host("cpu_op", op, start, 8, tid, **{"Input Dims": [list(one) for one in shapes], "Input type": types}),
+        host(
+            "cpu_op", op, start, 8, tid, **{"Input Dims": [list(one) for one in shapes], "Input type": types}
+        ),
         host("cuda_runtime", "cudaLaunchKernel", start + 2, 3, tid, correlation=number),
         gpu(kernel, start + 6, 5, number, **place),
     ]
@@ -247,7 +253,9 @@ def kernels(size: int) -> Recording:
     """So many tiny kernels in one step."""
     events = [step(0, 0, 10 * size + 100)]
     for number in range(size):
-        events += call(number + 1, 10 * number + 2, op=f"aten::op{number % 10}", kernel=f"kernel_{number % 9}")
+        events += call(
+            number + 1, 10 * number + 2, op=f"aten::op{number % 10}", kernel=f"kernel_{number % 9}"
+        )
     return [events]
 
 

@@ -33,6 +33,8 @@ EXPLAINED = 0.3
 """A cause accounts for at least this share of the lateness."""
 
 # A kernel that starts within this of its launch call did not stand in a queue: the host decided when.
+_AT_ONCE = 4096
+"""Of so many communication kernels that a rank began last, the one it spent most time in is sought."""
 _UNQUEUED_NS = 30_000
 # Sender and receiver with less work in common than this were in different parts of the program.
 _SAME_WORK = 0.5
@@ -184,15 +186,17 @@ class Comparison:
         own, offset = self._parts[last.rank].comms, self._offset[last.rank]
         start = last.start + offset
         if (begun := mine[-1] - usual[-1]) >= mine[COMM] - usual[COMM]:
-            kernels = np.flatnonzero(own.end <= start)
+            kernels = self._spans.ends[last.rank].between(None, start)
             text = f"had left the communication before {duration(begun)} later than the others"
             if not len(kernels):
                 return f"its recording began {duration(begun)} later than the others'", -1
-            kernel = int(kernels[np.argmax(own.end[kernels])])
+            kernel = int(kernels[-1])
         else:
             text = f"spent {duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
             begin = span.begin + start
-            kernels = np.flatnonzero((own.end > begin) & (own.start < start))
+            high = int(np.searchsorted(own.start, start))
+            kernels = np.arange(max(high - _AT_ONCE, 0), high)
+            kernels = kernels[own.end[kernels] > begin]
             inside = np.minimum(own.end[kernels], start) - np.maximum(own.start[kernels], begin)
             kernel = int(kernels[np.argmax(inside)])
         place = self._of_kernel.get((last.rank, kernel), -1)

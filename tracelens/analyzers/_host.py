@@ -46,10 +46,24 @@ def innermost(events: Events, rows: Int) -> Pieces:
     time, owner = time[order], owner[order]
     # An event without extent, or one whose child overruns it, is over by now: time goes to who still runs.
     over = np.flatnonzero((owner >= 0) & (events.end[owner] <= time))
+    longer = _outlasting(events, rows)
     while len(over):
-        owner[over] = events.parent[owner[over]]
+        owner[over] = longer[owner[over]]
         over = over[(owner[over] >= 0) & (events.end[owner[over]] <= time[over])]
     return Pieces(time[:-1], time[1:], owner[:-1])
+
+
+def _outlasting(events: Events, rows: Int) -> Int:
+    """Of each event, the nearest one around it that ends later, -1 for none; known for these rows."""
+    above = events.parent.copy()
+    asking = rows
+    while len(asking := asking[above[asking] >= 0]):
+        # Every row asks the one that it has come to; on "no", whom that one has come to meanwhile.
+        other = above[asking]
+        refused = events.end[other] <= events.end[asking]
+        asking = asking[refused]
+        above[asking] = above[other[refused]]
+    return above
 
 
 def calls(events: Events, rows: Int) -> Pieces:

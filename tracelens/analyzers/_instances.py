@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from tracelens.analyzers._comms import POINT_TO_POINT, RankComms, Record
 from tracelens.schema import Skip
@@ -13,6 +14,8 @@ from tracelens.schema import Skip
 SEND_RECV = "send/recv"
 # How many collectives one rank's recording may begin before another's.
 _AHEAD = 64
+_LOOKS = 1 << 22
+"""So many pairs are looked at to find where a recording begins in a longer one; of more, every n-th."""
 
 
 class Member(NamedTuple):
@@ -148,16 +151,23 @@ def _collectives(name: str, of_group: Mapping[int, list[Member]]) -> tuple[list[
 
 def _shift(members: list[Member], longest: list[Member]) -> int:
     """Where in the longest list this one begins: where all agree, and ends lie closest together."""
-    mine, theirs = ([_signature(member.record) for member in some] for some in (members, longest))
-    if mine == theirs:
+    signatures = [[_signature(member.record) for member in some] for some in (members, longest)]
+    if signatures[0] == signatures[1]:
         return 0
+    code: dict[tuple[str, str, int], int] = {}
+    mine, theirs = (
+        np.array([code.setdefault(one, len(code)) for one in some], dtype=np.int64) for some in signatures
+    )
+    end, end2 = (np.array([member.end for member in some]) for some in (members, longest))
+    shifts = range(-_AHEAD, len(theirs) - len(mine) + _AHEAD + 1)
+    every = 1 + len(shifts) * len(mine) // _LOOKS
     least, best = None, 0
-    for shift in range(-_AHEAD, len(theirs) - len(mine) + _AHEAD + 1):
-        pairs = [(place, place + shift) for place in range(len(mine)) if 0 <= place + shift < len(theirs)]
-        if not pairs:
+    for shift in shifts:
+        places = np.arange(max(-shift, 0), min(len(theirs) - shift, len(mine)), every)
+        if not len(places):
             continue
-        agree = sum(mine[left] == theirs[right] for left, right in pairs)
-        apart = median(abs(members[left].end - longest[right].end) for left, right in pairs)
+        agree = int((mine[places] == theirs[places + shift]).sum())
+        apart = float(np.median(np.abs(end[places] - end2[places + shift])))
         # Agreement first; of shifts that agree alike, the one with the smallest difference of ends.
         key = (-agree, apart)
         if least is None or key < least:
@@ -209,11 +219,13 @@ def _pairs(
     for sender, receiver in both or sorted(directions):
         sends = kinds.get((sender, "send", receiver), [])
         receives = kinds.get((receiver, "recv", sender), [])
-        for order, (send, receive) in enumerate(zip(sends, receives, strict=False)):
-            if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype:
-                found.append(Instance(SEND_RECV, name, order, (send, receive)))
-        paired = sum([member.rank for member in one.members] == [sender, receiver] for one in found)
-        left = len(sends) + len(receives) - 2 * paired
+        paired = [
+            Instance(SEND_RECV, name, order, (send, receive))
+            for order, (send, receive) in enumerate(zip(sends, receives, strict=False))
+            if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype
+        ]
+        found += paired
+        left = len(sends) + len(receives) - 2 * len(paired)
         if left and sends and receives:
             subject = f"{left} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
             skips.append(Skip(subject, "no counterpart of the same size in the recording"))

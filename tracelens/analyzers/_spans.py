@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.analyzers._instances import Instance, Member
 from tracelens.analyzers._segments import Segments
+
+Int = NDArray[np.int64]
 
 # Among how many shared instances before this one the last that was over is sought.
 _LOOK_BACK = 64
@@ -33,6 +36,23 @@ class Span(NamedTuple):
     kernels: int
 
 
+class Ends:
+    """Communication kernels of a rank in order of their ends; of those that end together the later first.
+
+    Args:
+        end: of each kernel, ns.
+    """
+
+    def __init__(self, end: Int) -> None:
+        self._order = np.lexsort((-np.arange(len(end)), end))
+        self._end = end[self._order]
+
+    def between(self, after: int | None, until: int) -> Int:
+        """Kernels that end at one of these times or in between, in order."""
+        low = 0 if after is None else int(np.searchsorted(self._end, after, side="left"))
+        return self._order[low : int(np.searchsorted(self._end, until, side="right"))]
+
+
 class Spans:
     """Finds them; made once for a run.
 
@@ -47,6 +67,7 @@ class Spans:
     ) -> None:
         self._parts, self._offset = parts, offset
         self._shared = _Shared(instances)
+        self.ends = {rank: Ends(part.comms.end) for rank, part in parts.items()}
 
     def of(self, place: int, instance: Instance) -> dict[int, Span]:
         """What is compared, by rank: since the last communication kernel, where all had equally many.
@@ -66,10 +87,11 @@ class Spans:
             start = member.start + offset
             begin = common[member.rank].end + offset if common else int(part.edges[0])
             before = common[member.rank].record.kernel if common else -1
-            own = part.comms
-            between = np.flatnonzero((own.start >= begin) & (own.end <= start))
+            own, ends = part.comms, self.ends[member.rank]
+            between = ends.between(begin if common else None, start)
+            between = between[own.start[between] >= begin]
             between = between[(between != member.record.kernel) & (between != before)]
-            latest = int(between[np.argmax(own.end[between])]) if len(between) else before
+            latest = int(between[-1]) if len(between) else before
             end = int(own.end[latest]) if len(between) else begin
             last = int(np.searchsorted(part.edges, start))
             first, nearer = np.searchsorted(part.edges, (begin, end)).tolist()
@@ -96,7 +118,13 @@ class _Shared:
         self._instances = instances
         sets = [frozenset(member.rank for member in instance.members) for instance in instances]
         distinct = set(sets)
-        inside = {larger: [one for one in distinct if one <= larger] for larger in distinct}
+        by_lowest: dict[int, list[frozenset[int]]] = {}
+        for one in distinct:
+            by_lowest.setdefault(min(one), []).append(one)
+        inside = {
+            larger: [one for rank in larger for one in by_lowest.get(rank, ()) if one <= larger]
+            for larger in distinct
+        }
         self._places: dict[frozenset[int], list[int]] = {one: [] for one in distinct}
         for place, ranks in enumerate(sets):
             for one in inside[ranks]:

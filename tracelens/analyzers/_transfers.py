@@ -71,9 +71,12 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
     place = trace.arrays.places(work.event)
     kernel = table.array("kernel_id")
     row = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
-    for at in np.unique(row[row >= 0]).tolist():
+    recorded = np.flatnonzero(row >= 0)
+    recorded = recorded[np.argsort(row[recorded], kind="stable")]
+    places, first = np.unique(row[recorded], return_index=True)
+    for at, records in zip(places.tolist(), np.split(recorded, first[1:]), strict=False):
         # Several records of one kernel are one launch of several sends and receives.
-        parts = [_collective(table, record, trace.meta.rank) for record in np.flatnonzero(row == at).tolist()]
+        parts = [_collective(table, record, trace.meta.rank) for record in records.tolist()]
         yield np.array([at]), _together(parts)
 
 

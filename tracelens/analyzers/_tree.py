@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analyzers._group import codes, stats, sums
+from tracelens.trace.callstack import preorder
 
 Int = NDArray[np.int64]
 
@@ -79,20 +80,7 @@ def depth_first(parent: Int, weight: Int) -> Int:
         weight: ties keep the order of rows.
     """
     count = len(parent)
-    by_weight = np.lexsort((np.arange(count), -weight))
-    rank = np.empty(count, dtype=np.int64)
-    rank[by_weight] = np.arange(count)
-    # The path of ranks from the root, root first: sorting by it puts parents before their children.
-    chain = [np.arange(count)]
-    while (chain[-1] >= 0).any():
-        above = chain[-1]
-        chain.append(np.where(above >= 0, parent[above], -1))
-    ancestors = np.stack(chain[:-1]) if len(chain) > 1 else np.empty((0, count), dtype=np.int64)
-    depth = (ancestors >= 0).sum(axis=0)
-    keys = []
-    for level in range(len(ancestors)):
-        # Ancestor at this distance from the root, -1 below the row itself.
-        place = depth - 1 - level
-        at = ancestors[np.maximum(place, 0), np.arange(count)]
-        keys.append(np.where(place >= 0, rank[at], -1))
-    return np.lexsort(tuple(reversed(keys))) if keys else np.empty(0, dtype=np.int64)
+    found = np.empty(count, dtype=np.int64)
+    place, _ = preorder(parent, -weight)
+    found[place] = np.arange(count)
+    return found

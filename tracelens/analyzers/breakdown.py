@@ -14,7 +14,7 @@ from tracelens.analyzers._tree import Leaves, Level, depth_first, levels
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.schema import Coded, Column, Result, Schema, Skip
 from tracelens.trace.arguments import describe
-from tracelens.trace.callstack import nearest, subtree_sums
+from tracelens.trace.callstack import outermost, subtree_sums
 from tracelens.trace.intervals import shares
 from tracelens.trace.run import Run
 from tracelens.trace.steps import Steps, find_steps
@@ -165,22 +165,14 @@ def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int
     has_op = work.op >= 0
     direct = sums(work.op[has_op], work.dur[has_op], count)
     total = subtree_sums(events.parent, events.depth, direct)
-    is_call = np.zeros(count, dtype=bool)
-    is_call[work.op[has_op]] = True
-    around = nearest(events.parent, events.depth, is_call)
     call = work.op[row]
     # Work without an op has no calls below it: its subtree is itself.
     value = sums(group[call < 0], work.dur[row[call < 0]], groups)
     pair = np.unique(group[call >= 0] * count + call[call >= 0])
     owner, call = np.divmod(pair, count)
     # A recursive op's inner calls are part of the outer one's subtree.
-    outermost = np.ones(len(pair), dtype=bool)
-    at = call
-    while (at >= 0).any():
-        above = np.where(at >= 0, events.parent[np.maximum(at, 0)], -1)
-        at = np.where(above >= 0, around[np.maximum(above, 0)], -1)
-        outermost &= (at < 0) | ~np.isin(owner * count + at, pair)
-    return value + sums(owner[outermost], total[call[outermost]], groups)
+    outer = outermost(events.parent, call, owner)
+    return value + sums(owner[outer], total[call[outer]], groups)
 
 
 def _rows(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracelens.analyzers import analyzer, result, stack, used
 from tracelens.analyzers._group import codes, stats, sums
 from tracelens.schema import Column, Result, Schema, Skip
-from tracelens.trace.callstack import subtree_sums
+from tracelens.trace.callstack import outermost, subtree_sums
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import exclusive
 from tracelens.trace.run import Run
@@ -79,9 +79,8 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     names = events.name[call]
     group, (name,) = codes(names)
     found = stats(group, dur, len(name))
-    counted = np.zeros(len(events.start), dtype=bool)
-    counted[call] = True
-    outermost = ~_inside_same_name(call, events.name, events.parent, counted)
+    # A call inside a call of the same op is part of that one's subtree.
+    outer = outermost(events.parent, call, group)
     category = _main_category(work, group, call, len(name))
     order = np.argsort(-found.total, kind="stable")
     return {
@@ -90,7 +89,7 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
         "category": used(work.categories, category[order]),
         "count": found.number[order],
         "dur_ns": found.total[order],
-        "subtree_dur_ns": sums(group[outermost], subtree[call[outermost]], len(name))[order],
+        "subtree_dur_ns": sums(group[outer], subtree[call[outer]], len(name))[order],
         "mean_ns": found.mean[order],
         "median_ns": found.median[order],
         "min_ns": found.min[order],
@@ -124,13 +123,3 @@ def _main_category(work: Work, group_of_call: Int, call: Int, groups: int) -> In
     order = np.lexsort((time, owner))
     best[owner[order]] = category[order]
     return best
-
-
-def _inside_same_name(call: Int, name: Int, parent: Int, counted: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Calls inside a call of the same op that is counted itself: their subtree is part of that one's."""
-    inside = np.zeros(len(call), dtype=bool)
-    at = parent[call]
-    while (at >= 0).any():
-        inside |= (at >= 0) & (name[at] == name[call]) & counted[at]
-        at = np.where(at >= 0, parent[at], -1)
-    return inside

@@ -15,7 +15,7 @@ from tracelens.analyzers._recomputed import NODE, recomputed
 from tracelens.analyzers._tree import depth_first
 from tracelens.analyzers.timeline import no_gpu_work
 from tracelens.schema import Column, Result, Schema, Skip
-from tracelens.trace.callstack import nearest
+from tracelens.trace.callstack import depths, nearest, subtree_sums
 from tracelens.trace.intervals import shares
 from tracelens.trace.run import Run
 from tracelens.trace.steps import STEP_MARK, find_steps
@@ -156,11 +156,9 @@ def _tree(trace: Trace, work: Work, chosen: NDArray[np.bool_], products: MatrixF
     parent_path = np.append(parent_path, -1)
     columns = {name: sums(path, value, outside + 1) for name, value in values.items()}
     columns["direct_ns"] = columns["exclusive_ns"].copy()
-    for child in range(outside - 1, -1, -1):  # children have higher numbers than their parents
-        above = parent_path[child]
-        if above >= 0:
-            for name in values:
-                columns[name][above] += columns[name][child]
+    depth = depths(parent_path)
+    for name in values:
+        columns[name] = subtree_sums(parent_path, depth, columns[name])
     for name, lacking in (("matrix_flops", "lacking"), ("backward_matrix_flops", "backward_lacking")):
         unknown = (columns.pop(lacking) > 0) & (columns[name] == 0)
         columns[name][unknown] = -1
@@ -217,14 +215,14 @@ def _paths(parent: Int, depth: Int, chosen: NDArray[np.bool_], name: Int) -> tup
     path_of = np.full(len(parent), -1, dtype=np.int64)
     parents: list[int] = []
     names: list[int] = []
-    waiting = np.arange(len(rows))
-    while len(waiting):
-        ready = (above[waiting] < 0) | (path_of[np.maximum(above[waiting], 0)] >= 0)
-        now = waiting[ready]
+    place = np.full(len(parent), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    level = depths(np.where(above >= 0, place[np.maximum(above, 0)], -1))
+    by_level = np.argsort(level, kind="stable")
+    for now in np.split(by_level, np.cumsum(np.bincount(level))[:-1]):
         up = np.where(above[now] >= 0, path_of[np.maximum(above[now], 0)], -1)
         group, (path_above, path_name) = codes(up, name[rows[now]].astype(np.int64))
         path_of[rows[now]] = group + len(parents)
         parents += path_above.tolist()
         names += path_name.tolist()
-        waiting = waiting[~ready]
     return path_of, np.array(parents, dtype=np.int64), names

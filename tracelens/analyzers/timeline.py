@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._group import codes, sums
 from tracelens.analyzers._on_host import RECORD
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.classify import KINDS
-from tracelens.trace.intervals import Union, clip, subtract, union
+from tracelens.trace.intervals import Union, both, difference, union
 from tracelens.trace.run import Run
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 from tracelens.trace.work import Scope, Work, gpu_work
+
+Int = NDArray[np.int64]
 
 METRICS = {
     "total": "first start to last end of GPU work; of a step: its window",
@@ -108,14 +111,15 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
             continue
         found = find_steps(trace, work)
         span = found.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
-        metrics = _metrics(trace, scope, int(span[0]), int(span[1]))
+        low, high = (np.array([time], dtype=np.int64) for time in span)
+        metrics = {name: int(dur[0]) for name, dur in _metrics(trace, scope, low, high).items()}
         if not trace.window:  # all of it, also what lies outside of the linked work
             metrics["unlinked"] = _unlinked(trace).total
         hidden = ("memset", "exposed_memset") if scope == "linked" else ()  # fills are computation there
         rows.append(_rows(rank, {name: dur for name, dur in metrics.items() if name not in hidden}))
         if found.marked:
-            for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
-                steps.append(_step(rank, label, _metrics(trace, scope, int(low), int(high))))
+            by_step = _metrics(trace, scope, found.edges[:-1], found.edges[1:])
+            steps.append(_steps(rank, found.labels, by_step))
         else:
             skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
         strips += _strips(rank, work, skips)
@@ -134,24 +138,24 @@ def no_gpu_work(trace: Trace, scope: Scope) -> str:
     return f"the trace has no GPU work; {RECORD}"
 
 
-def _metrics(trace: Trace, scope: Scope, low: int, high: int) -> dict[str, int]:
-    """Nanoseconds of each metric in one window."""
+def _metrics(trace: Trace, scope: Scope, low: Int, high: Int) -> dict[str, Int]:
+    """Nanoseconds of each metric in each window."""
     work = gpu_work(trace, scope)
-    sets = {name: _within(mask, work, low, high) for name, mask in _kind_masks(work, scope).items()}
-    comp, comm, copy, fill = (sets[kind] for kind in KINDS)
-    busy = _within(np.ones(len(work.event), dtype=bool), work, low, high)
+    masks = _kind_masks(work, scope)
+    comp, comm, copy, fill = (union(work.start[masks[kind]], work.end[masks[kind]]) for kind in KINDS)
+    busy = union(work.start, work.end).covered(low, high)
     return {
         "total": high - low,
-        "busy": busy.total,
-        "idle": high - low - busy.total,
-        "computation": comp.total,
-        "comm": comm.total,
-        "memcpy": copy.total,
-        "memset": fill.total,
-        "exposed_comm": subtract(comm, comp),
-        "exposed_memcpy": subtract(copy, comp, comm),
-        "exposed_memset": subtract(fill, comp, comm, copy),
-        "unlinked": int(_unlinked(trace).covered(np.array([low]), np.array([high]))[0]),
+        "busy": busy,
+        "idle": high - low - busy,
+        "computation": comp.covered(low, high),
+        "comm": comm.covered(low, high),
+        "memcpy": copy.covered(low, high),
+        "memset": fill.covered(low, high),
+        "exposed_comm": difference(comm, comp).covered(low, high),
+        "exposed_memcpy": difference(copy, both(comp, comm)).covered(low, high),
+        "exposed_memset": difference(fill, both(both(comp, comm), copy)).covered(low, high),
+        "unlinked": _unlinked(trace).covered(low, high),
     }
 
 
@@ -170,12 +174,12 @@ def _rows(rank: int, metrics: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _step(rank: int, label: str, metrics: dict[str, int]) -> dict[str, Any]:
+def _steps(rank: int, labels: list[str], metrics: dict[str, Int]) -> dict[str, Any]:
     return {
-        "rank": np.array([rank]),
-        "step": [label],
-        **{f"{name}_ns": np.array([metrics[name]]) for name in _IN_STEPS},
-        "idle_fraction": np.array([metrics["idle"] / max(metrics["total"], 1)]),
+        "rank": np.full(len(labels), rank),
+        "step": labels,
+        **{f"{name}_ns": metrics[name] for name in _IN_STEPS},
+        "idle_fraction": metrics["idle"] / np.maximum(metrics["total"], 1),
     }
 
 
@@ -185,10 +189,6 @@ def _kind_masks(work: Work, scope: Scope) -> dict[str, np.ndarray]:
         masks["computation"] = masks["computation"] | masks["memset"]
         masks["memset"] = np.zeros_like(masks["memset"])
     return masks
-
-
-def _within(mask: np.ndarray, work: Work, low: int, high: int) -> Union:
-    return union(*clip(work.start[mask], work.end[mask], low, high))
 
 
 def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]]:

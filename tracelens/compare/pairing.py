@@ -121,9 +121,7 @@ def _whole(base: Side, cand: Side) -> _Part:
     return 0, 0, first, second, roots
 
 
-def _in_turn(
-    first: Forest, second: Forest, steps: int, steps2: int
-) -> tuple[list[_Part], tuple[Skip, ...]]:
+def _in_turn(first: Forest, second: Forest, steps: int, steps2: int) -> tuple[list[_Part], tuple[Skip, ...]]:
     """Each step of the longer list against one of the shorter one, which begins anew at its end."""
     threads = Threads(first, second)
     borders, borders2 = (

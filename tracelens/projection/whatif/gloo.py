@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.projection.whatif.graph import LAUNCH, SYNC, Draft
 from tracelens.trace.classify import KINDS
-from tracelens.trace.intervals import union
+from tracelens.trace.intervals import Union, union
 from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
@@ -39,21 +40,27 @@ class Returns(NamedTuple):
     lag: Int
 
 
-def returns(trace: Trace, chain: Chain) -> Returns:
-    """Waits for collectives in one thread.
+def returns(trace: Trace, chains: Mapping[int, Chain]) -> dict[int, Returns]:
+    """Waits for collectives in each thread.
 
     They are the times between two of its nodes for most of which a collective ran, and in which it ended.
     """
     work = trace.work
     rows = np.flatnonzero(work.kind == KINDS.index("comm"))
-    if not work.on_host or not len(rows) or len(chain.node) < 2:
+    rows = rows[np.argsort(work.end[rows], kind="stable")] if work.on_host else rows[:0]
+    running = union(work.start[rows], work.end[rows])
+    return {number: _returns(chain, rows, work.end[rows], running) for number, chain in chains.items()}
+
+
+def _returns(chain: Chain, rows: Int, ends: Int, running: Union) -> Returns:
+    """Waits of one thread for the collectives in these rows of the work, in order of their ends."""
+    if not len(rows) or len(chain.node) < 2:
         return Returns(*(np.empty(0, dtype=np.int64) for _ in range(3)))
-    rows = rows[np.argsort(work.end[rows], kind="stable")]
     low, high = chain.end[:-1], chain.start[1:]
-    last = np.searchsorted(work.end[rows], high, side="right") - 1
-    done = work.end[rows[np.maximum(last, 0)]]
-    running = union(work.start[rows], work.end[rows]).covered(low, np.maximum(high, low))
-    gaps = np.flatnonzero((last >= 0) & (done > low) & (running >= _HALF * (high - low)))
+    last = np.searchsorted(ends, high, side="right") - 1
+    done = ends[np.maximum(last, 0)]
+    busy = running.covered(low, np.maximum(high, low))
+    gaps = np.flatnonzero((last >= 0) & (done > low) & (busy >= _HALF * (high - low)))
     return Returns(rows[last[gaps]], gaps + 1, (high - done)[gaps])
 
 
@@ -61,8 +68,11 @@ def starts(trace: Trace, chains: dict[int, Chain], thread: Int, begin: Int, draf
     """Edges from what a thread did last before it started a collective to that."""
     work = trace.work
     rows = np.flatnonzero((work.kind == KINDS.index("comm")) & (work.op >= 0))
+    rows = rows[np.argsort(thread[work.op[rows]], kind="stable")]
+    numbers, first = np.unique(thread[work.op[rows]], return_index=True)
+    parts = dict(zip(numbers.tolist(), np.split(rows, first[1:]), strict=False))
     for number, chain in chains.items():
-        mine = rows[thread[work.op[rows]] == number]
+        mine = parts.get(number, rows[:0])
         at = np.searchsorted(chain.end, work.start[mine], side="right") - 1
         mine, at = mine[at >= 0], at[at >= 0]
         draft.join(LAUNCH, chain.node[at], begin[mine], work.start[mine] - chain.end[at])

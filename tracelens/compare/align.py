@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.compare.forest import Forest, Hash
-from tracelens.compare.wrappers import equal_ends, occurrence, twins, unwrapped
+from tracelens.compare.wrappers import equal_ends, occurrence, same_leaves, twins, unwrapped
 
 Int = NDArray[np.int64]
 
@@ -123,7 +123,11 @@ class _Aligner:
         pairs += [(len(one) - at, len(other) - at) for at in range(end, 0, -1)]
         if where == NOWHERE:
             self._match_runs(one, other, pairs)
-            return self._same_leaves(one[inner[0]], other[inner[1]])
+            one, other = one[inner[0]], other[inner[1]]
+            if len(one) and len(other) and same_leaves(self.first, one, self.second, other):
+                self._match_twins(one, other)
+                return []
+            return [(one, other, 1, 0)] if len(one) or len(other) else []
         if not pairs:
             return [(one, other, stage + 1, 0)]
         # Between anchors, keys may be even that were not so before.
@@ -143,18 +147,14 @@ class _Aligner:
             last = (a, b)
         return todo
 
-    def _same_leaves(self, one: Int, other: Int) -> list[_Task]:
-        """Match what runs the same leaves at the ends of two lists. Returns what is to be done next."""
-        begin, end = equal_ends(self.first, one, self.second, other)
-        for ours, theirs in ((one[: begin[0]], other[: begin[1]]), (one[end[0] :], other[end[1] :])):
-            pairs = twins(self.first, ours, self.second, theirs)
-            for (mine, partners), how in ((pairs.same, SAME), (pairs.renamed, RENAMED)):
-                self.match[mine] = partners
-                self.how[mine] = self.how_back[partners] = how
-            for wrappers, what in zip(pairs.wrappers, (self.how, self.how_back), strict=True):
-                what[wrappers] = WRAPPER
-        middle = one[begin[0] : end[0]], other[begin[1] : end[1]]
-        return [(*middle, 1, 0)] if len(middle[0]) or len(middle[1]) else []
+    def _match_twins(self, one: Int, other: Int) -> None:
+        """Match what runs the same leaves."""
+        pairs = twins(self.first, one, self.second, other)
+        for (mine, partners), how in ((pairs.same, SAME), (pairs.renamed, RENAMED)):
+            self.match[mine] = partners
+            self.how[mine] = self.how_back[partners] = how
+        for wrappers, what in zip(pairs.wrappers, (self.how, self.how_back), strict=True):
+            what[wrappers] = WRAPPER
 
     def _below(self, one: int, other: int) -> tuple[Int, Int]:
         return self.first.children(one), self.second.children(other)
@@ -174,6 +174,12 @@ class _Aligner:
 
     def _rest(self, one: Int, other: Int) -> list[_Task]:
         """What has no equal between two matches: unwrap, rename, or leave it as an exchange."""
+        begin, end = equal_ends(self.first, one, self.second, other)
+        if begin != (0, 0) or end != (len(one), len(other)):
+            self._match_twins(one[: begin[0]], other[: begin[1]])
+            self._match_twins(one[end[0] :], other[end[1] :])
+            one, other = one[begin[0] : end[0]], other[begin[1] : end[1]]
+            return [(one, other, 0, 0)] if len(one) or len(other) else []
         if (found := unwrapped(self.second, other, self.first, one)) is not None:
             self.how_back[found[1]] = WRAPPER
             return [(one, found[0], 0, 0)]

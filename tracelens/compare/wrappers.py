@@ -28,22 +28,26 @@ class Twins(NamedTuple):
     wrappers: tuple[Int, Int]
 
 
-def equal_ends(first: Forest, ours: Int, second: Forest, theirs: Int) -> tuple[Border, Border]:
-    """Where the parts at both ends of two lists that run the same leaves stop.
+def same_leaves(first: Forest, ours: Int, second: Forest, theirs: Int) -> bool:
+    """Whether two lists run leaves of the same names, whatever is around these."""
+    count = (
+        int((forest.leaf[nodes + forest.size[nodes]] - forest.leaf[nodes]).sum())
+        for forest, nodes in ((first, ours), (second, theirs))
+    )
+    if next(count) != next(count):
+        return False
+    names = first.leaves(ours, named=True).begin[-1], second.leaves(theirs, named=True).begin[-1]
+    return bool(names[0] == names[1])
 
-    Lists whose leaves have the same names throughout, with other arguments, are equal as a whole.
+
+def equal_ends(first: Forest, ours: Int, second: Forest, theirs: Int) -> tuple[Border, Border]:
+    """Where the parts at both ends of two lists that run the same leaves, with the same arguments, stop.
 
     Returns:
         places in both lists behind the part at their begin, and those of the first of the part at their end.
     """
     ends = len(ours), len(theirs)
-    if not len(ours) or not len(theirs):
-        return (0, 0), ends
     one, other = first.leaves(ours), second.leaves(theirs)
-    if one.number[-1] == other.number[-1]:
-        names = first.leaves(ours, named=True).begin[-1], second.leaves(theirs, named=True).begin[-1]
-        if names[0] == names[1]:
-            return ends, ends
     begin = _longest(one.number, other.number, one.begin, other.begin)[-1]
     behind = one.number[-1] - one.number, other.number[-1] - other.number
     for end in reversed(_longest(*behind, one.end, other.end)):
@@ -140,32 +144,28 @@ def _rest(places: Int, chosen: Int) -> Int:
 
 
 def unwrapped(forest: Forest, nodes: Int, other: Forest, theirs: Int) -> tuple[Int, Int] | None:
-    """The nodes with those that are around nodes of the other list's names replaced by what they are around.
+    """The nodes with those that are around nodes of the other list replaced by what they are around.
 
-    Direct children count by their name. What lies deeper counts where at least half of the leaves of the node
-    at the top have names of the other list's leaves: names such as aten::empty are everywhere.
+    A direct child counts by its name. What lies deeper counts where whole subtrees of the other list make at
+    least half of the leaves below a node: names such as aten::empty are everywhere.
 
     Returns:
         (nodes in order, those that were replaced), None where there are none.
     """
     inside = forest.within(nodes)
     top = np.repeat(nodes, forest.size[nodes])
-    wanted = np.isin(forest.named[inside], other.named[theirs]) & (inside != top)
+    direct = np.isin(forest.named[inside], other.named[theirs]) & (forest.parent[inside] == top)
+    deep = np.isin(forest.loose[inside], other.loose[theirs]) & (inside != top)
+    if deep.any():
+        deep &= _outermost(forest, inside, deep)
+        mass = forest.leaf[inside + forest.size[inside]] - forest.leaf[inside]
+        place = np.repeat(np.arange(len(nodes)), forest.size[nodes])
+        share = np.bincount(place, weights=np.where(deep, mass, 0), minlength=len(nodes))
+        deep &= (2 * share >= forest.leaf[nodes + forest.size[nodes]] - forest.leaf[nodes])[place]
+    wanted = direct | deep
     if not wanted.any():
         return None
-    deep = wanted & (forest.parent[inside] != top)
-    if deep.any():
-        mine = forest.size[inside] == 1
-        known = other.within(theirs)
-        shared = mine & np.isin(forest.named[inside], other.named[known[other.size[known] == 1]])
-        place = np.repeat(np.arange(len(nodes)), forest.size[nodes])
-        half = 2 * np.bincount(place, weights=shared) >= np.bincount(place, weights=mine)
-        wanted &= ~deep | half[place]
-        if not wanted.any():
-            return None
-    # What is inside of another wanted node stays there.
-    reach = np.maximum.accumulate(np.where(wanted, inside + forest.size[inside], 0))
-    wanted &= np.concatenate(([0], reach[:-1])) <= inside
+    wanted &= _outermost(forest, inside, wanted)
     running = np.concatenate(([0], np.cumsum(wanted)))
     place = np.arange(len(inside))
     wraps = (running[place + forest.size[inside]] > running[place]) & ~wanted
@@ -173,3 +173,10 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, theirs: Int) -> tuple[I
     is_wrapper = inside[wraps]
     kept = ~wraps & ((inside == top) | np.isin(forest.parent[inside], is_wrapper))
     return inside[kept], is_wrapper
+
+
+def _outermost(forest: Forest, inside: Int, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which nodes of whole subtrees, in order, are inside of none of the chosen ones."""
+    reach = np.maximum.accumulate(np.where(chosen, inside + forest.size[inside], 0))
+    free: NDArray[np.bool_] = np.concatenate(([0], reach[:-1])) <= inside
+    return free

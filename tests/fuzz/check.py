@@ -1,0 +1,278 @@
+"""One mutant through everything: what may come out is a result whose numbers hold, or one line of text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+
+import tracelens
+from tests.fuzz import invariants
+from tests.fuzz.mutate import dumps
+from tests.fuzz.sources import Document, documents
+from tracelens.analyzers import ANALYZERS, in_order
+from tracelens.analyzers.collectives import alignment
+from tracelens.compare.gate import gate
+from tracelens.compare.github import commands
+from tracelens.compare.junit import junit
+from tracelens.compare.samples import Samples, from_result
+from tracelens.compare.verdict import report as verdict_report
+from tracelens.devices import device as known_device
+from tracelens.errors import SchemaError, TracelensError, UnknownName
+from tracelens.fuse import fuse
+from tracelens.projection.whatif import whatif
+from tracelens.renderers import RENDERERS
+from tracelens.replay.make import replay, replay_layers
+from tracelens.schema import Report
+from tracelens.trace.run import Run
+
+os.environ["TRACELENS_DEBUG"] = "1"  # no guard turns an exception into a skip here
+PACKAGE = str(Path(tracelens.__file__).parent)
+FORMATS = ("html", "markdown", "json", "csv", "console", "xlsx")
+STAGES = (*FORMATS, "diff", "gate", "replay", "fuse", "whatif")
+LIMIT_S = 60
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that went wrong.
+
+    Attributes:
+        stage: where, like "analyze moe" or "render html".
+        kind: class of the exception, or "invariant".
+        place: file:function of the package in which it was raised, or which invariant it is.
+        detail: for people.
+    """
+
+    stage: str
+    kind: str
+    place: str
+    detail: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes two failures the same one."""
+        return self.stage, self.kind, self.place
+
+
+class _Slow(Exception):
+    """A stage takes longer than any mutant may."""
+
+
+@contextmanager
+def _limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise _Slow(f"over {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Checker:
+    """Collects what goes wrong with one mutant."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.refused: list[str] = []
+
+    def attempt(self, stage: str, function: Callable[[], T]) -> T | None:
+        """What the function returns; None where it refuses the trace, or fails."""
+        try:
+            with _limit(), warnings.catch_warnings(), np.errstate(all="raise"):
+                warnings.simplefilter("error")
+                return function()
+        except (SchemaError, UnknownName) as error:
+            self._fail(stage, error)
+        except TracelensError as error:
+            text = str(Exception.__str__(error))
+            self.refused.append(f"{stage}: {text}")
+            if not text or "\n" in str(error):
+                self.failures.append(Failure(stage, "invariant", "an error is one line of text", text))
+        except Exception as error:
+            self._fail(stage, error)
+        return None
+
+    def hold(self, stage: str, problems: Iterable[str]) -> None:
+        """Take down what is wrong with a result."""
+        for problem in self.attempt(stage, lambda: list(problems)) or ():
+            self.failures.append(Failure(stage, "invariant", re.sub(r"\d+", "N", problem), problem))
+
+    def _fail(self, stage: str, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if frame.filename.startswith(PACKAGE)] or list(frames)
+        frame = ours[-1]
+        place = f"{frame.filename.removeprefix(PACKAGE).lstrip('/')}:{frame.name}"
+        text = "".join(traceback.format_exception(error)[-12:])
+        self.failures.append(Failure(stage, type(error).__name__, place, f"line {frame.lineno}\n{text}"))
+
+
+def check(
+    traces: Sequence[Document], source: str, stages: Sequence[str] = STAGES, *, intact: Run | None = None
+) -> Checker:
+    """Take the traces of a run through loading, all analyzers and the given further stages.
+
+    Args:
+        traces: one a rank.
+        source: name of the source of the intact twin.
+        stages: which of STAGES.
+        intact: the twin, read.
+    """
+    checker = Checker()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        run = checker.attempt("load", lambda: write_and_load(traces, folder / "traces"))
+        if run is None:
+            return checker
+        checker.hold("load", invariants.of_run(run))
+        report = _analyze(checker, run)
+        for form in FORMATS:
+            if form in stages:
+                _render(checker, report, form)
+        if "fuse" in stages:
+            _fuse(checker, run, folder)
+        if "replay" in stages:
+            _replay(checker, run, folder)
+        if "whatif" in stages:
+            _whatif(checker, run)
+        twin = intact or read(source)
+        if "diff" in stages:
+            _diff(checker, "diff", twin, run)
+            _diff(checker, "diff back", run, twin)
+        if "gate" in stages:
+            _gate(checker, report, twin)
+    return checker
+
+
+_READ: dict[str, Run] = {}
+
+
+def read(source: str) -> Run:
+    """The intact twin of the mutants of a source."""
+    if source not in _READ:
+        with TemporaryDirectory() as name:
+            _READ[source] = write_and_load(documents(source), Path(name))
+    return _READ[source]
+
+
+def write_and_load(traces: Sequence[Document], folder: Path) -> Run:
+    folder.mkdir(exist_ok=True)
+    for number, document in enumerate(traces):
+        (folder / f"rank{number}.json").write_bytes(dumps(document))
+    return tracelens.load(folder, partial=True)
+
+
+def _analyze(checker: Checker, run: Run) -> Report:
+    """A report of all analyzers that do not fail."""
+    found: dict[str, Any] = {}
+    for item in in_order():
+        result = checker.attempt(f"analyze {item.name}", lambda item=item: item(run, found))  # type: ignore[misc]
+        if result is not None:
+            found[item.name] = result
+    report = tracelens._report(tuple(found.values()), [trace.meta for trace in run.traces], run.ranks, {})
+    checker.hold("analyze", invariants.of_report(report))
+    return report
+
+
+def _render(checker: Checker, report: Report, form: str) -> None:
+    files: Mapping[str, bytes] | None = checker.attempt(
+        f"render {form}", lambda: RENDERERS.get(form).files(report)
+    )
+    if files and form == "json":
+        checker.hold("render json", _strict(next(iter(files.values()))))
+
+
+def _strict(content: bytes) -> Iterator[str]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    json.loads(content.decode("utf-8"), parse_constant=refuse)
+    return iter(())
+
+
+def _fuse(checker: Checker, run: Run, folder: Path) -> None:
+    def fused() -> Path:
+        clocks = alignment(run)
+        fuse(run, folder / "fused.json", offsets=clocks.offsets, waits=clocks.waits)
+        return folder / "fused.json"
+
+    path = checker.attempt("fuse", fused)
+    if path is not None:
+        before = len(checker.refused)
+        back = checker.attempt("fuse, read back", lambda: tracelens.load(path))
+        if back is None and len(checker.refused) > before:
+            checker.failures.append(
+                Failure("fuse, read back", "invariant", "a fused file can be read", checker.refused[-1])
+            )
+
+
+def _replay(checker: Checker, run: Run, folder: Path) -> None:
+    device = known_device("mi300x")
+    kinds: dict[str, Callable[[Path], Any]] = {
+        "replay": lambda path: replay(run, path, top=None),
+        "replay recoverable": lambda path: replay(run, path, order="recoverable", device=device, top=5),
+        "replay scaled": lambda path: replay(run, path, max_elements=1000, first_ranks=2, top=5),
+        "replay sequence": lambda path: replay_layers(run, path),
+    }
+    for stage, write in kinds.items():
+        path = folder / stage.replace(" ", "_")
+        result = checker.attempt(stage, lambda write=write, path=path: write(path))  # type: ignore[misc]
+        if result is not None:
+            report = Report((result,))
+            checker.hold(stage, invariants.of_report(report))
+            checker.hold(f"{stage}, compiled", _compiled(path))
+
+
+def _compiled(folder: Path) -> Iterator[str]:
+    for script in folder.rglob("*.py"):
+        compile(script.read_bytes(), script.name, "exec")
+    return iter(())
+
+
+def _whatif(checker: Checker, run: Run) -> None:
+    result = checker.attempt("whatif", lambda: whatif(run))
+    if result is not None:
+        checker.hold("whatif", invariants.of_report(Report((result,))))
+
+
+def _diff(checker: Checker, stage: str, base: Run, cand: Run) -> None:
+    report = checker.attempt(stage, lambda: tracelens.diff(base, cand))
+    if report is not None:
+        checker.hold(stage, invariants.of_report(report))
+        for form in ("html", "json"):
+            checker.attempt(f"{stage} {form}", lambda form=form: RENDERERS.get(form).files(report))  # type: ignore[misc]
+
+
+def _gate(checker: Checker, report: Report, twin: Run) -> None:
+    steps = next((result for result in report.results if result.analyzer == "steps"), None)
+    if steps is None:
+        return
+    base = from_result(ANALYZERS.get("steps")(twin), "base", "")
+    cand = checker.attempt("gate samples", lambda: from_result(steps, "cand", ""))
+    if cand is not None:
+        for stage, pair in (("gate", (base, cand)), ("gate back", (cand, base))):
+            checker.attempt(stage, lambda pair=pair: _judged(*pair))  # type: ignore[misc]
+
+
+def _judged(base: Samples, cand: Samples) -> None:
+    verdict = gate(base, cand)
+    junit(verdict)
+    list(commands(verdict))
+    RENDERERS.get("json").files(verdict_report(verdict))

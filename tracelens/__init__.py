@@ -291,7 +291,8 @@ def diff(
     if step is not None:
         meta["options"] = {"step": step}
     before, after = found.meta["base_ns"] / 1e6, found.meta["cand_ns"] / 1e6
-    change = f"{before:,.3f} ms to {after:,.3f} ms a step ({after / before - 1:+.1%})"
+    change = f"{before:,.3f} ms to {after:,.3f} ms a step"
+    change += f" ({after / before - 1:+.1%})" if before else ""
     return Report((found,), title=f"tracelens diff: {change}", meta=meta)
 
 

@@ -15,7 +15,7 @@ from tracelens.trace.run import Run
 
 _SIGNED = re.compile(
     r"delta|change|diff|offset|skew|share|low|high|^value$|^base$|^cand$|difference|saving|slack|ts_ns|at_ns|lag|drift|"
-    r"end_ns|start_ns|gap|estimate|limit",
+    r"end_ns|start_ns|gap|estimate|limit|^gain$|^error$",
 )
 """Columns whose values may be below zero: differences, moments, and figures of any kind."""
 _ROUNDING = 1e-6
@@ -28,7 +28,9 @@ def of_run(run: Run) -> Iterator[str]:
         if meta.read != meta.kept + sum(meta.dropped.values()):
             yield f"read: {meta.read} events read, {meta.kept} kept and {sum(meta.dropped.values())} dropped"
         for name, table in trace.tables.items():
-            yield from _table(f"trace {name}", table, signed=("pid", "tid", "ts_ns", "correlation_id", "event_id"))
+            yield from _table(
+                f"trace {name}", table, signed=("pid", "tid", "ts_ns", "correlation_id", "event_id")
+            )
 
 
 def of_report(report: Report) -> Iterator[str]:

@@ -95,7 +95,9 @@ def _pool(document: Document) -> list[Event]:
     return [event for event in _events(document) if isinstance(event, dict)]
 
 
-def _chosen(rng: random.Random, traces: list[Document], wanted: Callable[[Event], bool] = bool) -> list[Event]:
+def _chosen(
+    rng: random.Random, traces: list[Document], wanted: Callable[[Event], bool] = bool
+) -> list[Event]:
     """Events of one or all ranks: one, a few, those of one name or category, or all."""
     how = rng.randrange(6)
     key = rng.choice(("name", "cat"))
@@ -252,7 +254,9 @@ def other_units(rng: random.Random, traces: list[Document]) -> None:
     for document in _ranks(rng, traces):
         events = [event for event in _pool(document) if kind in (None, event.get("cat"))]
         for key in keys:
-            _set(events, key, lambda now: now * factor if isinstance(now, int | float) else now, in_args=False)
+            _set(
+                events, key, lambda now: now * factor if isinstance(now, int | float) else now, in_args=False
+            )
 
 
 @mutation(3)
@@ -298,7 +302,16 @@ def reorder_events(rng: random.Random, traces: list[Document]) -> None:
 @mutation(3)
 def delete_kind(rng: random.Random, traces: list[Document]) -> None:
     name = rng.choice(
-        ("cuda_runtime", "kernel", "cpu_op", "user_annotation", "ac2g", "fwdbwd", "ProfilerStep", "record_param_comms")
+        (
+            "cuda_runtime",
+            "kernel",
+            "cpu_op",
+            "user_annotation",
+            "ac2g",
+            "fwdbwd",
+            "ProfilerStep",
+            "record_param_comms",
+        )
     )
     for document in _ranks(rng, traces):
         document["traceEvents"] = [
@@ -330,7 +343,15 @@ def change_category(rng: random.Random, traces: list[Document]) -> None:
 
 # -- ids -----------------------------------------------------------------------------------------------
 
-_IDS = ("correlation", "External id", "Ev Idx", "Python id", "Python parent id", "Sequence number", "Fwd thread id")
+_IDS = (
+    "correlation",
+    "External id",
+    "Ev Idx",
+    "Python id",
+    "Python parent id",
+    "Sequence number",
+    "Fwd thread id",
+)
 
 
 @mutation(4)
@@ -375,7 +396,10 @@ def change_stream(rng: random.Random, traces: list[Document]) -> None:
 def python_frames(rng: random.Random, traces: list[Document]) -> None:
     for event in _chosen(rng, traces, _is_slice)[:100]:
         event["cat"] = "python_function"
-        event["args"] = {"Python id": rng.randrange(20), "Python parent id": rng.choice((None, rng.randrange(20)))}
+        event["args"] = {
+            "Python id": rng.randrange(20),
+            "Python parent id": rng.choice((None, rng.randrange(20))),
+        }
 
 
 # -- names ---------------------------------------------------------------------------------------------
@@ -399,7 +423,9 @@ def swap_names(rng: random.Random, traces: list[Document]) -> None:
 
 @mutation(4)
 def relabel_steps(rng: random.Random, traces: list[Document]) -> None:
-    value = rng.choice(("ProfilerStep#77", "ProfilerStep#", "ProfilerStep#1", "step", "", "ProfilerStep#9" * 99, None))
+    value = rng.choice(
+        ("ProfilerStep#77", "ProfilerStep#", "ProfilerStep#1", "step", "", "ProfilerStep#9" * 99, None)
+    )
     for document in _ranks(rng, traces):
         steps = [event for event in _pool(document) if str(event.get("name")).startswith("ProfilerStep")]
         for event in steps if rng.random() < 0.5 else steps[:1]:
@@ -412,13 +438,17 @@ def rename_scopes(rng: random.Random, traces: list[Document]) -> None:
         return event.get("cat") == "user_annotation"
 
     events = _chosen(rng, traces, scope)
-    pool = [str(event.get("name")) for document in traces for event in _pool(document) if scope(event)] or ["x"]
+    pool = [str(event.get("name")) for document in traces for event in _pool(document) if scope(event)] or [
+        "x"
+    ]
     value = rng.choice((*pool[:50], *NAMES))
     how = rng.randrange(3)
     _set(
         events,
         "name",
-        lambda now: value if how == 0 else rng.choice(pool) if how == 1 else f"{str(now)[:5]}{rng.choice(TEXTS)[:40]}",
+        lambda now: (
+            value if how == 0 else rng.choice(pool) if how == 1 else f"{str(now)[:5]}{rng.choice(TEXTS)[:40]}"
+        ),
         in_args=False,
     )
 
@@ -434,12 +464,14 @@ def break_arguments(rng: random.Random, traces: list[Document]) -> None:
         "Input Dims": lambda now: _broken_dims(rng, now),
         "Input Strides": lambda now: _broken_dims(rng, now),
         "Input type": lambda now: [rng.choice(TYPES) for _ in now] if isinstance(now, list) else now,
-        "Concrete Inputs": lambda now: [
-            rng.choice(("", "1", "-1", "True", "None", "[1, 2]", "[]", "1e308", "x", str(2**64), 3, None))
-            for _ in now
-        ]
-        if isinstance(now, list)
-        else now,
+        "Concrete Inputs": lambda now: (
+            [
+                rng.choice(("", "1", "-1", "True", "None", "[1, 2]", "[]", "1e308", "x", str(2**64), 3, None))
+                for _ in now
+            ]
+            if isinstance(now, list)
+            else now
+        ),
     }
     if rng.random() < 0.6:
         _set(events, key, values[key])
@@ -454,7 +486,9 @@ def _broken_dims(rng: random.Random, now: Any) -> Any:
     if how == 0:
         return [[rng.choice(SIZES) for _ in item] if isinstance(item, list) else item for item in now]
     if how == 1:
-        return rng.choice(([5, []], [[5], [[]]], [[[2, 3], [4]], []], [[2**62, 2**62]], [[0]], [[-4, 4]], [[[]]]))
+        return rng.choice(
+            ([5, []], [[5], [[]]], [[[2, 3], [4]], []], [[2**62, 2**62]], [[0]], [[-4, 4]], [[[]]])
+        )
     return broken_list(rng, now)
 
 
@@ -551,7 +585,17 @@ def change_groups(rng: random.Random, traces: list[Document]) -> None:
         for group in groups if isinstance(groups, list) else ():
             if isinstance(group, dict) and group and rng.random() < 0.6:
                 key = rng.choice(list(group))
-                lists: tuple[Any, ...] = ([], [0], [0, 0], [5, 6], [-1], list(range(3000)), [2**63], "x", [0, "1"])
+                lists: tuple[Any, ...] = (
+                    [],
+                    [0],
+                    [0, 0],
+                    [5, 6],
+                    [-1],
+                    list(range(3000)),
+                    [2**63],
+                    "x",
+                    [0, "1"],
+                )
                 group[key] = rng.choice(lists) if key == "ranks" else like(rng, group[key])
 
 

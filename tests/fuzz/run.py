@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz.check import STAGES, Failure, check
+from tests.fuzz.check import STAGES, Failure, check, read, rotated
 from tests.fuzz.minimise import minimise
 from tests.fuzz.mutate import mutant
 from tests.fuzz.sources import SOURCES
@@ -30,8 +31,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--source", action="append", help="only mutants of this source; repeat it for more")
-    parser.add_argument("--stage", action="append", choices=STAGES, help="only these stages behind the analyzers")
+    parser.add_argument(
+        "--stage", action="append", choices=STAGES, help="only these stages behind the analyzers"
+    )
+    parser.add_argument("--rotate", action="store_true", help="take each mutant through some stages only")
     parser.add_argument("--keep", type=Path, help="where to write a case of each failure, made small")
+    parser.add_argument(
+        "--log", type=Path, help="append each failure to this file at once, one JSON line each"
+    )
     parser.add_argument("--show", type=int, default=0, help="print so many lines of each failure")
     chosen = parser.parse_args()
     names = [name for name in chosen.source or SOURCES if not SOURCES[name].missing]
@@ -42,16 +49,22 @@ def main() -> None:
     batches = [numbers[start : start + _BATCH] for start in range(0, len(numbers), _BATCH)]
     found: Found = []
     refused: Counter[str] = Counter()
-    with ProcessPoolExecutor(
-        chosen.jobs, mp_context=get_context("spawn"), initializer=_bound, max_tasks_per_child=40
-    ) as pool:
-        stages = tuple(chosen.stage or STAGES)
+    for name in names:
+        read(name)  # once, in what the workers are copies of
+    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("fork"), initializer=_bound) as pool:
+        stages = () if chosen.rotate else tuple(chosen.stage or STAGES)
         jobs = [pool.submit(_batch, list(batch), chosen.seed, names, stages) for batch in batches]
-        for job in jobs:
+        for job in as_completed(jobs):
             failures, refusals = job.result()
             found += failures
             refused += refusals
-    print(f"{len(numbers)} mutants of {len(names)} traces, seed {chosen.seed}, {time.monotonic() - begin:.0f} s")
+            if chosen.log:
+                with chosen.log.open("a") as log:
+                    for number, failure in failures:
+                        log.write(json.dumps([chosen.seed, number, *failure.key, failure.detail]) + "\n")
+    print(
+        f"{len(numbers)} mutants of {len(names)} traces, seed {chosen.seed}, {time.monotonic() - begin:.0f} s"
+    )
     print("refused: " + ", ".join(f"{stage} {count}" for stage, count in refused.most_common()))
     groups: dict[tuple[str, str, str], list[tuple[int, Failure]]] = defaultdict(list)
     for number, failure in found:
@@ -76,7 +89,8 @@ def _batch(
     refused: Counter[str] = Counter()
     for number in numbers:
         one = mutant(seed, number, names)
-        checker = check(one.documents(), one.source, stages)
+        chosen = stages or rotated(random.Random(seed * 7_368_787 + number))
+        checker = check(one.documents(), one.source, chosen)
         found += [(number, failure) for failure in checker.failures]
         refused.update(text.partition(":")[0] for text in checker.refused)
     return found, refused
@@ -86,6 +100,12 @@ def _keep(folder: Path, seed: int, number: int, names: Sequence[str], key: tuple
     smaller, traces = minimise(mutant(seed, number, names), key)
     folder.mkdir(parents=True, exist_ok=True)
     stem = "_".join("".join(c if c.isalnum() else "-" for c in part)[:40] for part in key)
-    case = {"seed": seed, "number": number, "source": smaller.source, "steps": smaller.steps, "key": key, "traces": traces}
+    case = {
+        "seed": seed,
+        "number": number,
+        "source": smaller.source,
+        "steps": smaller.steps,
+        "key": key,
+        "traces": traces,
+    }
     (folder / f"{stem}.json").write_text(json.dumps(case, indent=1))
-

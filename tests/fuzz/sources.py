@@ -41,19 +41,23 @@ class Source:
     name: str
     files: tuple[str, ...]
     folder: str = ""
-    events: int = 500
+    events: int = 300
 
     @property
     def root(self) -> Path:
         if not self.folder:
             return ROOT / "sample_traces"
-        return Path(os.environ.get(self.folder) or ROOT.parent / "shared" / self.folder.rpartition("_")[2].lower())
+        return Path(
+            os.environ.get(self.folder) or ROOT.parent / "shared" / self.folder.rpartition("_")[2].lower()
+        )
 
     @property
     def missing(self) -> str:
         """Why the source cannot be read, "" where it can."""
         absent = next((name for name in self.files if not (self.root / name).is_file()), "")
-        return absent and f"no {absent} in {self.root}: set {self.folder or 'nothing; it is in the repository'}"
+        return (
+            absent and f"no {absent} in {self.root}: set {self.folder or 'nothing; it is in the repository'}"
+        )
 
 
 def _ranks(folder: str, count: int, suffix: str = ".json.zst") -> tuple[str, ...]:
@@ -65,17 +69,17 @@ SOURCES = {
     for source in (
         Source("one_gpu_loop", ("one_gpu/loop/rank0.json.gz",)),
         Source("one_gpu_grouped", ("one_gpu/grouped/rank0.json.gz",)),
-        Source("ep4", _ranks("ladder/ep4/00_baseline", 4), events=450),
-        Source("ep4_graph", _ranks("ladder/ep4/08_graph", 2), events=450),
-        Source("pipeline", _ranks("pipeline/plain", 2), events=600),
-        Source("interleaved", _ranks("pipeline/interleaved", 2), events=600),
-        Source("serving", _ranks("serving/delayer_off", 2), events=500),
-        Source("two_batches", _ranks("serving/tbo_token", 2), events=500),
-        Source("faults", _ranks("faults/host_delay", 2), events=450),
-        Source("gloo", _ranks("cpu/tiny", 2), events=500),
-        Source("tensor", _ranks("toggles/tensor", 2), events=450),
-        Source("graph_step", ("toggles/graph_step/rank0.json.zst",), events=450),
-        Source("exchange", _ranks("toggles/exchange_1f1b", 2), events=500),
+        Source("ep4", _ranks("ladder/ep4/00_baseline", 4), events=260),
+        Source("ep4_graph", _ranks("ladder/ep4/08_graph", 2), events=260),
+        Source("pipeline", _ranks("pipeline/plain", 2), events=380),
+        Source("interleaved", _ranks("pipeline/interleaved", 2), events=380),
+        Source("serving", _ranks("serving/delayer_off", 2), events=300),
+        Source("two_batches", _ranks("serving/tbo_token", 2), events=300),
+        Source("faults", _ranks("faults/host_delay", 2), events=260),
+        Source("gloo", _ranks("cpu/tiny", 2), events=300),
+        Source("tensor", _ranks("toggles/tensor", 2), events=260),
+        Source("graph_step", ("toggles/graph_step/rank0.json.zst",), events=260),
+        Source("exchange", _ranks("toggles/exchange_1f1b", 2), events=300),
         Source("mi300x_dense", ("mi300x/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",), "TRACELENS_CORPUS"),
         Source("mi300x_recompute", ("mi300x/resnet_act_checkpoint.json.gz",), "TRACELENS_CORPUS"),
         Source("mi250", ("mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz",), "TRACELENS_CORPUS"),
@@ -87,7 +91,11 @@ SOURCES = {
             ("nvidia-h200-megatron/pp2ep4/rank0.json.gz", "nvidia-h200-megatron/pp2ep4/rank4.json.gz"),
             "TRACELENS_CORPUS",
         ),
-        Source("sglang", ("mi300x-serving/sglang_decode/capture_traces/bs_32_rank0.json.gz",), "TRACELENS_FOREIGN"),
+        Source(
+            "sglang",
+            ("mi300x-serving/sglang_decode/capture_traces/bs_32_rank0.json.gz",),
+            "TRACELENS_FOREIGN",
+        ),
     )
 }
 IN_REPOSITORY = tuple(name for name, source in SOURCES.items() if not source.folder)
@@ -96,9 +104,7 @@ IN_REPOSITORY = tuple(name for name, source in SOURCES.items() if not source.fol
 @cache
 def _cut_texts(name: str) -> tuple[bytes, ...]:
     source = SOURCES[name]
-    return tuple(
-        json.dumps(cut(_read(source.root / file), source.events)).encode() for file in source.files
-    )
+    return tuple(json.dumps(cut(_read(source.root / file), source.events)).encode() for file in source.files)
 
 
 def documents(name: str) -> list[Document]:
@@ -123,14 +129,18 @@ def cut(document: Document, budget: int) -> Document:
     work: dict[Any, list[Event]] = defaultdict(list)
     for event in slices:
         if event.get("cat") not in (*_OPS, *_CALLS, "python_function", "user_annotation"):
-            work[event.get("args", {}).get("correlation", event.get("args", {}).get("External id"))].append(event)
+            work[event.get("args", {}).get("correlation", event.get("args", {}).get("External id"))].append(
+                event
+            )
     trees = list(_trees(slices, work))
     kept = [event for event in events if event.get("ph") == "M"]
     notes = [event for event in slices if event.get("cat") in ("user_annotation", "gpu_user_annotation")]
     steps = [event for event in notes if str(event["name"]).startswith("ProfilerStep")]
     kept += steps
     scopes = [event for event in notes if event not in steps][: budget // 4]
-    frames = sorted((event for event in slices if event.get("cat") == "python_function"), key=lambda e: e["ts"])
+    frames = sorted(
+        (event for event in slices if event.get("cat") == "python_function"), key=lambda e: e["ts"]
+    )
     kept += [*scopes, *frames[: budget // 10]]
     used = len(steps) + len(scopes) + budget // 10
     for tree in _by_interest(trees):
@@ -170,7 +180,10 @@ def _trees(slices: Sequence[Event], work: Mapping[Any, Sequence[Event]]) -> Iter
 
 
 def _with_work(tree: list[Event], work: Mapping[Any, Sequence[Event]]) -> list[Event]:
-    keys = {event.get("args", {}).get("correlation") for event in tree if event.get("cat") in _CALLS} - {None, 0}
+    keys = {event.get("args", {}).get("correlation") for event in tree if event.get("cat") in _CALLS} - {
+        None,
+        0,
+    }
     return tree + [event for key in sorted(keys, key=str) for event in list(work.get(key, ()))[:40]]
 
 

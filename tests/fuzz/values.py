@@ -58,7 +58,22 @@ TEXTS = (
     "a\nb\rc",
     "x" * 5000,
 )
-OTHER_TYPES: tuple[Any, ...] = (None, True, False, 0, 7, 1.5, "", "text", [], [None], [[]], {}, {"name": "x"}, [{}])
+OTHER_TYPES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    7,
+    1.5,
+    "",
+    "text",
+    [],
+    [None],
+    [[]],
+    {},
+    {"name": "x"},
+    [{}],
+)
 SIZES = (0, 1, 3, -1, 2**31, 2**40, 2**62, 2**63 - 1, 2**64, 1.5, "4", None, True, [], [2], [5, []])
 TYPES = (
     "float",
@@ -113,7 +128,18 @@ GROUPS = (
     "[" + ", ".join(map(str, range(3000))) + "]",
     "",
 )
-SPLITS = ("[]", "[0, 0]", "[1, 2, 3]", "[-5, 5]", "[9223372036854775807, 1]", "[1.5]", '["a"]', "[[1]]", "[1, ...", "x")
+SPLITS = (
+    "[]",
+    "[0, 0]",
+    "[1, 2, 3]",
+    "[-5, 5]",
+    "[9223372036854775807, 1]",
+    "[1.5]",
+    '["a"]',
+    "[[1]]",
+    "[1, ...",
+    "x",
+)
 NAMES = (
     "ProfilerStep#0",
     "ProfilerStep#1",
@@ -196,7 +222,9 @@ def odd(rng: random.Random) -> Any:
 def number(rng: random.Random, value: Any) -> Any:
     """A number near or far from a given one, sometimes as text."""
     known = value if isinstance(value, int | float) and math.isfinite(value) else 1
-    found = rng.choice((rng.choice(EXTREME), rng.choice(EXTREME), -known, known * 1000, known + 1, known / 1000))
+    found = rng.choice(
+        (rng.choice(EXTREME), rng.choice(EXTREME), -known, known * 1000, known + 1, known / 1000)
+    )
     return str(found) if rng.random() < 0.15 else found
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.trace.arguments import decoded
 from tracelens.trace.classify import KINDS
 from tracelens.trace.intervals import Union, difference
 from tracelens.trace.steps import find_steps
@@ -19,6 +19,8 @@ Int = NDArray[np.int64]
 POINT_TO_POINT = ("send", "recv")
 # Records of the host's doing, which no rank's kernel stands for.
 _NO_KERNEL = ("wait", "coalesced")
+_LARGEST = 1 << 53
+"""No rank, count or size is larger, and sums of them stay within 64 bits."""
 
 
 class Record(NamedTuple):
@@ -156,15 +158,12 @@ def _shares(split: str, size: int) -> tuple[int, ...]:
     """Bytes of each part of a message, from its split sizes in rows; empty where they are not recorded."""
     parts = integers(split)
     whole = sum(parts)
-    if whole <= 0 or size < 0 or size % whole:
+    if whole <= 0 or min(parts) < 0 or size < 0 or size % whole:
         return ()
     return tuple(part * (size // whole) for part in parts)
 
 
 def integers(text: str) -> list[int]:
     """A JSON list of integers; empty for anything else, such as a list that the profiler cut off."""
-    try:
-        found = json.loads(text) if text else []
-    except (ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) and all(isinstance(item, int) for item in found) else []
+    found = decoded(text)
+    return found if all(type(item) is int and abs(item) < _LARGEST for item in found) else []

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.analyzers._instances import Instance
 from tracelens.schema import Column, Schema, Skip
+
+Floats = NDArray[np.float64]
 
 ALL_TO_ALL = Schema(
     "All-to-all exchanges",
@@ -48,7 +51,8 @@ FIT = Schema(
         Column("beta_bytes_per_s", "float64", "bytes/s", "what each further byte is moved at"),
         Column("residual_ns", "float64", "ns", "root mean square of what the fit leaves"),
     ),
-    doc="Least squares of latency = alpha + bytes / beta over a group's instances of a collective.",
+    doc="Least squares of latency = alpha + bytes / beta over a group's instances of a collective, with alpha at "
+    "least 0.",
 )
 
 
@@ -133,7 +137,7 @@ def fit(instances: Sequence[Instance]) -> tuple[list[dict[str, Any]], list[Skip]
         if len(np.unique(size)) < 2:
             skips.append(Skip(subject, "all its messages have one size"))
             continue
-        slope, alpha = np.polyfit(size, time, 1)
+        slope, alpha = _line(size, time)
         if slope <= 0:
             skips.append(Skip(subject, "its time does not grow with the size of the message"))
             continue
@@ -143,9 +147,18 @@ def fit(instances: Sequence[Instance]) -> tuple[list[dict[str, Any]], list[Skip]
                 "collective": [collective],
                 "group": [group],
                 "instances": [len(some)],
-                "alpha_ns": [float(alpha)],
-                "beta_bytes_per_s": [1e9 / float(slope)],
+                "alpha_ns": [alpha],
+                "beta_bytes_per_s": [1e9 / slope],
                 "residual_ns": [float(np.sqrt((left**2).mean()))],
             }
         )
     return rows, skips
+
+
+def _line(size: Floats, time: Floats) -> tuple[float, float]:
+    """(Slope, value at 0) of the least squares line that is not below 0 at 0."""
+    mean_size, mean_time = size.mean(), time.mean()
+    apart = size - mean_size
+    slope = float(apart @ (time - mean_time) / (apart @ apart))
+    start = float(mean_time - slope * mean_size)
+    return (slope, start) if start >= 0 else (float(size @ time / (size @ size)), 0.0)

@@ -12,14 +12,15 @@ from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
 
+# Numbers become sizes of tables: no model has ten thousand stages.
 _GRAMMARS = (
     # torch.distributed.pipelining: stage, action, micro-batch; I and W are the two halves of a backward.
-    r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)",
+    r"PP:(?P<stage>[0-9]{1,4})(?P<kind>[FBIW])(?P<microbatch>[0-9]{1,6})",
     # Its schedules of one stage, and scopes that programs write themselves.
-    r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<microbatch>\d+)",
+    r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<microbatch>[0-9]{1,6})",
     # The bundled workload, with and without a pipeline: chunk 0 may be the whole model.
-    r"mb(?P<microbatch>\d+)\.chunk(?P<stage>\d+)\.(?P<kind>[FB])",
-    r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<microbatch>\d+))?",
+    r"mb(?P<microbatch>[0-9]{1,6})\.chunk(?P<stage>[0-9]{1,4})\.(?P<kind>[FB])",
+    r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<microbatch>[0-9]{1,6}))?",
     # Python frames of Megatron-LM.
     r".*pipeline_parallel/schedules\.py\(\d+\): (?P<kind>forward|backward)_step",
 )

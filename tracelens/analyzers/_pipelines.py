@@ -12,6 +12,8 @@ from tracelens.analyzers._stages import Lane
 from tracelens.schema import Skip
 from tracelens.trace.intervals import Union
 
+_LISTED = 16
+
 
 class Stage(NamedTuple):
     """A rank with its place in a pipeline; times by the common clock."""
@@ -34,9 +36,15 @@ def pipelines(ranks: Sequence[Passes], skips: list[Skip]) -> list[tuple[int, lis
     shift = {one.rank: base_ns(one, talk[0]) - offset[one.rank] for one in talk}
     groups: dict[tuple[int, ...], list[Passes]] = {}
     for one in there:
-        named = one.rank in one.members or all(span.virtual >= 0 for span in one.spans)
-        if named:
-            groups.setdefault(one.members, []).append(one)
+        members = tuple(dict.fromkeys(one.members))
+        if one.rank in members:
+            groups.setdefault(members, []).append(one)
+        elif all(span.virtual >= 0 for span in one.spans):
+            groups.setdefault((), []).append(one)
+        elif members:
+            listed = shortened(members)
+            reason = f"its pipeline group lists the ranks {listed}, and not this one"
+            skips.append(Skip(f"rank {one.rank}", reason))
         else:
             skips.append(Skip(f"rank {one.rank}", "the trace does not list the ranks of its pipeline"))
     found = []
@@ -61,9 +69,15 @@ def absent(stages: int, some: Sequence[Stage]) -> list[Skip]:
     missing = sorted(set(range(stages)) - {one.stage for one in some})
     if not missing:
         return []
-    listed = ", ".join(str(one.part.rank) for one in some)
+    listed = shortened([one.part.rank for one in some])
     reason = "not in the run; the phase and the imbalance are those of the stages that are there"
-    return [Skip(f"stage(s) {', '.join(map(str, missing))} of the pipeline of rank {listed}", reason)]
+    return [Skip(f"stage(s) {shortened(missing)} of the pipeline of rank {listed}", reason)]
+
+
+def shortened(numbers: Sequence[int]) -> str:
+    """Numbers for a sentence, the first of them where there are many."""
+    first = ", ".join(map(str, numbers[:_LISTED]))
+    return first if len(numbers) <= _LISTED else f"{first}, ... ({len(numbers)} in all)"
 
 
 def lane_of(one: Stage, label: str) -> Lane:
@@ -85,6 +99,6 @@ def lane_of(one: Stage, label: str) -> Lane:
 
 
 def window_of(one: Stage, label: str) -> tuple[int, int]:
-    """Begin and end of a step of a rank."""
+    """Begin and end of a step in which the rank has spans: each span bears the label of its window."""
     window = next(window for window in one.part.steps if window.label == label)
     return window.start + one.shift, window.end + one.shift

@@ -32,7 +32,12 @@ SUMMARY = Schema(
     (
         Column("collective", "category"),
         Column("group", "category", doc="process group"),
-        Column("from_bytes", "int64", "bytes", "messages of at least this, and less than twice as much"),
+        Column(
+            "from_bytes",
+            "int64",
+            "bytes",
+            "messages of at least this, and less than twice as much; -1: size not recorded",
+        ),
         Column("count", "int64", "count"),
         Column("kernel_ns", "int64", "ns", "of all ranks"),
         Column("comm_ns", "int64", "ns"),
@@ -115,7 +120,7 @@ def summary_rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
     """Rows of SUMMARY, most kernel time first."""
     groups: dict[tuple[str, str, int], list[Instance]] = {}
     for instance in instances:
-        bucket = 1 << max(instance.bytes, 1).bit_length() - 1
+        bucket = 1 << max(instance.bytes, 1).bit_length() - 1 if instance.bytes >= 0 else -1
         groups.setdefault((instance.collective, instance.group, bucket), []).append(instance)
     rows = [_summary(key, some) for key, some in groups.items()]
     return sorted(rows, key=lambda row: -row["kernel_ns"][0])
@@ -127,7 +132,7 @@ def _summary(key: tuple[str, str, int], some: list[Instance]) -> dict[str, Any]:
     kernel = sum(member.end - member.start for instance in some for member in instance.members)
     sync = sum(sum(instance.wait_ns.values()) for instance in some)
     latency = sum(instance.latency_ns for instance in some)
-    rate = sum(instance.bytes for instance in some) / max(latency, 1) * 1e9
+    rate = sum(instance.bytes for instance in some) / max(latency, 1) * 1e9 if bucket >= 0 else -1.0
     return {
         "collective": [collective],
         "group": [group],
@@ -142,7 +147,7 @@ def _summary(key: tuple[str, str, int], some: list[Instance]) -> dict[str, Any]:
         "start_skew_median_ns": [float(median(instance.start_skew_ns for instance in some))],
         "end_skew_median_ns": [float(median(instance.end_skew_ns for instance in some))],
         "algbw_bytes_per_s": [rate],
-        "busbw_bytes_per_s": [rate * bus_factor(collective, record.size)],
+        "busbw_bytes_per_s": [rate * bus_factor(collective, record.size) if rate >= 0 else -1.0],
     }
 
 

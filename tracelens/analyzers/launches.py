@@ -124,10 +124,10 @@ def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[st
     bound, span = launch_bound(everything, work, called)
     kernel_time = max(int(kernels.dur.sum()), 1)
     early, small_time = latency < 0, int(kernels.dur[small].sum())
-    p50, p99 = (int(np.percentile(latency, share)) for share in (50, 99))
+    p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
     rows: list[tuple[str, int, int, float, str]] = [
         ("launched", len(work.event), -1, len(work.event) / len(everything.event), "with its launch call"),
-        ("latency p50", -1, p50, 0.0, "launch call to start; includes time in the queue"),
+        ("latency p50", -1, p50, 0.0, "launch call to start, at least 0; includes time in the queue"),
         ("latency p99", -1, p99, 0.0, "the same, 99th percentile"),
         ("started before its launch", int(early.sum()), -1, float(early.mean()),
          "clocks of CPU and GPU disagree; their latencies mean little"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analyzers import analyzer, result, stack
 from tracelens.analyzers._microbatches import FORWARD, Passes, passes
-from tracelens.analyzers._pipelines import absent, lane_of, pipelines, window_of
+from tracelens.analyzers._pipelines import absent, lane_of, pipelines, shortened, window_of
 from tracelens.analyzers._stages import PARTS, Lane, Pipeline, Shape, Wait, extent, numbered, shape, whole
 from tracelens.schema import Column, Result, Schema, Skip
 from tracelens.trace.work import Scope
@@ -104,8 +104,13 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
     for stages, some in pipelines(ranks, skips):
         skips += absent(stages, some)
         for label in dict.fromkeys(span.step for one in some for span in one.part.spans):
-            lanes = [lane for one in some if (lane := lane_of(one, label)).spans]
-            windows = {one.part.rank: window_of(one, label) for one in some}
+            placed = {one.part.rank: (one, lane_of(one, label)) for one in some}
+            lanes = [lane for _, lane in placed.values() if lane.spans]
+            # A rank whose steps bear other labels has no window of this one.
+            windows = {rank: window_of(one, label) for rank, (one, lane) in placed.items() if lane.spans}
+            if missing := [rank for rank in placed if rank not in windows]:
+                subject = f"step {label} of rank {shortened(missing)}"
+                skips.append(Skip(subject, "it recorded no forward and no backward in a step of this label"))
             shift = {one.part.rank: one.shift for one in some}
             cut = [lane.rank for lane in lanes if not whole(lane)]
             size = None if cut else shape(lanes, stages)

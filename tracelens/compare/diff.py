@@ -107,7 +107,7 @@ def diff(base: Run, cand: Run) -> Result:
                 aligned, whole = aligned + int(side.ns[~lost].sum()), whole + int(side.ns.sum())
     step_ns = [_mean_step(side) for side in sides]
     delta = step_ns[1] - step_ns[0]
-    rows = [_rows(level, delta) for level in levels]
+    rows = [_rows(level, (step_ns[0], step_ns[1])) for level in levels]
     table = sorted(
         _change_rows(list(each(found)), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
     )
@@ -149,9 +149,9 @@ def _mean_step(sides: Sequence[Side]) -> int:
     return round(float(np.mean([side.step_ns.mean() for side in sides])))
 
 
-def _rows(level: Level, delta: int) -> dict[str, Any]:
+def _rows(level: Level, step_ns: tuple[int, int]) -> dict[str, Any]:
     """Rows of WATERFALL of one level."""
-    found = level.rows()
+    found, delta = level.rows(step_ns), step_ns[1] - step_ns[0]
     kept = np.flatnonzero((found.base_ns > 0) | (found.cand_ns > 0))
     more = (found.cand_ns - found.base_ns)[kept]
     return {

@@ -81,11 +81,17 @@ class Level:
         rows = place[code] if len(place) else code
         self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
 
-    def rows(self) -> Rows:
-        """All rows."""
+    def rows(self, step_ns: tuple[int, int]) -> Rows:
+        """All rows.
+
+        Args:
+            step_ns: of the base and of the candidate: what the rows add up to.
+        """
         count = len(self._place)
         by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
-        base_ns, cand_ns = (apportion(spread.mean) for spread in by_step)
+        base_ns, cand_ns = (
+            apportion(spread.mean, whole) for spread, whole in zip(by_step, step_ns, strict=True)
+        )
         order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
         names = list(self._place)
         return Rows(
@@ -134,12 +140,23 @@ class _Part(NamedTuple):
     steps: int
 
 
-def apportion(values: Float) -> Int:
-    """Whole numbers near `values` whose sum is the rounded sum; the largest remainders are rounded up."""
+def apportion(values: Float, whole: int | None = None) -> Int:
+    """Whole numbers near `values` whose sum is `whole`; the largest remainders are rounded up.
+
+    Args:
+        values: that sum up to about `whole`: floats beyond 2**53 are off by more than a remainder, and then
+            the largest number takes the rest.
+        whole: the sum wanted, by default that of the values. Where they are further from it than floats can
+            be, they are not its parts, and keep their own sum.
+    """
     low = np.floor(values).astype(np.int64)
-    missing = round(float(values.sum())) - int(low.sum())
-    order = np.argsort(-(values - low), kind="stable")
-    low[order[:missing]] += 1
+    if whole is None or abs(float(values.sum()) - whole) > max(1.0, 1e-9 * whole):
+        whole = round(float(values.sum()))
+    missing = whole - int(low.sum())
+    if 0 <= missing <= len(low):
+        low[np.argsort(-(values - low), kind="stable")[:missing]] += 1
+    elif len(low):
+        low[values.argmax()] += missing
     return low
 
 

@@ -20,6 +20,7 @@ _AT_ONCE = 1 << 14
 """Events whose text is made in one go."""
 
 _ID_BLOCK = 1000
+_BLOCKS = (1 << 30) // _ID_BLOCK
 
 
 class Writer:
@@ -46,7 +47,8 @@ class Writer:
             shift_ns: from the rank's clock to that of the fused file.
         """
         rank = trace.meta.rank
-        self._next_id = max((rank + 1) * _ID_BLOCK, self._next_id)
+        if rank < _BLOCKS:  # of higher ranks the ids only follow on, for viewers keep 31 bits of them
+            self._next_id = max((rank + 1) * _ID_BLOCK, self._next_id)
         yield self._tracks(rank, tracks, shift_ns)
         names, places = self._rows(trace, layout)
         yield names

@@ -27,7 +27,6 @@ DTYPE_BYTES = {
 }  # fmt: skip
 """Bytes of an element by the names that profilers use (`c10::` and case aside)."""
 
-
 POINT_TO_POINT = ("send", "recv")
 _COALESCED = "nccl:coalesced"
 

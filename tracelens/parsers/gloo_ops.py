@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
+from tracelens.limits import LARGEST_COUNT
 from tracelens.trace.arguments import decoded
 
 
@@ -71,21 +73,26 @@ class Arguments:
         if not isinstance(dims, list):
             return []
         if dims and all(isinstance(one, list) for one in dims):
-            return dims
+            return dims if all(_are_sizes(one) for one in dims) else []
         listed = _at(decoded(self._texts[row][1]), place)
         is_tensor = listed not in ("", "TensorList", "Scalar", "ScalarList", "GenericList", None)
-        return [dims] if is_tensor and all(type(one) is int for one in dims) else []
+        return [dims] if is_tensor and _are_sizes(dims) else []
 
     def dtype(self, row: int) -> str:
         """Element type of the first argument that has one."""
         types = decoded(self._texts[row][1]) if row in self._texts else []
-        known = [text for text in types if text in _DTYPES or str(text).startswith("c10::")]
+        known = [text for text in map(str, types) if text in _DTYPES or text.startswith("c10::")]
         return _DTYPES.get(known[0], str(known[0]).removeprefix("c10::")) if known else ""
 
     def value(self, row: int, place: int) -> str:
         """Scalar argument as text."""
         found = _at(decoded(self._texts[row][2]), place) if row in self._texts else ""
         return found if isinstance(found, str) else ""
+
+
+def _are_sizes(dims: Sequence[Any]) -> bool:
+    """Whether these are the dimensions of a tensor that can be: no size is negative, none fills 64 bits."""
+    return all(type(one) is int and one >= 0 for one in dims) and prod(dims) <= LARGEST_COUNT
 
 
 def _at(values: Sequence[Any], place: int) -> Any:

@@ -77,13 +77,14 @@ def batches(ranks: Sequence[RankComms]) -> tuple[list[Batch], list[Skip]]:
     }
     of_rank = {one.rank: one for one in ranks}
     made = []
-    odd: Counter[str] = Counter()
+    odd: Counter[tuple[str, str]] = Counter()
     for together in _together(found):
         try:
             made.append(_batch(together, offset, of_rank))
         except Unreplayable as error:
-            odd[str(error)] += len(together)
-    skips += [Skip(f"{count} send(s) with their receives", reason) for reason, count in odd.items()]
+            paired = together[0].collective == SEND_RECV
+            odd["send(s) with their receives" if paired else "collective(s)", str(error)] += len(together)
+    skips += [Skip(f"{count} {kind}", reason) for (kind, reason), count in odd.items()]
     return sorted(made, key=lambda batch: min(member.start for member in batch.members)), skips
 
 
@@ -146,7 +147,9 @@ def _batch(together: Sequence[Instance], offset: Mapping[int, int], ranks: Mappi
     order: Sequence[int] = together[0].members[0].record.members or sorted(of_rank)
     if together[0].collective == SEND_RECV:
         order = [member.rank for member in together[0].members]  # the sender first
-    members = tuple(of_rank[rank] for rank in order if rank in of_rank)
+    if strangers := sorted(set(of_rank).difference(order)):
+        raise Unreplayable(f"rank {strangers[0]} is not among the ranks that its process group lists")
+    members = tuple(of_rank[rank] for rank in dict.fromkeys(order) if rank in of_rank)
     names = {ranks[rank].kernels[kernel]: None for rank, kernel in sorted(kernels)}
     return Batch(tuple(together), members, tuple(names))
 

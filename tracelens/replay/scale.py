@@ -68,5 +68,9 @@ def _tensor(tensor: Tensor, sizes: set[int], divisor: int) -> Tensor:
     for dim in sorted(range(len(shape)), key=lambda dim: (tensor.stride[dim], tensor.shape[dim])):
         if stride[dim]:
             stride[dim] = max(1, tensor.stride[dim] * new_end // old_end)
-            old_end, new_end = tensor.stride[dim] * tensor.shape[dim], stride[dim] * shape[dim]
+            # A dimension without elements still has the stride of one with one.
+            old_end, new_end = (
+                tensor.stride[dim] * max(tensor.shape[dim], 1),
+                stride[dim] * max(shape[dim], 1),
+            )
     return replace(tensor, shape=shape, stride=tuple(stride))

@@ -1,7 +1,8 @@
-"""Real traces cut down to a few hundred events a rank, so that a mutant of one is checked in well under a second.
+"""Real traces cut down to a few hundred events a rank, so that a mutant is checked in well under a second.
 
-A cut keeps whole trees: an outermost op with everything below it, the calls it makes, the GPU work they launch
-and the arrows between them. Communication comes first, then one tree of each op, then what else has room.
+A cut keeps whole trees: an outermost op with everything below it, the calls it makes, the GPU work that they
+launch and the arrows between them. Communication, the smallest tree of each scope and one of each op come
+first, then what else has room.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Document = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 _CALLS = ("cuda_runtime", "cuda_driver", "Runtime")
 _OPS = ("cpu_op", "Operator")
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel")
 _COMMUNICATION = ("record_param_comms", "c10d::", "gloo:", "nccl:", "_c10d_functional")
 
 
@@ -69,13 +71,13 @@ SOURCES = {
     for source in (
         Source("one_gpu_loop", ("one_gpu/loop/rank0.json.gz",)),
         Source("one_gpu_grouped", ("one_gpu/grouped/rank0.json.gz",)),
-        Source("ep4", _ranks("ladder/ep4/00_baseline", 4), events=260),
+        Source("ep4", _ranks("ladder/ep4/00_baseline", 4), events=400),
         Source("ep4_graph", _ranks("ladder/ep4/08_graph", 2), events=260),
-        Source("pipeline", _ranks("pipeline/plain", 2), events=380),
-        Source("interleaved", _ranks("pipeline/interleaved", 2), events=380),
+        Source("pipeline", _ranks("pipeline/plain", 2), events=600),
+        Source("interleaved", _ranks("pipeline/interleaved", 2), events=750),
         Source("serving", _ranks("serving/delayer_off", 2), events=300),
         Source("two_batches", _ranks("serving/tbo_token", 2), events=300),
-        Source("faults", _ranks("faults/host_delay", 2), events=260),
+        Source("faults", _ranks("faults/host_delay", 2), events=500),
         Source("gloo", _ranks("cpu/tiny", 2), events=300),
         Source("tensor", _ranks("toggles/tensor", 2), events=260),
         Source("graph_step", ("toggles/graph_step/rank0.json.zst",), events=260),
@@ -137,16 +139,18 @@ def cut(document: Document, budget: int) -> Document:
     notes = [event for event in slices if event.get("cat") in ("user_annotation", "gpu_user_annotation")]
     steps = [event for event in notes if str(event["name"]).startswith("ProfilerStep")]
     kept += steps
-    scopes = [event for event in notes if event not in steps][: budget // 4]
+    scopes = [event for event in notes if event not in steps][: budget // 3]
     frames = sorted(
         (event for event in slices if event.get("cat") == "python_function"), key=lambda e: e["ts"]
     )
     kept += [*scopes, *frames[: budget // 10]]
-    used = len(steps) + len(scopes) + budget // 10
-    for tree in _by_interest(trees):
+    used = 0
+    taken: set[int] = set()
+    for tree in _by_interest(trees, scopes):
         if used >= budget:
             break
-        if len(tree) < budget // 3:
+        if len(tree) < budget // 3 and id(tree) not in taken:
+            taken.add(id(tree))
             kept += tree
             used += len(tree)
     kept += [event for event in slices if event.get("cat") == "cpu_instant_event"][: budget // 20]
@@ -187,16 +191,33 @@ def _with_work(tree: list[Event], work: Mapping[Any, Sequence[Event]]) -> list[E
     return tree + [event for key in sorted(keys, key=str) for event in list(work.get(key, ()))[:40]]
 
 
-def _by_interest(trees: Sequence[list[Event]]) -> Iterator[list[Event]]:
-    """Trees in the order in which they are kept: a third communication, one of each op, the rest by time."""
-    talks = [tree for tree in trees if any(_is_communication(event) for event in tree)]
-    rest = [tree for tree in trees if tree not in talks]
+def _by_interest(trees: Sequence[list[Event]], scopes: Sequence[Event]) -> Iterator[list[Event]]:
+    """Trees in the order in which they are kept: communication and the least of each scope, then the rest."""
+    launching = [tree for tree in trees if any(event.get("cat") in _WORK for event in tree)]
+    talks = {id(tree): tree for tree in launching if any(_is_communication(event) for event in tree)}
+    talks |= {id(tree): tree for tree in trees if any(_is_communication(event) for event in tree)}
+    by_size = sorted(launching, key=len)
+    of_scope = [
+        tree
+        for scope in sorted(scopes, key=lambda scope: -scope["dur"])
+        for tree in [next((tree for tree in by_size if _is_inside(tree, scope)), [])]
+        if tree
+    ]
     first: dict[str, list[Event]] = {}
-    for tree in rest:
-        if any(event.get("cat") in _CALLS for event in tree):
-            first.setdefault(str(tree[0]["name"]), tree)
-    later = [tree for tree in rest if tree is not first.get(str(tree[0]["name"]))]
-    lists = [iter(talks), iter(first.values()), iter(later)]
+    for tree in launching:
+        first.setdefault(str(tree[0]["name"]), tree)
+    lists = [iter(of_scope), iter(talks.values()), iter(first.values())]
+    yield from _in_turn(lists)
+    yield from trees
+
+
+def _is_inside(tree: list[Event], scope: Event) -> bool:
+    """Whether a tree begins while a scope lasts, on any thread: autograd has its own."""
+    begin: float = scope["ts"]
+    return bool(begin <= tree[0]["ts"] < begin + scope["dur"])
+
+
+def _in_turn(lists: list[Iterator[list[Event]]]) -> Iterator[list[Event]]:
     while lists:
         for source in tuple(lists):
             tree = next(source, None)

@@ -51,8 +51,8 @@ FIT = Schema(
         Column("beta_bytes_per_s", "float64", "bytes/s", "what each further byte is moved at"),
         Column("residual_ns", "float64", "ns", "root mean square of what the fit leaves"),
     ),
-    doc="Least squares of latency = alpha + bytes / beta over a group's instances of a collective, with alpha at "
-    "least 0.",
+    doc="Least squares of latency = alpha + bytes / beta, alpha not below 0, over a group's instances of a "
+    "collective.",
 )
 
 

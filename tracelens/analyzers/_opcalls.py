@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.schema import Coded
-from tracelens.trace.arguments import argument_dtypes, decoded, describe
+from tracelens.trace.arguments import argument_dtypes, argument_lists, argument_texts, describe
 from tracelens.trace.trace import Trace
 
 Int = NDArray[np.int64]
@@ -37,7 +37,8 @@ class OpCalls:
         strides = self._text["strides"]
         expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
         self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
-        self._decoded: dict[str, list[Any]] = {}
+        self._known_lists: dict[str, list[list[Any]]] = {}
+        self._known_texts: dict[str, list[str]] = {}
 
     def keys(self, op: Int) -> tuple[Int, ...]:
         """What tells two calls of the same op apart: codes of its name and recorded arguments.
@@ -77,10 +78,10 @@ class OpCalls:
         expanded = self._strides is not None and self._strides[row] >= 0
         return OpCall(
             self.name(op),
-            self._list("shapes", row),
+            self._lists("shapes", row),
             argument_dtypes(self._recorded("dtypes", row)),
-            [value if isinstance(value, str) else "" for value in self._list("values", row)],
-            self._list("strides", row) if expanded else (),
+            self._texts(row),
+            self._lists("strides", row) if expanded else (),
             kernel,
             blocks,
             self.call(forward) if forward >= 0 else None,
@@ -116,8 +117,14 @@ class OpCalls:
         text: str = self._text[column].values[self._codes[column][row]]
         return text
 
-    def _list(self, column: str, row: int) -> list[Any]:
+    def _lists(self, column: str, row: int) -> list[list[Any]]:
         text = self._recorded(column, row)
-        if text not in self._decoded:
-            self._decoded[text] = decoded(text)
-        return self._decoded[text]
+        if text not in self._known_lists:
+            self._known_lists[text] = argument_lists(text)
+        return self._known_lists[text]
+
+    def _texts(self, row: int) -> list[str]:
+        text = self._recorded("values", row)
+        if text not in self._known_texts:
+            self._known_texts[text] = argument_texts(text)
+        return self._known_texts[text]

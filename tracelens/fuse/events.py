@@ -32,7 +32,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.devices: dict[int, str] = {}
-        self._next_id = 0
+        self._next_id = _ID_BLOCK
         self._next_flow = 1
 
     def rank(

@@ -98,6 +98,16 @@ def element_count(shape: Sequence[Any]) -> int:
     return count if count <= MOST_ELEMENTS else -1
 
 
+def argument_lists(text: str) -> list[list[Any]]:
+    """Dimensions or strides by argument; [] for an argument whose entry is no list."""
+    return [entry if isinstance(entry, list) else [] for entry in decoded(text)]
+
+
+def argument_texts(text: str) -> list[str]:
+    """Scalar arguments as recorded; "" for an argument whose entry is no text."""
+    return [entry if isinstance(entry, str) else "" for entry in decoded(text)]
+
+
 def decoded(text: str) -> list[Any]:
     """A list that the ops table holds as JSON text, [] for anything else."""
     try:

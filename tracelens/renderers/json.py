@@ -18,7 +18,7 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APP
 _COMMAND = re.compile(rb"##(?=\w*\[)")
 # Controls, invisible and bidirectional characters, line separators, tags.
 _HIDDEN = re.compile(
-    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffc\ufffe\uffff\U000e0000-\U000e007f]"
 )
 
 

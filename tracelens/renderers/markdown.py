@@ -30,7 +30,7 @@ def markdown(report: Report) -> str:
     report = for_people(report)
     lines = [f"# {escaped(report.title)}", ""]
     lines += [f"> **{escaped(incomplete)}**", ""] if incomplete else []
-    lines += [f"- {escaped(name)}: {escaped(text)}" for name, text in meta_items(report.meta)]
+    lines += [f"- {escaped(f'{name}: {text}')}" for name, text in meta_items(report.meta)]
     for result in report.results:
         lines += ["", *_result(result)]
     if not report.results:
@@ -44,7 +44,7 @@ def _result(result: Result) -> list[str]:
         lines += ["", escaped(result.doc)]
     options = meta_items(result.meta)
     if options:
-        lines += ["", ", ".join(f"{escaped(name)}: {escaped(text)}" for name, text in options)]
+        lines += ["", escaped(", ".join(f"{name}: {text}" for name, text in options))]
     for number, table in enumerate(readable(result).values()):
         # A section that begins with a table of its own name has its heading already.
         lines += ["", *_table(result, table, heading=number > 0 or table.schema.title != result.title)]

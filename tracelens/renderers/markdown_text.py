@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+from tracelens.printable import without_commands
 from tracelens.renderers._format import one_line
 
 # What Markdown acts on within a line or at its start, each made literal by a backslash.
-_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^[#>+-]|^=(?==*$)|^\d{1,9}(?=[.)](?:\s|$))")
+_SPECIAL = re.compile(
+    r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|^[#+-]|^=(?==*$)|^:(?=:)|^\d{1,9}(?=[.)](?:\s|$))"
+)
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 # Links, mentions and emoji are looked for in the finished page, where backslashes and entities are gone; what
@@ -35,7 +38,7 @@ def escaped(text: str) -> str:
 
     Words that would become links, mentions, references, emoji or formulas are code; all else is escaped.
     """
-    line = one_line(text).strip()
+    line = without_commands(one_line(text).strip())
     parts, end = [], 0
     for word in _WORD.finditer(line):
         if _LIVE.search(word[0]):

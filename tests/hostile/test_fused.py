@@ -28,7 +28,8 @@ def test_structure(outputs: Outputs) -> None:
     text = (outputs.folder / "fused.json").read_bytes().decode()
     fused = json.loads(text, parse_constant=refuse, object_pairs_hook=once)
     assert set(fused) == {
-        "schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "fusedRanks", "traceEvents", "deviceProperties",
+        "schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "fusedRanks", "traceEvents",
+        "deviceProperties",
     }  # fmt: skip
     events = fused["traceEvents"]
     assert len(events) > 2000

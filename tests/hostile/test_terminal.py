@@ -177,4 +177,4 @@ def test_json_keeps_texts_and_is_inert(report: Report, outputs: Outputs) -> None
         assert not [one for one in found if re.search("[\ud800-\udfff]", one)]
     found = set(texts(json.loads(json_files(report)["report.json"])))
     whole = {payload for payload in PAYLOADS if not re.search("[\ud800-\udfff]", payload)}
-    assert len(whole & found) > len(whole) * 0.9
+    assert len(whole & found) > 100

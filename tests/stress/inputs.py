@@ -376,7 +376,8 @@ def edited(recording: Recording) -> Recording:
                 if seen % 11 == 0 and event["name"] != "record_param_comms":
                     continue
                 if seen % 7 == 0:
-                    event = {**event, "name": f"{event['name']}_v2"}
+                    kept.append({**event, "name": f"{event['name']}_v2"})
+                    continue
             kept.append(event)
         changed.append(kept)
     return changed

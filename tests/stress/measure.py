@@ -7,6 +7,7 @@ prints, for each input at two sizes, CPU seconds and MB above what the loaded ru
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -110,10 +111,10 @@ def measure(both: Sides, names: Sequence[str], limit_s: int = LIMIT_S) -> dict[s
             _REPORTS[id(both)] = tracelens.report(both.run)
         except Exception as error:
             return {"report": Cost(0, 0, repr(error)[:100])}
-    return {name: in_child(lambda: known[name], both, limit_s) for name in names}
+    return {name: in_child(known[name], both, limit_s) for name in names}
 
 
-def in_child(command: Callable[[], Callable[[Sides, Path], Any]], both: Sides, limit_s: int) -> Cost:
+def in_child(command: Callable[[Sides, Path], Any], both: Sides, limit_s: int) -> Cost:
     """CPU seconds of a command in a copy of this process, and how much more memory it takes than before."""
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -127,7 +128,8 @@ def in_child(command: Callable[[], Callable[[Sides, Path], Any]], both: Sides, l
         began = time.process_time()
         try:
             with tempfile.TemporaryDirectory() as folder:
-                command()(both, Path(folder))
+                gc.freeze()  # what the copied process holds already is no matter of the command
+                command(both, Path(folder))
         except BaseException as error:
             if os.environ.get("STRESS_TRACEBACK"):
                 import traceback

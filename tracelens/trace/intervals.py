@@ -113,18 +113,24 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
         edges: sorted window borders; time before the first or behind the last is in no window.
 
     Returns:
-        (row, window, dur): one entry a pair that overlaps, with its exclusive nanoseconds (may be 0). What
-        has no extent is in the window that begins there, at the last border in the last window.
+        (row, window, dur): an entry for the window in which each interval begins, and one for each later
+        window that it overlaps beyond those of its priority that started before it, with its exclusive
+        nanoseconds (may be 0). What has no extent is in the window that begins there, at the last border in
+        the last window.
         Summed over a window they equal the union of all intervals in it, exactly.
     """
     own_start = exclusive(start, end, priority)
     first = np.maximum(np.searchsorted(edges, start, side="right") - 1, 0)
     first -= (start == end) & (start == edges[-1])
     last = np.minimum(np.searchsorted(edges, np.maximum(end, start + 1), side="left") - 1, len(edges) - 2)
-    count = np.maximum(last - first + 1, 0)
+    # Windows that belong to others to the end have no entry, so there are no more entries than intervals
+    # and windows, for each priority.
+    rest = np.maximum(np.searchsorted(edges, own_start, side="right") - 1, first + 1)
+    begins = (last >= first).astype(np.int64)
+    count = begins + np.where(own_start < end, np.maximum(last - rest + 1, 0), 0)
     row = np.repeat(np.arange(len(start)), count)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    window = first[row] + offset
+    window = np.where(offset == 0, first[row], rest[row] + offset - 1)
     low = np.maximum(own_start[row], edges[window])
     high = np.maximum(np.minimum(end[row], edges[window + 1]), low)
     dur = high - low

@@ -33,7 +33,7 @@ class Limits:
 
     Attributes:
         decompressed_bytes: of one trace after decompression.
-        decompression_ratio: decompressed bytes for each compressed byte; the first 16 MiB may exceed it.
+        decompression_ratio: decompressed bytes for each compressed byte; the first 8 MiB may exceed it.
         zstd_window_bytes: memory that a zstd frame may ask for.
         archive_members: files in a zip archive.
         piped_archive_bytes: of a zip archive that comes from a pipe, which is kept in memory.

@@ -30,7 +30,7 @@ HEAD = 4
 _SOME_BLOCKS = 4 * BLOCK
 # Four bytes of zstd can stand for 128 KiB, and its decompressor returns all that its input stands for.
 _ZSTD_INPUT = 512
-_FREE_BYTES = 16 << 20
+_FREE_BYTES = 8 << 20
 """Any input may inflate to so much, whatever its ratio."""
 
 

@@ -123,7 +123,7 @@ BOMBS = {
     "a long header": Bomb(lambda: b'{"a": "' + b"x" * (70 * MEGABYTE), 2, "--limit header_bytes"),
     "deep nesting": Bomb(lambda: trace(KERNEL)[:-2] + b", " + NESTED, 0, "not valid JSON"),
     "deep lists in arguments": Bomb(
-        lambda: trace(KERNEL, with_args(OP, **{"Input Dims": "x"})).replace(b'"x"', b"[" * 5000 + b"]" * 5000),
+        lambda: trace(KERNEL, with_args(OP, a="x")).replace(b'"x"', b"[" * 5000 + b"]" * 5000),
         0, "not valid JSON",
     ),
     "nested lists of events": Bomb(lambda: b'{"traceEvents":[' * 5000, 2, "no intact trace event"),

@@ -17,6 +17,7 @@ from tracelens.parsers.source import HEAD, Damage, Meter, Source, unpacked
 
 # Of these zipfile inflates a bounded amount at a time; 45 bytes of bzip2 would become 900 kB at once.
 _READ = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_NAMES = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
 
 _IGNORED = ("__MACOSX/", ".DS_Store")
 
@@ -61,7 +62,7 @@ def _blocks(archive: zipfile.ZipFile, name: str, path: str, meter: Meter) -> Ite
     """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
     method = archive.getinfo(name).compress_type
     if method not in _READ:
-        what = zipfile.compressor_names.get(method, f"method {method}")
+        what = _NAMES.get(method, f"method {method}")
         raise ParseError(
             f"{path}!{name}", f"zip members compressed with {what} are not read; unpack it first"
         )

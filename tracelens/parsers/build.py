@@ -113,12 +113,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     collectives = collectives_table(records, rows.source, link, events, rows.repaired)
     return Trace(
         replace(_meta(splitter, table, rows, dialect, threads), on_host=on_host is not None),
-        {
-            "events": events,
-            "ops": ops,
-            "collectives": collectives,
-            "links": LINKS.table(link),
-        },
+        {"events": events, "ops": ops, "collectives": collectives, "links": LINKS.table(link)},
     )
 
 

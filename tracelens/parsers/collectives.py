@@ -86,16 +86,21 @@ def collectives_table(
         for name, value in values.items():
             data[name].append(value)
     data["kernel_id"] = _batched(data, link, events)
-    integer = {column.name for column in COLLECTIVES.columns if column.dtype == "int64"}
+    return COLLECTIVES.table(_columns(data, repaired))
+
+
+def _columns(data: Mapping[str, list[Any]], repaired: Counter[str]) -> dict[str, Any]:
+    """The columns as arrays; message sizes that no sum could hold are left out."""
+    numbers = {column.name for column in COLLECTIVES.columns if column.dtype == "int64"}
     columns: dict[str, Any] = {
-        name: np.array(values, dtype=np.int64) if name in integer else values for name, values in data.items()
+        name: np.array(values, dtype=np.int64) if name in numbers else values for name, values in data.items()
     }
     for name in ("in_bytes", "out_bytes"):
         absurd = ~summable(columns[name])
         if absurd.any():
             repaired[OUT_OF_RANGE] += int(absurd.sum())
             columns[name] = np.where(absurd, -1, columns[name])
-    return COLLECTIVES.table(columns)
+    return columns
 
 
 def _message_bytes(elements: int, width: int) -> int:

@@ -42,8 +42,12 @@ def escaped(text: str) -> str:
     parts, end = [], 0
     for word in _WORD.finditer(line):
         if _LIVE.search(word[0]):
-            parts += [_plain(line[end : word.start()], end), f"`{word[0]}`"]
-            end = word.end()
+            # Punctuation around it belongs to the sentence.
+            start, stop = word.span()
+            start += word[0].startswith("(")
+            code = line[start:stop].rstrip("),;.")
+            parts += [_plain(line[end:start], end), f"`{code}`"]
+            end = start + len(code)
     return "".join([*parts, _plain(line[end:], end)])
 
 

@@ -13,6 +13,7 @@ from typing import TextIO
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
+from tracelens.printable import printable
 
 OK, WRONG, INTERRUPTED = 0, 2, 130
 """Exit codes: done; bad input or any failure; stopped by the user. 1 is a verdict, never an accident."""
@@ -107,7 +108,7 @@ def _flushed(code: int) -> int:
 def _tell(line: str) -> None:
     """One line on stderr, unless its disk is full."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def _occupy_closed_streams() -> None:

@@ -68,8 +68,9 @@ def _same(node: object, outline: object) -> bool:
         return _is_data(node)
     if type(node) is not type(outline):
         return False
-    if isinstance(node, ast.AST):
-        return all(_same(getattr(node, name), getattr(outline, name)) for name in node._fields)
+    if isinstance(outline, ast.AST):
+        ours, wanted = vars(node), vars(outline)
+        return all(_same(ours.get(name), wanted.get(name)) for name in outline._fields)
     if isinstance(node, list) and isinstance(outline, list):
         return len(node) == len(outline) and all(map(_same, node, outline))
     return node == outline

@@ -24,7 +24,7 @@ UNFAITHFUL = "the script made of it was not written: "
 """How the reason begins where a script would be more than its template and data."""
 
 
-def render(template: str, choices: Mapping[str, Choice], **data: Any) -> str:
+def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
     """A script from a template.
 
     The template is rendered twice: with the data, and with DATA in its place. If the two differ in more than

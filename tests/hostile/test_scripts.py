@@ -6,13 +6,9 @@ from their bytes, and compared with those of the same traces with a plain text i
 
 from __future__ import annotations
 
-import ast
-import io
 import subprocess
 import sys
-import tokenize
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +24,7 @@ from tests.hostile.script_attacks import (
     cookie_and_code,
     traces,
 )
+from tests.hostile.script_forms import form
 from tracelens.errors import TracelensError
 from tracelens.replay.folder import LIST
 from tracelens.replay.make import replay, replay_layers
@@ -39,18 +36,6 @@ COUNTS = {"ops": 650, "collectives": 250, "sequences": 100}
 FIRST = b"#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n# Written by tracelens "
 PRINTABLE = bytes(range(32, 127)) + b"\n"
 Replay = Callable[[Run, Path], Result]
-
-
-@cache
-def form(script: bytes) -> str:
-    """The syntax tree of a script but for what its constants are, and its comments."""
-    tree = ast.parse(script)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant):
-            node.value = type(node.value).__name__ if isinstance(node.value, str) else 0
-    tokens = tokenize.tokenize(io.BytesIO(script).readline)
-    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    return "\n".join([ast.dump(tree), *comments])
 
 
 def written(run: Run, folder: Path, make: Replay) -> list[bytes]:

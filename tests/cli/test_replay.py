@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -308,7 +309,7 @@ def test_without_torch_nothing_can_be_verified(run, small: str) -> None:
     assert run(small, "-o", "out").code == 0
     outcome = run("verify", "out")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "has no torch: pip install torch, or name another with --python" in outcome.err
+    assert "has no torch among its own packages" in outcome.err
     assert outcome.err.count("\n") == 1
 
 
@@ -339,6 +340,17 @@ def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:
     assert run("verify", "out", "--device", "cpu", "--iters", "1", "--strict").code == 1
     path = tmp_path / "out" / "02_aten_mm.py"
     path.write_text(path.read_text().replace("lambda t: (", "lambda t: 2 * ("))
+    outcome = run("verify", "out", "--device", "cpu", "--iters", "1", "--json")
+    assert outcome.code == 1
+    value = json.loads(outcome.out)
+    assert {row["file"]: row["status"] for row in value["tables"]["scripts"]} == {
+        "01_aten_relu.py": "ran",
+        "02_aten_mm.py": "failed",
+    }
+    # Only the bytes that the list has a hash of are run.
+    listed = json.loads((tmp_path / "out" / "replay.json").read_text())
+    listed["scripts"][1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (tmp_path / "out" / "replay.json").write_text(json.dumps(listed))
     outcome = run("verify", "out", "--device", "cpu", "--iters", "1")
     assert outcome.code == 1
     assert "wrong" in outcome.out
@@ -362,8 +374,8 @@ def test_help_names_every_option(run) -> None:
         assert option in out
     out = run("verify", "--help").out
     for option in (
-        "--device", "--iters", "--only", "--tolerance", "--strict", "--timeout", "--python", "--output",
-        "--json",
+        "--device", "--iters", "--only", "--tolerance", "--strict", "--timeout", "--ranks", "--python",
+        "--output", "--json",
     ):  # fmt: skip
         assert option in out
 

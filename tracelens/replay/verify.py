@@ -123,11 +123,7 @@ def verify(
 
     def row(entry: Entry, run: Callable[[Path], Ran]) -> Row:
         progress(f"script {next(number)} of {len(entries)}: {entry.file}")
-        try:
-            with private_copy(folder, entry) as path:
-                return judged(entry, run(path), tolerance)
-        except Refused as why:
-            return unrun(entry, "failed", str(why))
+        return _row(folder, entry, run, tolerance)
 
     with Workers(interpreter, gpu=device != "cpu") as workers:
         machine = workers.machine
@@ -136,13 +132,22 @@ def verify(
         alone = partial(workers.run, arguments=arguments, timeout_s=timeout_s)
         rows = {entry: row(entry, alone) for entry in entries if entry.processes <= 1}
     # Only now: the worker would hold memory of a GPU that these need.
+    most = RANKS if ranks is None else ranks
+    arguments += [*_option("--max-bytes", max_bytes), "--ranks", str(most)]
+    together = partial(_together, [interpreter, ISOLATED], arguments, timeout_s)
     for entry in (entry for entry in entries if entry.processes > 1):
-        most = RANKS if ranks is None else ranks
         why = _too_many(entry, len(machine.devices), ranks)
-        options = [*arguments, *_option("--max-bytes", max_bytes), *_option("--ranks", most)]
-        together = partial(_together, [interpreter, ISOLATED], options, timeout_s)
         rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)
     return _told([rows[entry] for entry in entries], machine, tolerance)
+
+
+def _row(folder: Path, entry: Entry, run: Callable[[Path], Ran], tolerance: float) -> Row:
+    """The row of a script, which is run if it is as it was written."""
+    try:
+        with private_copy(folder, entry) as path:
+            return judged(entry, run(path), tolerance)
+    except Refused as why:
+        return unrun(entry, "failed", str(why))
 
 
 def failed(result: Result, *, strict: bool = False) -> bool:

@@ -93,16 +93,14 @@ def verify(
     """Does what the scripts of a directory do take as long as in the trace, and is it right?
 
     Args:
-        folder: as `tracelens replay -o` wrote it; only files that replay.json lists are run, and only as
-            they were written. Each runs by itself, see isolation.py.
+        folder: as `tracelens replay -o` wrote it; only what replay.json lists is run, as isolation.py says.
         device: "cuda" or "cpu"; None: a GPU where there is one.
         iters: timed calls of each script; None: as many as each takes by itself.
         max_bytes: scale messages of collectives down to this size; None: as traced.
         tolerance: by which part of the traced time a matching one may differ.
         python: interpreter with torch; None: this one.
         timeout_s: for each script.
-        ranks: processes that a collective may start; others are skipped. None: as many as there are GPUs, or
-            RANKS on the CPU.
+        ranks: processes that a collective may start; None: as many as there are GPUs, or RANKS on the CPU.
         only: found in the file's name, the subject or the shapes; None: all.
         progress: called with a line of text before each script.
 

@@ -146,8 +146,8 @@ def _rest(places: Int, chosen: Int) -> Int:
 def unwrapped(forest: Forest, nodes: Int, other: Forest, theirs: Int) -> tuple[Int, Int] | None:
     """The nodes with those that are around nodes of the other list replaced by what they are around.
 
-    A direct child counts by its name. What lies deeper counts where whole subtrees of the other list make at
-    least half of the leaves below a node: names such as aten::empty are everywhere.
+    A direct child counts by its name. Where there is none, what lies deeper counts where whole subtrees of
+    the other list make at least half of the leaves below a node: names such as aten::empty are everywhere.
 
     Returns:
         (nodes in order, those that were replaced), None where there are none.
@@ -155,7 +155,12 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, theirs: Int) -> tuple[I
     inside = forest.within(nodes)
     top = np.repeat(nodes, forest.size[nodes])
     direct = np.isin(forest.named[inside], other.named[theirs]) & (forest.parent[inside] == top)
-    deep = np.isin(forest.loose[inside], other.loose[theirs]) & (inside != top)
+    deep = (
+        np.isin(forest.loose[inside], other.loose[theirs])
+        & (inside != top)
+        & ~direct.any()
+        & (forest.size[inside] > 1)
+    )
     if deep.any():
         deep &= _outermost(forest, inside, deep)
         mass = forest.leaf[inside + forest.size[inside]] - forest.leaf[inside]

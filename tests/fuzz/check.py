@@ -38,7 +38,7 @@ from tracelens.replay.make import replay, replay_layers
 from tracelens.schema import Report
 from tracelens.trace.run import Run
 
-os.environ["TRACELENS_DEBUG"] = "1"  # no guard turns an exception into a skip here
+os.environ |= {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}  # no guard makes a skip of an exception here
 PACKAGE = str(Path(tracelens.__file__).parent)
 FORMATS = ("html", "markdown", "json", "csv", "console", "xlsx")
 STAGES = (*FORMATS, "diff", "gate", "replay", "fuse", "whatif")

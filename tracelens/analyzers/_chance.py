@@ -76,7 +76,8 @@ def noise(
         there = np.array([rank in one for one in some], dtype=bool)
         here, his = wait[there], blamed[there] == rank
         odds = np.array([1 / len(one) for one in some], dtype=float)[there]
-        fraction = float(here[his].sum()) / recorded
+        # Collectives that overlap are waited for at the same time, but each counts.
+        fraction = min(float(here[his].sum()) / recorded, 1.0)
         found[rank] = Noise(-1.0, fraction, False)
         if fraction >= ALIKE:
             found[rank] = _compared(here, his, odds, len(parts), ALIKE * recorded, fraction)

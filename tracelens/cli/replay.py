@@ -199,8 +199,7 @@ def scripts(
             sizes: dict[str, Any] = {"max_elements": max_elements, "first_ranks": first_ranks}
             most: dict[str, Any] = {"top": top or None, "order": by.value, "device": peaks}
             found = write(run, Path(output), wanted, **most, **sizes, progress=line)
-    share = f"{found.meta['fraction']:.1%} of GPU time"
-    title = f"replay: {len(found.data['scripts'])} scripts, {share}"
+    title = f"replay: {len(found.data['scripts'])} scripts, {found.meta['fraction']:.1%} of GPU time"
     _tell(found, title, {"inputs": [trace.meta.path for trace in run.traces]}, json=json)
     left = found.meta["not_written"]
     say(f"wrote {output}" + (f"; {left} more calls with a larger --top" if left else ""))

@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from tracelens.analyzers._on_host import noted
 from tracelens.guard import Failure, guard
 from tracelens.projection.whatif.build import build
-from tracelens.projection.whatif.replay import Replay, doubt
-from tracelens.projection.whatif.scenario import NotApplicable, Scene, usual, wish
+from tracelens.projection.whatif.replay import Outcome, Replay, doubt
+from tracelens.projection.whatif.scenario import NotApplicable, Scene, Wish, usual, wish
 from tracelens.registry import purpose
 from tracelens.schema import Result, Skip, Table
 from tracelens.trace.run import Run
@@ -72,19 +72,8 @@ def whatif(
     wishes = [wish(text) for text in scenarios] or usual()
     recorded = build(run)
     replay = Replay(recorded, Scene(recorded, device, device_file), step)
-    skips = list(recorded.exchanges.skips)
-    found = []
-    for one in wishes:
-        progress(f"replaying {one.text}")
-        try:
-            outcome = guard(f"scenario {one.text}", replay.scenario, one)
-        except NotApplicable as why:
-            skips.append(Skip(f"scenario {one.text}", str(why)))
-            continue
-        if isinstance(outcome, Failure):
-            skips.append(Skip(f"scenario {one.text}", outcome))
-        else:
-            found.append(outcome)
+    found, not_applicable = _outcomes(replay, wishes, progress)
+    skips = [*recorded.exchanges.skips, *not_applicable]
     tables = replay.tables(found)
     if found:
         skips += _limits(run, replay, tables)
@@ -102,6 +91,26 @@ def whatif(
         command="tracelens project whatif PATH...",
     )
     return noted(result, [trace.meta for trace in run.traces])
+
+
+def _outcomes(
+    replay: Replay, wishes: Sequence[Wish], progress: Callable[[str], None]
+) -> tuple[list[Outcome], list[Skip]]:
+    """What each scenario comes to, and why others come to nothing."""
+    outcomes, skips = [], []
+    for each in wishes:
+        progress(f"replaying {each.text}")
+        subject = f"scenario {each.text}"
+        try:
+            outcome = guard(subject, replay.scenario, each)
+        except NotApplicable as why:
+            skips.append(Skip(subject, str(why)))
+            continue
+        if isinstance(outcome, Failure):
+            skips.append(Skip(subject, outcome))
+        else:
+            outcomes.append(outcome)
+    return outcomes, skips
 
 
 def _limits(run: Run, replay: Replay, tables: Mapping[str, Table]) -> list[Skip]:

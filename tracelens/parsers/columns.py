@@ -170,7 +170,7 @@ class Part:
             external_id,
             column([arg.stream for arg in present]),
             column([arg.device for arg in present]),
-            column([max(arg.bytes if arg.allocated == -1 else _allocated(arg), -1) for arg in present]),
+            np.maximum(column([arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]), -1),
             column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
         )
 

@@ -158,6 +158,7 @@ class Part:
         correlation[flows] = self._numbers([events[row].id for row in flows.tolist()])
         external_id = column([arg.external_id for arg in present])
         external_id[ops] = self._numbers([args[row].external_id for row in rows[0]])
+        sizes = [arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]
         return Columns(
             self._code("phase", [event.ph for event in events], np.int32),
             self._code("category", [event.cat for event in events], np.int32),
@@ -170,7 +171,7 @@ class Part:
             external_id,
             column([arg.stream for arg in present]),
             column([arg.device for arg in present]),
-            np.maximum(column([arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]), -1),
+            np.maximum(column(sizes), -1),
             column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
         )
 

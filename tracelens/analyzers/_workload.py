@@ -132,8 +132,7 @@ class Workloads:
         whole = {rank: self._table(rank, 0, len(part.time)) for rank, part in self._parts.items()}
         found, slowness = {}, {}
         told = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
-        for rank, mine in whole.items():
-            usual = self._means(mine.key, [table for other, table in whole.items() if other != rank])
+        for (rank, mine), usual in zip(whole.items(), _without_own(list(whole.values())), strict=True):
             found[rank] = _Usual(mine.key, usual)
             # The same arguments are the same work; the same name and grid need not be, since persistent
             # kernels have one grid for all sizes.
@@ -230,3 +229,18 @@ def duration(ns: float) -> str:
             value = ns / size
             return f"{value:.{max(2 - len(str(int(abs(value)))) + 1, 0)}f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def _without_own(tables: Sequence[_Table]) -> list[Floats]:
+    """By table, time of a call of each of its keys: the median of the other tables that have it, else 0."""
+    key = np.concatenate([table.key for table in tables])
+    mean = np.concatenate([table.ns / np.maximum(table.calls, _LEAST) for table in tables])
+    order = np.lexsort((mean, key))
+    group = key[order]
+    first, last = np.searchsorted(group, group), np.searchsorted(group, group, side="right")
+    own, others = np.arange(len(order)) - first, last - first - 1
+    middle = [at + (at >= own) for at in ((others - 1) // 2, others // 2)]
+    low, high = (mean[order][np.minimum(first + at, len(order) - 1)] for at in middle)
+    usual = np.zeros(len(key))
+    usual[order] = np.where(others > 0, (low + high) / 2, 0.0)
+    return np.split(usual, np.cumsum([len(table.key) for table in tables])[:-1])

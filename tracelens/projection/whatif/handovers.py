@@ -51,10 +51,12 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
         chains: thread to its nodes in order.
     """
     lanes = list(chains)
+    if len(lanes) < 2:
+        return Handovers(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     size = [len(chains[number].node) for number in lanes]
     lane = np.repeat(np.arange(len(lanes)), size)
     node, start, end = (
-        np.concatenate([np.empty(0, dtype=np.int64), *(getattr(chains[number], name) for number in lanes)])
+        np.concatenate([getattr(chains[number], name) for number in lanes])
         for name in ("node", "start", "end")
     )
     gap = np.flatnonzero(lane[1:] == lane[:-1])

@@ -43,15 +43,16 @@ PACKAGE = str(Path(tracelens.__file__).parent)
 FORMATS = ("html", "markdown", "json", "csv", "console", "xlsx")
 STAGES = (*FORMATS, "diff", "gate", "replay", "fuse", "whatif")
 LIMIT_S = 60
-_OFTEN = {"json": 1.0, "html": 0.4, "markdown": 0.3, "csv": 0.3, "console": 0.08, "xlsx": 0.05}
-"""How often a stage is taken where stages rotate; half of the time where it is not named."""
+_OFTEN = {"html": 0.3, "console": 0.06, "xlsx": 0.05, "replay": 0.25}
+"""How often a stage is taken where stages rotate; _RATHER_OFTEN for those that are not named."""
+_RATHER_OFTEN = 0.35
 
 T = TypeVar("T")
 
 
 def rotated(rng: random.Random) -> tuple[str, ...]:
     """Some of the stages: the slow ones of a mutant seldom, so that many mutants can be checked."""
-    return tuple(stage for stage in STAGES if rng.random() < _OFTEN.get(stage, 0.5))
+    return tuple(stage for stage in STAGES if rng.random() < _OFTEN.get(stage, _RATHER_OFTEN))
 
 
 @dataclass(frozen=True)

@@ -324,8 +324,8 @@ def delete_kind(rng: random.Random, traces: list[Document]) -> None:
 
 @mutation(2)
 def events_of_another_rank(rng: random.Random, traces: list[Document]) -> None:
-    one, two = rng.choice(traces), rng.choice(traces)
-    if one is not two:
+    if len(traces) > 1:
+        one, two = rng.sample(traces, 2)
         one["traceEvents"] = copy.deepcopy(_events(two))
 
 

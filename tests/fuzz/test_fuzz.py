@@ -83,7 +83,7 @@ def test_each_mutation_changes_something_and_leaves_json(name: str) -> None:
 def test_stages_take_turns() -> None:
     seen = [set(rotated(random.Random(number))) for number in range(200)]
     assert set().union(*seen) == set(STAGES)
-    assert all("json" in stages for stages in seen)
+    assert all(len(stages) < len(STAGES) for stages in seen)
 
 
 def test_the_least_that_fails_is_found() -> None:

@@ -47,6 +47,7 @@ Bool = NDArray[np.bool_]
 _LOCAL = ("dtod", "memset")
 # A call with more FLOPs or bytes than this would take minutes on any device: its sizes are wrong.
 _LARGEST = 1 << 56
+_LARGEST_BYTES = 1 << 46
 
 
 class Counted(NamedTuple):
@@ -222,7 +223,8 @@ class _Costing:
         except Uncounted as why:
             known = self.ops.recorded(op) or isinstance(why.reason, Failure)
             return why.reason if known else NO_SHAPES
-        if max(cost.flops, cost.read_bytes, cost.write_bytes, cost.link_bytes) > _LARGEST:
+        moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
+        if cost.flops > _LARGEST or moved > _LARGEST_BYTES:
             return BEYOND
         return Counted(name, self.ops.describe(op), cost, cost.note)
 

@@ -360,10 +360,13 @@ def cpu_s(text: str, path: Path) -> float:
 def test_reading_broken_text_is_linear(make: Callable[[int], str], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     cpu_s(make(10), path)
-    # What does not depend on the size, and noise, may take 50 ms.
-    small = min(cpu_s(make(1500), path) for _ in range(2))
-    large = min(cpu_s(make(6000), path) for _ in range(2))
-    assert large <= 5 * max(small, 0.05)
+    small = large = float("inf")
+    for _ in range(4):  # a busy machine may slow one of both down
+        small, large = (min(best, cpu_s(make(n), path)) for best, n in ((small, 1500), (large, 6000)))
+        # What does not depend on the size, and noise, may take 50 ms.
+        if large <= 5 * max(small, 0.05):
+            return
+    pytest.fail(f"{small:.2f} s to {large:.2f} s")
 
 
 def test_salvage_loses_nothing_that_can_be_mended(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_every_kind_is_recorded_under_some_name() -> None:
 @pytest.mark.parametrize("name", [*EACH_KIND, "all_to_allv"])
 def test_scripts_are_short(name: str) -> None:
     lines = script_of(name, 8, "BFloat16").text.splitlines()
-    assert len(lines) < 132
+    assert len(lines) < 134
     assert max(map(len, lines)) <= 110
 
 

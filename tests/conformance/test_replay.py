@@ -122,9 +122,9 @@ def test_every_file_is_one_that_can_be_read(name: str, corpus: Path, tmp_path: P
     for file in found["file"]:
         text = (tmp_path / file).read_text(encoding="utf-8")
         compile(text, file, "exec")
-        assert len(text.splitlines()) <= 140
+        assert len(text.splitlines()) <= 148
         assert max(map(len, text.splitlines())) <= 110
-    long = [file for file in found["file"] if len((tmp_path / file).read_text().splitlines()) >= 120]
+    long = [file for file in found["file"] if len((tmp_path / file).read_text().splitlines()) >= 134]
     assert {re.sub(r"^\d+_|\.py$", "", file) for file in long} <= {
         "aten__cudnn_attention_backward",
         "aten_histc",

@@ -34,6 +34,12 @@ STEP = aligned("""
 """)
 
 
+@pytest.fixture(autouse=True)
+def no_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard is closed, whatever the environment says."""
+    monkeypatch.delenv(DEBUG, raising=False)
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Path:
     """Two ranks with the same step."""

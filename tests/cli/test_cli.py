@@ -140,7 +140,10 @@ def test_errors_are_one_line_and_exit_2(run, tmp_path: Path, arguments: list[str
 def test_bad_jobs_setting_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACELENS_JOBS", "many")
     outcome = run("analyze", "input", str(SAMPLE))
-    assert (outcome.code, outcome.err) == (2, "tracelens: TRACELENS_JOBS='many' is not a positive number\n")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "tracelens: TRACELENS_JOBS='many': give a number of processes, 1 to 999\n",
+    )
 
 
 @pytest.mark.parametrize(

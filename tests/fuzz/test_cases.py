@@ -157,7 +157,8 @@ def test_a_rank_of_the_largest_number(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1_073_740, 1_073_741, 2**40])
-def test_ids_of_a_fused_file_keep_31_bits(rank: int, tmp_path: Path) -> None:
+def test_ids_of_a_fused_file_keep_31_bits(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_LIMITS", "ranks=2T")
     run = make_run([draw(aligned("launch | a\ns7 k | aaaa"), rank=rank)])
     fuse(run, tmp_path / "fused.json")
     found = json.loads((tmp_path / "fused.json").read_bytes())["traceEvents"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def test_the_list_says_the_same(tmp_path: Path) -> None:
         "traced_us": 120.0,
         "total_us": 120.0,
         "processes": 1,
+        "sha256": hashlib.sha256((tmp_path / first.file).read_bytes()).hexdigest(),
     }
     assert second.file == "02_aten_relu.py"
     (skip,) = json.loads((tmp_path / "replay.json").read_text())["skips"]

@@ -54,27 +54,36 @@ def clocks(ranks: Sequence[RankComms], instances: Sequence[Instance]) -> list[Cl
 
 def _offsets(ranks: Sequence[int], instances: Sequence[Instance]) -> dict[int, int]:
     """Offset of each rank against the lowest, one collective away after the other."""
+    of_rank: dict[int, list[int]] = {}
+    for place, instance in enumerate(instances):
+        for member in instance.members:
+            of_rank.setdefault(member.rank, []).append(place)
     known = {min(ranks): 0}
-    while True:
+    reached = [min(ranks)]
+    visited: set[int] = set()
+    while reached:
+        # After its first visit all ranks of a collective are known, so one visit is all that it takes.
+        here = {place for rank in reached for place in of_rank.get(rank, ())} - visited
+        visited |= here
         seen: dict[int, list[int]] = {}
-        for instance in instances:
-            there = [member.end - known[member.rank] for member in instance.members if member.rank in known]
-            if not there:
-                continue
-            end = _median(there)
+        for instance in (instances[place] for place in sorted(here)):
+            end = _median(
+                [member.end - known[member.rank] for member in instance.members if member.rank in known]
+            )
             for member in instance.members:
                 if member.rank not in known:
                     seen.setdefault(member.rank, []).append(member.end - end)
-        if not seen:
-            return known
         known |= {rank: _median(differences) for rank, differences in seen.items()}
+        reached = list(seen)
+    return known
 
 
 def _hosts(ranks: Sequence[RankComms], offset: Mapping[int, int]) -> dict[int, int]:
     """Number of the host of each rank: by the names in the traces, else by clocks that agree."""
     if all(one.host for one in ranks):
-        names = {one.host: None for one in sorted(ranks, key=lambda one: one.rank)}
-        return {one.rank: list(names).index(one.host) for one in ranks}
+        names = dict.fromkeys(one.host for one in sorted(ranks, key=lambda one: one.rank))
+        number = {name: place for place, name in enumerate(names)}
+        return {one.rank: number[one.host] for one in ranks}
     ordered = sorted((offset.get(one.rank, 0), one.rank) for one in ranks)
     clusters = [[ordered[0]]]
     for here in ordered[1:]:

@@ -93,14 +93,18 @@ class Matched(NamedTuple):
 Group = tuple[str, tuple[int, ...]]
 
 
-def match(ranks: Sequence[RankComms]) -> Matched:
+def match(ranks: Sequence[RankComms], first: RankComms | None = None) -> Matched:
     """Match the collectives and the sends and receives of all ranks.
 
     Times are by each rank's own clock, counted from where the first rank's clock begins (see `base_ns`).
+
+    Args:
+        ranks: of the run, or some of them.
+        first: first rank of the run; that of `ranks` unless given.
     """
     groups: dict[Group, dict[int, list[Member]]] = {}
     for one in ranks:
-        base = base_ns(one, ranks[0])
+        base = base_ns(one, first or ranks[0])
         for record in one.records:
             member = Member(
                 one.rank, record, base + int(one.start[record.kernel]), base + int(one.end[record.kernel])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,6 +86,7 @@ class Group:
 
     def __init__(self, ranks: Sequence[RankPasses]) -> None:
         self.ranks = ranks
+        self._tokens: dict[int, list[list[int]]] = {}
         self._places: dict[_Pass, dict[int, int]] = {}
         for number, one in enumerate(ranks):
             for row, (visit, phase) in enumerate(zip(one.number.tolist(), one.phase.tolist(), strict=True)):
@@ -92,10 +94,16 @@ class Group:
                 if phase != RECOMPUTE:  # its time is in the backward pass of the others
                     key = _Pass(one.labels[of.step], of.microbatch, of.layer, phase)
                     self._places.setdefault(key, {})[number] = row
+        for key, rows in self._complete():
+            of_layer = self._tokens.setdefault(key.layer, [])
+            if PHASES[key.phase] == "forward":
+                counts = [rank.rows_of(int(rank.number[rows[at]])) for at, rank in enumerate(ranks)]
+                if min(counts) >= 0:
+                    of_layer.append(counts)
 
     def layers(self) -> list[int]:
         """Numbers of the layers that all ranks have."""
-        return sorted({key.layer for key, _ in self._complete()})
+        return sorted(self._tokens)
 
     def _complete(self) -> Iterator[tuple[_Pass, dict[int, int]]]:
         """Passes that all ranks recorded, with each one's row."""
@@ -105,13 +113,17 @@ class Group:
 
     def tokens(self, layer: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Rows that each rank's experts compute: one row a pass, one column a rank; without unknown ones."""
-        found = []
-        for key, rows in self._complete():
-            if key.layer == layer and PHASES[key.phase] == "forward":
-                one = [rank.rows_of(int(rank.number[rows[at]])) for at, rank in enumerate(self.ranks)]
-                if min(one) >= 0:
-                    found.append(one)
-        return np.array(found, dtype=float).reshape(-1, len(self.ranks))
+        return np.array(self._tokens[layer], dtype=float).reshape(-1, len(self.ranks))
+
+    def experts_ns(self) -> dict[int, int]:
+        """Layer to the time in its experts in all steps, of all ranks."""
+        result: dict[int, int] = {}
+        for rank in self.ranks:
+            counted = rank.in_step
+            spent = rank.stage_ns[counted, EXPERTS].tolist()
+            for layer, ns in zip(rank.layer[counted].tolist(), spent, strict=True):
+                result[layer] = result.get(layer, 0) + ns
+        return result
 
     def waits(self) -> Iterator[dict[str, Any]]:
         """Rows of WAITS."""
@@ -140,25 +152,25 @@ def groups(ranks: Sequence[RankPasses]) -> list[Group]:
 def balance_rows(group: Group, waits: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of BALANCE of one group, from its rows of WAITS."""
     number, steps = len(group.ranks), group.ranks[0].steps
+    spent, ranks = group.experts_ns(), _ranges([one.rank for one in group.ranks])
+    lost: Counter[int] = Counter()
+    for row in waits:
+        if is_step(row["step"][0]):
+            lost[row["layer"][0]] += row["dur_ns"][0]
     for layer in group.layers():
         tokens = group.tokens(layer)
-        lost = sum(row["dur_ns"][0] for row in waits if row["layer"][0] == layer and is_step(row["step"][0]))
-        spent = 0
-        for one in group.ranks:
-            mine = np.array([one.visits[visit].layer == layer for visit in one.number], dtype=bool)
-            spent += int(one.stage_ns[mine & one.in_step, EXPERTS].sum())
         known = len(tokens) > 0
         worst = np.bincount(tokens.argmax(axis=1), minlength=number) if known else np.zeros(number)
         mean, most = (float(tokens.mean()), float(tokens.max(axis=1).mean())) if known else (-1.0, -1.0)
         yield {
             "layer": [layer],
-            "ranks": [_ranges([one.rank for one in group.ranks])],
+            "ranks": [ranks],
             "tokens_mean": [mean],
             "tokens_max": [most],
             "max_mean_ratio": [most / mean if mean > 0 else -1.0],
             "worst_rank": [group.ranks[int(worst.argmax())].rank if known else -1],
-            "experts_ns": [round(spent / number / steps)],
-            "cost_ns": [round(lost / number / steps)],
+            "experts_ns": [round(spent.get(layer, 0) / number / steps)],
+            "cost_ns": [round(lost[layer] / number / steps)],
         }
 
 

@@ -68,8 +68,14 @@ class RankPasses(NamedTuple):
     @property
     def in_step(self) -> NDArray[np.bool_]:
         """Which rows count for a step: not those before the first one and after the last."""
-        whole = [is_step(self.labels[visit.step]) for visit in self.visits]
-        return np.array(whole, dtype=bool)[self.number]
+        whole = np.array([is_step(label) for label in self.labels], dtype=bool)
+        step = np.array([visit.step for visit in self.visits], dtype=np.int64)
+        return whole[step[self.number]]
+
+    @property
+    def layer(self) -> Int:
+        """Layer of each row."""
+        return np.array([visit.layer for visit in self.visits], dtype=np.int64)[self.number]
 
     def rows_of(self, visit: int) -> int:
         """Rows that the experts compute in a pass: by their products' sizes, else by what was received."""

@@ -22,6 +22,7 @@ from tracelens.analyzers._moe_passes import RankPasses, passes_of
 from tracelens.analyzers._moe_regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analyzers._moe_stages import EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.schema import Column, Result, Schema, Skip
+from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.work import Scope
 
 _STAGE_COLUMNS = tuple(f"{name.replace(' ', '_')}_ns" for name in STAGES)
@@ -196,14 +197,16 @@ def _stage_rows(one: RankPasses) -> dict[str, Any]:
 
 def _layer_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
     """Rows of LAYERS of one rank."""
-    layer = np.array([one.visits[visit].layer for visit in one.number.tolist()], dtype=np.int64)
-    tokens = {visit: one.rows_of(visit) for visit in range(len(one.visits)) if not one.visits[visit].again}
-    for number in np.unique(layer).tolist():
-        mine = layer == number
-        visits = [visit for visit in tokens if one.visits[visit].layer == number]
+    of_layer: dict[int, list[int]] = {}
+    for place, visit in enumerate(one.visits):
+        if not visit.again:
+            of_layer.setdefault(visit.layer, []).append(place)
+    dur = one.end - one.start
+    for number, mine in rows_by_code(one.layer).items():
+        visits = of_layer.get(number, [])
         count = max(len(visits), 1)
-        forward = mine & (one.phase == FORWARD)
-        known = [tokens[visit] for visit in visits if tokens[visit] >= 0]
+        forward = one.phase[mine] == FORWARD
+        known = [rows for rows in map(one.rows_of, visits) if rows >= 0]
 
         def mean(values: Any, count: int = count) -> list[int]:
             return [round(float(values.sum()) / count)]
@@ -212,8 +215,8 @@ def _layer_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
             "rank": [one.rank],
             "layer": [number],
             "passes": [len(visits)],
-            "forward_ns": mean((one.end - one.start)[forward]),
-            "backward_ns": mean((one.end - one.start)[mine & ~forward]),
+            "forward_ns": mean(dur[mine[forward]]),
+            "backward_ns": mean(dur[mine[~forward]]),
             **{name: mean(one.stage_ns[mine, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
             "exposed_ns": mean(one.exposed_ns[mine]),
             "idle_ns": mean(one.idle_ns[mine]),

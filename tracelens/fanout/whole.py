@@ -50,7 +50,8 @@ def analyze_files(
     for portion in execute(tasks):
         found.append(portion)
         progress(f"analyzed {portion.meta.path} ({len(found)} of {len(files)})")
-    found.sort(key=lambda portion: files.index(portion.file))
+    place = {file: number for number, file in reversed([*enumerate(files)])}
+    found.sort(key=lambda portion: place[portion.file])
     metas, spans = ([getattr(portion, name) for portion in found] for name in ("meta", "span"))
     ranks = check_ranks(metas, spans, partial=partial)
     for rank, portion in zip(ranks, found, strict=True):

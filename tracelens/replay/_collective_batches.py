@@ -64,18 +64,18 @@ def batches(ranks: Sequence[RankComms]) -> tuple[list[Batch], list[Skip]]:
     """
     found: list[Instance] = []
     skips = _unrecorded(ranks)
+    of_rank = {one.rank: one for one in ranks}
     for records in _groups(ranks).values():
-        there = [one._replace(records=records.get(one.rank, [])) for one in ranks]
+        there = [of_rank[rank]._replace(records=some) for rank, some in records.items()]
         if len(records) == 1:
-            found += _alone(next(one for one in there if one.records))
+            found += _alone(there[0])
             continue
-        matched = match(there)
+        matched = match(there, ranks[0])
         found += matched.instances
         skips += matched.skips or _left(there, matched.instances)
     offset = {
         clock.rank: clock.offset_ns for clock in clocks(ranks, [one for one in found if len(one.members) > 1])
     }
-    of_rank = {one.rank: one for one in ranks}
     made = []
     odd: Counter[tuple[str, str]] = Counter()
     for together in _together(found):

@@ -171,8 +171,10 @@ def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]
 
 
 def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
-    for rank in sorted(set(ranks)):
-        first, *others = [meta for meta, claimed in zip(metas, ranks, strict=True) if claimed == rank]
+    claims: dict[int, list[TraceMeta]] = {}
+    for rank, meta in zip(ranks, metas, strict=True):
+        claims.setdefault(rank, []).append(meta)
+    for rank, (first, *others) in sorted(claims.items(), key=lambda claim: claim[0]):
         if others:
             *between, last = others
             same = [first.path, *(meta.path for meta in between)]

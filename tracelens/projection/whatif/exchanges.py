@@ -26,25 +26,21 @@ class Exchanges(NamedTuple):
     Attributes:
         instances: collectives that several ranks recorded; times by the first rank's base.
         work: position in its trace's `work` of each communication kernel of each rank.
+        kernels: rank to its kernels of these collectives, places in `work`.
         shift: added to the times of each trace to get those by the clock of the first.
         skips: what could not be matched.
     """
 
     instances: list[Instance]
     work: list[Int]
+    kernels: dict[int, list[int]]
     shift: list[int]
     skips: list[Skip]
 
     def shared(self, rank: int, at: int, count: int) -> NDArray[np.bool_]:
         """Which of the `count` pieces of work of a rank (at place `at`) belong to a matched collective."""
         found = np.zeros(count, dtype=bool)
-        kernels = [
-            member.record.kernel
-            for instance in self.instances
-            for member in instance.members
-            if member.rank == rank
-        ]
-        found[self.work[at][kernels]] = True
+        found[self.work[at][self.kernels.get(rank, [])]] = True
         return found
 
 
@@ -54,9 +50,14 @@ def exchanges(run: Run) -> Exchanges:
     found = match(ranks)
     clock = {one.rank: one.offset_ns for one in clocks(ranks, found.instances)}
     comm = KINDS.index("comm")
+    kernels: dict[int, list[int]] = {}
+    for instance in found.instances:
+        for member in instance.members:
+            kernels.setdefault(member.rank, []).append(member.record.kernel)
     return Exchanges(
         found.instances,
         [np.flatnonzero(trace.work.kind == comm) for trace in run.traces],
+        kernels,
         [base_ns(one, ranks[0]) - clock[one.rank] for one in ranks],
         found.skips,
     )

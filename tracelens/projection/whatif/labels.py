@@ -12,6 +12,7 @@ from tracelens.projection.whatif.build import Recorded
 from tracelens.projection.whatif.graph import MEET
 from tracelens.schema import Coded
 from tracelens.trace.callstack import enclosing_op
+from tracelens.trace.grouping import rows_by_code
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -37,8 +38,9 @@ def labels(recorded: Recorded) -> Labels:
     classes: list[list[str]] = []
     name, category = (np.zeros(len(graph), dtype=np.int64) for _ in range(2))
     rows = []
+    of_rank = rows_by_code(np.where(graph.kind != MEET, graph.rank, -1))
     for at, trace in enumerate(graph.run.traces):
-        mine = np.flatnonzero((graph.rank == at) & (graph.kind != MEET))
+        mine = of_rank.get(at, np.zeros(0, dtype=np.int64))
         events, work = trace.arrays, trace.work
         around = trace.once(enclosing_op)[graph.event[mine]]
         place = graph.work[mine]
@@ -52,7 +54,8 @@ def labels(recorded: Recorded) -> Labels:
     meetings = np.flatnonzero(graph.kind == MEET)
     collectives = [one.collective for one in recorded.exchanges.instances]
     known = list(dict.fromkeys(collectives))
-    of_instance = np.array([known.index(text) for text in collectives], dtype=np.int64)
+    code = {text: number for number, text in enumerate(known)}
+    of_instance = np.array([code[text] for text in collectives], dtype=np.int64)
     name[meetings] = of_instance[graph.instance[meetings]] if len(meetings) else 0
     rows.append(meetings)
     order = np.concatenate(rows)

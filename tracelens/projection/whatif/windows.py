@@ -13,6 +13,7 @@ from tracelens.analyzers._step_windows import busiest, step_windows
 from tracelens.errors import TracelensError
 from tracelens.projection.whatif.device import Device
 from tracelens.projection.whatif.host import Host
+from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 
@@ -98,19 +99,26 @@ def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border
     names = [events.names[code] for code in events.name[row].tolist()]
     mark = {name: place for place, name in reversed([*enumerate(names)])}
     main = busiest(work)
+    before = _last_before(found.called[main], work.end[main], found.marks[:-1])
     edges = [
-        Border(np.append(_done(device, work.end, main[found.called[main] < time]), opened[mark[label]]))
-        for label, time in zip(found.labels, found.marks[:-1].tolist(), strict=True)
+        Border(np.append(device.finish[main[[place]]] if place >= 0 else main[:0], opened[mark[label]]))
+        for label, place in zip(found.labels, before.tolist(), strict=True)
     ]
     last = mark[found.labels[-1]]
     asked = np.where(work.asked >= 0, events.start[np.maximum(work.asked, 0)], work.start)
     inside = np.flatnonzero(asked < events.end[row[last]])
-    lane = work.lane[inside]
-    until = [_done(device, work.end, inside[lane == number]) for number in np.unique(lane)]
+    lanes = rows_by_code(work.lane[inside]).values()
+    until = [device.finish[inside[rows[[np.argmax(work.end[inside[rows]])]]]] for rows in lanes]
     edges.append(Border(np.concatenate([*until, closed[last : last + 1]])))
     return dict(zip(found.labels, pairwise(edges), strict=True))
 
 
-def _done(device: Device, end: Int, rows: Int) -> Int:
-    """The node with which the last of these pieces of work ends; none for none."""
-    return device.finish[rows[[np.argmax(end[rows])]]] if len(rows) else rows
+def _last_before(called: Int, end: Int, times: Int) -> Int:
+    """Of the work called before each time, the place of what ends last, the first of several; -1 for none."""
+    by_end = np.lexsort((-np.arange(len(end)), end))
+    position = np.empty(len(end), dtype=np.int64)
+    position[by_end] = np.arange(len(end))
+    order = np.argsort(called, kind="stable")
+    latest = np.append(-1, np.maximum.accumulate(position[order]))
+    found = latest[np.searchsorted(called[order], times, side="left")]
+    return np.append(by_end, -1)[found]

@@ -18,7 +18,9 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "nested_annotations": (1200, ("scopes", "idle", "diff")),
     "equal_annotations": (1200, ("scopes", "idle", "diff")),
     "nested_ops": (1000, ("breakdown", "ops", "diff")),
-    "ranks": (40, ("stragglers", "timeline", "diff", "whatif")),
+    "ranks": (40, ("stragglers", "timeline", "diff", "whatif", "gate", "fuse", "replay")),
+    "moe_layers": (500, ("moe",)),
+    "microbatches": (500, ("collectives", "stragglers", "pipeline")),
 }
 """Input to its smaller size, and the commands that are measured on it."""
 

@@ -149,10 +149,14 @@ def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
     rows = np.flatnonzero(np.isin(events.name, list(stages_of)) & events.where("annotation", "python"))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     stages = {row: stages_of[int(events.name[row])] for row in rows.tolist()}
+    starts = events.start[rows]
+    border = (found.kind == BORDER) | np.append(True, np.diff(found.segment) != 0)
     windows = []
     for frame, routers in _frames(events, stages).items():
-        inside = rows[(events.start[rows] >= events.start[frame]) & (events.end[rows] <= events.end[frame])]
-        inside = inside[(events.tid[inside] == events.tid[frame]) & (inside != frame)]
+        begun = np.searchsorted(starts, events.start[frame], side="left")
+        inside = rows[begun : np.searchsorted(starts, events.end[frame], side="right")]
+        inside = inside[(events.end[inside] <= events.end[frame]) & (inside != frame)]
+        inside = inside[events.tid[inside] == events.tid[frame]]
         parts = []
         for layer in _layers(events, found, inside, routers, stages):
             # Outer frames first, so that inner ones have the last word.
@@ -165,7 +169,7 @@ def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
         highs = [*(min(first for _, first, _ in part) for part in parts[1:]), high]
         name = events.names[events.name[frame]]
         for part, begin, end in zip(parts, lows, highs, strict=True):
-            if window := _window(found, part, begin, end, name):
+            if window := _window(found, border, part, begin, end, name):
                 windows.append(window)
     return sorted(windows)
 
@@ -209,12 +213,18 @@ def _layers(
 
 
 def _window(
-    found: Tokens, stages: Sequence[tuple[str, int, int]], begin: int, end: int, frame: str
+    found: Tokens,
+    border: NDArray[np.bool_],
+    stages: Sequence[tuple[str, int, int]],
+    begin: int,
+    end: int,
+    frame: str,
 ) -> Window | None:
     """The window of a layer by its named parts.
 
     Args:
         found: forward work of the rank.
+        border: where a segment begins or a block ends.
         stages: see Window.
         begin: token at which the frame begins, or the layer before it ends.
         end: token at which the frame ends, or the next layer begins.
@@ -222,7 +232,6 @@ def _window(
     """
     low, high = min(first for _, first, _ in stages), max(behind for *_, behind in stages)
     # A frame around more than the layer, such as a whole block, has borders beside the parts.
-    border = (found.kind == BORDER) | np.append(True, np.diff(found.segment) != 0)
     before, after = begin + np.flatnonzero(border[begin:low]), high + np.flatnonzero(border[high:end])
     first = int(before[-1]) if len(before) else begin
     last = int(after[0]) if len(after) else end

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tracelens.projection.whatif.edit import Edit
 from tracelens.projection.whatif.graph import LAUNCH, Graph
 from tracelens.projection.whatif.schedule import binding
+from tracelens.trace.grouping import rows_by_code
 
 Int = NDArray[np.int64]
 
@@ -28,10 +29,12 @@ def typical_launches(graph: Graph) -> Edit:
     launches[:] = False
     launches[rows[np.unique(graph.src[rows], return_index=True)[1]]] = True
     held &= launches
+    rows = np.flatnonzero(launches)
+    of_rank = rows_by_code(graph.rank[graph.dst[rows]])
     for rank, trace in enumerate(graph.run.traces):
-        if trace.meta.on_host:
+        if trace.meta.on_host or rank not in of_rank:
             continue
-        mine = np.flatnonzero(launches & (graph.rank[graph.dst] == rank))
+        mine = rows[of_rank[rank]]
         name = trace.arrays.name[graph.event[graph.src[mine]]]
         for code in np.unique(name).tolist():
             same = mine[name == code]

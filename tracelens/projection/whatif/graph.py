@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.run import Run
 
 Int = NDArray[np.int64]
@@ -91,6 +93,13 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @cached_property
+    def of_rank(self) -> tuple[Int, ...]:
+        """Nodes of each rank, ascending, meetings with their lowest one."""
+        found = rows_by_code(self.rank)
+        none = np.zeros(0, dtype=np.int64)
+        return tuple(found.get(at, none) for at in range(len(self.run.traces)))
 
     @property
     def end(self) -> Int:

@@ -12,7 +12,6 @@ from tracelens.projection.whatif.build import Recorded
 from tracelens.projection.whatif.graph import MEET
 from tracelens.schema import Coded
 from tracelens.trace.callstack import enclosing_op
-from tracelens.trace.grouping import rows_by_code
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -38,9 +37,8 @@ def labels(recorded: Recorded) -> Labels:
     classes: list[list[str]] = []
     name, category = (np.zeros(len(graph), dtype=np.int64) for _ in range(2))
     rows = []
-    of_rank = rows_by_code(np.where(graph.kind != MEET, graph.rank, -1))
-    for at, trace in enumerate(graph.run.traces):
-        mine = of_rank.get(at, np.zeros(0, dtype=np.int64))
+    for nodes, trace in zip(graph.of_rank, graph.run.traces, strict=True):
+        mine = nodes[graph.kind[nodes] != MEET]
         events, work = trace.arrays, trace.work
         around = trace.once(enclosing_op)[graph.event[mine]]
         place = graph.work[mine]

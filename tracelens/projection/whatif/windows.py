@@ -120,5 +120,5 @@ def _last_before(called: Int, end: Int, times: Int) -> Int:
     position[by_end] = np.arange(len(end))
     order = np.argsort(called, kind="stable")
     latest = np.append(-1, np.maximum.accumulate(position[order]))
-    found = latest[np.searchsorted(called[order], times, side="left")]
-    return np.append(by_end, -1)[found]
+    found: Int = np.append(by_end, -1)[latest[np.searchsorted(called[order], times, side="left")]]
+    return found

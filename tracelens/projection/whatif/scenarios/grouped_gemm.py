@@ -77,7 +77,8 @@ def _dtype(trace: Trace) -> str:
 def _nodes(scene: Scene, at: int) -> Int:
     """The node of each piece of a rank's work, -1 for none."""
     graph = scene.recorded.graph
-    mine = np.flatnonzero((graph.rank == at) & (graph.kind == WORK))
+    mine = graph.of_rank[at]
+    mine = mine[graph.kind[mine] == WORK]
     found = np.full(len(graph.run.traces[at].work.event), -1, dtype=np.int64)
     found[graph.work[mine]] = mine
     return found

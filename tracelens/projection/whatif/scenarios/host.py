@@ -56,7 +56,8 @@ def sync_free(scene: Scene, edit: Edit, argument: str) -> str:
         found = trace.once(blocking)
         rows = np.zeros(len(trace.arrays.start), dtype=bool)
         rows[found.event[found.visit >= 0]] = True
-        mine = np.flatnonzero((graph.rank == at) & (graph.kind == WAITED))
+        mine = graph.of_rank[at]
+        mine = mine[graph.kind[mine] == WAITED]
         inside[mine] = rows[graph.event[mine]]
     waiting = _waiting(graph) & inside[graph.dst]
     if not waiting.any():
@@ -96,6 +97,8 @@ def no_garbage_collection(scene: Scene, edit: Edit, argument: str) -> str:
     for at, trace in enumerate(graph.run.traces):
         events, thread = trace.arrays, threads(trace.arrays)
         collects = named(events, GARBAGE)
+        if not collects.any():
+            continue
         own = np.flatnonzero(
             (graph.edge == HOST) & (graph.rank[graph.dst] == at) & (graph.kind[graph.dst] != WAITED)
         )
@@ -133,7 +136,8 @@ def _named(graph: Graph, pattern: re.Pattern[str]) -> Bool:
     for at, trace in enumerate(graph.run.traces):
         events, around = trace.arrays, trace.once(enclosing_op)
         fits = matching(events.names, pattern)
-        mine = np.flatnonzero((graph.rank == at) & (graph.event >= 0))
+        mine = graph.of_rank[at]
+        mine = mine[graph.event[mine] >= 0]
         row = graph.event[mine]
         found[mine] = fits[events.name[row]]
         row = around[row]

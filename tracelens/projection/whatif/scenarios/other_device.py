@@ -38,7 +38,8 @@ def other_device(scene: Scene, edit: Edit, argument: str) -> str:
             raise NotApplicable(f"rank {trace.meta.rank}: its device is not known; give --device")
         homes.append(home)
         factor, modelled = ratios(trace, home, to)
-        mine = np.flatnonzero((graph.rank == at) & (graph.kind == WORK))
+        mine = graph.of_rank[at]
+        mine = mine[graph.kind[mine] == WORK]
         place = graph.work[mine]
         comm = trace.work.kind[place] == KINDS.index("comm")
         took = edit.dur[mine].astype(float)

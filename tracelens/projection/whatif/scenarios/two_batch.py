@@ -56,6 +56,7 @@ def _computes(scene: Scene) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     graph = scene.recorded.graph
     found = np.zeros(len(graph), dtype=bool)
     for at, trace in enumerate(graph.run.traces):
-        mine = np.flatnonzero((graph.rank == at) & (graph.kind == WORK))
+        mine = graph.of_rank[at]
+        mine = mine[graph.kind[mine] == WORK]
         found[mine] = trace.work.kind[graph.work[mine]] != KINDS.index("comm")
     return found

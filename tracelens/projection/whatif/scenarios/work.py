@@ -86,7 +86,8 @@ def _experts(scene: Scene, at: int) -> dict[tuple[int, int], Int]:
     """(pass through an MoE layer, phase) of a rank to the nodes of its routed experts' work."""
     graph = scene.recorded.graph
     found = graph.run.traces[at].once(regions)
-    mine = np.flatnonzero((graph.rank == at) & (graph.kind == WORK))
+    mine = graph.of_rank[at]
+    mine = mine[graph.kind[mine] == WORK]
     work = graph.work[mine]
     inside = (found.visit[work] >= 0) & (found.stage[work] == EXPERTS)
     mine, work = mine[inside], work[inside]

@@ -76,6 +76,20 @@ def test_a_diff_with_a_step_of_no_duration() -> None:
         assert "inf" not in report.title
 
 
+def test_an_idle_gap_around_a_step_of_no_duration() -> None:
+    """The GPU stands still while one step ends, another begins and ends, and behind both."""
+    steps = "step 1 | --------\nstep 2 corr=b |         !"
+    waits = draw_run(aligned(f"{steps}\nlaunch | a                -\ns7 k | aaaa              ---"))
+    works = draw_run(aligned(f"{steps}\nlaunch | a                -\ns7 k | aaaaaaaa          ---"))
+    result = tracelens.diff(waits, works)["diff"]
+    idle = [
+        row for row in records(result["waterfall"], "level", "name", "base_ns", "cand_ns") if "idle" in row[1]
+    ]
+    assert idle
+    for *_, base_ns, cand_ns in idle:
+        assert (base_ns, cand_ns) == (2000, 0)
+
+
 # -- pipelines -----------------------------------------------------------------------------------------
 
 

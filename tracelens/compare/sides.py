@@ -100,7 +100,9 @@ class Side:
         gaps = find_gaps(self.work, self.edges)
         found = causes(self.trace, self.work, gaps)
         total = np.zeros((self.steps, len(CAUSES)), dtype=np.int64)
-        row, start, end = cut(gaps.start, gaps.end, Union(self.edges[:-1], self.edges[1:]))
+        lasting = np.flatnonzero(self.step_ns)  # a step of no duration has no idle time
+        windows = Union(self.edges[lasting], self.edges[lasting + 1])
+        row, start, end = cut(gaps.start, gaps.end, windows)
         step = np.searchsorted(self.edges, start, side="right") - 1
         np.add.at(total, (step, found.cause[row]), end - start)
         return total

@@ -76,12 +76,18 @@ def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[
     last one ends when its mark and all work that was launched before has ended.
 
     Raises:
-        TracelensError: no step is on all ranks.
+        TracelensError: no step is on all ranks, or ranks ran their steps in another order.
     """
     of_rank = [_of_rank(*one) for one in zip(run.traces, hosts, devices, strict=True)]
     common = [label for label in of_rank[0] if all(label in one for one in of_rank)]
     if not common:
         raise TracelensError("the ranks recorded different steps; give traces of the same steps of one job")
+    for trace, one in zip(run.traces, of_rank, strict=True):
+        if [label for label in one if label in of_rank[0]] != [label for label in of_rank[0] if label in one]:
+            raise TracelensError(
+                f"rank {trace.meta.rank} ran its steps in another order than rank {run.ranks[0]}; "
+                "give traces of the same steps of one job"
+            )
     return [
         Window(label, tuple(one[label][0] for one in of_rank), tuple(one[label][1] for one in of_rank))
         for label in common

@@ -12,16 +12,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 
 import tracelens
 from tests.fuzz import invariants
 from tests.fuzz.mutate import dumps
-from tests.fuzz.sources import Document, documents
+from tests.fuzz.sources import Document, documents, uncollected
 from tracelens.analyzers import ANALYZERS, in_order
 from tracelens.analyzers.collectives import alignment
 from tracelens.compare.gate import gate
@@ -34,6 +36,7 @@ from tracelens.errors import SchemaError, TracelensError, UnknownName
 from tracelens.fuse import fuse
 from tracelens.projection.whatif import whatif
 from tracelens.renderers import RENDERERS
+from tracelens.replay import outline
 from tracelens.replay.make import replay, replay_layers
 from tracelens.schema import Report
 from tracelens.trace.run import Run
@@ -43,7 +46,7 @@ PACKAGE = str(Path(tracelens.__file__).parent)
 FORMATS = ("html", "markdown", "json", "csv", "console", "xlsx")
 STAGES = (*FORMATS, "diff", "gate", "replay", "fuse", "whatif")
 LIMIT_S = 60
-_OFTEN = {"html": 0.3, "console": 0.06, "xlsx": 0.05, "replay": 0.25}
+_OFTEN = {"html": 0.3, "console": 0.03, "xlsx": 0.03, "replay": 0.15}
 """How often a stage is taken where stages rotate; _RATHER_OFTEN for those that are not named."""
 _RATHER_OFTEN = 0.35
 
@@ -145,7 +148,7 @@ def check(
         intact: the twin, read.
     """
     checker = Checker()
-    with TemporaryDirectory() as name:
+    with uncollected(), TemporaryDirectory() as name:
         folder = Path(name)
         run = checker.attempt("load", lambda: write_and_load(traces, folder / "traces"))
         if run is None:
@@ -242,17 +245,27 @@ def _replay(checker: Checker, run: Run, folder: Path) -> None:
     }
     for stage, write in kinds.items():
         path = folder / stage.replace(" ", "_")
-        result = checker.attempt(stage, lambda write=write, path=path: write(path))  # type: ignore[misc]
+        with patch("tracelens.replay.render.difference", _difference):
+            result = checker.attempt(stage, lambda write=write, path=path: write(path))  # type: ignore[misc]
         if result is not None:
             report = Report((result,))
             checker.hold(stage, invariants.of_report(report))
             checker.hold(f"{stage}, compiled", _compiled(path))
 
 
+_difference = lru_cache(maxsize=4096)(outline.difference)
+"""Mutants of one source have many scripts in common."""
+
+
 def _compiled(folder: Path) -> Iterator[str]:
     for script in folder.rglob("*.py"):
-        compile(script.read_bytes(), script.name, "exec")
+        _compile(script.read_bytes())
     return iter(())
+
+
+@lru_cache(maxsize=4096)
+def _compile(script: bytes) -> None:
+    compile(script, "script.py", "exec")
 
 
 def _whatif(checker: Checker, run: Run) -> None:

@@ -7,16 +7,20 @@ first, then what else has room.
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import zstandard
 
 Event = dict[str, Any]
@@ -103,10 +107,25 @@ SOURCES = {
 IN_REPOSITORY = tuple(name for name, source in SOURCES.items() if not source.folder)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection: it would walk through all events and syntax trees again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @cache
 def _cut_texts(name: str) -> tuple[bytes, ...]:
     source = SOURCES[name]
-    return tuple(json.dumps(cut(_read(source.root / file), source.events)).encode() for file in source.files)
+    with uncollected():
+        return tuple(
+            json.dumps(cut(_read(source.root / file), source.events)).encode() for file in source.files
+        )
 
 
 def documents(name: str) -> list[Document]:
@@ -120,7 +139,7 @@ def _read(path: Path) -> Document:
         data = gzip.decompress(data)
     elif path.suffix == ".zst":
         data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    document: Document = json.loads(data)
+    document: Document = msgspec.json.decode(data)
     return document
 
 
@@ -139,7 +158,7 @@ def cut(document: Document, budget: int) -> Document:
     notes = [event for event in slices if event.get("cat") in ("user_annotation", "gpu_user_annotation")]
     steps = [event for event in notes if str(event["name"]).startswith("ProfilerStep")]
     kept += steps
-    scopes = [event for event in notes if event not in steps][: budget // 3]
+    scopes = [event for event in notes if not str(event["name"]).startswith("ProfilerStep")][: budget // 3]
     frames = sorted(
         (event for event in slices if event.get("cat") == "python_function"), key=lambda e: e["ts"]
     )
@@ -197,24 +216,19 @@ def _by_interest(trees: Sequence[list[Event]], scopes: Sequence[Event]) -> Itera
     talks = {id(tree): tree for tree in launching if any(_is_communication(event) for event in tree)}
     talks |= {id(tree): tree for tree in trees if any(_is_communication(event) for event in tree)}
     by_size = sorted(launching, key=len)
-    of_scope = [
-        tree
-        for scope in sorted(scopes, key=lambda scope: -scope["dur"])
-        for tree in [next((tree for tree in by_size if _is_inside(tree, scope)), [])]
-        if tree
-    ]
+    begins = np.array([tree[0]["ts"] for tree in by_size])
+    of_scope = []
+    for scope in sorted(scopes, key=lambda scope: -scope["dur"]):
+        # On any thread: autograd has its own.
+        inside = (scope["ts"] <= begins) & (begins < scope["ts"] + scope["dur"])
+        if inside.any():
+            of_scope.append(by_size[int(inside.argmax())])
     first: dict[str, list[Event]] = {}
     for tree in launching:
         first.setdefault(str(tree[0]["name"]), tree)
     lists = [iter(of_scope), iter(talks.values()), iter(first.values())]
     yield from _in_turn(lists)
     yield from trees
-
-
-def _is_inside(tree: list[Event], scope: Event) -> bool:
-    """Whether a tree begins while a scope lasts, on any thread: autograd has its own."""
-    begin: float = scope["ts"]
-    return bool(begin <= tree[0]["ts"] < begin + scope["dur"])
 
 
 def _in_turn(lists: list[Iterator[list[Event]]]) -> Iterator[list[Event]]:

@@ -12,15 +12,15 @@ from tests.fuzz.minimise import least
 from tests.fuzz.mutate import MUTATIONS, mutant
 from tests.fuzz.sources import IN_REPOSITORY, SOURCES, documents
 
-SEED = 20
-BATCHES, SIZE = 20, 25
+SEED, MUTANTS = 20, 500
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_mutants_come_out_as_results_or_as_one_line(batch: int) -> None:
+@pytest.mark.parametrize("source", IN_REPOSITORY)  # each source is read by one worker
+def test_mutants_come_out_as_results_or_as_one_line(source: str) -> None:
     failures: list[tuple[int, Failure]] = []
-    for number in range(batch * SIZE, (batch + 1) * SIZE):
+    for number in range(IN_REPOSITORY.index(source), MUTANTS, len(IN_REPOSITORY)):
         one = mutant(SEED, number, IN_REPOSITORY)
+        assert one.source == source
         checker = check(one.documents(), one.source, rotated(random.Random(number)))
         failures += [(number, failure) for failure in checker.failures]
     assert not failures, "\n".join(f"mutant {number}: {failure}" for number, failure in failures)

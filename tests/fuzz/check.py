@@ -41,7 +41,8 @@ from tracelens.replay.make import replay, replay_layers
 from tracelens.schema import Report
 from tracelens.trace.run import Run
 
-os.environ |= {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}  # no guard makes a skip of an exception here
+OPEN = {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}
+"""Environment of a check: no guard makes a skip of an exception, and no other process hides one."""
 PACKAGE = str(Path(tracelens.__file__).parent)
 FORMATS = ("html", "markdown", "json", "csv", "console", "xlsx")
 STAGES = (*FORMATS, "diff", "gate", "replay", "fuse", "whatif")
@@ -148,7 +149,7 @@ def check(
         intact: the twin, read.
     """
     checker = Checker()
-    with uncollected(), TemporaryDirectory() as name:
+    with patch.dict(os.environ, OPEN), uncollected(), TemporaryDirectory() as name:
         folder = Path(name)
         run = checker.attempt("load", lambda: write_and_load(traces, folder / "traces"))
         if run is None:

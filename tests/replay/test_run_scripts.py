@@ -126,9 +126,7 @@ def patched(name: str) -> str:
 
 def test_wrong_results_are_found(tmp_path: Path) -> None:
     one = script_of("aten::mm", "fp32 4 4", "fp32 4 4")
-    entries = write(tmp_path, [one] * len(PATCHES), [])
-    for name, entry in zip(PATCHES, entries, strict=True):
-        (tmp_path / entry.file).write_text(patched(name))
+    entries = write(tmp_path, [one._replace(text=patched(name)) for name in PATCHES], [])
     found = verify(tmp_path, device="cpu", iters=1, python=sys.executable)
     rows = {row.file: row for row in found["scripts"].itertuples()}
     for name, entry in zip(PATCHES, entries, strict=True):

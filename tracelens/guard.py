@@ -10,7 +10,6 @@ processes inherit, lets every exception through.
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -84,6 +83,8 @@ def banner(failures: Sequence[Failure]) -> str:
 
 def _place(error: BaseException) -> str:
     """File and line of the innermost frame that is ours, else of the innermost one."""
+    import traceback  # only a failure needs it
+
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     own = [frame for frame in own if frame.filename != __file__] or frames

@@ -22,6 +22,9 @@ VARIABLE = "TRACELENS_LIMITS"
 LARGEST_COUNT = 1 << 53
 """Ids and counts in a trace lie below this, which a double holds exactly and which may be added in int64."""
 
+MOST_DIMENSIONS, MOST_ELEMENTS = 64, 1 << 48
+"""Of a tensor: torch has no more dimensions, and no machine has memory for more elements."""
+
 _VALUE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kMGTP]?)(i?)B?", re.ASCII)
 _EXPONENTS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _LARGEST_VALUE = 1 << 62

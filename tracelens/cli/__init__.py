@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO
@@ -36,6 +35,8 @@ def main() -> None:
         code = _interrupted()
     finally:
         if sys.exc_info()[0] is not None:  # with --debug
+            import traceback
+
             traceback.print_exc()
         os._exit(code)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure
+from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
 
 BITS = {
     "fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8e4m3": 8, "fp8e5m2": 8,
@@ -158,13 +159,11 @@ def _whole(text: str) -> int | None:
 
 _INT = {int}
 _LISTS = (list, tuple)
-_MOST_DIMENSIONS = 64
-_MOST_ELEMENTS = 1 << 48
 
 
 def _dimensions(shape: Any) -> tuple[int, ...]:
     if type(shape) in _LISTS and (not shape or (set(map(type, shape)) == _INT and min(shape) >= 0)):
-        if len(shape) > _MOST_DIMENSIONS or prod(size or 1 for size in shape) > _MOST_ELEMENTS:
+        if len(shape) > MOST_DIMENSIONS or prod(size or 1 for size in shape) > MOST_ELEMENTS:
             raise Uncounted(f"a recorded shape is larger than any tensor: {str(shape)[:40]}")
         return tuple(shape)
     raise Uncounted(f"a recorded shape is no list of sizes: {str(shape)[:40]}")

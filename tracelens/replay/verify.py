@@ -131,8 +131,8 @@ def verify(
         rows = {entry: row(entry, alone) for entry in entries if entry.processes <= 1}
     # Only now: the worker would hold memory of a GPU that these need.
     most = RANKS if ranks is None else ranks
-    arguments += [*_option("--max-bytes", max_bytes), "--ranks", str(most)]
-    together = partial(_together, [interpreter, ISOLATED], arguments, timeout_s)
+    of_ranks = [*arguments, *_option("--max-bytes", max_bytes), "--ranks", str(most)]
+    together = partial(_together, [interpreter, ISOLATED], of_ranks, timeout_s)
     for entry in (entry for entry in entries if entry.processes > 1):
         why = _too_many(entry, len(machine.devices), ranks)
         rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)

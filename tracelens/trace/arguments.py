@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
+
 DTYPES = {
     "float": "fp32",
     "double": "fp64",
@@ -39,10 +41,6 @@ DTYPES = {
 
 _NO_TENSOR = frozenset({"", "None", "Scalar", "ScalarList", "TensorList", "GenericList"})
 _SHOWN = 8
-_MOST_DIMENSIONS = 64  # of a torch tensor
-
-MOST_ELEMENTS = 1 << 48
-"""A tensor has fewer: no machine has memory for more."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -92,7 +90,7 @@ def argument_dtypes(dtypes: str) -> tuple[str, ...]:
 
 def element_count(shape: Sequence[Any]) -> int:
     """Elements of a tensor of this shape; -1 for what is no shape, or larger than any tensor can be."""
-    if len(shape) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
+    if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
         return -1
     count = prod(shape)
     return count if count <= MOST_ELEMENTS else -1

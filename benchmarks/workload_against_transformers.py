@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tracelens.config import Config, override, preset
+from tracelens.planner.config.config import Config, override, preset
 from tracelens.workload.parallel import Groups
 from tracelens.workload.train import Trainer
 

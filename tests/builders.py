@@ -35,7 +35,7 @@ from typing import Any
 
 import pandas as pd
 
-from tracelens.parsers import parse
+from tracelens.read.parser import parse
 from tracelens.trace.run import Run, make_run
 from tracelens.trace.trace import Trace
 

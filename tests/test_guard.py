@@ -13,18 +13,18 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, events, write
-from tracelens.analyzers import ANALYZERS
-from tracelens.analyzers.detectors import DETECTORS
+from tracelens.analysis.analyzer import ANALYZERS
 from tracelens.cli import run as run_cli
-from tracelens.costs import COSTS, OpCall, Uncounted
+from tracelens.costs.cost import COSTS, OpCall, Uncounted
 from tracelens.errors import SchemaError, TracelensError
+from tracelens.findings.detectors.detector import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard
-from tracelens.projection.whatif.scenario import SCENARIOS
-from tracelens.renderers import RENDERERS
-from tracelens.renderers.console import console
-from tracelens.renderers.figures import FIGURES
-from tracelens.renderers.html import fragment
-from tracelens.schema import Report
+from tracelens.rendering.figures.figure import FIGURES
+from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats.html import fragment
+from tracelens.rendering.renderer import RENDERERS
+from tracelens.table.result import Report
+from tracelens.what_if.scenario import SCENARIOS
 
 STEP = aligned("""
     step 0   | --------------------
@@ -169,7 +169,7 @@ def test_a_detector_is_not_blamed_for_an_analyzer(ranks: Path, monkeypatch: pyte
 def test_a_cost_model(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = next(name for name, _ in COSTS.items() if name == "aten::mm")
     put(monkeypatch, COSTS, model, function=stop)
-    from tracelens.costs import _models, find
+    from tracelens.costs.cost import _models, find
 
     for cache in (_models, find):
         cache.cache_clear()

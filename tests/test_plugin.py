@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 ANALYZER = '''
 """How many kernels there are."""
 
-from tracelens.analyzers import analyzer, result, stack
-from tracelens.schema import Column, Result, Schema
+from tracelens.analysis.analyzer import analyzer, result, stack
+from tracelens.table.schema import Column, Result, Schema
 from tracelens.trace.run import Run
-from tracelens.trace.work import gpu_work
+from tracelens.trace.activities import gpu_work
 
 COUNTS = Schema("Kernel counts", (Column("rank", "int64"), Column("kernels", "int64", "count")))
 
@@ -84,7 +84,7 @@ def test_one_file_is_an_analyzer_everywhere(tmp_path: Path, trace: Path) -> None
 COST = '''
 """An op of one's own."""
 
-from tracelens.costs import OpCall, OpCost, cost
+from tracelens.costs.cost import OpCall, OpCost, cost
 
 
 @cost("mylib::scale*")

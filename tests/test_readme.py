@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.analyzers import in_order
+from tracelens.analysis.analyzer import in_order
 from tracelens.cli import run
-from tracelens.schema import Result
+from tracelens.table.result import Result
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -1,6 +1,6 @@
 """Named things that come one to a file: parsers, analyzers, renderers, figures.
 
-A registry imports every module of its package the first time a name is asked for; importing is
+A registry imports every module of its packages the first time a name is asked for; importing is
 registering. Files named in the environment variable TRACELENS_PLUGINS (files or directories,
 separated like PATH) are imported in the same way.
 """
@@ -30,11 +30,11 @@ def purpose(function: Callable[..., object]) -> str:
 
 
 class Registry(Generic[T]):
-    """Name to thing, filled by importing `package`; a name taken twice is an error that names both."""
+    """Name to thing, filled by importing the modules of `packages`; a name taken twice is an error that names both."""
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, *packages: str) -> None:
         self.kind = kind
-        self._package = package
+        self._packages = packages
         self._items: dict[str, T] = {}
         self._origin: dict[str, str] = {}
 
@@ -56,7 +56,8 @@ class Registry(Generic[T]):
 
     def load(self) -> None:
         """Import every module that may register something here."""
-        _import_package(self._package)
+        for package in self._packages:
+            _import_package(package)
         load_plugins(os.environ.get("TRACELENS_PLUGINS", ""))
 
     def get(self, name: str) -> T:
@@ -74,9 +75,11 @@ class Registry(Generic[T]):
 
 @cache
 def _import_package(package: str) -> None:
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"{package}.{module.name}")
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        if module.ispkg:
+            _import_package(module.name)
+        else:
+            importlib.import_module(module.name)
 
 
 @cache

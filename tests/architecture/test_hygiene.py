@@ -17,7 +17,7 @@ MODULES = modules()
 # What a person sees is written by the command line.
 MAY_PRINT = ("tracelens/cli/",)
 # A forked copy of a process must end without running what the original registered for its own end.
-MAY_EXIT = {"tracelens/fanout/aside.py": {"os._exit"}}
+MAY_EXIT = {"tracelens/workers/aside.py": {"os._exit"}}
 
 BROAD = {"Exception", "BaseException"}
 GUARD = "tracelens/guard.py"  # the one place that catches what nobody expected

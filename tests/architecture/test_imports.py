@@ -56,9 +56,9 @@ ALLOWED |= {
 }
 # Jupyter asks a result how it looks; the result passes the question on, and only when it is asked.
 EXCEPTIONS = {
-    ("tracelens.schema", "Result._repr_html_", "tracelens.renderers.html"),
-    ("tracelens.schema", "Result._ipython_display_", "tracelens.renderers.notebook"),
-    ("tracelens.schema", "Report._ipython_display_", "tracelens.renderers.notebook"),
+    ("tracelens.table.schema", "Result._repr_html_", "tracelens.rendering.formats.html"),
+    ("tracelens.table.schema", "Result._ipython_display_", "tracelens.rendering.formats.notebook"),
+    ("tracelens.table.schema", "Report._ipython_display_", "tracelens.rendering.formats.notebook"),
 }
 # What `import tracelens` may run: these import neither pandas nor numpy.
 LIGHT = {"printable", "errors", "guard", "limits", "schema", "registry", "version"}
@@ -143,10 +143,10 @@ def test_the_workload_is_imported_by_its_command_only(module: Module) -> None:
     if layer(module.name) == "workload":
         return
     wrong = [
-        f"{found.where}: {found.target} outside a function of tracelens.cli.workload*"
+        f"{found.where}: {found.target} outside a function of tracelens.cli.workload.app*"
         for found in own(module)
         if layer(found.target) == "workload"
-        and not (module.name.startswith("tracelens.cli.workload") and (found.inside or found.typing_only))
+        and not (module.name.startswith("tracelens.cli.workload.app") and (found.inside or found.typing_only))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -183,15 +183,19 @@ def test_every_exception_is_still_needed() -> None:
 @pytest.mark.parametrize(
     ("text", "inside", "target"),
     [
-        ("import tracelens.parsers.kineto", "", "tracelens.parsers.kineto"),
-        ("from tracelens import schema", "", "tracelens.schema"),
+        ("import tracelens.read.formats.kineto", "", "tracelens.read.formats.kineto"),
+        ("from tracelens import schema", "", "tracelens.table.schema"),
         ("from tracelens import load", "", "tracelens"),
         ("from tracelens.errors import ParseError", "", "tracelens.errors"),
-        ("from ..schema import Result", "", "tracelens.schema"),
-        ("from .. import schema", "", "tracelens.schema"),
+        ("from ..schema import Result", "", "tracelens.table.schema"),
+        ("from .. import schema", "", "tracelens.table.schema"),
         ("from . import no_module", "", "tracelens.trace"),
         ("def f():\n    from tracelens import errors", "f", "tracelens.errors"),
-        ("class A:\n    def f(self):\n        import tracelens.schema", "A.f", "tracelens.schema"),
+        (
+            "class A:\n    def f(self):\n        import tracelens.table.schema",
+            "A.f",
+            "tracelens.table.schema",
+        ),
         ("import importlib\nimportlib.import_module('tracelens.errors')", "", "tracelens.errors"),
     ],
 )

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.renderers import sample
-from tracelens.renderers import write
-from tracelens.renderers.figures import figures
+from tests.rendering import sample
+from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.renderer import write
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 

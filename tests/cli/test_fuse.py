@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import events, write
-from tests.fuse.reading import load_json, process_names
+from tests.merge.reading import load_json, process_names
 from tracelens.cli import run as run_cli
 from tracelens.cli.fuse import read_ranks
 from tracelens.errors import TracelensError

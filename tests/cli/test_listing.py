@@ -3,9 +3,9 @@
 import pytest
 
 from tracelens.cli import run
-from tracelens.costs import COSTS
-from tracelens.devices import devices
-from tracelens.projection.whatif.scenario import SCENARIOS
+from tracelens.costs.cost import COSTS
+from tracelens.devices.catalogue import devices
+from tracelens.what_if.scenario import SCENARIOS
 
 
 def listed(kind: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -88,7 +88,7 @@ def test_a_plugin_that_exits(tmp_path: Path) -> None:
 def test_an_internal_error_is_one_line(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
-        "import tracelens.compare.samples as samples\n"
+        "import tracelens.compare.gate.samples as samples\n"
         "def broken(*_, **__):\n    raise KeyError('x')\n"
         "samples.from_result = broken\n"
     )

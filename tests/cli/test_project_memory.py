@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tracelens.cli import run as run_cli
-from tracelens.config.toggles import OPTIMISED
+from tracelens.planner.config.toggles import OPTIMISED
 from tracelens.workload.ladder import bundled
 
 TRILLION = ["project", "memory", "--model", "moe_1t", "--gpus", "768"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tracelens.cli import run as run_cli
-from tracelens.projection.pipeline.schedules import KINDS
+from tracelens.planner.pipeline.schedules import SCHEDULES
 
 PLAIN = str(Path(__file__).parents[2] / "sample_traces" / "pipeline" / "plain")
 PIPELINE = ["project", "pipeline"]
@@ -40,7 +40,7 @@ def test_given_times_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_all_schedules_are_those_that_the_chunks_allow(capfd: pytest.CaptureFixture[str]) -> None:
     for vpp, missing in (("1", {"interleaved", "interleaved-overlap"}), ("2", set())):
         rows = tables(capfd, *GIVEN, "--schedule", "all", "--vpp", vpp)["summary"]
-        assert [row["schedule"] for row in rows] == [name for name in KINDS if name not in missing]
+        assert [row["schedule"] for row in rows] == [name for name in SCHEDULES if name not in missing]
 
 
 def test_options_reach_the_simulation(capfd: pytest.CaptureFixture[str]) -> None:

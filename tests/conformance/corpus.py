@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 import tracelens
-from tracelens.schema import Result
+from tracelens.table.result import Result
+from tracelens.trace.activities import Scope, Work, gpu_work
 from tracelens.trace.intervals import subtract
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import Scope, Work, gpu_work
 
 SUFFIXES = (".json", ".json.gz")
 REPORT = "_perf_report_csvs"

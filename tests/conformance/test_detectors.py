@@ -13,9 +13,9 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case
-from tracelens.analyzers.detectors import DETECTORS
-from tracelens.analyzers.findings import SHOWN
-from tracelens.schema import Result
+from tracelens.findings.detectors.detector import DETECTORS
+from tracelens.findings.findings import SHOWN
+from tracelens.table.result import Result
 
 GOLD = Path(__file__).with_name("detectors.md")
 ROOT = Path(__file__).parents[2]

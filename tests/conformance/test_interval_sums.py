@@ -13,9 +13,9 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import part_metrics
+from tracelens.trace.activities import Work, gpu_work
 from tracelens.trace.steps import STEP_MARK, find_steps
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import Work, gpu_work
 
 EXACT_US = {
     "misc/hta_control.json.gz": {

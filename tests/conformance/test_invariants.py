@@ -8,11 +8,11 @@ import pytest
 
 from tests.conformance import naive
 from tests.conformance.corpus import Case
-from tracelens.analyzers import in_order
-from tracelens.schema import Schema
+from tracelens.analysis.analyzer import in_order
+from tracelens.table.schema import Schema
+from tracelens.trace.activities import SCOPES, Scope, gpu_work
 from tracelens.trace.steps import find_steps
 from tracelens.trace.tables import COLLECTIVES, EVENTS, LINKS, OPS
-from tracelens.trace.work import SCOPES, Scope, gpu_work
 
 LEVELS = ("step", "category", "op", "shape", "kernel")
 

@@ -15,9 +15,9 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case, collective_params
-from tracelens.renderers._format import values
-from tracelens.schema import Report, Result
-from tracelens.trace.classify import KINDS
+from tracelens.rendering.tables.values import values
+from tracelens.table.result import Report, Result
+from tracelens.trace.classify import WORK_KINDS
 
 NOISE_NS = 2
 
@@ -96,7 +96,7 @@ def test_waiting_and_communication_add_up(case: Case) -> None:
     assert (table["kernel_ns"] == table["comm_ns"] + table["sync_ns"]).all()
     assert (table[["comm_ns", "sync_ns", "unmatched_ns"]] >= 0).all(axis=None)
     for rank, _, work in case.each():
-        comm = work.kind == KINDS.index("comm")
+        comm = work.kind == WORK_KINDS.index("comm")
         assert table["kernel_ns"].get(rank, 0) == int(work.dur[comm].sum())
 
 

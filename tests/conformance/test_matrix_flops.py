@@ -3,9 +3,9 @@
 import numpy as np
 
 from tests.conformance.corpus import Case
-from tracelens.analyzers._costing import costing
+from tracelens.analysis.roofline.costing import costing
+from tracelens.trace.activities import Work
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import Work
 
 
 def counted(trace: Trace, work: Work) -> int:

@@ -16,8 +16,8 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case
-from tracelens.analyzers._moe_stages import STAGES
-from tracelens.schema import Result
+from tracelens.analysis.moe.stages import STAGES
+from tracelens.table.result import Result
 from tracelens.trace.steps import find_steps
 
 MEGATRON, HUGGING_FACE = "nvidia-h200-megatron", "nvidia-h100-hf"

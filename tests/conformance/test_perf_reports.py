@@ -20,8 +20,8 @@ import pandas as pd
 
 from tests.conformance.corpus import Reference, part_metrics
 from tests.conformance.naive import OpTime, ancestors, is_recompute_frame, op_times
-from tracelens.trace.classify import KINDS
-from tracelens.trace.work import Work, gpu_work
+from tracelens.trace.activities import Work, gpu_work
+from tracelens.trace.classify import WORK_KINDS
 
 METRICS = {
     "total_time": "total",
@@ -107,7 +107,7 @@ def test_timeline_of_recomputed_and_other_work(reference: Reference) -> None:
 def naive_ops(reference: Reference) -> dict[tuple[str, bool], OpTime]:
     """Op times by name and recomputation of what the reference counts: linked and no communication."""
     work = gpu_work(reference.trace, "linked")
-    comm = work.kind == KINDS.index("comm")
+    comm = work.kind == WORK_KINDS.index("comm")
     return op_times(reference.trace, work.event[~comm].tolist())
 
 
@@ -219,7 +219,7 @@ def test_ops_by_arguments(reference: Reference) -> None:
     texts = ops[["shapes", "dtypes", "strides", "values"]].astype(str)
     names = reference.trace.events["name"].astype(str).to_numpy()
     work = gpu_work(reference.trace, "linked")
-    work = work.take((work.kind != KINDS.index("comm")) & (work.op >= 0))
+    work = work.take((work.kind != WORK_KINDS.index("comm")) & (work.op >= 0))
     counts: Counter[object] = Counter()
     times: Counter[object] = Counter()
     allowed: Counter[object] = Counter()

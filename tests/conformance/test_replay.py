@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import tracelens
-from tracelens.replay.make import replay
-from tracelens.replay.verify import BROKEN, verify
-from tracelens.schema import Result
+from tracelens.reproducers.make import replay
+from tracelens.reproducers.verify.verify import BROKEN, verify
+from tracelens.table.result import Result
 from tracelens.trace.trace import Trace
 
 

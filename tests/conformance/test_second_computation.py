@@ -7,9 +7,9 @@ import pandas as pd
 
 from tests.conformance import naive
 from tests.conformance.corpus import Case
+from tracelens.trace.activities import Work, gpu_work
 from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import Work, gpu_work
 
 
 def test_timeline_from_the_file_itself(case: Case) -> None:

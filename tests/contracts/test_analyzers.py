@@ -14,13 +14,14 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report
-from tracelens.analyzers import ANALYZERS, in_order
-from tracelens.analyzers._on_host import noted
-from tracelens.renderers import RENDERERS
-from tracelens.renderers._format import values as cells_of
-from tracelens.schema import Coded, Result, Table
+from tracelens.analysis.analyzer import ANALYZERS, in_order
+from tracelens.analysis.common.cpu_only import noted
+from tracelens.rendering.renderer import RENDERERS
+from tracelens.rendering.tables.values import values as cells_of
+from tracelens.table.result import Result
+from tracelens.table.schema import Coded, Table
+from tracelens.trace.activities import SCOPES
 from tracelens.trace.run import Run, make_run
-from tracelens.trace.work import SCOPES
 
 ORDINARY = """
                                                              | 0    5    10   15   20   25   30   35   40

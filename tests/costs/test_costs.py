@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import tracelens.costs as costs
-from tracelens.costs import COSTS, OpCall, OpCost, Uncounted, cost, find
+import tracelens.costs.cost as costs
+from tracelens.costs.cost import COSTS, OpCall, OpCost, Uncounted, cost, find
 from tracelens.errors import TracelensError
 
 FOLDER = Path(costs.__file__).parent

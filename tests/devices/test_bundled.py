@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import tracelens.devices
-from tracelens.devices import DTYPES, Device, device, devices
+import tracelens.devices.catalogue
+from tracelens.devices.catalogue import DTYPES, Device, device, devices
 from tracelens.devices.names import words
 from tracelens.devices.read import SECONDARY, numbers
 
-FILES = sorted(Path(tracelens.devices.__file__).parent.glob("*.toml"))
+FILES = sorted(Path(tracelens.devices.catalogue.__file__).parent.glob("*.toml"))
 DEVICES = devices()
 each_device = pytest.mark.parametrize("item", DEVICES, ids=lambda item: item.name)
 
@@ -178,6 +178,6 @@ def test_the_list_of_devices_is_ones_own() -> None:
 
 
 def test_importing_reads_no_file() -> None:
-    code = "import tracelens.devices, sys; print('tomllib' in sys.modules)"
+    code = "import tracelens.devices.catalogue, sys; print('tomllib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

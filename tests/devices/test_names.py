@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracelens.devices import device, devices, match
+from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.names import best
 from tracelens.errors import UnknownName
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.devices.test_bundled import each_device
 from tracelens.costs.call import BITS
-from tracelens.devices import DTYPES, Device, device
+from tracelens.devices.catalogue import DTYPES, Device, device
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tracelens.devices
-from tracelens.devices import Device, devices, read_device
+import tracelens.devices.catalogue
+from tracelens.devices.catalogue import Device, devices, read_device
 from tracelens.devices.read import read_bundled
 from tracelens.errors import TracelensError
 
@@ -47,7 +47,7 @@ def test_the_smallest_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("item", devices(), ids=lambda item: item.name)
 def test_a_bundled_file_can_be_copied(item: Device, tmp_path: Path) -> None:
-    bundled = Path(tracelens.devices.__file__).with_name(f"{item.name}.toml")
+    bundled = Path(tracelens.devices.catalogue.__file__).with_name(f"{item.name}.toml")
     assert read(tmp_path, bundled.read_text()) == item
 
 

@@ -24,22 +24,22 @@ import tracelens
 from tests.fuzz import invariants
 from tests.fuzz.mutate import dumps
 from tests.fuzz.sources import Document, documents, uncollected
-from tracelens.analyzers import ANALYZERS, in_order
-from tracelens.analyzers.collectives import alignment
-from tracelens.compare.gate import gate
-from tracelens.compare.github import commands
-from tracelens.compare.junit import junit
-from tracelens.compare.samples import Samples, from_result
-from tracelens.compare.verdict import report as verdict_report
-from tracelens.devices import device as known_device
+from tracelens.analysis.analyzer import ANALYZERS, in_order
+from tracelens.analysis.comm.collectives import alignment
+from tracelens.compare.gate.gate import gate
+from tracelens.compare.gate.github import commands
+from tracelens.compare.gate.junit import junit
+from tracelens.compare.gate.samples import Samples, from_result
+from tracelens.compare.gate.verdict import report as verdict_report
+from tracelens.devices.catalogue import device as known_device
 from tracelens.errors import SchemaError, TracelensError, UnknownName
-from tracelens.fuse import fuse
-from tracelens.projection.whatif import whatif
-from tracelens.renderers import RENDERERS
-from tracelens.replay import outline
-from tracelens.replay.make import replay, replay_layers
-from tracelens.schema import Report
+from tracelens.merge.merge import fuse
+from tracelens.rendering.renderer import RENDERERS
+from tracelens.reproducers.make import replay, replay_layers
+from tracelens.reproducers.scripts import outline
+from tracelens.table.result import Report
 from tracelens.trace.run import Run
+from tracelens.what_if.whatif import whatif
 
 OPEN = {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}
 """Environment of a check: no guard makes a skip of an exception, and no other process hides one."""
@@ -246,7 +246,7 @@ def _replay(checker: Checker, run: Run, folder: Path) -> None:
     }
     for stage, write in kinds.items():
         path = folder / stage.replace(" ", "_")
-        with patch("tracelens.replay.render.difference", _difference):
+        with patch("tracelens.reproducers.scripts.render.difference", _difference):
             result = checker.attempt(stage, lambda write=write, path=path: write(path))  # type: ignore[misc]
         if result is not None:
             report = Report((result,))

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.schema import Report, Result, Table
+from tracelens.table.result import Report, Result
+from tracelens.table.schema import Table
 from tracelens.trace.run import Run
 
 _SIGNED = re.compile(

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import tracelens
-from tests.analyzers.schedules import stage, stages
+from tests.analysis.schedules import stage, stages
 from tests.builders import aligned, draw, draw_run, records
 from tests.fuzz.check import STAGES, Checker, check, write_and_load
 from tests.fuzz.sources import Document, documents
-from tracelens.analyzers._comms import Record
-from tracelens.analyzers._instances import Instance, Member
-from tracelens.analyzers._messages import fit
+from tracelens.analysis.comm.matching import Instance, Member
+from tracelens.analysis.comm.messages import fit
+from tracelens.analysis.comm.records import Record
 from tracelens.errors import TracelensError
-from tracelens.fuse import fuse
-from tracelens.replay.arguments import Tensor
-from tracelens.replay.make import replay
-from tracelens.replay.scale import scaled
+from tracelens.merge.merge import fuse
+from tracelens.reproducers.inputs.arguments import Tensor
+from tracelens.reproducers.inputs.scale import scaled
+from tracelens.reproducers.make import replay
 from tracelens.trace.run import Run, make_run
 
 LARGEST = 2**63 - 1

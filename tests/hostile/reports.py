@@ -14,7 +14,7 @@ import numpy as np
 
 import tracelens
 from tests.hostile.payloads import PAYLOADS
-from tests.renderers import (
+from tests.rendering import (
     sample,
     sample_ladder,
     sample_memory,
@@ -22,7 +22,8 @@ from tests.renderers import (
     sample_search,
     sample_whatif,
 )
-from tracelens.schema import Column, Report, Result, Schema, Skip, Table
+from tracelens.table.result import Report, Result, Skip
+from tracelens.table.schema import Column, Schema, Table
 
 WITH_TABLES = ("analyzers", "compare", "projection", "replay", "expected")
 # What figures look for; replaced as well, they draw nothing.

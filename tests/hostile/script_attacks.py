@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from tests.analyzers.moe_traces import Model, record
+from tests.analysis.moe_traces import Model, record
 from tests.builders import aligned, events, read
-from tests.replay.calls import MI300X, called, trace_of
+from tests.reproducers.calls import MI300X, called, trace_of
 from tracelens.trace.run import Run, make_run
 
 Event = dict[str, Any]

@@ -26,8 +26,8 @@ import zstandard
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.limits import VARIABLE, Limits, limits, parse_limits
-from tracelens.parsers import parse
-from tracelens.parsers.files import trace_files
+from tracelens.read.files import trace_files
+from tracelens.read.parser import parse
 
 KERNEL: dict[str, Any] = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10.0, "dur": 5.0,

@@ -16,9 +16,9 @@ import pytest
 
 from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
-from tracelens.renderers.figures import figures
-from tracelens.renderers.html import files, fragment
-from tracelens.schema import Report
+from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.formats.html import files, fragment
+from tracelens.table.result import Report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

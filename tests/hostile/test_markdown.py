@@ -8,14 +8,14 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-import tracelens.renderers.markdown
+import tracelens.rendering.formats.markdown
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.printable import without_commands
-from tracelens.renderers._format import one_line
-from tracelens.renderers.markdown import markdown
-from tracelens.renderers.markdown_text import escaped
-from tracelens.schema import Report
+from tracelens.rendering.formats.markdown import markdown
+from tracelens.rendering.formats.markdown_text import escaped
+from tracelens.rendering.tables.values import one_line
+from tracelens.table.result import Report
 
 # https://github.github.com/gfm/#autolinks-extension- and GitHub's references, in text that is no code.
 LIVE = {
@@ -76,7 +76,7 @@ def test_text_is_shown_as_it_is(payload: str, frame: str) -> None:
 
 
 def test_every_table(tables: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracelens.renderers.markdown, "ROWS", 5)
+    monkeypatch.setattr(tracelens.rendering.formats.markdown, "ROWS", 5)
     tokens = check(markdown(tables))
     shown = sum(not table.schema.detail for result in tables.results for table in result.data.values())
     assert sum(token.type == "heading_open" for token in tokens) >= len(tables.results) + 1

@@ -26,10 +26,10 @@ from tests.hostile.script_attacks import (
 )
 from tests.hostile.script_forms import form
 from tracelens.errors import TracelensError
-from tracelens.replay.folder import LIST
-from tracelens.replay.make import replay, replay_layers
-from tracelens.replay.render import UNFAITHFUL
-from tracelens.schema import Result
+from tracelens.reproducers.folder import LIST
+from tracelens.reproducers.make import replay, replay_layers
+from tracelens.reproducers.scripts.render import UNFAITHFUL
+from tracelens.table.result import Result
 from tracelens.trace.run import Run
 
 COUNTS = {"ops": 650, "collectives": 250, "sequences": 100}

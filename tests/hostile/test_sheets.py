@@ -17,11 +17,11 @@ import pytest
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.outputs import write_folder
-from tracelens.renderers.csv import files as csv_files
-from tracelens.renderers.csv import renderer
-from tracelens.renderers.sheet_text import safe
-from tracelens.renderers.xlsx import files as xlsx_files
-from tracelens.schema import Report
+from tracelens.rendering.formats.csv import files as csv_files
+from tracelens.rendering.formats.csv import renderer
+from tracelens.rendering.formats.sheet_text import safe
+from tracelens.rendering.formats.xlsx import files as xlsx_files
+from tracelens.table.result import Report
 
 assert renderer  # the format registers itself
 
@@ -95,7 +95,7 @@ def test_names_of_files_stay_in_their_folder(tables: Report, tmp_path: Path) -> 
     hostile = Report((type(first)(names[0], "x", dict.fromkeys(names, table)),))
     contents = csv_files(hostile)
     assert len(contents) == len(names) + 2
-    from tracelens.renderers import RENDERERS
+    from tracelens.rendering.renderer import RENDERERS
 
     kind = RENDERERS.get("csv").folder
     assert kind is not None

@@ -13,19 +13,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.compare.gate_sides import side
+from tests.compare.gate.gate_sides import side
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS, RICH
 from tracelens.cli import common, run
-from tracelens.compare.gate import Verdict, gate
-from tracelens.compare.github import commands
-from tracelens.compare.junit import junit
-from tracelens.compare.rules import read_rule
-from tracelens.compare.verdict import report as verdict_report
+from tracelens.compare.gate.gate import Verdict, gate
+from tracelens.compare.gate.github import commands
+from tracelens.compare.gate.junit import junit
+from tracelens.compare.gate.rules import read_rule
+from tracelens.compare.gate.verdict import report as verdict_report
 from tracelens.errors import ParseError, TracelensError, UnknownName
-from tracelens.renderers.console import console
-from tracelens.renderers.json import files as json_files
-from tracelens.schema import Report, Skip
+from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats.json import files as json_files
+from tracelens.table.result import Report, Skip
 
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 EACH = pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))

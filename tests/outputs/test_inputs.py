@@ -13,7 +13,7 @@ from tests.builders import write as write_trace
 from tracelens.cli import run
 from tracelens.errors import TracelensError
 from tracelens.outputs.inputs import Output, check_outputs, takes
-from tracelens.parsers.files import trace_files
+from tracelens.read.files import trace_files
 
 TRACE = aligned(
     """

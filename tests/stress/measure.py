@@ -57,32 +57,32 @@ def _analyze(name: str) -> Callable[[Sides, Path], Any]:
 
 
 def _gate(both: Sides, folder: Path) -> None:
-    from tracelens.compare.gate import gate
-    from tracelens.compare.rules import read_rule
-    from tracelens.compare.samples import from_result
+    from tracelens.compare.gate.gate import gate
+    from tracelens.compare.gate.rules import read_rule
+    from tracelens.compare.gate.samples import from_result
 
     samples = [from_result(tracelens.analyze(run, "steps"), "run", "0") for run in both]
     gate(*samples, [read_rule("step.time<=1.03"), read_rule("kernel.count<=1.0")])
 
 
 def _fuse(both: Sides, folder: Path) -> None:
-    from tracelens.analyzers.collectives import alignment
-    from tracelens.fuse import fuse
+    from tracelens.analysis.comm.collectives import alignment
+    from tracelens.merge.merge import fuse
 
     clocks = alignment(both.run)
     fuse(both.run, folder / "fused.json", offsets=clocks.offsets, waits=clocks.waits)
 
 
 def _replay(both: Sides, folder: Path) -> None:
-    from tracelens.replay.make import replay
-    from tracelens.replay.select import Selection
+    from tracelens.reproducers.make import replay
+    from tracelens.reproducers.select.select import Selection
 
     replay(both.run, folder / "replay", Selection(), top=10)
 
 
 def commands() -> dict[str, Callable[[Sides, Path], Any]]:
     """All commands by name."""
-    from tracelens.analyzers import in_order
+    from tracelens.analysis.analyzer import in_order
 
     found: dict[str, Callable[[Sides, Path], Any]] = {
         item.name: _analyze(item.name) for item in in_order() if item.name != "findings"

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import draw
-from tracelens.trace.callstack import TOLERANCE_NS, nearest, nest, subtree_sums
+from tracelens.table.forest import nearest, subtree_sums
+from tracelens.trace.callstack import TOLERANCE_NS, nest
 
 # (thread, start, length, rank); in units of half the tolerance, so that some overruns are within it.
 UNIT = TOLERANCE_NS // 2

@@ -19,7 +19,7 @@ import pytest
 from tracelens.errors import SchemaError, UnknownName
 from tracelens.trace import classify
 from tracelens.trace.classify import (
-    KINDS,
+    WORK_KINDS,
     OPAQUE,
     classes,
     classify_kernels,
@@ -214,10 +214,10 @@ def test_one_class_for_each_name_in_order() -> None:
 
 
 def test_kinds() -> None:
-    assert {known.kind for known in classes()} == set(KINDS)
+    assert {known.kind for known in classes()} == set(WORK_KINDS)
     assert {known.name for known in classes()} >= OPAQUE
     assert all(known.doc.endswith(".") for known in classes())
-    assert [kind_of(name) for name in ("gemm", "communication", "copy", "fill")] == list(KINDS)
+    assert [kind_of(name) for name in ("gemm", "communication", "copy", "fill")] == list(WORK_KINDS)
     with pytest.raises(UnknownName, match="did you mean 'gemm'"):
         kind_of("gem")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import draw
-from tracelens.trace.classify import KINDS
+from tracelens.trace.activities import gpu_work
+from tracelens.trace.classify import WORK_KINDS
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import gpu_work
 
 
 def worked(trace: Trace) -> list[tuple[str, int, int]]:
@@ -122,7 +122,7 @@ def test_columns_of_the_work() -> None:
     assert work.op.tolist() == work.event.tolist() == work.asked.tolist()
     assert work.stream.tolist() == [1, 7, 1]
     assert work.device.tolist() == [-1, -1, -1]
-    assert [KINDS[kind] for kind in work.kind] == ["computation"] * 3
+    assert [WORK_KINDS[kind] for kind in work.kind] == ["computation"] * 3
     assert [work.categories[code] for code in work.category] == ["gemm"] * 3
     assert work.is_kernel.all()
     assert len(gpu_work(trace, "linked").event) == 3

@@ -7,8 +7,8 @@ import pytest
 
 from tests.builders import draw, draw_run
 from tracelens.errors import TracelensError
+from tracelens.trace.activities import gpu_work
 from tracelens.trace.steps import AFTER, BEFORE, WHOLE, Steps, find_steps, select_step
-from tracelens.trace.work import gpu_work
 
 STEPS = """
            | 0    5    10   15

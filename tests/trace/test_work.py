@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from tests.builders import draw, events, read
-from tracelens.trace.classify import KINDS
+from tracelens.trace.activities import gpu_work
+from tracelens.trace.classify import WORK_KINDS
 from tracelens.trace.trace import Trace
-from tracelens.trace.work import gpu_work
 
 
 def described(trace: Trace) -> dict[str, tuple[str, str]]:
     """Name to (kind, class) of the GPU work."""
     work = gpu_work(trace)
     return {
-        work.names[name]: (KINDS[kind], work.categories[category])
+        work.names[name]: (WORK_KINDS[kind], work.categories[category])
         for name, kind, category in zip(work.name, work.kind, work.category, strict=True)
     }
 

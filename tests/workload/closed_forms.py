@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import tracelens
-from tracelens.config import Config
-from tracelens.expected import flops
+from tracelens.planner.config.config import Config
+from tracelens.planner.expected import flops
 from tracelens.trace.run import Run
 
 # tracelens' names of all-to-all collectives, which are NCCL's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.config import Config, override, preset
+from tracelens.planner.config.config import Config, override, preset
 from tracelens.workload.faults import KINDS, Fault
 
 CONTROL = "control"

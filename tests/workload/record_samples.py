@@ -26,8 +26,8 @@ from zstandard import ZstdCompressor
 from tests.workload import fault_variants, sample_runs, serving_variants, toggle_variants
 from tests.workload.sample_runs import Sample
 from tracelens.cli import run as command
-from tracelens.config import override, preset
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import override, preset
 from tracelens.recording.software import device_name, software_versions
 from tracelens.workload.launch import Job, run_job
 

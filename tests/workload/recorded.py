@@ -15,8 +15,8 @@ import torch
 
 from tests.workload.ranks import run_ranks
 from tracelens import analyze, load
-from tracelens.config import Config, override, preset
-from tracelens.schema import Result
+from tracelens.planner.config.config import Config, override, preset
+from tracelens.table.result import Result
 from tracelens.trace.run import Run
 from tracelens.workload.launch import Job, measure
 from tracelens.workload.parallel import make_groups

@@ -18,8 +18,8 @@ from tests.workload.whole import (
     train_once,
     whole_gradients,
 )
-from tracelens.config import Config
-from tracelens.config.layout import Layout
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.layout import Layout
 from tracelens.workload.parallel import Groups, initialise, make_groups
 from tracelens.workload.pipeline import Schedule, make_schedule
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 from torch import Tensor  # noqa: E402
 
 from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
-from tracelens.config import Config, override, preset  # noqa: E402
+from tracelens.planner.config.config import Config, override, preset  # noqa: E402
 from tracelens.workload.attention import ROTARY_BASE, Attention, make_attention  # noqa: E402
 from tracelens.workload.parallel import Groups  # noqa: E402
 

@@ -19,9 +19,9 @@ import torch.distributed as dist  # noqa: E402
 from tests.workload import fake_deep_ep  # noqa: E402
 from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
-from tracelens.config import Config  # noqa: E402
-from tracelens.config.layout import Layout  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
+from tracelens.planner.config.config import Config  # noqa: E402
+from tracelens.planner.config.layout import Layout  # noqa: E402
 from tracelens.workload import exchange  # noqa: E402
 from tracelens.workload.dispatch import make_dispatcher  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402

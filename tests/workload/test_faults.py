@@ -16,8 +16,8 @@ from tests.builders import records
 from tests.workload.fault_variants import CONTROL, FIRST, NAMES, STEPS, config_of, faults_of
 from tests.workload.ranks import run_ranks
 from tracelens import analyze, load
-from tracelens.config import override, preset
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import override, preset
 from tracelens.trace.run import Run
 from tracelens.workload.faults import KINDS, Fault
 from tracelens.workload.hinder import hindered, sleeping

@@ -13,7 +13,7 @@ from tests.builders import records
 from tests.workload.fault_variants import CONTROL, LARGEST_BYTES, NAMES
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tracelens import analyze, load
-from tracelens.schema import Result
+from tracelens.table.result import Result
 from tracelens.workload.faults import KINDS, Fault
 
 GROUP = "faults"

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from tests.workload.agree import BFLOAT16, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
-from tracelens.config import Config, override, preset  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
+from tracelens.planner.config.config import Config, override, preset  # noqa: E402
 from tracelens.workload import pipeline  # noqa: E402
 from tracelens.workload.graph import StepGraph, require  # noqa: E402
 from tracelens.workload.launch import Job, run_job  # noqa: E402

@@ -16,8 +16,8 @@ import pytest
 from tests.builders import records
 from tracelens import diff, load
 from tracelens.cli import run
-from tracelens.config import Config, override, preset
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config, override, preset
 from tracelens.workload.ladder import Rung, bundled, climb, from_file, from_texts
 
 ROOT = Path(__file__).parents[2]

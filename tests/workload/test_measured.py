@@ -16,8 +16,8 @@ import torch
 import tracelens
 from tests.workload.closed_forms import closed_forms, compare_bytes, compare_flops
 from tests.workload.ranks import run_ranks
-from tracelens.config import Config, override, preset
-from tracelens.expected import Routing
+from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.expected import Routing
 from tracelens.workload.launch import Job, measure
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.train import Trainer
@@ -103,6 +103,6 @@ def test_a_routing_survives_json() -> None:
 
 
 def _routing() -> Routing:
-    from tracelens.expected import balanced
+    from tracelens.planner.expected import balanced
 
     return balanced(override(preset("tiny"), ["ranks=2", "routing=balanced"]), 1)

@@ -17,10 +17,10 @@ from torch import Tensor, nn  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.workload.ranks import run_ranks  # noqa: E402
-from tracelens.config import Config, preset  # noqa: E402
-from tracelens.config.layout import Layout  # noqa: E402
-from tracelens.config.toggles import CHOICES  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
+from tracelens.planner.config.config import Config, preset  # noqa: E402
+from tracelens.planner.config.layout import Layout  # noqa: E402
+from tracelens.planner.config.toggles import CHOICES  # noqa: E402
 from tracelens.workload.model import Transformer  # noqa: E402
 from tracelens.workload.optimizer import ALIGNMENT_BYTES, ShardedAdamW  # noqa: E402
 from tracelens.workload.parallel import GROUPS, Groups, initialise, make_groups, shard  # noqa: E402

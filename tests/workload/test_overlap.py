@@ -21,7 +21,7 @@ import tracelens
 from tests.workload.ranks import TIMEOUT_S, run_ranks
 from tests.workload.schedules import SMALL, batch, beside_one_rank, filled_schedule
 from tests.workload.whole import Result, assert_same
-from tracelens.config import Config, override, preset
+from tracelens.planner.config.config import Config, override, preset
 from tracelens.workload import exchange
 from tracelens.workload.exchange import Waiting
 from tracelens.workload.overlap import interleave

@@ -21,8 +21,8 @@ from tests.workload.schedules import (
     run_schedule,
 )
 from tests.workload.whole import Result, assert_same, clear_seed
-from tracelens.config import Config, override, preset
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config, override, preset
 from tracelens.workload.parallel import Groups, make_groups
 from tracelens.workload.pipeline import make_schedule
 

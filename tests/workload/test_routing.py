@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
-from tracelens.config import Config  # noqa: E402
-from tracelens.config.layout import Layout  # noqa: E402
+from tracelens.planner.config.config import Config  # noqa: E402
+from tracelens.planner.config.layout import Layout  # noqa: E402
 from tracelens.workload.parallel import Groups, make_groups  # noqa: E402
 from tracelens.workload.router import Router  # noqa: E402
 

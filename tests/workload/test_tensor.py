@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tests.workload.whole import Result, assert_same, clear_seed, one_rank, train_once  # noqa: E402
-from tracelens.config import Config, override, preset  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
+from tracelens.planner.config.config import Config, override, preset  # noqa: E402
 from tracelens.workload import tensor_symmetric  # noqa: E402
 from tracelens.workload.exchange import all_gather_into, reduce_scatter_into  # noqa: E402
 from tracelens.workload.parallel import Groups, make_groups  # noqa: E402

@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="the workload needs torch")
 import torch
 
 from tests.workload.ranks import run_ranks
-from tracelens.config import Config, override, preset
-from tracelens.config.layout import Layout
+from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config.layout import Layout
 from tracelens.workload.data import Batches
 from tracelens.workload.parallel import Groups, make_groups
 from tracelens.workload.train import Measured, Trainer

@@ -3,7 +3,7 @@
 Not here: what only several streams, fused kernels or a GPU's launches show (test_visible_on_gpus); numa and
 kernarg_pool, which change where a process runs and what AMD's runtime allocates, of which no trace tells;
 dispatch=deepep and tp_overlap=symmetric, which need several GPUs (and DeepEP's signature has tests of its
-own, tests/analyzers/detectors/test_deepep.py).
+own, tests/findings/detectors/test_deepep.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ pytest.importorskip("torch", reason="the workload needs torch")
 from tests.workload.recorded import RUNS, Recorded, config_of
 from tests.workload.toggle_variants import VARIANTS
 from tests.workload.toggle_variants import fields as variant_fields
-from tracelens.analyzers._moe_stages import STAGES
-from tracelens.config import override, preset
-from tracelens.config.toggles import CHOICES, Toggles
-from tracelens.expected import balanced, messages
-from tracelens.schema import Result
+from tracelens.analysis.moe.stages import STAGES
+from tracelens.planner.config.config import override, preset
+from tracelens.planner.config.toggles import CHOICES, Toggles
+from tracelens.planner.expected import balanced, messages
+from tracelens.table.result import Result
 
 # Of the preset tiny on two ranks: 2 MoE layers, 4 experts a rank, 2 a token; 2 micro-batches of 64 tokens.
 LAYERS, EXPERTS, CHOSEN, BATCHES, TOKENS, HIDDEN = 2, 4, 2, 2, 64, 64

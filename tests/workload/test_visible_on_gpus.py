@@ -14,10 +14,10 @@ import pytest
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tests.workload.toggle_variants import EXPERTS, LARGEST_BYTES, VARIANTS
 from tracelens import analyze, load
-from tracelens.analyzers._moe_regions import FORWARD, regions
-from tracelens.analyzers._moe_stages import EXPERTS as EXPERTS_STAGE
-from tracelens.analyzers._moe_stages import STAGES
-from tracelens.schema import Result
+from tracelens.analysis.moe.regions import FORWARD, regions
+from tracelens.analysis.moe.stages import EXPERTS as EXPERTS_STAGE
+from tracelens.analysis.moe.stages import STAGES
+from tracelens.table.result import Result
 from tracelens.trace.run import Run
 
 there = needs("toggles")

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.recorded import Recorded
-from tracelens.schema import Result
+from tracelens.table.result import Result
 from tracelens.trace.trace import Trace
 
 

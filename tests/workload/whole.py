@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.workload.agree import FLOAT32, relative_error
-from tracelens.config import Config
-from tracelens.config.layout import Layout
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.layout import Layout
 from tracelens.workload.data import local_part
 from tracelens.workload.model import Transformer
 from tracelens.workload.parallel import Groups, initialise

@@ -48,7 +48,7 @@ def analyze(
     tracelens analyze roofline trace.json.gz --device mi355x
     """
     import tracelens
-    from tracelens.analyzers import ANALYZERS
+    from tracelens.analysis.analyzer import ANALYZERS
 
     ANALYZERS.get(name)
     given = options(scope, device, device_file)

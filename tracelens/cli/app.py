@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from tracelens import __version__
-from tracelens.cli import analyze, diff, fuse, gate, listing, project, replay, report
+from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report
+from tracelens.cli.project.app import app as project
 from tracelens.guard import DEBUG
 
 _DEBUG = "--debug"
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, None if there is none."""
         if cmd_name not in self.commands:  # it, or a misspelt name, for which it may be suggested
-            from tracelens.cli.workload import app as workload
+            from tracelens.cli.workload.app import app as workload
 
             self.commands["workload"] = typer.main.get_command(workload)
         return super().get_command(ctx, cmd_name)
@@ -56,7 +57,7 @@ app.command("fuse")(fuse.fuse)
 app.add_typer(
     replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
 )
-app.add_typer(project.app, name="project")
+app.add_typer(project, name="project")
 app.command("list")(listing.listing)
 
 

@@ -39,9 +39,9 @@ def fuse(
     tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
     """
     import tracelens
-    from tracelens.analyzers.collectives import alignment
-    from tracelens.fuse import check_suffix
-    from tracelens.fuse import fuse as write
+    from tracelens.analysis.comm.collectives import alignment
+    from tracelens.merge.merge import check_suffix
+    from tracelens.merge.merge import fuse as write
 
     check_suffix(output)
     check_outputs((), paths, [output])

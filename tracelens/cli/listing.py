@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device
+    from tracelens.devices.catalogue import Device
 
 
 class Kind(StrEnum):
@@ -36,7 +36,7 @@ def listing(
     tracelens list devices
     """
     if kind is Kind.models:
-        from tracelens.cli.workload import models
+        from tracelens.cli.workload.app import models
 
         _table(models())
     elif kind is Kind.devices:
@@ -59,28 +59,28 @@ def _table(rows: list[tuple[str, ...]]) -> None:
 
 def _rows(kind: Kind) -> list[tuple[str, ...]]:
     if kind is Kind.analyzers:
-        from tracelens.analyzers import in_order
+        from tracelens.analysis.analyzer import in_order
 
         return [(item.name, item.doc) for item in in_order()]
     if kind is Kind.detectors:
-        from tracelens.analyzers.detectors import DETECTORS
+        from tracelens.findings.detectors.detector import DETECTORS
 
         return [(name, item.doc) for name, item in DETECTORS.items()]
     if kind is Kind.parsers:
-        from tracelens.parsers import PARSERS
+        from tracelens.read.parser import PARSERS
 
         return [(name, item.doc) for name, item in PARSERS.items()]
     if kind is Kind.scenarios:
-        from tracelens.projection.whatif.scenario import SCENARIOS
+        from tracelens.what_if.scenario import SCENARIOS
 
         return [(item.grammar, item.doc) for _, item in SCENARIOS.items()]
-    from tracelens.renderers import RENDERERS
+    from tracelens.rendering.renderer import RENDERERS
 
     return [(name, item.doc) for name, item in RENDERERS.items()]
 
 
 def _costs() -> list[tuple[str, ...]]:
-    from tracelens.costs import COSTS
+    from tracelens.costs.cost import COSTS
 
     return [
         (name, model.function.__module__.removeprefix("tracelens.costs."), model.doc)
@@ -94,7 +94,7 @@ _DEVICE_COLUMNS = (
 
 
 def _devices() -> list[tuple[str, ...]]:
-    from tracelens.devices import devices
+    from tracelens.devices.catalogue import devices
 
     return [_DEVICE_COLUMNS, *map(_device, devices())]
 

@@ -27,9 +27,9 @@ from tracelens.cli.common import (
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device as Peaks
-    from tracelens.replay.select import Selection
-    from tracelens.schema import Result
+    from tracelens.devices.catalogue import Device as Peaks
+    from tracelens.reproducers.select.select import Selection
+    from tracelens.table.result import Result
     from tracelens.trace.run import Run
 
 
@@ -181,10 +181,10 @@ def scripts(
 
     tracelens replay verify replay/
     """
-    from tracelens.analyzers._device import choose_device
-    from tracelens.replay.folder import check as check_folder_output
-    from tracelens.replay.make import replay as write
-    from tracelens.replay.make import replay_layers
+    from tracelens.analysis.common.device import choose_device
+    from tracelens.reproducers.folder import check as check_folder_output
+    from tracelens.reproducers.make import replay as write
+    from tracelens.reproducers.make import replay_layers
 
     check_folder_output(output, [*paths, *filter(None, (diff, device_file))])
     peaks = choose_device(device, device_file)
@@ -224,8 +224,8 @@ def _wanted(
     peaks: Peaks | None,
 ) -> Selection:
     """The options as a selection."""
-    from tracelens.replay.finding import time_of
-    from tracelens.replay.select import Selection, sizes
+    from tracelens.reproducers.select.finding import time_of
+    from tracelens.reproducers.select.select import Selection, sizes
 
     if rank is not None and rank not in run.ranks:
         raise TracelensError(f"no rank {rank} in the trace, only {', '.join(map(str, run.ranks))}")
@@ -318,9 +318,9 @@ def verify(
 
     tracelens replay verify replay/ --device cpu --iters 1 --only mm
     """
-    from tracelens.replay.folder import LIST
-    from tracelens.replay.verify import failed
-    from tracelens.replay.verify import verify as run_all
+    from tracelens.reproducers.folder import LIST
+    from tracelens.reproducers.verify.verify import failed
+    from tracelens.reproducers.verify.verify import verify as run_all
 
     check_outputs(output or (), [str(Path(folder, LIST))])
     with progress() as line:
@@ -347,7 +347,7 @@ def _tell(
 ) -> None:
     """Print the result or write it."""
     import tracelens
-    from tracelens.schema import Report
+    from tracelens.table.result import Report
 
     report = Report((found,), f"tracelens {title}", {"version": tracelens.__version__, **meta})
     deliver(report, outputs, json)

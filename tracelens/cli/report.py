@@ -94,9 +94,9 @@ def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
     An unknown analyzer is better said before the work than after it, and the decoding processes make better
     use of this time than they would of it later.
     """
-    from tracelens.analyzers import ANALYZERS
-    from tracelens.costs import COSTS
-    from tracelens.renderers import by_path
+    from tracelens.analysis.analyzer import ANALYZERS
+    from tracelens.costs.cost import COSTS
+    from tracelens.rendering.renderer import by_path
     from tracelens.trace.classify import classes
 
     for path in output:

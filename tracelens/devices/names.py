@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tracelens.devices.device import Device
+from tracelens.devices.spec import Device
 
 _WORD = re.compile(r"[a-z0-9.]+")
 

@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from tracelens.devices.device import DTYPES, Device
+from tracelens.devices.spec import DTYPES, Device
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.limits import read_config_file
 

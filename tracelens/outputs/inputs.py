@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.outputs.files import cannot_write, is_stream, status
-from tracelens.parsers.files import MAGIC, local_path, named_like_a_trace, trace_files
-from tracelens.parsers.remote import is_url
+from tracelens.read.files import MAGIC, local_path, named_like_a_trace, trace_files
+from tracelens.read.remote import is_url
 
 _STDIN = "/dev/stdin"
 

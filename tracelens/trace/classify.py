@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from tracelens.errors import SchemaError, UnknownName
 
-KINDS: tuple[str, ...] = ("computation", "comm", "memcpy", "memset")
+WORK_KINDS: tuple[str, ...] = ("computation", "comm", "memcpy", "memset")
 OPAQUE: frozenset[str] = frozenset({"fused", "other"})
 """Classes that tell nothing about the work: `classify_op` of the launching op may know better."""
 
@@ -44,7 +44,7 @@ _BACKWARD_SUFFIX = re.compile(r"(?:backward(?:data)?)?\d*$")
 
 @dataclass(frozen=True)
 class KernelClass:
-    """One class of kernels; `kind` is one of KINDS."""
+    """One class of kernels; `kind` is one of WORK_KINDS."""
 
     name: str
     kind: str
@@ -66,7 +66,7 @@ def classes() -> list[KernelClass]:
 
 
 def kind_of(class_name: str) -> str:
-    """The kind (one of KINDS) of a class; raises UnknownName."""
+    """The kind (one of WORK_KINDS) of a class; raises UnknownName."""
     known = _classes()
     if class_name not in known:
         raise UnknownName("kernel class", class_name, known)
@@ -188,7 +188,7 @@ def _classes() -> dict[str, KernelClass]:
     """Name to class; raises SchemaError where kernels.toml gives a class an unknown kind or level."""
     found: dict[str, KernelClass] = {}
     for name, entry in _file()["class"].items():
-        if entry["kind"] not in KINDS or entry["level"] not in _file()["levels"]:
+        if entry["kind"] not in WORK_KINDS or entry["level"] not in _file()["levels"]:
             raise SchemaError(f"kernels.toml: class {name!r} has an unknown kind or level")
         found[name] = KernelClass(name, entry["kind"], entry["doc"])
     return found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int = NDArray[np.int64]
+from tracelens.arrays import Int
 
 
 def rows_by_code(codes: Int) -> dict[int, Int]:

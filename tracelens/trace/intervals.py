@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int = NDArray[np.int64]
+from tracelens.arrays import Bool, Int
 
 
 class Union(NamedTuple):
@@ -185,5 +184,5 @@ def _pieces(one: Union, other: Union) -> tuple[Int, Int]:
     return edges[:-1], edges[1:]
 
 
-def _kept(low: Int, high: Int, chosen: NDArray[np.bool_]) -> Union:
+def _kept(low: Int, high: Int, chosen: Bool) -> Union:
     return union(low[chosen], high[chosen])

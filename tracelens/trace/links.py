@@ -7,10 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.trace.callstack import nearest
-
-Int = NDArray[np.int64]
-Bool = NDArray[np.bool_]
+from tracelens.arrays import Bool, Int
+from tracelens.table.forest import nearest
 
 PASSED_THROUGH = ("execute",)
 """Ops that only run other ops: a launch directly inside one belongs to the op around it."""

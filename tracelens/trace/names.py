@@ -8,7 +8,8 @@ from fnmatch import translate
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
+
+from tracelens.arrays import Bool
 
 
 def wildcards(text: str) -> re.Pattern[str]:
@@ -22,7 +23,7 @@ def _answers(_: re.Pattern[str]) -> dict[str, bool]:
     return {}
 
 
-def matching(names: Iterable[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
     known = _answers(pattern)
     found = []

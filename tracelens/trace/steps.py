@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tracelens.arrays import Int
 from tracelens.errors import TracelensError
+from tracelens.trace.activities import Work, gpu_work
 from tracelens.trace.names import matching
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace, Window
-from tracelens.trace.work import Work, gpu_work
-
-Int = NDArray[np.int64]
 
 STEP_MARK = re.compile(r"^ProfilerStep#\d+$")
 WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"

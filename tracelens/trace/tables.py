@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tracelens.schema import Column, Schema
+from tracelens.table.schema import Column, Schema
 
-KINDS = (
+EVENT_KINDS = (
     "op",
     "launch",
     "kernel",
@@ -33,7 +33,7 @@ EVENTS = Schema(
     "events",
     (
         Column("event_id", "int64", doc="row number: event i is row i"),
-        Column("kind", "category", doc="what it is: " + ", ".join(KINDS)),
+        Column("kind", "category", doc="what it is: " + ", ".join(EVENT_KINDS)),
         Column("category", "category", doc="the profiler's own category"),
         Column("name", "category"),
         Column("ts_ns", "int64", "ns", "start, on the trace's own clock"),

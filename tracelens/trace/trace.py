@@ -8,16 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tracelens.schema import Table
+from tracelens.arrays import Bool, Int
+from tracelens.table.schema import Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tracelens.trace.work import Work
+    from tracelens.trace.activities import Work
 
-Int = NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -81,7 +80,7 @@ class Events(NamedTuple):
     stream: Int
     parent: Int
     depth: Int
-    linked: NDArray[np.bool_]
+    linked: Bool
     kinds: list[str]
     names: list[str]
 
@@ -91,7 +90,7 @@ class Events(NamedTuple):
         found[rows] = np.arange(len(rows))
         return found
 
-    def where(self, *kinds: str) -> NDArray[np.bool_]:
+    def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
         wanted = [code for code, kind in enumerate(self.kinds) if kind in kinds]
         return np.isin(self.kind, wanted)
@@ -153,7 +152,7 @@ class Trace:
     @cached_property
     def work(self) -> Work:
         """All GPU work, classified and linked; see `work.gpu_work`."""
-        from tracelens.trace.work import build
+        from tracelens.trace.activities import build
 
         return build(self)
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
 from tracelens.outputs import write_file
+from tracelens.planner.config.config import Config
 from tracelens.recording.sidecar import plain
 from tracelens.recording.window import WARMUP
 from tracelens.workload import binding, graph

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tracelens.config import Config
-from tracelens.config.layout import Layout
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.layout import Layout
 from tracelens.workload.parallel import Groups
 
 

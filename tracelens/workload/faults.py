@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError, UnknownName
+from tracelens.planner.config.config import Config
 
 
 class Kind(NamedTuple):

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import span
 
 INSTEAD = "take graph=off"

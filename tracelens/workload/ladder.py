@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tracelens.config import Config, override
-from tracelens.config.toggles import Toggles
 from tracelens.errors import TracelensError, UnknownName
+from tracelens.planner.config.config import Config, override
+from tracelens.planner.config.toggles import Toggles
 
 BASELINE = "baseline"
 _KEYS = ("name", "adds", "purpose")

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tracelens import expected
-from tracelens.config import Config
-from tracelens.config.checks import at_least_one
 from tracelens.errors import TracelensError
-from tracelens.expected import Routing
+from tracelens.planner import expected
+from tracelens.planner.config.checks import at_least_one
+from tracelens.planner.config.config import Config
+from tracelens.planner.expected import Routing
 from tracelens.recording import record
 from tracelens.recording.window import Window
 from tracelens.workload.binding import bind

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from tracelens.config.toggles import FusionName
 from tracelens.errors import TracelensError
+from tracelens.planner.config.toggles import FusionName
 from tracelens.workload.kernels import kernels
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tracelens.config import Config
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import region, scoped, span
 from tracelens.workload import spans
 from tracelens.workload.attention import RMSNorm, make_attention

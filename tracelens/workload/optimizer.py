@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import span
 from tracelens.workload.parallel import Groups
 from tracelens.workload.reduction import REPLICAS, Message, Move, make_reductions, share, whole_team

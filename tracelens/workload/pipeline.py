@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import scoped, span
 from tracelens.workload.graph import StepGraph, require
 from tracelens.workload.loss import token_loss

@@ -19,8 +19,8 @@ from typing import Literal
 import torch.distributed as dist
 from torch import Tensor
 
-from tracelens.config.toggles import ReductionName
 from tracelens.errors import TracelensError
+from tracelens.planner.config.toggles import ReductionName
 from tracelens.workload.exchange import Group, all_gather_into, reduce_scatter_into
 from tracelens.workload.parallel import GROUPS, Groups, description
 

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
-from tracelens.expected import Routed, Routing
+from tracelens.planner.config.config import Config
+from tracelens.planner.expected import Routed, Routing
 from tracelens.workload.exchange import all_gather_into
 from tracelens.workload.parallel import Groups
 from tracelens.workload.router import Router

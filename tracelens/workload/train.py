@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from tracelens.config import Config
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import span
 from tracelens.workload.data import Batches
 from tracelens.workload.exchange import all_reduce

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tests.workload.whole import STD, make_model  # noqa: E402
-from tracelens.config import Config  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
+from tracelens.planner.config.config import Config  # noqa: E402
 from tracelens.workload.model import Transformer  # noqa: E402
 from tracelens.workload.parallel import Groups  # noqa: E402
 from tracelens.workload.serving.config import model_config  # noqa: E402

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens import analyze, load  # noqa: E402
-from tracelens.schema import Result  # noqa: E402
+from tracelens.table.result import Result  # noqa: E402
 from tracelens.trace.run import Run  # noqa: E402
 from tracelens.workload.serving.config import model_config  # noqa: E402
 from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402

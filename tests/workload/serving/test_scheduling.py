@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workload.serving.simulate import VOCAB, simulate
-from tracelens.analyzers._labels import grammar
+from tracelens.analysis.serving.labels import grammar
 from tracelens.errors import TracelensError
 from tracelens.workload.serving.config import model_config
 from tracelens.workload.serving.delayer import PrefillDelayer

@@ -10,8 +10,8 @@ N is the number of tokens, or of copies of tokens, that reach this rank. See `ro
 
 from __future__ import annotations
 
-from tracelens.config import Config
-from tracelens.config.toggles import DispatchName
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.toggles import DispatchName
 from tracelens.workload.dispatch.allgather import AllGatherDispatch
 from tracelens.workload.dispatch.alltoall import AllToAllDispatch
 from tracelens.workload.dispatch.base import Dispatcher

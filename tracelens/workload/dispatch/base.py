@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracelens.config import Config
-from tracelens.config.toggles import DEVICE_PERMUTE, STATIC
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.toggles import DEVICE_PERMUTE, STATIC
 from tracelens.recording.scopes import span
 from tracelens.workload import spans
 from tracelens.workload.parallel import Groups

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
 from tracelens.workload.exchange import Group, Waiting
 from tracelens.workload.parallel import Groups

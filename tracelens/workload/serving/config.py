@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tracelens.config import HELP, Config, override, preset
-from tracelens.config.layout import Layout
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import HELP, Config, override, preset
+from tracelens.planner.config.layout import Layout
 from tracelens.workload.serving.settings import Serving
 
 TOGGLES = ("permute", "router")

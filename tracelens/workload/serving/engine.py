@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tracelens.config import Config
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import span
 from tracelens.workload.exchange import Group, all_gather_into
 from tracelens.workload.pipeline import default_dtype

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracelens.config import Config
 from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import span
 from tracelens.workload.graph import cause, no_collection
 from tracelens.workload.serving.model import ServingModel

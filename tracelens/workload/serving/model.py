@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracelens.config import Config
+from tracelens.planner.config.config import Config
 from tracelens.recording.scopes import scoped, span
 from tracelens.workload import spans
 from tracelens.workload.attention import RMSNorm

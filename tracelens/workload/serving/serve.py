@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tracelens.config import Config
-from tracelens.config.checks import at_least_one
-from tracelens.config.model import GEMM_ALIGNMENT
 from tracelens.errors import TracelensError
+from tracelens.planner.config.checks import at_least_one
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.model import GEMM_ALIGNMENT
 from tracelens.recording import record
 from tracelens.recording.window import Window
 from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from tracelens.config.checks import at_least_one, one_of
 from tracelens.errors import TracelensError
+from tracelens.planner.config.checks import at_least_one, one_of
 
 SwitchName = Literal["off", "on"]
 SplitName = Literal["off", "request", "token"]

@@ -1,0 +1,360 @@
+"""Programs that are no MoE model, and MoE models that are written in other ways."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.analysis.moe.test_moe import SHARED, agrees, times
+from tests.analysis.moe_traces import (
+    FRAMES,
+    HIDDEN,
+    KERNEL_NS,
+    VOCABULARY,
+    Key,
+    Model,
+    Recorder,
+    as_trace,
+    record,
+)
+from tests.builders import records
+from tracelens import analyze
+from tracelens.table.result import Result
+from tracelens.trace.run import make_run
+
+
+def analyzed(program: Callable[[Recorder], None], **model: Any) -> Result:
+    """The analysis of what a program launches on one rank."""
+    one = Recorder(Model(**model), 0)
+    program(one)
+    return analyze(make_run([as_trace(one)]), "moe")
+
+
+def is_dense(result: Result) -> bool:
+    """Whether no MoE layer was found; why that is so must be said."""
+    assert [skip.reason for skip in result.skips] == ["no MoE layer: no router with experts behind it"]
+    return not len(result["passes"])
+
+
+# What is no MoE layer
+
+
+def test_a_dense_model_with_a_choice_of_words() -> None:
+    def program(one: Recorder) -> None:
+        one.model = Model(layers=0, dense="dd", order="F0 B0")
+        tapes = one.forward(0)
+        choose(one, 8, VOCABULARY)
+        one.op("aten::gather", "_scatter_gather_kernel")
+        one.backward(0, tapes)
+
+    assert is_dense(analyzed(program))
+
+
+def choose(one: Recorder, rows: int, columns: int, chosen: int = 2, shape: Any = None, dim: int = -1) -> None:
+    shapes = [shape or [rows, columns], [], [], [], []]
+    values = ["", str(chosen), str(dim), "True", "True"]
+    one.op("aten::topk", "gatherTopK", grad="TopkBackward0", shapes=shapes, values=values)
+
+
+@pytest.mark.parametrize("words", [256, 50_000])
+def test_sampling_among_the_likeliest(words: int) -> None:
+    """Also where the words are so few that they could be experts."""
+
+    def program(one: Recorder) -> None:
+        for _ in range(3):
+            one.op("aten::embedding", "vectorized_gather_kernel")
+            one.block(-1)
+            one.norm()
+            one.mm(8, HIDDEN, words)
+            choose(one, 8, words)
+            for name in ("scatter", "_softmax", "multinomial", "cat"):
+                one.op(f"aten::{name}", f"{name}_kernel")
+
+    assert is_dense(analyzed(program))
+
+
+def test_the_best_classes_of_images() -> None:
+    """A convolution may be a matrix product on the GPU; no norm lies between it and the choice before."""
+
+    def program(one: Recorder) -> None:
+        for _ in range(3):
+            one.op("aten::miopen_convolution", "Cijk_Alik_Bljk_BBS_BH")
+            one.mm(8, HIDDEN, HIDDEN)
+            one.block(-1)
+            one.norm()
+            one.mm(8, HIDDEN, 100)
+            choose(one, 8, 100)
+            one.op("aten::index", "index_elementwise_kernel")
+
+    assert is_dense(analyzed(program))
+
+
+def test_images_and_texts_that_choose_each_other() -> None:
+    def program(one: Recorder) -> None:
+        for _ in range(2):
+            one.block(-1)
+            one.norm()
+            for _ in range(2):
+                one.mm(8, HIDDEN, 8)
+                choose(one, 8, 8)
+                one.op("aten::eq", "vectorized_elementwise_eq")
+                one.op("aten::sum", "reduce_kernel")
+
+    assert is_dense(analyzed(program))
+
+
+@pytest.mark.parametrize("keys", [8, HIDDEN])
+def test_attention_to_the_best_keys(keys: int) -> None:
+    def program(one: Recorder) -> None:
+        for _ in range(2):
+            one.norm()
+            one.mm(8, HIDDEN, 3 * HIDDEN)
+            shapes = [[4, 8, 16], [4, 16, keys]]
+            one.op("aten::bmm", "nvjet_scores", grad="BmmBackward0", shapes=shapes)
+            choose(one, 8, keys, shape=[1, 4, 8, keys])
+            one.op("aten::scatter", "_scatter_gather_kernel")
+            one.op("aten::_softmax", "softmax_warp_forward")
+            one.op("aten::bmm", "nvjet_values", shapes=[[4, 8, keys], [4, keys, 16]])
+            one.mm(8, HIDDEN, HIDDEN)
+            one.norm()
+            one.mlp(8)
+
+    assert is_dense(analyzed(program))
+
+
+# What other programs do
+
+
+def layers_of(result: Result) -> list[tuple[int, int]]:
+    """(microbatch, layer) of the forward passes."""
+    passes = result["passes"]
+    return records(passes[passes["phase"] == "forward"], "microbatch", "layer")
+
+
+def test_two_choices_of_groups_and_of_experts() -> None:
+    """DeepSeek-V3: the best two of each group, the best groups, and then the best experts of these."""
+
+    class Grouped(Recorder):
+        def route(self) -> None:
+            self.stage = "router"
+            self.mm(8, HIDDEN, 8)
+            self.op("aten::sigmoid", "vectorized_elementwise_sigmoid", grad="SigmoidBackward0")
+            choose(self, 8, 4, shape=[8, 2, 4])
+            self.op("aten::sum", "reduce_kernel")
+            choose(self, 8, 2, chosen=1)
+            self.op("aten::scatter_", "_scatter_gather_kernel")
+            choose(self, 8, 8, chosen=3)
+            self.op("aten::gather", "_scatter_gather_kernel", grad="GatherBackward0")
+            self.stage = ""
+
+    one = Grouped(Model(), 0)
+    one.backward(0, one.forward(0))
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert times(result) == one.truth
+    assert (result.meta["experts"], result.meta["chosen"]) == (8, 3)
+
+
+def test_a_capacity_chooses_tokens_and_not_experts() -> None:
+    class Capacity(Recorder):
+        def route(self) -> None:
+            super().route()
+            self.stage = "router"
+            choose(self, 8, 8, chosen=5, dim=0)
+            self.stage = ""
+
+    one = Capacity(Model(), 0)
+    one.backward(0, one.forward(0))
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert times(result) == one.truth
+    assert (result.meta["experts"], result.meta["chosen"]) == (8, 2)
+
+
+def test_fused_ops_of_serving_have_other_arguments() -> None:
+    class Serving(Recorder):
+        def moe(self) -> None:
+            self.stage = "router"
+            self.mm(8, HIDDEN, 16)
+            shapes = [[8, 2], [8, 2], [8, 2], [8, 16]]
+            self.op("_moe_C::topk_softmax", "void vllm::moe::topkGatingSoftmax<4, 64, 4>", shapes=shapes)
+            self.stage = "permute"
+            self.op("_moe_C::moe_align_block_size", "void vllm::moe::moe_align_block_size_kernel<int>")
+            self.stage = "experts"
+            self.op("vllm::fused_experts", "fused_moe_kernel", "act_and_mul_kernel", "fused_moe_kernel")
+            self.stage = "permute"
+            self.op("_moe_C::moe_sum", "void vllm::moe::moe_sum_kernel<c10::BFloat16, 2>")
+            self.stage = ""
+            self.last = "permute"
+
+    one = Serving(Model(), 0)
+    one.forward(0)
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert layers_of(result) == [(0, 0), (0, 1)]
+    assert times(result) == one.truth
+    assert (result.meta["experts"], result.meta["chosen"]) == (16, -1)
+
+
+def test_all_experts_in_one_batch_of_products() -> None:
+    """GPT-OSS and Llama 4: every expert computes every token, or room for as many."""
+
+    class Batched(Recorder):
+        def compute(self, rows: Any) -> None:
+            self.stage = "experts"
+            for depth, columns in ((HIDDEN, 64), (32, HIDDEN)):
+                shapes = [[8, 5, depth], [8, depth, columns]]
+                self.op("aten::bmm", "nvjet_batch", grad="BmmBackward0", shapes=shapes)
+            self.stage = ""
+
+    one = Batched(Model(shared="after"), 0)
+    one.backward(0, one.forward(0))
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert times(result) == one.truth
+    assert result["layers"]["tokens"].tolist() == [40.0, 40.0]
+
+
+@pytest.mark.parametrize("naming", FRAMES)
+def test_a_rank_to_which_no_token_came(naming: str) -> None:
+    def rows(rank: int, _: int, layer: int) -> list[int]:
+        return [8, 8, 8, 8] if rank != layer else [0, 0, 0, 0]
+
+    result = agrees(Model(ranks=2, exchange="all_to_all", rows=rows, naming=naming))
+    assert result.meta["layers"] == 2
+
+
+def test_a_shared_expert_beside_the_exchange() -> None:
+    """Its products are launched between dispatch and combine, and have other sizes."""
+
+    class Beside(Recorder):
+        def compute(self, rows: Any) -> None:
+            self.stage = "shared expert"
+            self.mm(8, HIDDEN, 96)
+            super().compute(rows)
+            self.stage = "shared expert"
+            self.mm(8, 48, HIDDEN)
+            self.stage = ""
+
+    traces, truth = [], Counter[Key]()
+    for rank in range(2):
+        one = Beside(Model(ranks=2, exchange="all_to_all"), rank)
+        one.backward(0, one.forward(0))
+        traces.append(as_trace(one))
+        truth.update(one.truth)
+    result = analyze(make_run(traces), "moe")
+    assert times(result) == truth
+    assert set(result["layers"]["tokens"]) == {16.0}
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["siblings in the step", "siblings in the block"])
+@pytest.mark.parametrize("shared", SHARED)
+def test_scopes_without_one_around_the_layer(
+    block: bool, shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {stage: name for stage, name in FRAMES["scopes"].items() if stage != "layer"}
+    monkeypatch.setitem(FRAMES, "parts", names)
+
+    class Block(Recorder):
+        def block(self, layer: int) -> None:
+            with self.around("python_function", "nn.Module: TransformerBlock_0"):
+                super().block(layer)
+
+    kind = Block if block else Recorder
+    one = kind(Model(naming="parts", shared=shared, layers=3, order="F0 B0 F1 B1"), 0)
+    with one.around("user_annotation", "ProfilerStep#1"):
+        for microbatch in (0, 1):
+            one.backward(microbatch, one.forward(microbatch))
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert result.meta["layers"] == 3
+    found = times(result)
+    # The residual's addition has no frame of its own; it is taken for the end of the last part.
+    last = {(0, number, layer, phase, "shared expert" if shared == "after" else "permute")
+            for number, layer, phase in product((0, 1), range(3), ("forward", "backward"))}  # fmt: skip
+    assert found == one.truth + Counter(dict.fromkeys(last, KERNEL_NS))
+
+
+@pytest.mark.parametrize(
+    "frame", ["nn.Module: FSDPTransformerBlock_0", "deepspeed/runtime/engine.py(1): forward"]
+)
+def test_a_wrapped_module_does_not_make_the_exchange_one_of_parameters(frame: str) -> None:
+    class Wrapped(Recorder):
+        def moe(self) -> None:
+            with self.around("python_function", frame):
+                super().moe()
+
+    one = Wrapped(Model(exchange="all_to_all"), 0)
+    one.backward(0, one.forward(0))
+    assert times(analyze(make_run([as_trace(one)]), "moe")) == one.truth
+
+
+@pytest.mark.parametrize(
+    ("frame", "group"), [("FSDP::pre_forward (layers.0)", "mesh"), ("", "EXPERT_DATA_PARALLEL_GROUP")]
+)
+def test_parameters_that_are_gathered_within_a_layer_are_no_part_of_it(frame: str, group: str) -> None:
+    class Sharded(Recorder):
+        def compute(self, rows: Any) -> None:
+            before, self.stage = self.stage, ""
+            with self.around("user_annotation", frame or "something else"):
+                self.collective("_allgather_base", group, {"In msg nelems": 8, "Out msg nelems": 16})
+            self.stage = before
+            super().compute(rows)
+
+    one = Sharded(Model(exchange="all_to_all"), 0)
+    one.backward(0, one.forward(0))
+    assert times(analyze(make_run([as_trace(one)]), "moe")) == one.truth
+
+
+def test_messages_of_ring_attention_do_not_end_a_micro_batch() -> None:
+    class Ring(Recorder):
+        def attention(self) -> None:
+            super().attention()
+            self.collective("send", "CONTEXT_PARALLEL_GROUP", {"In msg nelems": 8})
+
+    one = Ring(Model(), 0)
+    one.backward(0, one.forward(0))
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert times(result) == one.truth
+    assert layers_of(result) == [(0, 0), (0, 1)]
+
+
+def test_backward_work_of_one_micro_batch_between_the_layers_of_another() -> None:
+    """1F1B overlap: while one micro-batch is exchanged, another is computed."""
+
+    class Overlapped(Recorder):
+        between: Any = None
+
+        def block(self, layer: int) -> None:
+            super().block(layer)
+            if self.between:
+                here = self.microbatch, self.tape, self.phase, self.tid
+                self.microbatch, self.tid = 0, 2
+                self.run_back(*self.between.pop())
+                self.microbatch, self.tape, self.phase, self.tid = here
+
+    one = Overlapped(Model(), 0)
+    _, *tapes, _ = one.forward(0)
+    one.between = [(tape, layer) for layer, tape in enumerate(tapes)]
+    one.backward(1, one.forward(1))
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert times(result) == one.truth
+    assert layers_of(result) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_passes_beside_the_steps_do_not_count_for_a_step() -> None:
+    one = record(Model(order="F0"))
+    once = analyze(make_run([as_trace(one)]), "moe")
+    one.wait()
+    for number in (1, 2):
+        one.forward(number)
+    result = analyze(make_run([as_trace(one)]), "moe")
+    assert layers_of(result) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert result["stages"]["forward_ns"].tolist() == once["stages"]["forward_ns"].tolist()
+
+
+def test_a_run_without_gpu_work_has_a_reason() -> None:
+    def program(one: Recorder) -> None:
+        with one.around("cpu_op", "aten::topk"):
+            pass
+
+    assert is_dense(analyzed(program))

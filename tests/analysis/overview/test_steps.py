@@ -1,0 +1,197 @@
+"""What each step took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import tracelens
+from tests.analysis.drawings import Drawing, drawings
+from tests.analysis.moe_traces import Model, recorded
+from tests.builders import aligned, draw, draw_run, events, read, records
+from tracelens import analyze
+from tracelens.rendering.formats.json import one
+from tracelens.table.result import Result
+from tracelens.trace.run import make_run
+from tracelens.trace.steps import select_step
+
+
+def drawn(text: str, **options: Any) -> Result:
+    return analyze(make_run([draw(text, **options)]), "steps")
+
+
+def values(result: Result, metric: str) -> list[float]:
+    table = result["metrics"]
+    return table[table["metric"] == metric]["value"].tolist()
+
+
+TWO = """
+                                  | 0    5    10   15   20   25   30
+    step 1                        |   --------------
+    step 2                        |                 --------------
+    op aten::mm                   |   ---           ---   ---
+    op aten::copy_                |         --
+    op record_param_comms collective=allreduce group=0 ranks=[0,1] size=2 in=8 out=8 dtype=Half |      --
+    launch                        |   a  b  c       d     e
+    launch cudaStreamSynchronize  |             ---
+    s7 gemm                       | ==  aaaa         ddd   ee
+    s9 ncclDevKernel_AllReduce    |       bbbb
+    s7 copy bytes=64              |            cc
+"""
+
+
+def test_times_and_counts_of_whole_steps() -> None:
+    found = drawn(aligned(TWO))
+    times = ("dur_ns", "computation_ns", "comm_ns", "exposed_comm_ns", "idle_ns")
+    columns = ("step", *times, "kernels", "launches", "blocking_calls")
+    # The first step begins with its mark; what was queued before has run by then.
+    assert records(found["steps"], *columns) == [
+        ("ProfilerStep#1", 14000, 4000, 4000, 2000, 6000, 2, 3, 1),
+        ("ProfilerStep#2", 14000, 5000, 0, 0, 9000, 2, 2, 0),
+    ]
+    assert values(found, "step.time") == [14000, 14000]
+    assert values(found, "memcpy.time") == [2000, 0]
+    assert values(found, "idle.fraction") == [6 / 14, 9 / 14]
+    assert values(found, "comm.bytes") == [16, 0]
+    assert values(found, "op[aten::mm].time") == [4000, 5000]
+    assert values(found, "op[aten::mm].count") == [1, 2]
+    assert values(found, "category[gemm].count") == [1, 2]
+    assert values(found, "op[aten::copy_].time") == [2000]  # no row where there is none
+
+
+AHEAD = """
+                | 0    5    10   15   20   25   30   35
+    step 1      | ----
+    step 2      |     ----
+    step 3      |         ----
+    op aten::mm | --- --- ---
+    launch      | ab  cd  ef
+    s7 gemm     | ====aaaaabbbbbcccccdddddeeeeefffff
+"""
+
+
+def test_a_host_that_runs_ahead_does_not_decide_how_long_a_step_takes() -> None:
+    found = drawn(AHEAD)
+    assert records(found["steps"], "dur_ns", "kernels") == [(10000, 2), (10000, 2), (10000, 2)]
+    assert analyze(make_run([draw(AHEAD)]), "timeline")["steps"]["total_ns"].tolist() == [4000, 4000, 26000]
+
+
+def test_work_of_another_stream_does_not_hold_a_step_up() -> None:
+    found = drawn("""
+        step 1      | ----------
+        step 2      |           ----------
+        op aten::mm |  --        --
+        launch      |  ab        c
+        s7 gemm     |   aaa       ccc
+        s9 copy     |    bbbbbbbbbbbb
+    """)
+    assert records(found["steps"], "dur_ns") == [(10000,), (10000,)]
+    # Its time counts where it runs, it itself where it was called.
+    assert values(found, "memcpy.time") == values(found, "category[copy].time") == [5000, 2000]
+    assert values(found, "category[copy].count") == [1]
+
+
+def test_without_marks_all_is_one_step() -> None:
+    found = drawn("s7 gemm | ==  ==")
+    assert records(found["steps"], "step", "dur_ns", "idle_ns") == [("(whole trace)", 6000, 2000)]
+    assert any("call prof.step()" in skip.reason for skip in found.skips)
+
+
+def test_one_step_alone() -> None:
+    run = select_step(make_run([draw(aligned(TWO))]), "2")
+    assert records(analyze(run, "steps")["steps"], "step", "dur_ns", "kernels") == [
+        ("ProfilerStep#2", 14000, 2)
+    ]
+
+
+def test_what_is_not_there_is_said() -> None:
+    reasons = {skip.subject: skip.reason for skip in drawn(AHEAD).skips}
+    assert set(reasons) == {"rank 0: comm.bytes", "rank 0: moe", "rank 0: memory.peak"}
+    assert "profile_memory=True" in reasons["rank 0: memory.peak"]
+
+
+def memory(ts: float, allocated: int, device_type: int = 1) -> dict[str, Any]:
+    args = {"Total Allocated": allocated, "Bytes": 64, "Device Id": 0, "Device Type": device_type, "Addr": 1}
+    return {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "ts": ts,
+        "pid": 100,
+        "tid": 1,
+        "args": args,
+    }
+
+
+def test_peak_of_memory_in_each_step() -> None:
+    text = """
+        step 1 | -----
+        step 2 |      -----
+        step 3 |           -----
+        s7 k   |  ==   ==   ==
+    """
+    found = [memory(1, 100), memory(2, 700), memory(3, 300), memory(7, 900, device_type=0), memory(12, 200)]
+    result = analyze(make_run([read([*events(text), *found])]), "steps")
+    # Nothing happens in the second step: what was allocated before still is; the host's memory is another.
+    assert values(result, "memory.peak") == [700, 300, 300]
+    table = result["metrics"]
+    assert set(table[table["metric"] == "memory.peak"]["unit"]) == {"bytes"}
+
+
+@pytest.mark.parametrize(
+    "model", [Model(), Model(ranks=4, exchange="all_to_all", naming="scopes")], ids=["loop", "exchange"]
+)
+def test_stages_of_moe_layers_as_in_the_moe_analyzer(model: Model) -> None:
+    run, _ = recorded(model)
+    result, moe = analyze(run, "steps"), analyze(run, "moe")
+    steps = result["steps"].groupby("rank").size()
+    for row in moe["stages"].itertuples():
+        table = result["metrics"]
+        mine = table[
+            (table["rank"] == row.rank) & (table["metric"] == f"moe.{row.stage.replace(' ', '_')}.time")
+        ]
+        whole, count = row.forward_ns + row.backward_ns + row.recompute_ns, int(steps[row.rank])
+        assert mine["value"].sum() == pytest.approx(whole * count, abs=3 * count)
+    assert sum(values(result, "moe.blocking_calls")) == moe["passes"]["blocking_count"].sum()
+
+
+@given(drawings)
+def test_parts_add_up_to_the_step(drawing: Drawing) -> None:
+    result = drawn(drawing.text)
+    found = {str(metric): np.array(values(result, metric)) for metric in result["metrics"]["metric"].unique()}
+    assert (found["busy.time"] + found["idle.time"] == found["step.time"]).all()
+    parts = ("computation.time", "exposed_comm.time", "memcpy.time", "memset.time")
+    assert (sum(found[name] for name in parts) == found["busy.time"]).all()
+    classes = sum(
+        rows.sum() for name, rows in found.items() if name.startswith("category[") and "].time" in name
+    )
+    assert classes == found["busy.time"].sum()
+    timeline = analyze(make_run([draw(drawing.text)]), "timeline")
+    if "steps" in timeline.tables and len(found["step.time"]):
+        marked = timeline["steps"]
+        whole = marked[~marked["step"].str.startswith("(")]
+        assert found["step.time"].sum() <= whole["total_ns"].sum()
+
+
+def test_ranks_stand_below_each_other() -> None:
+    found = analyze(draw_run(AHEAD, AHEAD), "steps")
+    assert found["steps"]["rank"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_large_trace_is_a_small_baseline(corpus: Path) -> None:
+    run = tracelens.load(corpus / "nvidia-h100-hf" / "dsv2_grouped.json.gz")
+    result = analyze(run, "steps")
+    assert len(one(result, {})) < 100_000
+    assert result["steps"]["kernels"].nunique() == 1
+
+
+@pytest.mark.parametrize("name", ["ns_resolution", "negative_queue", "hta_control", "hta_test", "nccl_data"])
+def test_recorded_steps_have_the_same_kernels(corpus: Path, name: str) -> None:
+    """The marks of some of these are far from when the GPU came to the step."""
+    steps = analyze(tracelens.load(corpus / "misc" / f"{name}.json.gz"), "steps")["steps"]
+    assert steps["kernels"].nunique() == 1
+    assert steps["dur_ns"].std() < 0.03 * steps["dur_ns"].mean()

@@ -1,0 +1,333 @@
+"""The roofline of hand-drawn traces: which call is counted how, and against which bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import aligned, draw, draw_run, records
+from tracelens import analyze, report
+from tracelens.errors import TracelensError
+from tracelens.table.result import Result
+from tracelens.trace.run import make_run
+
+# 2 TFLOP/s, 1 TB/s of memory, 100 GB/s between devices, 10 GB/s to the host: 2,000 FLOPs, 1,000 bytes,
+# 100 bytes and 10 bytes a nanosecond.
+DEVICE = """
+name = "drawn"
+hbm_bytes_per_s = 1e12
+cache_bytes = 1048576
+gpu_link_bytes_per_s = 100e9
+host_link_bytes_per_s = 10e9
+[matrix]
+bf16 = 2e12
+[vector]
+fp32 = 1e12
+"""
+
+BF16 = '["c10::BFloat16","c10::BFloat16"]'
+# 2 x 1000 x 1000 x 500 FLOPs take 500 us; (500 + 500 + 1000) x 1000 x 2 bytes 4 us.
+MM = f"op aten::mm shapes=[[1000,500],[500,1000]] types={BF16}"
+
+
+@pytest.fixture
+def device_file(tmp_path: Path) -> str:
+    path = tmp_path / "drawn.toml"
+    path.write_text(DEVICE)
+    return str(path)
+
+
+def roofline(text: str, device_file: str | None = None, **options: Any) -> Result:
+    drawing = options.pop("drawing", {})
+    run = make_run([draw(aligned(text), **drawing)])
+    return analyze(run, "roofline", device_file=device_file, **options)
+
+
+def test_calls_with_the_same_arguments_are_one_row(device_file: str) -> None:
+    result = roofline(
+        f"""
+        {MM}    | --      --
+        launch  | a       b
+        s7 gemm |   aaaaaa  bbbb
+        """,
+        device_file,
+        drawing={"ns_per_char": 200_000},
+    )
+    columns = ("name", "shapes", "dtype", "dims", "count", "dur_ns", "flops", "read_bytes", "write_bytes")
+    assert records(result["roofline"], *columns) == [
+        ("aten::mm", "bf16[1000,500] bf16[500,1000]", "bf16", "M=1000 N=1000 K=500",
+         2, 2_000_000, 1_000_000_000, 2_000_000, 2_000_000),
+    ]  # fmt: skip
+    (row,) = records(result["roofline"], "bound", "roofline_ns", "efficiency", "recoverable_ns", "note")
+    # Sum over sum: 2 x 500 us at the roofline, 1.2 ms + 0.8 ms measured.
+    assert row == ("compute", 1_000_000, 0.5, 1_000_000, "")
+    (rates,) = records(result["roofline"], "flops_per_s", "bytes_per_s", "intensity", "maf_efficiency")
+    assert rates == pytest.approx((1e12, 4e9, 250.0, -1.0))
+
+
+def test_all_work_of_one_call_is_its_time(device_file: str) -> None:
+    result = roofline(
+        f"""
+        {MM}    | -----
+        launch  | a b
+        s7 gemm |   aaaa
+        s8 fill |     bbbb
+        """,
+        device_file,
+    )
+    assert records(result["roofline"], "count", "dur_ns") == [(1, 6000)]
+
+
+def test_copies_are_held_against_the_link_and_not_against_memory(device_file: str) -> None:
+    result = roofline(
+        """
+        launch                                                       | a    b
+        s7 copy Memcpy HtoD (Pinned -> Device) bytes=20000           |  aaaa
+        s7 copy Memcpy DtoD (Device -> Device) bytes=1000000         |       bbbb
+        """,
+        device_file,
+    )
+    # 20,000 bytes at 10 bytes a ns; 2 x 1,000,000 bytes at 1,000 a ns.
+    assert records(result["roofline"], "bound", "roofline_ns", "dur_ns", "link_bytes") == [
+        ("host link", 2000, 4000, 20_000),
+        ("memory", 2000, 4000, 0),
+    ]
+
+
+def test_communication_is_held_against_the_link_between_devices(device_file: str) -> None:
+    result = roofline(
+        """
+        op record_param_comms collective=allreduce size=2 in=100000 out=100000 dtype=Half | --
+        launch                         | a
+        s9 ncclDevKernel_AllReduce_Sum |  aaaa
+        """,
+        device_file,
+    )
+    # Each of 2 ranks sends 2 x 1/2 x 200,000 bytes.
+    assert records(result["roofline"], "bound", "link_bytes", "roofline_ns") == [
+        ("gpu link", 200_000, 2000),
+    ]
+
+
+def test_an_op_that_is_not_known_takes_the_model_of_the_op_around_it(device_file: str) -> None:
+    text = f"""
+        {MM}          | -----
+        op my::kernel |  ---
+        launch        |  a {{more}}
+        s7 gemm       |     aaaa
+    """
+    alone = roofline(text.format(more=" "), device_file)
+    assert records(alone["roofline"], "name", "dur_ns") == [("aten::mm", 4000)]
+
+
+def test_an_op_around_work_that_is_counted_already_counts_nothing_twice(device_file: str) -> None:
+    result = roofline(
+        f"""
+        op aten::linear shapes=[[1000,500],[1000,500]] types={BF16} | ---------
+        {MM}          |  ---
+        op my::kernel |      ---
+        launch        |  a   b
+        s7 gemm       |    aa bbb
+        """,
+        device_file,
+    )
+    assert records(result["roofline"], "name", "dur_ns") == [("aten::mm", 2000)]
+    assert records(result["uncovered"], "name", "reason", "count", "dur_ns") == [
+        ("my::kernel", "custom op without a registered cost model", 1, 3000)
+    ]
+
+
+def test_reasons() -> None:
+    result = roofline(
+        """
+        op aten::mm                     | --
+        op aten::not_an_op shapes=[[2]] types=["float"] | ..--
+        op my::op                       |     --
+        launch                          | a b c
+        launch                          |       d
+        launch cudaGraphLaunch          |         e
+        s7 k1                           |  a b c d e
+        s7 ncclDevKernel_AllReduce_Sum  |            ==
+    """.replace("..", "  ")
+    )
+    assert sorted(records(result["uncovered"], "name", "reason")) == [
+        ("aten::mm", "no shapes recorded (record_shapes=True)"),
+        ("aten::not_an_op", "no cost model"),
+        ("k1", "launched by a graph, for which no ops are recorded"),
+        ("k1", "launched outside of any recorded op"),
+        ("my::op", "custom op without a registered cost model"),
+        ("ncclDevKernel_AllReduce_Sum", "launched before the recording began, and not repeated in it"),
+    ]
+    # Only what tracelens does not know is not covered; the rest lies in the trace.
+    assert result.meta["coverage"] == pytest.approx(6 / 7)
+    assert result.meta["modelled_fraction"] == 0
+
+
+def test_work_from_before_the_recording_takes_the_arguments_of_its_repeat(device_file: str) -> None:
+    result = roofline(
+        f"""
+        {MM}    |      --   --
+        launch  |      a    b
+        s7 gemm | ===    aaa  bbb
+        s7 gelu |    =
+        """,
+        device_file,
+        drawing={"ns_per_char": 200_000},
+    )
+    # The gelu is the last early work and the last work of the recording is a gemm: nothing repeats.
+    assert result.meta["repeats_fraction"] == 0
+    result = roofline(
+        f"""
+        {MM}    |      --   --
+        launch  |      a    b
+        s7 gemm | ====   aaa  bbb
+        """,
+        device_file,
+        drawing={"ns_per_char": 200_000},
+    )
+    assert records(result["roofline"], "count", "dur_ns", "note") == [
+        (1, 800_000, "launched before the recording: arguments of the same work at its end"),
+        (2, 1_200_000, ""),
+    ]
+    assert result.meta["repeats_fraction"] == pytest.approx(0.4)
+    assert result.meta["coverage"] == 1
+
+
+def test_half_a_call_from_before_the_recording_is_not_counted_as_a_whole(device_file: str) -> None:
+    result = roofline(
+        f"""
+        {MM}    |      --
+        launch  |      ab
+        s7 prep |        a
+        s7 gemm | ====    bbb
+        """,
+        device_file,
+    )
+    reason = "launched before the recording began, its call only in part on the GPU's record"
+    assert records(result["uncovered"], "name", "reason") == [("gemm", reason)]
+
+
+def test_calls_that_a_step_cuts_off_are_not_counted(device_file: str) -> None:
+    drawing = aligned(f"""
+        step 1  | ----------
+        step 2  |           ----------
+        {MM}    |  --     --  --
+        launch  |  a      b   c
+        s7 gemm |   aaa    bbb ccc
+    """)
+    run = make_run([draw(drawing)])
+    (whole,) = report(run, ["roofline"], device_file=device_file).results
+    assert records(whole["roofline"], "count", "dur_ns") == [(3, 9000)]
+    (second,) = report(run, ["roofline"], step="2", device_file=device_file).results
+    assert records(second["roofline"], "count", "dur_ns") == [(1, 3000)]
+    assert records(second["uncovered"], "reason", "dur_ns") == [
+        ("cut off by the border of the chosen step", 2000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "note"),
+    [
+        (1_000, 2, "cached input: all of it fits in the 1 MiB cache"),
+        (200_000, 2, "cached input: a good part of it fits in the 1 MiB cache"),
+        (600_000, 2, "beyond the memory's bandwidth: cached input, or less moved than counted"),
+        (
+            600_000,
+            8,
+            "beyond the bf16 peak: computed in a narrower type, sparse, or less done than counted",
+        ),
+    ],
+)
+def test_faster_than_the_roofline_is_explained(device_file: str, rows: int, width: int, note: str) -> None:
+    """With bf16 and W x W, W/2 FLOPs a byte: memory bound below 2."""
+    result = roofline(
+        f"""
+        op aten::mm shapes=[[{rows},{width}],[{width},{width}]] types={BF16} | --
+        launch  | a
+        s7 gemm |  a
+        """,
+        device_file,
+        drawing={"ns_per_char": 1},
+    )
+    assert records(result["roofline"], "note") == [(note,)]
+
+
+def test_without_a_known_device_there_are_counts_and_no_efficiency() -> None:
+    drawing = f"""
+        {MM}    | --
+        launch  | a
+        s7 gemm |  aaa
+    """
+    unnamed = roofline(drawing)
+    assert [skip.reason for skip in unnamed.skips] == ["the trace names no device; say which with --device"]
+    (row,) = records(unnamed["roofline"], "flops", "bound", "roofline_ns", "efficiency", "recoverable_ns")
+    assert row == (1_000_000_000, "", -1, -1.0, -1)
+    other = roofline(drawing, drawing={"deviceProperties": [{"id": 0, "name": "Voodoo 5"}]})
+    assert "no peaks known for Voodoo 5" in other.skips[0].reason
+    assert "projected_onto" not in other.meta
+
+
+def test_another_device_is_a_projection() -> None:
+    drawing = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
+    text = f"""
+        {MM}    | --
+        launch  | a
+        s7 gemm |  a
+    """
+    own = roofline(text, drawing=drawing)
+    assert "H200" in own.meta["roofs_of"]
+    assert "projected_onto" not in own.meta
+    assert "projected_onto" not in roofline(text, device="h200", drawing=drawing).meta
+    projected = roofline(text, device="mi355x", drawing={**drawing, "ns_per_char": 10})
+    assert "MI355X" in projected.meta["projected_onto"]
+    assert projected.meta["measured_on"] == "NVIDIA H200"
+    (note,) = projected["roofline"]["note"]
+    assert note.startswith("device mismatch: not measured on")
+    roles = set(records(projected["roofs"], "device", "role"))
+    assert {role for _, role in roles} == {"chosen", "measured", "other"}
+    assert {("AMD Instinct MI355X", "chosen"), ("NVIDIA H200 SXM", "measured")} < roles
+
+
+def test_wrong_devices_are_told(device_file: str) -> None:
+    with pytest.raises(TracelensError, match="mi355x"):
+        roofline("s7 k | ==", device="mi355")
+    with pytest.raises(TracelensError, match="one of them"):
+        roofline("s7 k | ==", device_file, device="mi355x")
+
+
+def test_sizes_beyond_any_memory() -> None:
+    result = roofline(f"""
+        op aten::mm shapes=[[8000000,8000000],[8000000,8000000]] types={BF16} | --
+        launch  | a
+        s7 gemm |  a
+    """)
+    assert records(result["uncovered"], "reason") == [("recorded sizes beyond any memory",)]
+
+
+def test_each_rank_has_its_rows(device_file: str) -> None:
+    drawing = aligned(f"""
+        {MM}    | --
+        launch  | a
+        s7 gemm |  aaa
+    """)
+    result = analyze(draw_run(drawing, drawing), "roofline", device_file=device_file)
+    assert records(result["roofline"], "rank", "count") == [(0, 1), (1, 1)]
+    assert set(result["coverage"]["rank"]) == {0, 1}
+
+
+def test_recomputed_work_is_no_model_work(device_file: str) -> None:
+    result = roofline(
+        f"""
+        python torch/utils/checkpoint.py(9): recompute_fn |     -----
+        {MM}    | --   ---
+        launch  | a    b
+        s7 gemm |  aaa  bbb
+        """,
+        device_file,
+        drawing={"ns_per_char": 1_000_000},
+    )
+    (row,) = records(result["utilisation"], "flops", "recompute_flops", "mfu", "hfu")
+    # 1 and 2 GFLOP in 8 ms at 2 TFLOP/s.
+    assert row == pytest.approx((2e9, 1e9, 1 / 16, 1 / 8))

@@ -1,0 +1,203 @@
+"""The account of a difference: it adds up exactly, whatever the two runs are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.drawings import Drawing, drawings
+from tests.builders import draw, draw_run, records
+from tracelens.compare.diff.diff import diff
+from tracelens.compare.diff.ledger import apportion
+from tracelens.errors import TracelensError
+from tracelens.table.result import Result
+from tracelens.trace.run import Run, make_run
+
+BASE = """
+    step 1                                                   | ---------------------
+    step 2                                                   |                      ----------
+    op aten::linear                                          |  ------                -----
+    op aten::mm shapes=[[4,8],[8,2]] types=["float","float"] |   ---                   --
+    op aten::relu shapes=[[4,2]] types=["float"]             |         --                  --
+    launch                                                   |    a    b               c   d
+    s7 gemm_kernel                                           |      aaaa                ccc
+    s7 relu_kernel                                           |           bb                 d
+"""
+# The gemm takes two columns more in the first step, the relu has another kernel.
+CAND = """
+    step 1                                                   | ---------------------
+    step 2                                                   |                      ----------
+    op aten::linear                                          |  ------                -----
+    op aten::mm shapes=[[4,8],[8,2]] types=["float","float"] |   ---                   --
+    op aten::relu shapes=[[4,2]] types=["float"]             |         --                  --
+    launch                                                   |    a    b               c   d
+    s7 gemm_kernel                                           |      aaaaaa              ccc
+    s7 other_relu                                            |            bb                d
+"""
+US = 1000
+
+
+def run(text: str, **options: int) -> Run:
+    return make_run([draw(text, **options)])
+
+
+def sums(result: Result) -> set[int]:
+    """The sums of all levels of the waterfall."""
+    table = result["waterfall"]
+    return {int(rows["delta_ns"].sum()) for _, rows in table.groupby("level", observed=True)}
+
+
+def level(result: Result, name: str) -> dict[str, tuple[int, int]]:
+    table = result["waterfall"]
+    return {row[0]: row[1:] for row in records(table[table["level"] == name], "name", "base_ns", "cand_ns")}
+
+
+def test_each_level_by_hand() -> None:
+    result = diff(run(BASE), run(CAND))
+    # Steps of 21 and 10 columns; both runs the same.
+    assert (result.meta["base_ns"], result.meta["cand_ns"], result.meta["delta_ns"]) == (15_500, 15_500, 0)
+    # Means of two steps: gemm 4 and 3 columns against 6 and 3, relu 2 and 1.
+    assert level(result, "op") == {
+        "aten::mm": (3_500, 4_500), "aten::relu": (1_500, 1_500), "(idle)": (10_500, 9_500),
+    }  # fmt: skip
+    assert level(result, "kernel") == {
+        "gemm_kernel": (3_500, 4_500), "relu_kernel": (1_500, 0), "other_relu": (0, 1_500),
+        "(idle)": (10_500, 9_500),
+    }  # fmt: skip
+    causes = level(result, "cause")
+    assert causes["same kernels"] == (3_500, 4_500)
+    assert causes["other kernels"] == (1_500, 1_500)
+    assert records(result["substitutions"], "op", "base_kernel", "cand_kernel", "base_ns", "cand_ns") == [
+        ("aten::relu", "relu_kernel", "other_relu", 1_500, 1_500)
+    ]
+    assert records(result["changes"], "kind", "base", "delta_ns") == [("slower", "aten::mm", 1_000)]
+
+
+ROOT = """
+    op outer             | --------------------
+    op aten::first       |  ---
+    op aten::second      |      ---
+    op aten::third       |          ---
+    launch               |   a   b   c
+    s7 k                 |   a   b   c
+"""
+
+
+def edited(old: str, new: str) -> str:
+    assert old in ROOT
+    return ROOT.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("cand", "expected"),
+    [
+        (edited("aten::second", "aten::fourth"), ("renamed", "aten::second", "aten::fourth")),
+        (
+            edited("    op aten::second      |      ---\n", "").replace("b", " "),
+            ("removed", "aten::second", ""),
+        ),
+        (ROOT + "    op aten::new         |               ---\n", ("added", "", "aten::new")),
+        (ROOT + "    op wrapper           |  --------\n", ("wrapper added", "", "wrapper")),
+        (ROOT + "    op aten::third       |              ---\n", ("duplicated", "", "aten::third")),
+    ],
+    ids=("renamed", "removed", "added", "wrapper", "duplicated"),
+)
+def test_edits_by_hand(cand: str, expected: tuple[str, str, str]) -> None:
+    result = diff(run(ROOT), run(cand))
+    assert records(result["changes"], "kind", "base", "cand") == [expected]
+    (around,) = set(result["changes"]["where"])
+    assert around == "outer"
+    back = diff(run(cand), run(ROOT))
+    other = {
+        "removed": "added",
+        "added": "removed",
+        "wrapper added": "wrapper removed",
+        "duplicated": "removed",
+    }
+    kind, base, name = expected
+    assert records(back["changes"], "kind", "base", "cand") == [(other.get(kind, kind), name, base)]
+
+
+def test_a_call_that_moved_is_no_removal() -> None:
+    moved = """
+    op outer             | --------------------
+    op aten::second      |  ---
+    op aten::third       |      ---
+    op aten::first       |          ---
+    launch               |   b   c   a
+    s7 k                 |   b   c   a
+    """
+    assert records(diff(run(ROOT), run(moved))["changes"], "kind", "base", "cand") == [
+        ("moved", "aten::first", "aten::first")
+    ]
+
+
+def test_several_calls_for_others_are_an_exchange() -> None:
+    fused = """
+    op outer             | --------------------
+    op aten::first       |  ---
+    op fused_a           |      --
+    op fused_b           |         --
+    op fused_c           |            --
+    launch               |   a   b  c  d
+    s7 k                 |   a   b  c  d
+    """
+    assert records(diff(run(ROOT), run(fused))["changes"], "kind", "base", "cand") == [
+        ("exchanged", "aten::second, aten::third", "fused_a, fused_b, fused_c")
+    ]
+
+
+def test_runs_of_other_numbers_of_steps_and_ranks() -> None:
+    one_step = "\n".join(line for line in CAND.splitlines() if "step 2" not in line)
+    result = diff(draw_run(BASE, BASE), run(one_step))
+    assert len(sums(result)) == 1
+    assert sums(result) == {result.meta["delta_ns"]}
+    assert any(skip.subject == "noise" for skip in result.skips)
+    assert set(result["waterfall"]["noise"].astype(str)) == {"unknown"}
+
+
+def test_noise_between_steps_is_told() -> None:
+    steps = "\n".join(f"step {number} | {' ' * 10 * number}----------" for number in range(4))
+
+    def noisy(*lengths: int) -> Run:
+        line = "".join(" " + "=" * length + " " * (9 - length) for length in lengths)
+        return run(f"{steps}\ns7 k   | {line}")
+
+    quiet = diff(noisy(2, 2, 2, 2), noisy(5, 5, 5, 5))
+    loud = diff(noisy(1, 5, 2, 6), noisy(6, 1, 5, 3))
+    for result, expected in ((quiet, "beyond"), (loud, "within")):
+        table = result["waterfall"]
+        assert set(table[(table["level"] == "kernel") & (table["name"] == "k")]["noise"].astype(str)) == {
+            expected
+        }
+
+
+def test_a_run_without_gpu_work_is_an_error() -> None:
+    with pytest.raises(TracelensError, match="no GPU work"):
+        diff(run(BASE), run("launch | ---"))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drawings, drawings)
+def test_any_two_traces_add_up(one: Drawing, other: Drawing) -> None:
+    runs = [make_run([draw(drawing.text)]) for drawing in (one, other)]
+    try:
+        result = diff(*runs)
+    except TracelensError:
+        return  # one has no GPU work
+    # Steps without duration have no rows.
+    lasts = result.meta["base_ns"] or result.meta["cand_ns"]
+    assert sums(result) == ({result.meta["delta_ns"]} if lasts else set())
+    table = result["waterfall"]
+    for side in ("base_ns", "cand_ns"):
+        totals = {int(rows[side].sum()) for _, rows in table.groupby("level", observed=True)}
+        assert totals <= {result.meta[side]}
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=40))
+def test_apportioned_parts_add_up(values: list[float]) -> None:
+    parts = apportion(np.array(values))
+    assert parts.sum() == round(float(np.array(values).sum())) or abs(parts.sum() - sum(values)) <= 1
+    assert (np.abs(parts - np.array(values)) <= 1).all() or not values

@@ -1,0 +1,253 @@
+"""Rules held against two runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tracelens
+from tests.builders import draw
+from tests.compare.gate.gate_sides import side
+from tracelens.compare.gate.gate import Verdict, gate
+from tracelens.compare.gate.rules import read_rule
+from tracelens.compare.gate.samples import Samples, from_result
+from tracelens.errors import TracelensError
+from tracelens.trace.run import make_run
+
+
+def judged(base: Samples, candidate: Samples, *rules: str, **options: float) -> Verdict:
+    return gate(base, candidate, [read_rule(rule) for rule in rules], **options)
+
+
+def statuses(verdict: Verdict) -> list[str]:
+    return [outcome.status for outcome in verdict.outcomes]
+
+
+QUIET = side(
+    "base",
+    metrics={
+        "step.time": [100e6, 101e6, 99e6, 100e6],
+        "kernel.count": [7] * 4,
+        "idle.fraction": [0.1] * 4,
+        "moe.blocking_calls": [0] * 4,
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("factor", "rule", "status"),
+    [
+        (1.0, "step.time<=1.0", "pass"),
+        (1.1, "step.time<=1.03", "fail"),
+        (1.02, "step.time<=1.01", "unclear"),
+        (1.1, "step.time<=+2ms", "fail"),
+        (1.1, "step.time<=+20ms", "pass"),
+        (1.1, "step.time<=105ms", "fail"),
+        (1.1, "step.time<=111ms", "pass"),
+        (0.9, "step.time<=-5ms", "pass"),
+        (1.0, "step.time<=-5ms", "fail"),
+        (0.9, "step.time>=1.0", "fail"),
+        (1.1, "step.time>=1.0", "pass"),
+        (1.1, "step<=1.03", "fail"),
+    ],
+)
+def test_a_rule_fails_when_the_whole_interval_is_beyond(factor: float, rule: str, status: str) -> None:
+    scaled = {"step.time": factor * QUIET.values["step.time"]}
+    candidate = replace(QUIET, name="cand", values={**QUIET.values, **scaled})
+    assert statuses(judged(QUIET, candidate, rule)) == [status]
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "status"),
+    [(7, "kernel.count<=1.0", "pass"), (8, "kernel.count<=1.0", "fail"), (8, "kernel.count<=+1", "pass"),
+     (8, "kernel.count<=7 abs", "fail"), (6, "kernel.count>=1.0", "fail")],
+)  # fmt: skip
+def test_what_does_not_vary_is_compared_exactly(value: int, rule: str, status: str) -> None:
+    (outcome,) = judged(QUIET, side(metrics={"kernel.count": [value] * 3}), rule).outcomes
+    assert outcome.status == status
+    assert outcome.interval.low == outcome.interval.high
+
+
+def test_one_step_is_compared_plainly_and_that_is_said() -> None:
+    one = side("one", metrics={"step.time": [104e6]})
+    (outcome,) = judged(QUIET, one, "step.time<=1.03").outcomes
+    assert outcome.status == "fail"
+    assert not outcome.interval.known
+    assert outcome.notes == (
+        "noise unknown: one step in the candidate, so the means are compared as they are",
+    )
+    assert statuses(judged(one, QUIET, "step.time<=1.03")) == ["pass"]
+
+
+@pytest.mark.parametrize(
+    "rule", ["moe.blocking_calls<=1.0", "moe.blocking_calls<=0", "moe.blocking_calls<=+0"]
+)
+def test_more_than_nothing_is_too_much(rule: str) -> None:
+    candidate = side(metrics={"moe.blocking_calls": [4, 4, 4]})
+    assert statuses(judged(QUIET, QUIET, rule)) == ["pass"]
+    (outcome,) = judged(QUIET, candidate, rule).outcomes
+    assert outcome.status == "fail"
+    assert any("0 in the base" in note for note in outcome.notes) == (rule.endswith("1.0"))
+
+
+def test_an_op_that_one_side_lacks_took_no_time_there() -> None:
+    base = side(metrics={"step.time": [5, 5], "op[a].time": [3, 3]})
+    candidate = side(metrics={"step.time": [5, 5], "op[b].time": [3, 3]})
+    verdict = judged(base, candidate, "op[a]<=0.5", "op[b].time<=1.0")
+    assert [(one.metric, one.base, one.candidate, one.status) for one in verdict.outcomes] == [
+        ("op[a].time", 3, 0, "pass"),
+        ("op[b].time", 0, 3, "fail"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (
+            "stp.time<=1",
+            "rule 'stp.time<=1': neither run has the metric 'stp.time'; did you mean 'step.time'?",
+        ),
+        (
+            "op[aten::nn].time<=1",
+            "neither run has the op 'op[aten::nn].time'; did you mean 'op[aten::mm].time'?",
+        ),
+        ("zzz<=1", "the table steps.metrics lists what there is"),
+        ("memory.peak<=1", "cand has no 'memory.peak': record with profile_memory=True"),
+        ("comm.bytes<=1", "base has no 'comm.bytes': record it on both sides"),
+        ("step.time<=+2", "step.time is measured in ns, the limit in no unit; write it with ns"),
+    ],
+)
+def test_what_cannot_be_asked(rule: str, said: str) -> None:
+    base = side("base", metrics={"step.time": [5, 5], "memory.peak": [5, 5], "op[aten::mm].time": [1, 1]})
+    lacking = (("rank 0: memory.peak", "record with profile_memory=True"),)
+    candidate = side("cand", metrics={"step.time": [5, 5], "comm.bytes": [5, 5]}, lacking=lacking)
+    with pytest.raises(TracelensError) as caught:
+        judged(base, candidate, rule)
+    assert said in str(caught.value)
+
+
+def test_default_rules_without_a_metric_are_left_out_with_the_reason() -> None:
+    verdict = gate(QUIET, QUIET)
+    assert [str(outcome.rule) for outcome in verdict.outcomes] == [
+        "step.time<=1.01", "idle.fraction<=+0.01", "kernel.count<=1.01", "moe.blocking_calls<=1",
+    ]  # fmt: skip
+    assert [skip.subject for skip in verdict.skips] == [
+        "default rule exposed_comm.fraction<=+0.01",
+        "default rule memory.peak<=1.02",
+    ]
+
+
+def test_the_ranks_of_a_step_are_one_sample() -> None:
+    # The ranks share their noise: eight of them are not eight times as many steps.
+    noise = np.array([1.0, 1.1, 0.9, 1.05])
+    base = side(ranks=range(8), metrics={"step.time": [list(noise)] * 8})
+    candidate = side(ranks=range(8), metrics={"step.time": [list(1.06 * noise)] * 8})
+    (many,) = judged(base, candidate, "step.time<=1.0").outcomes
+    (one,) = judged(base.only([0]), candidate.only([0]), "step.time<=1.0").outcomes
+    assert many.interval == pytest.approx(one.interval)
+    assert many.steps == (4, 4)
+
+
+def test_ranks_that_only_one_run_has_are_left_out() -> None:
+    base = side("base", ranks=(0, 1), metrics={"step.time": [[5, 5], [50, 50]]})
+    candidate = side("cand", ranks=(0, 2), metrics={"step.time": [[5, 5], [5, 5]]})
+    verdict = judged(base, candidate, "step.time<=1.0")
+    assert statuses(verdict) == ["pass"]
+    assert [skip.subject for skip in verdict.skips] == ["base: rank 1", "cand: rank 2"]
+    apart = judged(base.only([0]), candidate.only([2]), "step.time<=1.0")
+    assert "no rank in common" in apart.skips[-1].reason
+
+
+def test_runs_that_were_not_computed_alike() -> None:
+    with pytest.raises(TracelensError, match=r"scope 'all'.*'linked'; give both the same --scope"):
+        judged(QUIET, replace(QUIET, scope="linked"), "step.time<=1")
+    (skip,) = judged(QUIET, replace(QUIET, version="9"), "step.time<=1").skips
+    assert "candidate by 9: metrics may be defined differently" in skip.reason
+
+
+@pytest.mark.parametrize("confidence", [0.5, 1, 99, float("nan")])
+def test_what_is_no_confidence(confidence: float) -> None:
+    with pytest.raises(TracelensError, match=r"must be above 0\.5 and below 1"):
+        gate(QUIET, QUIET, confidence=confidence)
+
+
+def test_rules_share_the_doubt() -> None:
+    varying = {f"op[{number}].time": [5, 6, 7] for number in range(4)}
+    base = side(metrics={**varying, "kernel.count": [5, 5, 5]})
+    verdict = judged(base, base, *(f"{name}<=1.0" for name in base.values), confidence=0.98)
+    assert [outcome.tail for outcome in verdict.outcomes] == pytest.approx([0.02 / 4] * 5)
+
+
+@given(st.lists(st.lists(st.floats(0, 1e9), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_a_run_against_itself_passes(rows: list[list[float]]) -> None:
+    run = side(metrics={f"m{place}.time": row for place, row in enumerate(rows)})
+    rules = [f"{metric}{limit}" for metric in run.values for limit in ("<=1.0", ">=1.0", "<=+0", ">=+0")]
+    assert set(statuses(judged(run, run, *rules))) == {"pass"}
+
+
+DRAWING = """
+    step 1      | ----------
+    step 2      |           ----------
+    step 3      |                     ----------
+    op aten::mm |  --        --        --
+    launch      |  a         b         c
+    s7 gemm     |   aaa       bbbb      ccccc
+"""
+
+
+@pytest.mark.parametrize("factor", [2, 3, 10])
+def test_slowing_all_down_by_a_factor_gives_that_ratio(factor: int) -> None:
+    def samples(ns: int) -> Samples:
+        return from_result(tracelens.analyze(make_run([draw(DRAWING, ns_per_char=ns)]), "steps"), "run", "1")
+
+    one, slow = samples(1000), samples(1000 * factor)
+    for metric, unit in one.units.items():
+        if one.each_step(metric).any():
+            (outcome,) = judged(one, slow, f"{metric}<=1.0").outcomes
+            assert outcome.interval.estimate == pytest.approx(factor if unit == "ns" else 1)
+
+
+# Traces of the corpus with five or six steps, on other machines and of other programs.
+RECORDED = ["hta_control", "hta_test", "ns_resolution", "negative_queue"]
+TRIALS = 1000
+
+
+def resampled(run: Samples, rng: np.random.Generator, steps: int, slower: float = 1.0) -> Samples:
+    """A run of steps drawn from those of another, all metrics of a step together."""
+    picked = rng.integers(0, len(run.steps), steps)
+    values = {
+        name: rows[:, picked] * (slower if name == "step.time" else 1) for name, rows in run.values.items()
+    }
+    return replace(run, values=values, steps=tuple(map(str, range(steps))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_steps_drawn_again_raise_no_alarm(corpus: Path, name: str) -> None:
+    """The whole verdict by the default rules, and of a 3% slow-down where the noise permits to see it."""
+    path = corpus / "misc" / f"{name}.json.gz"
+    run = from_result(tracelens.analyze(tracelens.load(path), "steps"), name, "1")
+    kept = {"step.time", "exposed_comm.fraction", "idle.fraction", "kernel.count"}
+    run = replace(run, values={metric: rows for metric, rows in run.values.items() if metric in kept})
+    times = run.each_step("step.time")
+    spread = times.std() / times.mean()
+    rng = np.random.default_rng(5)
+    for steps in (5, 10, 20):
+        alarms = caught = 0
+        for _ in range(TRIALS):
+            base = resampled(run, rng, steps)
+            alarms += bool(gate(base, resampled(run, rng, steps)).failed)
+            slow = gate(base, resampled(run, rng, steps, 1.03))
+            caught += any(outcome.metric == "step.time" for outcome in slow.failed)
+        print(
+            f"{name}: spread {spread:.2%}, {steps} steps a side: {alarms / TRIALS:.1%} false alarms, "
+            f"3% slower caught in {caught / TRIALS:.1%}"
+        )
+        assert alarms / TRIALS <= 0.02
+        if spread / np.sqrt(steps) <= 0.002:
+            assert caught / TRIALS >= 0.95

@@ -1,0 +1,119 @@
+"""A verdict as tables, XML and annotations, also of names that mean harm."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.compare.gate.gate_sides import side
+from tracelens.compare.gate.gate import Verdict, gate
+from tracelens.compare.gate.github import commands
+from tracelens.compare.gate.junit import junit
+from tracelens.compare.gate.rules import read_rule
+from tracelens.compare.gate.verdict import amount, headline, report, result, sentence
+from tracelens.rendering.formats.markdown import markdown
+from tracelens.rendering.renderer import RENDERERS
+
+HOSTILE = "op[</failure>]]>&\"'\x00\x1b\ud800|`<img src=x>\n::error::%0A,\u202e].time"
+
+
+def verdict_of(*rules: str) -> Verdict:
+    base = side(
+        "a|b.json", metrics={"step.time": [100e6, 102e6], "kernel.count": [5, 5], HOSTILE: [1e6, 1e6]}
+    )
+    metrics = {"step.time": [101e6, 103e6], "kernel.count": [6, 6], HOSTILE: [2e6, 2e6]}
+    return gate(base, side("cand", metrics=metrics), [read_rule(rule) for rule in rules])
+
+
+EVERY = ("step.time<=1.0", "kernel.count<=1.0", "kernel.count<=+2", f"{HOSTILE}<=1.5")
+
+
+def test_failed_rules_stand_first() -> None:
+    found = result(verdict_of(*EVERY))
+    assert found["verdict"]["result"].tolist() == ["fail", "fail", "unclear", "pass"]
+    assert found["figures"]["status"].tolist() == ["unclear", "fail", "pass", "fail"]
+    assert found.meta["verdict"] == "fail"
+    row = found["verdict"].iloc[0]
+    assert (row["rule"], row["base"], row["candidate"], row["measured"]) == (
+        "kernel.count<=1",
+        "5",
+        "6",
+        "1.2",
+    )
+    assert headline(verdict_of(*EVERY)) == "regression, 2 of 4 rules failed, 1 unclear"
+    assert headline(verdict_of("kernel.count<=2")) == "no regression, 1 of 1 rule held"
+
+
+def test_a_sentence_has_all_numbers() -> None:
+    told = [sentence(outcome) for outcome in verdict_of(*EVERY).outcomes]
+    assert told[0].startswith("step.time: 101 ms to 102 ms a step, ratio 1.01, allowed at most 1; interval ")
+    assert told[0].endswith("from 2 and 2 steps; this may be noise")
+    assert told[2] == "kernel.count: 5 to 6 a step, difference +1, allowed at most +2"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "ns", "0 µs"),
+        (1234567, "ns", "1.235 ms"),
+        (-2.5e9, "ns", "-2.5 s"),
+        (3 * 2**30, "bytes", "3 GiB"),
+        (12, "bytes", "12 B"),
+        (0.3121, "fraction", "31.21%"),
+        (1966, "count", "1,966"),
+        (0.5, "count", "0.5"),
+    ],
+)
+def test_amounts(value: float, unit: str, text: str) -> None:
+    assert amount(value, unit) == text
+
+
+def test_junit_is_well_formed_whatever_the_names() -> None:
+    verdict = verdict_of(*EVERY)
+    root = ElementTree.fromstring(junit(verdict))
+    (suite,) = root
+    cases = list(suite)
+    assert suite.attrib["tests"] == "4"
+    assert (suite.attrib["failures"], suite.attrib["skipped"], suite.attrib["errors"]) == ("2", "0", "0")
+    assert [[part.tag for part in case] for case in cases] == [
+        ["system-out"], ["failure", "system-out"], ["system-out"], ["failure", "system-out"],
+    ]  # fmt: skip
+    assert cases[1].attrib["name"] == "kernel.count<=1"
+    assert "kernel.count: 5 to 6 a step, ratio 1.2" in cases[1][0].attrib["message"]
+    assert "</failure>]]>&\"'" in cases[3].attrib["name"]
+
+
+def test_junit_of_rules_that_were_left_out() -> None:
+    run = side(metrics={"step.time": [1, 1]})
+    (suite,) = ElementTree.fromstring(junit(gate(run, run)))
+    assert (suite.attrib["tests"], suite.attrib["skipped"]) == ("6", "5")
+    assert [case[0].tag for case in suite] == ["system-out"] + 5 * ["skipped"]
+
+
+def test_annotations_are_one_line_each() -> None:
+    lines = list(commands(verdict_of(*EVERY)))
+    assert [line.partition(" ")[0] for line in lines] == ["::warning", "::error", "::error", "::notice"]
+    assert lines[-1] == "::notice title=tracelens gate::regression, 2 of 4 rules failed, 1 unclear"
+    for line in lines:
+        assert "\n" not in line
+        assert "\r" not in line
+        line.encode()
+        head, _, _ = line[2:].partition("::")
+        assert head.count(":") == head.count(",") == 0
+    assert "%250A" in lines[2]
+
+
+def test_markdown_of_hostile_names() -> None:
+    text = markdown(report(verdict_of(*EVERY), version="1", inputs=["a|b.json", "c"]))
+    assert text.startswith("# tracelens gate: regression, 2 of 4 rules failed, 1 unclear\n")
+    rows = [line for line in text.splitlines() if line.startswith("| fail")]
+    assert len(rows) == 2
+    assert "<img" not in text
+    assert "a\\|b.json" in text
+
+
+@pytest.mark.parametrize("name", [name for name, _ in RENDERERS.items()])
+def test_every_renderer_takes_a_verdict(name: str) -> None:
+    told = report(verdict_of(*EVERY, "step.time<=0"), version="1", inputs=["a", "b"])
+    assert RENDERERS.get(name).files(told)

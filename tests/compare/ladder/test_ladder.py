@@ -1,0 +1,246 @@
+"""The account of a ladder: it adds up rung by rung, and says what each changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import draw, events, records, write
+from tracelens.cli import run as run_cli
+from tracelens.compare.ladder.ladder import ladder
+from tracelens.compare.ladder.rungs import Climb, Rung, read
+from tracelens.errors import TracelensError
+from tracelens.table.result import Result
+from tracelens.trace.run import Run, make_run
+
+# Two steps of 30 columns; each rung has one edit. A column is a microsecond.
+BASELINE = """
+    step 1                      | ------------------------------
+    step 2                      |                               -----------------------------
+    op aten::mm                 | --                            --
+    op aten::mm                 |    --                            --
+    op c10d::alltoall_base_     |       ---                           ---
+    launch                      | a  b  c                       d  e  f
+    s7 gemm_kernel              |   aaaabbbb                      ddddeeee
+    s9 ncclDevKernel_SendRecv   |           cccccc                        ffffff
+    s7 last_kernel              |                             =                             =
+"""
+# Both products in one launch of five columns instead of eight.
+GROUPED = """
+    step 1                      | --------------------------
+    step 2                      |                           -----------------------------
+    op aten::_grouped_mm        | --                        --
+    op c10d::alltoall_base_     |       ---                       ---
+    launch                      | a     c                   d     f
+    s7 grouped_gemm_kernel      |   aaaaa                     ddddd
+    s9 ncclDevKernel_SendRecv   |        cccccc                    ffffff
+    s7 last_kernel              |                         =                             =
+"""
+# The exchange is half as long, and the host is later.
+DEDUP = """
+    step 1                      | ----------------------------
+    step 2                      |                             ----------------------------
+    op aten::_grouped_mm        | --                          --
+    op c10d::alltoall_base_     |       ---                         ---
+    launch                      | a     c                     d     f
+    s7 grouped_gemm_kernel      |   aaaaa                       ddddd
+    s9 ncclDevKernel_SendRecv   |        ccc                         fff
+    s7 last_kernel              |                           =                            =
+"""
+TEXTS = (BASELINE, GROUPED, DEDUP)
+NAMES = ("baseline", "grouped", "dedup")
+
+
+def run(text: str) -> Run:
+    return make_run([draw(text, rank=0)])
+
+
+def climbed(**options: Any) -> Climb:
+    timed = options.pop("timed", ((4.0, 4.0, 4.2), (2.0, 2.0, 2.1), (2.5, 2.5, 2.5)))
+    peaks = options.pop("peaks", (3 << 30, 2 << 30, 1 << 30))
+    adds = ("", "experts=grouped", "dispatch=dedup")
+    rungs = tuple(
+        Rung(name, Path(name), added, f"for {name}", tuple(ms), peak)
+        for name, added, ms, peak in zip(NAMES, adds, timed, peaks, strict=True)
+    )
+    return Climb(rungs, options.pop("tokens", 8000), "tiny", **options)
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return ladder(climbed(left=(("graph", "needs a GPU"),)), map(run, TEXTS))
+
+
+def test_the_waterfall_adds_up_rung_by_rung(result: Result) -> None:
+    table = result["waterfall"]
+    traced = result["rungs"]["traced_ns"].tolist()
+    assert traced == [29_500, 27_500, 28_000]
+    assert set(table["level"].astype(str)) == {"category", "cause", "stage"}
+    for (rung, _), rows in table.groupby(["rung", "level"], observed=True):
+        assert int(rows["base_ns"].sum()) == traced[rung - 1]
+        assert int(rows["cand_ns"].sum()) == traced[rung]
+        assert int(rows["delta_ns"].sum()) == traced[rung] - traced[rung - 1]
+    for _, rows in result["total"].groupby("level", observed=True):
+        assert int(rows["delta_ns"].sum()) == traced[2] - traced[0] == result.meta["delta_ns"]
+        assert rows["share"].sum() == pytest.approx(1)
+
+
+def test_each_part_by_hand(result: Result) -> None:
+    table = result["waterfall"]
+    parts = table[(table["level"] == "category") & (table["delta_ns"] != 0)]
+    assert sorted(records(parts, "rung", "name", "delta_ns")) == [
+        (1, "(idle)", 1_000),
+        (1, "gemm", -8_000),
+        (1, "grouped_gemm", 5_000),
+        (2, "(idle)", 3_500),
+        (2, "communication", -3_000),
+    ]
+    total = result["total"]
+    whole = {
+        row[0]: row[1:] for row in records(total[total["level"] == "category"], "name", "delta_ns", "most")
+    }
+    assert whole["(idle)"] == (4_500, "dedup")
+    assert whole["gemm"] == (-8_000, "grouped")
+
+
+def test_what_each_rung_changed_in_words(result: Result) -> None:
+    changed = result["changed"]
+    assert records(changed, "rung", "name", "adds", "delta_ns", "purpose") == [
+        (1, "grouped", "experts=grouped", -2_000, "for grouped"),
+        (2, "dedup", "dispatch=dedup", 500, "for dedup"),
+    ]
+    first, second = changed["by_category"].tolist()
+    assert first.startswith("gemm −0.008 ms, grouped_gemm +0.005 ms, idle +0.001 ms")
+    assert "communication −0.003 ms" in second
+    assert "exchanged aten::mm → aten::_grouped_mm −0.003 ms" in changed["calls"][0]
+
+
+def test_throughput_gain_and_memory(result: Result) -> None:
+    rungs = result["rungs"]
+    assert rungs["tokens_per_s"].tolist() == [2_000_000, 4_000_000, 3_200_000]
+    assert rungs["timed_ns"].tolist() == [4_000_000, 2_000_000, 2_500_000]
+    assert rungs["speedup"].tolist() == pytest.approx([1, 2, 1.6])
+    assert rungs["gain"].tolist() == pytest.approx([0, 1, -0.2])
+    assert rungs["spread"].tolist() == pytest.approx([0.025, 0.025, 0])
+    assert rungs["peak_bytes"].tolist() == [3 << 30, 2 << 30, 1 << 30]
+    assert rungs["noise"].tolist() == ["", "beyond", "beyond"]
+    assert result.meta["speedup"] == pytest.approx(1.6)
+
+
+def test_rungs_that_were_left_out_are_told(result: Result) -> None:
+    assert [(skip.subject, skip.reason) for skip in result.skips] == [("rung graph", "needs a GPU")]
+
+
+def test_what_was_not_measured_is_absent_and_told() -> None:
+    found = ladder(climbed(timed=((), (2.0,), ()), peaks=(-1, -1, -1)), map(run, TEXTS))
+    rungs = found["rungs"]
+    assert rungs["tokens_per_s"].tolist() == [-1, 4_000_000, -1]
+    assert rungs["speedup"].tolist() == [-1, -1, -1]
+    assert rungs["gain"].tolist() == [0, -1, -1]
+    assert [skip.subject for skip in found.skips] == ["peak memory", "throughput of baseline, dedup"]
+    assert found.meta["speedup"] == -1
+
+
+def test_steps_that_differ_by_less_than_they_vary_are_noise() -> None:
+    found = ladder(climbed(timed=((4.0, 5.0, 3.0), (4.1, 5.1, 2.9), (4.0,))), map(run, TEXTS))
+    assert found["rungs"]["noise"].tolist() == ["", "within", "unknown"]
+
+
+def test_a_ladder_of_one_run_repeated_has_no_difference() -> None:
+    found = ladder(climbed(), map(run, (BASELINE,) * 3))
+    assert found.meta["delta_ns"] == 0
+    assert (found["waterfall"]["delta_ns"] == 0).all()
+    assert set(found["changed"]["by_category"]) == {"no difference"}
+
+
+DOCUMENT = {
+    "schema": "tracelens.ladder/1",
+    "preset": "tiny",
+    "device": "cuda",
+    "ranks": 1,
+    "tokens_a_step": 8000,
+    "config": {},
+    "rungs": [
+        {
+            "folder": f"{number:02}_{name}", "name": name, "adds": [], "purpose": "", "toggles": {},
+            "timed_ms": [4.0, 4.1], "typical_ms": 4.05, "peak_bytes": None, "loss": [],
+        }
+        for number, name in enumerate(NAMES)
+    ],
+    "left": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A ladder on disk."""
+    (tmp_path / "ladder.json").write_text(json.dumps(DOCUMENT))
+    for number, (name, text) in enumerate(zip(NAMES, TEXTS, strict=True)):
+        (tmp_path / f"{number:02}_{name}").mkdir()
+        write(tmp_path / f"{number:02}_{name}" / "rank0.json", events(text), rank=0)
+    return tmp_path
+
+
+def test_a_ladder_is_reported_from_its_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    outputs = [part for name in ("l.html", "l.md", "csv/") for part in ("-o", str(folder / name))]
+    assert run_cli(["workload", "ladder", "--from", str(folder), "--json", *outputs]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["analyzer"] == "ladder"
+    assert list(found["tables"]) == ["rungs", "changed", "total", "waterfall"]
+    assert (found["meta"]["base_ns"], found["meta"]["last_ns"]) == (29_500, 28_000)
+    assert "What each rung changed" in (folder / "l.md").read_text()
+    assert "Throughput of each rung" in (folder / "l.html").read_text()
+    assert run_cli(["workload", "ladder", "--from", str(folder)]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("tracelens workload ladder: 2 rungs, 0.029 ms to 0.028 ms a traced step, 1.00 x")
+    assert "tracelens analyze ladder" not in out
+
+
+def test_the_gate_fails_when_a_rung_is_turned_off(folder: Path) -> None:
+    """Against what has the first rung, the baseline is a regression; a run against itself never is."""
+    base, grouped = str(folder / "00_baseline"), str(folder / "01_grouped")
+    assert run_cli(["gate", grouped, base]) == 1
+    assert run_cli(["gate", grouped, grouped]) == 0
+    assert run_cli(["gate", grouped, base, "--rule", "kernel.count<=1.01"]) == 1
+    assert run_cli(["gate", base, grouped, "--rule", "kernel.count<=1.01"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.unlink(), "no ladder.json, so there are no rungs; make them"),
+        (lambda path: path.write_text("{"), "is no JSON"),
+        (lambda path: path.write_text("[]"), "its schema is None, not 'tracelens.ladder/1'"),
+        (lambda path: path.write_text(json.dumps(DOCUMENT | {"schema": "x/2"})), "its schema is 'x/2'"),
+        (
+            lambda path: path.write_text(json.dumps(DOCUMENT | {"rungs": [{}]})),
+            "is damaged (KeyError('name'))",
+        ),
+        (
+            lambda path: path.write_text(json.dumps(DOCUMENT | {"rungs": []})),
+            "has no rung above the baseline",
+        ),
+    ],
+)
+def test_a_folder_that_holds_no_ladder(change: Any, said: str, folder: Path) -> None:
+    change(folder / "ladder.json")
+    with pytest.raises(TracelensError) as error:
+        read(folder)
+    assert said in str(error.value)
+
+
+def test_a_rung_without_its_traces(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "01_grouped" / "rank0.json").unlink()
+    assert run_cli(["workload", "ladder", "--from", str(folder)]) == 2
+    err = capfd.readouterr().err
+    assert "01_grouped" in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_named_elsewhere_is_not_read(folder: Path) -> None:
+    rungs = [{**one, "folder": f"/somewhere/else/{one['folder']}"} for one in DOCUMENT["rungs"]]  # type: ignore[attr-defined]
+    (folder / "ladder.json").write_text(json.dumps(DOCUMENT | {"rungs": rungs}))
+    assert [rung.folder.parent for rung in read(folder).rungs] == [folder] * 3

@@ -1,0 +1,187 @@
+"""Routing, sorting, permuting and fused experts against hand-worked counts."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+
+T, H, E, K, F = 4096, 2048, 64, 6, 1408
+"""Tokens, hidden size, experts, experts a token, inner size of an expert."""
+
+
+def counted(call: OpCall) -> OpCost:
+    model = find(call.name)
+    assert model is not None
+    return model.function(call)
+
+
+def bytes_of(found: OpCost) -> tuple[int, int]:
+    return found.read_bytes, found.write_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "dtypes", "written"),
+    [
+        (
+            "_moe_C::topk_softmax",
+            [[T, K], [T, K], [T, K], [T, E]],
+            ["fp32", "i32", "i32", "bf16"],
+            12 * T * K,
+        ),
+        ("sgl_kernel::topk_softmax", [[T, K], [T, K], [T, E]], ["fp32", "i32", "bf16"], 8 * T * K),
+        ("aiter::grouped_topk", [[T, E], [T, K], [T, K]], ["bf16", "fp32", "i32"], 8 * T * K),
+    ],
+)
+def test_routing(name: str, shapes: list[list[int]], dtypes: list[str], written: int) -> None:
+    found = counted(OpCall(name, shapes, dtypes))
+    assert (found.flops, bytes_of(found), found.dtype) == (5 * T * E, (2 * T * E, written), "bf16")
+
+
+def test_routing_with_a_bias() -> None:
+    shapes = [[T, E], [E], [T, K], [T, K]]
+    found = counted(OpCall("aiter::biased_grouped_topk", shapes, ["bf16", "fp32", "fp32", "i32"]))
+    assert bytes_of(found) == (2 * T * E + 4 * E, 8 * T * K)
+
+
+def test_sorting() -> None:
+    align = counted(
+        OpCall("_moe_C::moe_align_block_size", [[T, K], [], [], [T * K + 1024], [200], [1]],
+               ["i32", "", "", "i32", "i32", "i32"])
+    )  # fmt: skip
+    assert (align.flops, bytes_of(align)) == (0, (4 * T * K, 4 * (T * K + 1024 + 200 + 1)))
+    shapes = [[T, K], [T, K], [9000], [9000], [300], [2], [T, H]]
+    dtypes = ["i32", "fp32", "i32", "fp32", "i32", "i32", "bf16"]
+    found = counted(OpCall("aiter::moe_sorting_fwd", shapes, dtypes))
+    assert bytes_of(found) == (8 * T * K, 4 * (9000 + 9000 + 300 + 2) + 2 * T * H)
+
+
+def test_sum_of_the_experts() -> None:
+    found = counted(OpCall("_moe_C::moe_sum", [[T, K, H], [T, H]], ["bf16", "bf16"]))
+    assert (found.flops, bytes_of(found)) == (T * K * H, (2 * T * K * H, 2 * T * H))
+
+
+def test_permute_and_unpermute() -> None:
+    rows = T * K
+    permute = counted(
+        OpCall(
+            "te_moe::permute_mask_map_fwd", [[T, H], [T, E], []], ["bf16", "bool", ""], ["", "", str(rows)]
+        )
+    )
+    assert (permute.flops, bytes_of(permute)) == (0, (2 * T * H + T * E, 2 * rows * H))
+    by_index = counted(OpCall("te_moe::permute_index_map", [[T, H], [T, K]], ["bf16", "i32"], ["", "", "-1"]))
+    assert bytes_of(by_index) == (2 * T * H + 4 * T * K, 2 * rows * H)
+    shapes: list[Any] = [[rows, H], [T, 2 * E + 1], [T, E], []]
+    merge = counted(
+        OpCall("te_moe::unpermute_mask_map_fwd", shapes, ["bf16", "i32", "fp32", ""], ["", "", "", str(T)])
+    )
+    assert (merge.flops, merge.write_bytes) == (2 * rows * H, 2 * T * H)
+    backward = counted(
+        OpCall("te_moe::permute_mask_map_bwd", [[rows, H], [rows], [T, 2 * E + 1]], ["bf16", "fp32", "i32"],
+               ["", "", "", "", str(T)])
+    )  # fmt: skip
+    assert (backward.flops, backward.write_bytes) == (rows * H, 2 * T * H)
+
+
+def test_functions_of_transformer_engine() -> None:
+    rows = T * K
+    index = counted(OpCall("_moe_permute_index_map", [[T, H], [T, K]], ["bf16", "i32"]))
+    assert index.write_bytes == 2 * rows * H
+    mask = counted(
+        OpCall("_moe_permute_mask_map", [[T, H], [T, E], []], ["bf16", "bool", ""], ["", "", str(rows)])
+    )
+    assert mask.write_bytes == 2 * rows * H
+    merge = counted(OpCall("_moe_unpermute_mask_map", [[rows, H], [T, 2 * E + 1]], ["bf16", "i32"]))
+    assert (merge.flops, merge.write_bytes) == (rows * H, 2 * T * H)
+    chunks = counted(OpCall("_moe_chunk_sort", [[rows, H], [E], [E]], ["bf16", "i32", "i32"]))
+    assert bytes_of(chunks) == (2 * rows * H + 8 * E, 2 * rows * H)
+
+
+def test_backward_writes_what_forward_read() -> None:
+    forward = OpCall("_moe_permute_mask_map", [[T, H], [T, E]], ["bf16", "bool"])
+    found = counted(OpCall("_moe_permute_mask_mapBackward", [[T * K, H]], ["bf16"], forward=forward))
+    assert (found.flops, bytes_of(found)) == (T * K * H, (2 * T * K * H, 2 * T * H))
+    forward = OpCall("_moe_unpermute_mask_map", [[T * K, H], [T, 2 * E + 1]], ["bf16", "i32"])
+    found = counted(OpCall("_moe_unpermute_mask_mapBackward", [[T, H]], ["bf16"], forward=forward))
+    assert (found.flops, bytes_of(found)) == (0, (2 * T * H, 2 * T * K * H))
+    with pytest.raises(Uncounted, match="forward op is not in the trace"):
+        counted(OpCall("_moe_chunk_sortBackward", [[T, H]], ["bf16"]))
+
+
+def test_given_results_are_written() -> None:
+    rows = T * K
+    shapes: list[Any] = [[T, H], [rows, H], [], [], [T, E], [rows], [T, 2 * E + 1]]
+    dtypes = ["bf16", "bf16", "", "", "fp32", "fp32", "i32"]
+    found = counted(OpCall("primus_turbo_cpp_extension::permute", shapes, dtypes))
+    assert bytes_of(found) == (2 * T * H + 4 * T * E + 4 * T * (2 * E + 1), 2 * rows * H + 4 * rows)
+    back = counted(OpCall("primus_turbo_cpp_extension::unpermute", [[rows, H], [T, H]], ["bf16", "bf16"]))
+    assert (back.flops, bytes_of(back)) == (rows * H, (2 * rows * H, 2 * T * H))
+    vllm = OpCall("_moe_C::moe_permute", [[T, H], [T, K], [T, K], [T, K], [], [], [rows, H]],
+                  ["bf16", "fp32", "i32", "i32", "", "", "bf16"])  # fmt: skip
+    assert bytes_of(counted(vllm)) == (2 * T * H + 12 * T * K, 2 * rows * H)
+
+
+@pytest.mark.parametrize("name", ["vllm::outplace_fused_experts", "aiter::fused_moe_"])
+def test_fused_experts(name: str) -> None:
+    shapes = [[T, H], [E, 2 * F, H], [E, H, F], [T, K], [T, K]]
+    found = counted(OpCall(name, shapes, ["bf16", "bf16", "bf16", "fp32", "i32"]))
+    # Gate and up, then down: 2 · T·K · (2·F·H + H·F) FLOPs.
+    assert found.flops == 2 * T * K * 3 * H * F
+    assert bytes_of(found) == (2 * T * H + 2 * E * 3 * H * F, 2 * T * H)
+    assert found.engine == "matrix"
+
+
+def test_a_few_tokens_do_not_use_all_experts() -> None:
+    shapes = [[2, H], [E, 2 * F, H], [E, H, F], [2, K], [2, K]]
+    found = counted(
+        OpCall("vllm::inplace_fused_experts", shapes, ["bf16", "fp8e4m3", "fp8e4m3", "fp32", "i32"])
+    )
+    # 12 rows, at most 12 of 64 experts, a byte an element.
+    assert found.read_bytes == 2 * 2 * H + 12 * 3 * H * F
+    assert found.dtype == "fp8e4m3"
+
+
+def test_experts_with_sorted_rows() -> None:
+    shapes = [[T, H], [T, H], [E, 2 * F, H], [E, H, F]]
+    call = OpCall("aiter::fmoe_g1u1", shapes, ["bf16", "fp8e4m3", "fp8e4m3", "fp8e4m3"], [""] * 8 + [str(K)])
+    assert counted(call).flops == 2 * T * K * 3 * H * F
+    stages = [[T, H], [E, 2 * F, H], [E, H, F], [9000], [300], [2], [T, K, F]]
+    first = OpCall("aiter::ck_moe_stage1", stages, ["bf16"] * 3 + ["i32"] * 3 + ["bf16"], [""] * 7 + [str(K)])
+    assert counted(first).flops == 2 * T * K * 2 * H * F
+    assert counted(first).write_bytes == 2 * T * K * F
+    second = OpCall("aiter::ck_moe_stage2", [[T, K, F], *stages[1:6], [T, H]], first.dtypes, first.values)
+    assert counted(second).flops == 2 * T * K * H * F
+
+
+@given(st.integers(0, 64), st.integers(1, 8), st.integers(1, 32))
+def test_no_more_experts_are_read_than_there_are(tokens: int, k: int, experts: int) -> None:
+    shapes = [[tokens, 16], [experts, 8, 16], [experts, 16, 4], [tokens, k], [tokens, k]]
+    found = counted(OpCall("vllm::inplace_fused_experts", shapes, ["bf16", "bf16", "bf16", "fp32", "i32"]))
+    assert found.read_bytes == 2 * (tokens * 16 + min(experts, tokens * k) * (8 * 16 + 16 * 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "values", "reason"),
+    [
+        ("FusedDispatch", [[T, H]], [], "number of tokens that go to other ranks"),
+        ("_moe_C::topk_softmax", [], [], "no shapes"),
+        ("te_moe::permute_mask_map_fwd", [[T, H], [T, E]], [], "number of permuted rows not recorded"),
+        ("_moe_permute_mask_map", [[T, H], [T, E]], [], "number of permuted rows not recorded"),
+        ("te_moe::unpermute_mask_map_fwd", [[T, H], [T, E]], [], "argument 3 has no recorded value"),
+        ("te_moe::unpermute_mask_map_fwd", [[T, H], [T, E]], ["", "", "", "-1"], "number of tokens"),
+        ("te_moe::permute_index_map", [[T], [T, E]], [], "1 dimensions where 2 are due"),
+        (
+            "vllm::inplace_fused_experts",
+            [[T, H], [E, H], [E, H], [T, K], [T, K]],
+            [],
+            "weights of the experts",
+        ),
+        ("aiter::fmoe", [[T, H], [T, H], [E, F, H], [E, H, F]], [], "argument 8 has no recorded value"),
+        ("aiter::ck_moe_stage1", [[]] * 7, [""] * 7 + ["6"], "tokens without dimensions"),
+    ],
+)
+def test_what_cannot_be_counted_is_told(name: str, shapes: list[Any], values: list[str], reason: str) -> None:
+    with pytest.raises(Uncounted, match=reason):
+        counted(OpCall(name, shapes, ["bf16"] * len(shapes), values))

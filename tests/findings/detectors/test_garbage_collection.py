@@ -1,0 +1,111 @@
+"""Python's garbage collector inside of steps. A column is 10 us."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders import aligned, draw
+from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.garbage_collection import garbage_collection
+from tracelens.findings.rank_context import Scene
+
+COLUMN = 10_000
+
+
+def found(text: str) -> Found:
+    return garbage_collection.of_rank(Scene(draw(text, ns_per_char=COLUMN), None))
+
+
+def signal(text: str) -> Signal:
+    one = found(text)
+    assert isinstance(one, Signal), one
+    return one
+
+
+def quantities(one: Signal) -> dict[str, float]:
+    return {name: value for name, value, _ in one.quantities}
+
+
+# Steps from 0 to 12 and from 12 to 20. Collections from 3 to 8 and from 14 to 15; the GPU is idle from 4 to
+# 10 and from 16 to 18.
+TWO_STEPS = aligned("""
+    step 1                             | ------------
+    step 2                             |             --------
+    python train.py(9): step           | --------------------
+    python <built-in function collect> |    -----
+    python Python GC                   |    -----      -
+    launch                             | a         b
+    s7 k                               |  aaa      bbbbbb  ==
+""")
+
+
+def test_what_collections_cost() -> None:
+    one = signal(TWO_STEPS)
+    # Of the first collection the GPU is idle from 4 to 8; during the second it works.
+    assert one.where.start.tolist() == [4 * COLUMN]
+    assert one.where.end.tolist() == [8 * COLUMN]
+    assert one.saving_ns == 4 * COLUMN / 2
+    assert one.confidence == "high"
+    assert quantities(one) == {
+        "collecting": 6 * COLUMN / 2,
+        "collections a step": 1.0,
+        "collections called by the program": 0.5,
+        "longest collection": 5 * COLUMN,
+        "GPU idle while collecting": 4 * COLUMN / 2,
+        "step-time variation": pytest.approx((12 - 8) / 10),
+    }
+    assert one.evidence == (
+        "1.0 collections a step (50% called by the program) hold the host for 30.0 us (the longest 50.0 us); "
+        "the GPU is idle for 20.0 us of that; longest and shortest step are 40.0% of a step apart"
+    )
+
+
+def test_the_same_without_collections() -> None:
+    twin = "\n".join(line for line in TWO_STEPS.splitlines() if "collect" not in line and "GC" not in line)
+    assert str(found(twin)).startswith("no garbage collection in the steps; torch's profiler records it with")
+
+
+def test_collections_as_scopes_without_frames() -> None:
+    """As tracelens.record marks them; who called them is then not known."""
+    rows = TWO_STEPS.replace("python Python", "scope Python").splitlines()
+    one = signal(aligned("\n".join(row for row in rows if "python" not in row)))
+    expected = quantities(signal(TWO_STEPS))
+    del expected["collections called by the program"]
+    assert quantities(one) == expected
+    assert one.evidence.startswith("1.0 collections a step hold the host for 30.0 us (the longest 50.0 us)")
+
+
+def test_an_op_of_that_name_is_no_collection() -> None:
+    ops = TWO_STEPS.replace("python Python", "op Python").replace("python <built-in", "op <built-in")
+    assert isinstance(found(aligned(ops)), str)
+
+
+def test_hidden_behind_work_it_costs_nothing() -> None:
+    one = signal("""
+        python Python GC |   ---
+        launch           | a
+        s7 k             |  aaaaaaaa
+    """)
+    assert one.saving_ns == 0
+    assert one.where.total == 0
+    # No step is marked, so there is no variation between steps.
+    assert "step-time variation" not in quantities(one)
+    assert quantities(one)["collecting"] == 3 * COLUMN
+
+
+def test_only_what_lies_in_the_steps_counts() -> None:
+    one = signal("""
+        step 1           |       ------
+        python Python GC | ---  ---
+        launch           |         a
+        s7 k             |          aaa
+    """)
+    # The first collection ends before the step; of the second, from 5 to 8, two columns are in it.
+    assert quantities(one)["collections a step"] == 1
+    assert quantities(one)["collecting"] == 2 * COLUMN
+    assert quantities(one)["longest collection"] == 3 * COLUMN
+    assert one.saving_ns == 2 * COLUMN
+
+
+def test_without_gpu_work() -> None:
+    assert found("python Python GC | ----") == "no GPU work"

@@ -1,0 +1,187 @@
+"""The GPU waits for launches. A column is 10 us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.builders import aligned, draw
+from tracelens import load
+from tracelens.analysis.common.cpu_only import NO_LAUNCH
+from tracelens.analysis.host.idle import CAUSES, causes
+from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.launch_bound import launch_bound
+from tracelens.findings.host_late import gaps_of, host_late
+from tracelens.findings.rank_context import Scene
+
+COLUMN = 10_000
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
+
+# The gap from 4 to 10 is the host's: b is launched at 8. That from 20 to 21 is not: d was launched at 10.
+LATE = """
+    step 1 | ------------------------------
+    launch | a       bcd
+    s7 k   |  aaa      bbbbbbbccc ddd
+"""
+
+
+def found(text: str, ns_per_char: int = COLUMN) -> Found:
+    return launch_bound.of_rank(Scene(draw(text, ns_per_char=ns_per_char), None))
+
+
+def signal(text: str, ns_per_char: int = COLUMN) -> Signal:
+    one = found(text, ns_per_char)
+    assert isinstance(one, Signal), one
+    return one
+
+
+def with_row(label: str, line: str) -> str:
+    return aligned(f"{LATE}{label} | {line}")
+
+
+def test_what_late_launches_cost() -> None:
+    one = signal(LATE)
+    assert (one.where.start.tolist(), one.where.end.tolist()) == ([4 * COLUMN], [10 * COLUMN])
+    # 6 columns less the one that is left in front of work that was queued for long.
+    assert one.saving_ns == 5 * COLUMN
+    assert one.confidence == "low"
+    assert {name: value for name, value, _ in one.quantities} == {
+        "waiting for a launch, share": 6 / 30,
+        # From 4 to 8 nothing is launched, from 8 to 9 only b, from 20 to 21 only d; GPU work spans 1 to 24.
+        "idle with at most one launched, share": pytest.approx(6 / 23),
+        "late launches a step": 1.0,
+        "of the waiting, gaps over 1.00 ms": 0.0,
+        "gap that remains": COLUMN,
+        "launch call, p50": COLUMN,
+        "launch call, p99": COLUMN,
+        "launch to start on an idle GPU, p50": 2 * COLUMN,
+        "launch to start on an idle GPU, p99": 2 * COLUMN,
+    }
+    assert one.evidence == (
+        "the GPU is idle for 20.0% of the time, in 1 gaps a step, because the next work was launched late ("
+        "0% of it in gaps over 1.00 ms); launch call: p50 10.0 us, p99 10.0 us, launch to start on an idle "
+        "GPU: p50 20.0 us, p99 20.0 us; 10.0 us a gap are left where work is queued in time; the profiler "
+        "slows the host itself, so compare with the duration of a step that is not recorded"
+    )
+
+
+def test_the_same_launched_in_time() -> None:
+    assert found(LATE.replace("a       bcd", "a  b     cd")) == "the GPU waits for a launch 0.0% of the time"
+
+
+def test_rocm_is_told_by_its_calls() -> None:
+    assert "on ROCm" not in signal(LATE).evidence
+    assert "on ROCm" in signal(aligned(LATE.replace("launch", "launch hipLaunchKernel"))).evidence
+
+
+def test_long_gaps_are_told_apart() -> None:
+    one = signal(LATE, ns_per_char=200_000)
+    assert ("of the waiting, gaps over 1.00 ms", 1.0, "fraction") in one.quantities
+
+
+def test_two_steps_halve_it() -> None:
+    both = with_row("step 2", " " * 30 + "-" * 30)
+    assert signal(both).saving_ns == 5 * COLUMN / 2
+
+
+def test_without_work_that_was_queued_for_long_a_small_gap_is_left() -> None:
+    one = signal("""
+        launch | a       b
+        s7 k   |  aaa      bbb
+    """)
+    assert one.saving_ns == 6 * COLUMN - 1000
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        ("launch cudaStreamSynchronize", "    --"),
+        ("python Python GC", "    ----"),
+    ],
+)
+def test_what_holds_the_host_is_not_launching(label: str, line: str) -> None:
+    assert found(with_row(label, line)) == "the GPU waits for a launch 0.0% of the time"
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        ("launch cudaStreamSynchronize", "  --"),  # over before the gap
+        ("launch cudaStreamSynchronize tid=2", "    --"),  # of another thread
+        ("python Python GC", "    --"),  # less than half of it
+    ],
+)
+def test_what_does_not_hold_the_host(label: str, line: str) -> None:
+    assert signal(with_row(label, line)).saving_ns == 5 * COLUMN
+
+
+def test_a_small_share_is_no_problem() -> None:
+    # Two columns of 400.
+    text = f"""
+        step 1 | {"-" * 400}
+        launch | a    b
+        s7 k   |  aaa  {"b" * 394}
+    """
+    assert found(text) == "the GPU waits for a launch 0.5% of the time"
+
+
+@pytest.mark.parametrize(
+    "sample",
+    ["one_gpu/loop/rank0.json.gz", "faults/host_delay/rank1.json.zst", "faults/blocking_call/rank1.json.zst"],
+)
+def test_the_gaps_are_those_that_idle_calls_host_late(sample: str) -> None:
+    (trace,) = load(SAMPLES / sample).traces
+    scene = Scene(trace, None)
+    gaps = gaps_of(scene)
+    expected = causes(trace, scene.work, gaps).cause == list(CAUSES).index("host late")
+    np.testing.assert_array_equal(host_late(scene, gaps), expected)
+
+
+def test_the_sample_whose_host_sleeps_is_launch_bound_on_that_rank_only() -> None:
+    run = load(SAMPLES / "faults" / "host_delay")
+    bound = [isinstance(launch_bound.of_rank(Scene(trace, None)), Signal) for trace in run.traces]
+    assert bound == [False, True]
+
+
+def test_without_what_it_takes() -> None:
+    assert found("python train.py(3): f | ----") == "no GPU work"
+    assert found("op aten::mm | --   --") == NO_LAUNCH
+    assert found("s7 k | ==   ==") == "no GPU work has its launch call in the trace"
+
+
+def test_gaps_of_a_microsecond_follow_from_launching_at_all() -> None:
+    # Half a microsecond a column. b is launched within a gap of 1 us, c within one of 1.5 us; d is launched
+    # as its gap begins, in time.
+    one = signal(
+        """
+        launch | a     b    c   d
+        s7 k   |  aaaa  bbb   cc   ddd
+        """,
+        ns_per_char=500,
+    )
+    assert (one.where.start.tolist(), one.where.end.tolist()) == ([5_000], [6_500])
+
+
+def test_work_that_was_launched_just_in_time_does_not_tell_what_gap_is_left() -> None:
+    # d, launched at 17, would have had no time to be ready at 20; so 1 us is left.
+    just = LATE.replace("a       bcd", "a       bc       d")
+    assert signal(just).saving_ns == 6 * COLUMN - 1000
+
+
+def test_at_least_a_microsecond_is_left() -> None:
+    # A column is 0.5 us here, and so long is the gap in front of c, which was launched 55 us before.
+    one = signal(
+        f"""
+        launch | a         bc
+        s7 k   |  aaa        {"b" * 110} ccc
+        """,
+        ns_per_char=500,
+    )
+    assert one.saving_ns == 8 * 500 - 1000
+
+
+def test_only_launches_of_kernels_are_timed() -> None:
+    one = signal(aligned(f"{LATE}launch cudaMemcpyAsync | {' ' * 12}eeeeee\ns7 copy | {' ' * 24}ee"))
+    assert ("launch call, p99", COLUMN, "ns") in one.quantities

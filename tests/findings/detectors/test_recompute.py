@@ -1,0 +1,117 @@
+"""The forward pass runs again in the backward pass. A column is 1 us."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders import aligned, draw
+from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.recompute import recompute
+from tracelens.findings.rank_context import Scene
+
+
+def found(text: str) -> Found:
+    return recompute.of_rank(Scene(draw(aligned(text)), None))
+
+
+def signal(text: str) -> Signal:
+    one = found(text)
+    assert isinstance(one, Signal), one
+    return one
+
+
+# The backward thread repeats mm (b) and softmax (c) before the gradient (d). An all-reduce of the main thread
+# runs beside the second half of b: 8 to 15 and 18 to 22 are repeated, 11 to 20 is covered.
+NAMED = """
+    step 1                                                             | ------------------------------
+    op aten::mm seq=1                                                  | --
+    op autograd::engine::evaluate_function: CheckpointFunctionBackward tid=2 |     --------------
+    op CheckpointFunctionBackward seq=1 fwd=1 tid=2                    |     --------------
+    op aten::mm tid=2                                                  |      ---
+    op aten::softmax tid=2                                             |         --
+    op autograd::engine::evaluate_function: MmBackward0 tid=2          |            -----
+    op aten::mm tid=2                                                  |             ---
+    launch                                                             | a         e
+    launch tid=2                                                       |       b  c   d
+    s7 gemm                                                            |  aaa    bbbbbbb       ddd
+    s7 softmax                                                         |                   cccc
+    s9 ncclDevKernel_AllReduce_Sum                                     |            eeeeeeeee
+"""
+
+
+def test_what_checkpointing_costs() -> None:
+    one = signal(NAMED)
+    assert (one.where.start.tolist(), one.where.end.tolist()) == ([8_000, 20_000], [11_000, 22_000])
+    assert one.saving_ns == 5_000
+    assert one.confidence == "low"
+    assert one.quantities == (
+        ("recompute", 11_000, "ns"),
+        ("share of the step", pytest.approx(11 / 30), "fraction"),
+        ("backward nodes that recompute, a step", 1, "count"),
+        ("kernels run again, a step", 2, "count"),
+        ("recomputed: gemm", 7_000, "ns"),
+        ("recomputed: softmax", 4_000, "ns"),
+    )
+    assert one.evidence == (
+        "11.0 us a step (36.7%) repeat the forward pass in 1 places, most of it gemm 7.00 us, softmax 4.00 "
+        "us; 5.00 us of that run beside nothing else. How much of it memory allows to keep, the trace does "
+        "not say"
+    )
+
+
+def test_two_steps_halve_it() -> None:
+    assert signal(f"{NAMED}step 2 | {' ' * 30}{'-' * 30}").saving_ns == 2_500
+
+
+def test_the_same_without_checkpointing() -> None:
+    twin = NAMED.replace("CheckpointFunctionBackward", "AddBackward0")
+    assert found(twin) == "nothing in the backward pass runs the forward pass again"
+
+
+# Without its frames, checkpointing by hooks (use_reentrant=False) shows as ops with a sequence number inside
+# of a node of the backward pass. What the nodes run themselves has none.
+NUMBERED = """
+    op autograd::engine::evaluate_function: ReluBackward0 tid=2 | ---------
+    op ReluBackward0 seq=7 fwd=1 tid=2                          | ---------
+    op aten::linear seq=9 tid=2                                 |  ----
+    op aten::addmm tid=2                                        |   --
+    op aten::threshold_backward tid=2                           |       --
+    op autograd::engine::evaluate_function: MmBackward0 tid=2   |           ----
+    op MmBackward0 seq=6 fwd=1 tid=2                            |           ----
+    op aten::mm tid=2                                           |           ---
+    launch tid=2                                                |   a   b   c
+    s7 gemm                                                     |     aaaa     ccc
+    s7 relu_backward                                            |         bb
+"""
+
+
+def test_recompute_is_told_by_sequence_numbers() -> None:
+    one = signal(NUMBERED)
+    assert (one.where.start.tolist(), one.where.end.tolist()) == ([4_000], [8_000])
+    assert one.saving_ns == 4_000
+    assert ("kernels run again, a step", 1.0, "count") in one.quantities
+
+
+def test_ops_without_numbers_are_the_backward_pass() -> None:
+    assert isinstance(found(NUMBERED.replace("aten::linear seq=9", "aten::linear")), str)
+
+
+def test_a_function_that_is_called_in_a_backward_pass_has_a_number_too() -> None:
+    assert isinstance(found(NUMBERED.replace("aten::linear seq=9", "_AllToAll seq=9")), str)
+
+
+def test_numbers_of_backward_ops_do_not_count() -> None:
+    assert isinstance(found(NUMBERED.replace("aten::linear seq=9", "aten::linear seq=9 fwd=1")), str)
+
+
+def test_a_backward_pass_that_is_differentiated_is_no_recompute() -> None:
+    twice = NUMBERED.replace("aten::mm tid=2 ", "aten::mm seq=10 tid=2 ")
+    assert isinstance(found(twice), str)
+
+
+def test_without_gpu_work() -> None:
+    assert found("python recompute_fn | ----") == "no GPU work"
+
+
+def test_work_without_a_launch_is_nobodys() -> None:
+    assert isinstance(found("op CheckpointFunctionBackward | ----\ns7 k | =="), str)

@@ -1,0 +1,94 @@
+"""Times of messages by hand, and which ranks share a node against the groups themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracelens.devices.catalogue import device
+from tracelens.errors import TracelensError
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.step_time import Machine
+from tracelens.planner.step_time.network import Network
+
+FREE = Machine(link_latency_ns=0, nic_latency_ns=0)
+SIZE = 8_000_000_000
+
+
+def seconds(layout: Layout, collective: str, group: str, ranks: int, name: str = "h200") -> float:
+    network = Network(layout, device(name), FREE)
+    return network.nanoseconds(collective, group, ranks, SIZE, SIZE) / 1e9  # type: ignore[arg-type]
+
+
+def test_inside_a_node_by_hand() -> None:
+    layout = Layout(ranks=8)
+    # 450 GB/s through a switch; a rank keeps an eighth to itself.
+    assert seconds(layout, "all_to_all", "ep", 8) == pytest.approx(7 / 450)
+    assert seconds(layout, "all_gather", "dp_cp_tp", 8) == pytest.approx(7 / 450)
+    assert seconds(layout, "all_reduce", "dp_cp_tp", 8) == pytest.approx(2 * 7 / 450)
+    assert seconds(layout, "broadcast", "tp", 8) == pytest.approx(7 / 450)
+    assert seconds(layout, "all_reduce", "tp", 1) == 0.0
+
+
+def test_links_from_each_to_each_by_hand() -> None:
+    # Seven links of 64 GB/s; among two only one of them is of use.
+    assert seconds(Layout(ranks=8), "all_to_all", "ep", 8, "mi300x") == pytest.approx(1 / 64)
+    pairs = Layout(ranks=8, cp=2)
+    assert seconds(pairs, "all_gather", "cp", 2, "mi300x") == pytest.approx(4 / 64)
+    assert seconds(pairs, "all_gather", "cp", 2) == pytest.approx(4 / 450)
+    switch = Network(pairs, device("mi300x"), replace(FREE, links="switch"))
+    assert switch.nanoseconds("all_gather", "cp", 2, SIZE, SIZE) / 1e9 == pytest.approx(4 / 448)
+
+
+def test_between_nodes_by_hand() -> None:
+    two = Layout(ranks=16)
+    # Half of all goes to the other node, through a NIC of 50 GB/s for each rank.
+    assert seconds(two, "all_to_all", "ep", 16) == pytest.approx(4 / 50)
+    # Around both nodes: a half enters each, on eight NICs; inside it goes at 450 GB/s.
+    assert seconds(two, "all_gather", "dp_cp_tp", 16) == pytest.approx(max(4 / 8 / 50, 7.5 / 450))
+    # One rank of each node.
+    far = Layout(ranks=16, ep=8)
+    assert seconds(far, "reduce_scatter", "edp", 2) == pytest.approx(4 / 50)
+    assert seconds(Layout(ranks=16, pp=2), "send", "pp", 2) == pytest.approx(8 / 50)
+    assert seconds(Layout(ranks=8, pp=2), "send", "pp", 2) == pytest.approx(8 / 450)
+    assert seconds(Layout(ranks=16, node=8), "reduce_scatter", "dp_node", 8) == pytest.approx(7 / 450)
+    assert seconds(Layout(ranks=16, node=8), "all_reduce", "dp_across", 2) == pytest.approx(2 * 4 / 50)
+
+
+def test_latency_is_added() -> None:
+    machine = Machine(link_latency_ns=7, nic_latency_ns=11)
+    assert Network(Layout(ranks=8), device("h200"), machine).nanoseconds("all_to_all", "ep", 8, 0, 0) == 7
+    assert Network(Layout(ranks=16), device("h200"), machine).nanoseconds("all_to_all", "ep", 16, 0, 0) == 11
+
+
+def test_a_device_without_link_rate_is_told() -> None:
+    lone = replace(device("h200"), gpu_link_bytes_per_s=0.0)
+    network = Network(Layout(ranks=8), lone, FREE)
+    with pytest.raises(TracelensError, match="the link rate of h200 is not known: add gpu_link_bytes_per_s"):
+        network.nanoseconds("all_to_all", "ep", 8, 1, 1)
+    assert Network(Layout(ranks=64, ep=8), lone, FREE).nanoseconds("all_gather", "edp", 8, SIZE, SIZE) > 0
+
+
+@given(
+    st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4, 6, 8]), st.sampled_from([1, 2, 4, 8, 12]),
+)  # fmt: skip
+def test_who_shares_a_node_is_as_in_the_groups(
+    pp: int, dp: int, cp: int, tp: int, node: int, ep: int
+) -> None:
+    stage = dp * cp * tp
+    if stage % ep:
+        ep = 1
+    # Stages begin with a node, as the first one does.
+    layout = Layout(ranks=pp * stage, pp=pp, cp=cp, tp=tp, ep=ep)
+    network = Network(layout, device("h200"), replace(FREE, node=node))
+    groups = {"tp": ("tp",), "cp": ("cp",), "ep": ("ep",), "edp": ("edp",), "dp_cp": ("dp", "cp"),
+              "cp_tp": ("cp", "tp"), "dp_cp_tp": ("dp", "cp", "tp")}  # fmt: skip
+    for name, dimensions in groups.items():
+        first_stage = [ranks for ranks in layout.groups(*dimensions) if ranks[0] < stage]
+        fewest = min(min(Counter(rank // node for rank in ranks).values()) for ranks in first_stage)
+        assert network.neighbours(name, len(first_stage[0])) == fewest, name

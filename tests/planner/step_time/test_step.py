@@ -1,0 +1,285 @@
+"""A step's time: closed forms, the schedule simulator, what hides what, and measured steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracelens.devices.catalogue import device
+from tracelens.errors import TracelensError
+from tracelens.planner.config.config import PARTS as CONFIG_PARTS
+from tracelens.planner.config.config import Config, Training, override, preset
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model import MODELS
+from tracelens.planner.expected import buffer_bytes, parameters, totals
+from tracelens.planner.expected.share import Share
+from tracelens.planner.pipeline.schedules import make_schedule
+from tracelens.planner.pipeline.simulate import simulate
+from tracelens.planner.pipeline.sources import Layers
+from tracelens.planner.pipeline.times import make_times
+from tracelens.planner.step_time import Estimate, Machine, estimate, layer_times
+from tracelens.planner.step_time.step import PARTS
+
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
+H200, MI300X, MI355X = device("h200"), device("mi300x"), device("mi355x")
+LONE = Machine(hide_p2p=True, hide_gradients=True)
+
+
+def run(name: str, batches: int, **layout: int) -> Config:
+    sizes = Layout(**layout)  # type: ignore[arg-type]
+    return Config(MODELS[name], sizes, training=Training(micro_batches=batches))
+
+
+def phase(found: Estimate) -> float:
+    """All but what is done once a step."""
+    return found.step_ns - found.parts["gradients"] - found.parts["optimizer"]
+
+
+def test_without_a_pipeline_a_step_is_its_layers() -> None:
+    config = run("deepseek_v2_lite", 3, ranks=8, ep=8)
+    times, found = layer_times(config, H200), estimate(config, H200)
+    one = times.forward.sum() + times.backward.sum() + sum(times.embedding) + sum(times.head)
+    assert found.parts["bubble"] == found.parts["stage_exchange"] == 0
+    assert phase(found) == pytest.approx(3 * one, rel=1e-6)
+    exchanges = times.forward_exchange.sum() + times.backward_exchange.sum()
+    assert found.parts["experts_exchange"] == pytest.approx(3 * exchanges, rel=1e-6)
+    assert (times.forward > times.forward_exchange).all()
+    # One layer is dense, and exchanges nothing.
+    assert (times.forward_exchange[0], times.forward_exchange[1] > 0) == (0, True)
+    assert list(found.parts) == list(PARTS)
+
+
+def test_any_number_of_micro_batches_is_worked_out_at_once() -> None:
+    one, many = (estimate(run("small", batches, ranks=8), H200) for batches in (2, 2 * 10**12))
+    assert phase(many) == pytest.approx(10**12 * phase(one), rel=1e-6)
+
+
+def test_the_bubble_of_equal_stages_is_the_closed_form() -> None:
+    # Hardly any vocabulary, or the last stage would have more to do.
+    model = replace(MODELS["moe_1t"], vocab=8)
+    for pp, vpp, batches in ((24, 4, 48), (24, 1, 24), (48, 2, 96), (8, 3, 16)):
+        config = Config(model, Layout(ranks=pp * 8, pp=pp, vpp=vpp), training=Training(micro_batches=batches))
+        found = estimate(config, MI300X, LONE)
+        share = found.parts["bubble"] / phase(found)
+        assert share == pytest.approx((pp - 1) / (pp - 1 + batches * vpp), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "vpp", "schedule"),
+    [("moe_1t", 1, "1f1b"), ("moe_1t", 4, "interleaved"), ("deepseek_v2", 1, "1f1b")],
+)
+def test_unequal_stages_take_about_what_their_schedule_takes(name: str, vpp: int, schedule: str) -> None:
+    config = run(name, 32, ranks=32, pp=4, vpp=vpp)
+    parts = config.layout.chunks(config.model.layers)
+    chunks = Layers(layer_times(config, MI300X)).chunks(4, len(parts), [len(part) for part in parts])
+    played = simulate(make_schedule(schedule, 4, 32, vpp), make_times(chunks, 4, 32))
+    assert phase(estimate(config, MI300X, LONE)) == pytest.approx(played.makespan, rel=0.02)
+
+
+def test_recomputation_takes_the_forward_again_and_its_exchanges() -> None:
+    config = run("moe_1t", 1, ranks=8, ep=8)
+    again = override(config, ["recompute_layer_ids=" + ",".join(map(str, range(96)))])
+    plain, found = estimate(config, MI300X), estimate(again, MI300X)
+    times = layer_times(config, MI300X)
+    layers = plain.parts["forward"] - times.head[0] - times.embedding[0]
+    # Without the last product of the shared expert, which the backward does not need.
+    left_out = 96 * 2 * 4096 * 1920 * 8192 / 708e12 * 1e9
+    assert found.parts["recompute"] == pytest.approx(layers - left_out, rel=1e-6)
+    assert plain.parts["recompute"] == 0
+    # Forward and backward have two exchanges a layer each, what is computed again has both of the forward's.
+    ratio = found.parts["experts_exchange"] / plain.parts["experts_exchange"]
+    assert ratio == pytest.approx(1.5, rel=1e-3)
+    assert found.mfu < plain.mfu
+
+
+def test_what_lies_under_other_work_is_not_counted() -> None:
+    base = override(run("deepseek_v2", 2, ranks=8, ep=8, tp=2), [])
+    found = {
+        name: estimate(override(base, [text]), MI300X).parts
+        for name, text in {
+            "plain": "seed=0", "shared": "overlap_shared=on", "chunked": "tp_overlap=chunked",
+            "1f1b": "overlap_exchange=1f1b", "dedup": "dispatch=dedup",
+        }.items()
+    }  # fmt: skip
+    exchanges = {name: parts["experts_exchange"] for name, parts in found.items()}
+    assert 0 == exchanges["1f1b"] < exchanges["shared"] < exchanges["plain"]
+    # Of six experts a token has some on one rank.
+    assert exchanges["dedup"] < exchanges["plain"]
+    assert found["chunked"]["tensor_exchange"] == pytest.approx(
+        found["plain"]["tensor_exchange"] / 4, rel=0.3
+    )
+    hidden = estimate(base, MI300X, Machine(hide_gradients=True))
+    assert hidden.parts["gradients"] == 0 < found["plain"]["gradients"]
+
+
+def test_1f1b_leaves_what_is_longer_than_the_computation() -> None:
+    config = override(run("moe_2t", 2, ranks=64, ep=64), ["overlap_exchange=1f1b"])
+    plain = override(config, ["overlap_exchange=off"])
+    slow = Machine(nic_bytes_per_s=5e9)
+    hidden, whole = estimate(config, MI355X, slow).parts, estimate(plain, MI355X, slow).parts
+    layers = sum(whole[name] for name in ("forward", "backward"))
+    ends = 2 * (sum(layer_times(plain, MI355X).head) + sum(layer_times(plain, MI355X).embedding))
+    left = whole["experts_exchange"] - (layers - ends)
+    assert hidden["experts_exchange"] == pytest.approx(left, rel=1e-6)
+
+
+def test_messages_between_stages_by_hand() -> None:
+    config = run("moe_1t", 32, ranks=32, pp=4, vpp=2)
+    found = estimate(config, MI300X)
+    # The last stage has the head and so most to do. Two chunks: activations come to both, gradients to one.
+    one = 4096 * 8192 * 2 / 50e9 * 1e9 + 20_000
+    assert found.stage == 3
+    assert found.parts["stage_exchange"] == pytest.approx(32 * 3 * one)
+    middle = estimate(override(config, ["vocab=8", "pp_layout=12,12,12,12,12,13,12,11"]), MI300X)
+    assert middle.stage == 1
+    assert middle.parts["stage_exchange"] == pytest.approx(32 * 4 * one)
+    assert estimate(config, MI300X, LONE).parts["stage_exchange"] == 0
+
+
+def test_what_is_done_once_a_step_by_hand() -> None:
+    config = run("moe_1t", 8, ranks=32, pp=2, ep=8)
+    machine = Machine(link_latency_ns=0, nic_latency_ns=0, hbm_efficiency=0.5)
+    found = estimate(config, MI300X, machine)
+    # Of 48 layers and the head or the embedding: 28 experts here, each on two ranks; the rest on all 16.
+    experts = 48 * 28 * 3 * 8192 * 1920
+    rest = sum(sum(counts.values()) for name, counts in parameters(config, 31).items() if name != "edp")
+    # Gradient and new parameter of two bytes; parameter and two moments, read and written, of four each.
+    moved = 28 * (experts / 2 + rest / 16)
+    assert found.parts["optimizer"] == pytest.approx(moved / (5.3e12 / 2) * 1e9, rel=1e-6)
+    # Reduced and gathered: experts between two nodes, the rest around both of them.
+    across = 2 * experts * 2 * (1 / 2) / 50e9
+    around = 2 * rest * 2 * max(1 / 2 / 8 / 50e9, 15 / 16 / 448e9)
+    assert found.parts["gradients"] == pytest.approx((across + around) * 1e9, rel=1e-3)
+
+
+def test_buffers_are_those_of_each_stage() -> None:
+    config = override(run("deepseek_v2", 4, ranks=16, pp=4, ep=4), ["pp_layout=9,17,17,17"])
+    for stage in range(4):
+        rank = stage * 4
+        held = {name: 2 * sum(counts.values()) for name, counts in parameters(config, rank).items()}
+        # Each parameter may be filled up to a multiple of 128 bytes, and the whole to one for each rank.
+        assert buffer_bytes(Share(config, rank)) == pytest.approx(held, rel=1e-5)
+
+
+def test_imbalance_makes_experts_and_their_exchanges_longer() -> None:
+    config = run("moe_1t", 1, ranks=8, ep=8)
+    even, uneven = (estimate(config, MI300X, Machine(imbalance=factor)) for factor in (1.0, 1.5))
+    assert uneven.parts["experts_exchange"] == pytest.approx(1.5 * even.parts["experts_exchange"], rel=1e-2)
+    assert even.parts["forward"] < uneven.parts["forward"] < 1.5 * even.parts["forward"]
+
+
+def test_utilisation_is_that_of_six_flops_a_parameter_and_token_and_attention() -> None:
+    config = run("moe_1t", 4, ranks=8, ep=8)
+    found, model = estimate(config, MI300X), config.model
+    # An embedding is looked up, not multiplied. Half a square of scores, for each head two products.
+    weights = totals(model).active - model.vocab * model.hidden
+    scores = 2 * model.layers * model.heads * 2 * model.head_dim * config.training.seq / 2
+    each = 3 * (2 * weights + scores)
+    peak = MI300X.peak("matrix", "bf16")
+    assert peak is not None
+    assert found.mfu == pytest.approx(each * found.tokens_per_s / peak, rel=1e-3)
+
+
+def test_tokens_a_second_are_those_of_one_gpu() -> None:
+    config = run("moe_1t", 4, ranks=8, ep=8)
+    found = estimate(config, MI300X)
+    assert found.tokens_per_s * 8 * found.step_ns / 1e9 == pytest.approx(config.global_tokens)
+
+
+MACHINES = st.builds(
+    Machine,
+    matrix_efficiency=st.sampled_from([0.3, 1.0]),
+    hbm_efficiency=st.sampled_from([0.5, 1.0]),
+    nic_bytes_per_s=st.sampled_from([12.5e9, 50e9]),
+    link_efficiency=st.sampled_from([0.5, 1.0]),
+)
+LAYOUTS = [
+    {"ranks": 8}, {"ranks": 16, "cp": 2}, {"ranks": 32, "pp": 4, "vpp": 3, "tp": 2}, {"ranks": 64, "ep": 32},
+]  # fmt: skip
+
+
+@given(MACHINES, st.sampled_from(LAYOUTS), st.sampled_from(["moe_1t", "deepseek_v2_lite"]))
+@settings(deadline=None, max_examples=30)
+def test_nothing_is_faster_than_the_roofline(machine: Machine, layout: dict[str, int], name: str) -> None:
+    config = run(name, 8, **layout)
+    found, least = estimate(config, MI300X, machine), estimate(config, MI300X)
+    # Another stage may be the slowest one, so that a part may be shorter.
+    assert found.step_ns >= least.step_ns
+    assert found.mfu <= least.mfu <= 1
+
+
+def test_times_of_layers_are_whole_nanoseconds_of_the_slowest_rank() -> None:
+    plain, halved = (layer_times(run("moe_1t", 1, ranks=8, ep=8, cp=cp), MI300X) for cp in (1, 2))
+    assert plain.forward.dtype == "int64"
+    # Half the tokens, but the later half of the queries sees more than half of the keys.
+    assert plain.forward[0] / 2 < halved.forward[0] < plain.forward[0] * 0.6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"matrix_efficiency": 0.0}, "matrix_efficiency must be above 0 and at most 1"),
+        ({"hbm_efficiency": 1.5}, "hbm_efficiency must be above 0 and at most 1"),
+        ({"nic_bytes_per_s": 400}, "write 50e9 for a link of 400 Gb/s"),
+        ({"nic_latency_ns": -1}, "latencies must be 0 ns or more"),
+        ({"imbalance": 0.5}, "imbalance must be at least 1"),
+        ({"node": 0}, "node must be at least 1"),
+        ({"links": "ring"}, "unknown links"),
+        ({"matrix": "fast"}, "unknown matrix"),
+    ],
+)
+def test_assumptions_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TracelensError, match=message):
+        Machine(**changes)
+
+
+def test_rates_are_the_published_achievable_ones_or_the_peak() -> None:
+    assert Machine().matrix_rate(MI300X, "bfloat16") == 708e12
+    assert Machine(matrix="peak").matrix_rate(MI300X, "bfloat16") == 1307.4e12
+    # None is published, and none is made up.
+    assert Machine(matrix_efficiency=0.5).matrix_rate(MI355X, "bfloat16") == pytest.approx(
+        2516.6e12 / 2, 1e-3
+    )
+    with pytest.raises(TracelensError, match="has no rate for matrix products"):
+        Machine().matrix_rate(replace(MI300X, matrix={}, vector={}, maf={}), "bfloat16")
+
+
+def read_config(content: dict[str, Any]) -> Config:
+    """The configuration that a run wrote beside its traces."""
+    parts = {}
+    for part, kind in CONFIG_PARTS.items():
+        values = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in content[part].items()
+        }
+        parts[part] = kind(**values)
+    return Config(**parts)  # type: ignore[arg-type]
+
+
+def test_measured_steps_take_longer_and_not_without_bounds() -> None:
+    """Nine rungs on four H200 GPUs: hosts that launch too late make them 2 to 5 times as long."""
+    content = json.loads((SAMPLES / "ladder/ep4/ladder.json").read_text())
+    base = read_config(content["config"])
+    ratios = {}
+    for rung in content["rungs"]:
+        changes = {name: tuple(v) if isinstance(v, list) else v for name, v in rung["toggles"].items()}
+        config = replace(base, toggles=replace(base.toggles, **changes))
+        ratios[rung["name"]] = rung["typical_ms"] * 1e6 / estimate(config, H200).step_ns
+    assert len(ratios) == 9
+    assert all(1 < ratio < 5 for ratio in ratios.values()), ratios
+    # With the host out of the way, in one graph, it is nearest.
+    assert min(ratios, key=ratios.__getitem__) == "graph"
+
+
+def test_a_preset_on_one_gpu_has_no_messages() -> None:
+    found = estimate(preset("small"), H200)
+    assert found.step_ns > 0
+    assert [name for name in PARTS if not found.parts[name]] == [
+        "recompute", "experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "bubble",
+        "gradients",
+    ]  # fmt: skip

@@ -1,0 +1,109 @@
+"""Hand-built projections with nasty names, for their figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.rendering.sample import NASTY, NS, RANK, result, table
+from tracelens.table.result import Result
+from tracelens.table.schema import Column
+
+
+def bubble(most: int = 8, published: bool = True) -> Result:
+    """A bubble over 1 to `most` chunks."""
+    vpp = np.arange(1, most + 1)
+    tables = {
+        "by_vpp": table(
+            "Bubble by chunks",
+            (
+                Column("vpp", "int64", "count"),
+                Column("whole_fraction", "float64", "fraction"),
+                Column("ideal_ratio", "float64", "ratio"),
+            ),
+            {"vpp": vpp, "whole_fraction": 15 / (15 + 16 * vpp), "ideal_ratio": 15 / (16 * vpp)},
+        )
+    }
+    if published:
+        tables["published"] = table(
+            "Published",
+            (
+                Column("vpp", "int64", "count"),
+                Column("measured_fraction", "float64", "fraction"),
+                Column("source", "str"),
+            ),
+            {"vpp": [1, 3], "measured_fraction": [0.5, 0.25], "source": [NASTY[0]] * 2},
+        )
+    return result("bubble", "Bubble", tables, meta={"pp": 16, "microbatches": 16})
+
+
+def pipeline_schedule(stages: int = 4, microbatches: int = 6, schedules: int = 2, size: int = -1) -> Result:
+    """Schedules in which each micro-batch of a stage has a forward, and a backward beside the next one."""
+    names = [NASTY[number % len(NASTY)] + str(number) for number in range(schedules)]
+    count = stages * microbatches
+    stage, microbatch = np.divmod(np.arange(count), microbatches)
+    forward = 1_000_000 * (stage + microbatch)
+    step = np.tile(np.concatenate((np.ones(microbatches), -np.ones(microbatches))), stages).astype(np.int64)
+    held = np.cumsum(step.reshape(stages, -1), axis=1).ravel()
+    spans = {
+        "rank": np.tile(np.concatenate((stage, stage)), schedules),
+        "chunk": np.tile(np.concatenate((microbatch, microbatch)) % 2, schedules),
+        "microbatch": np.tile(np.concatenate((microbatch, microbatch)), schedules),
+        "ts_ns": np.tile(np.concatenate((forward, forward + 1_000_000)), schedules),
+        "dur_ns": np.full(2 * count * schedules, 1_000_000),
+        "paired": np.tile(np.concatenate((microbatch > 0, microbatch < microbatches - 1)), schedules),
+        "schedule": [name for name in names for _ in range(2 * count)],
+        "phase": (["forward"] * count + ["backward"] * count) * schedules,
+    }
+    in_flight = {
+        "schedule": [name for name in names for _ in range(2 * count)],
+        "rank": np.tile(np.repeat(np.arange(stages), 2 * microbatches), schedules),
+        "ts_ns": np.tile(np.tile(np.arange(2 * microbatches) * 1_000_000, stages), schedules),
+        "chunks": np.tile(held, schedules),
+        "bytes": np.tile(held, schedules) * size if size >= 0 else np.full(2 * count * schedules, -1),
+    }
+    return result(
+        "pipeline_schedule",
+        "Schedules",
+        {
+            "summary": table(
+                "Schedules",
+                (
+                    Column("schedule", "category"),
+                    Column("makespan_ns", "int64", NS),
+                    Column("bubble_fraction", "float64", "fraction"),
+                    Column("longest_ns", "int64", NS),
+                ),
+                {
+                    "schedule": names,
+                    "makespan_ns": [10_000_000 + number for number in range(schedules)],
+                    "bubble_fraction": [0.2] * schedules,
+                    "longest_ns": [9_000_000] * schedules,
+                },
+            ),
+            "spans": table(
+                "Passes",
+                (
+                    Column("schedule", "category"),
+                    RANK,
+                    Column("chunk", "int64"),
+                    Column("microbatch", "int64"),
+                    Column("phase", "category"),
+                    Column("ts_ns", "int64", NS),
+                    Column("dur_ns", "int64", NS),
+                    Column("paired", "bool"),
+                ),
+                spans,
+            ),
+            "in_flight": table(
+                "In flight",
+                (
+                    Column("schedule", "category"),
+                    RANK,
+                    Column("ts_ns", "int64", NS),
+                    Column("chunks", "int64", "count"),
+                    Column("bytes", "int64", "bytes"),
+                ),
+                in_flight,
+            ),
+        },
+    )

@@ -1,0 +1,61 @@
+"""The text formats, whole, as files a reviewer can read."""
+
+from __future__ import annotations
+
+import re
+
+from tests.rendering import sample
+from tests.rendering.gold import check
+from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats.csv import files as csv_files
+from tracelens.rendering.formats.html import files as html_files
+from tracelens.rendering.formats.html import fragment
+from tracelens.rendering.formats.json import files as json_files
+from tracelens.rendering.formats.json import one
+from tracelens.rendering.formats.markdown import markdown
+from tracelens.table.result import Report
+
+
+def without_assets(page: str) -> str:
+    """The page without its scripts, styles and their hashes, which have other tests."""
+    page = re.sub(r"sha256-[\w+/=]+", "sha256-...", page)
+    page = re.sub(r"<style>.*?</style>", "<style></style>", page, flags=re.DOTALL)
+    return re.sub(r"<script>.*?</script>", "<script></script>", page, flags=re.DOTALL)
+
+
+def test_console() -> None:
+    check("report.txt", console(sample.small(), width=100))
+
+
+def test_console_in_color() -> None:
+    check("report.ansi", console(sample.small(), width=72, color=True))
+
+
+def test_markdown() -> None:
+    check("report.md", markdown(sample.small()))
+
+
+def test_markdown_of_two_runs() -> None:
+    result = sample.diff(8, names=("idle: host late", "experts: loop to grouped GEMM", "same kernels"))
+    check("diff.md", markdown(Report((result,), title="Two runs")))
+
+
+def test_json() -> None:
+    check("report.json", json_files(sample.small())["report.json"].decode())
+
+
+def test_json_of_one_result() -> None:
+    check("one.json", one(sample.timeline(1, 1), {"version": "0.1.0", "inputs": ["a.json"]}).decode())
+
+
+def test_csv() -> None:
+    files = csv_files(sample.small())
+    check("csv.txt", "".join(f"==> {name}\n{content.decode()}" for name, content in files.items()))
+
+
+def test_html() -> None:
+    check("report.html", without_assets(html_files(sample.small())["report.html"].decode()))
+
+
+def test_fragment() -> None:
+    check("fragment.html", without_assets(fragment(sample.small().results[1])))

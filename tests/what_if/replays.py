@@ -1,0 +1,59 @@
+"""What the tests of the what-if share: the projected step of a drawn run, in columns of the drawing."""
+
+from __future__ import annotations
+
+from tests.builders import aligned, draw_run
+from tracelens.table.result import Result
+from tracelens.trace.run import Run
+from tracelens.what_if.graph.build import Recorded, build
+from tracelens.what_if.graph.graph import EDGES, NODES
+from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.replay.schedule import schedule
+from tracelens.what_if.whatif import whatif
+
+Interval = tuple[float, float, float]
+
+
+def run_of(*texts: str) -> Run:
+    """A run of one drawing a rank."""
+    return draw_run(*map(aligned, texts))
+
+
+def interval(result: Result, scenario: str) -> Interval:
+    """Low, projected and high step of a scenario, microseconds."""
+    (row,) = result["whatif"][result["whatif"]["scenario"] == scenario].itertuples()
+    return row.low_ns / 1e3, row.projected_ns / 1e3, row.high_ns / 1e3
+
+
+def projected(run: Run, scenario: str, step: str | None = None) -> float:
+    """The projected step of a scenario, microseconds."""
+    return interval(whatif(run, [scenario], step=step), scenario)[1]
+
+
+def edges(recorded: Recorded, kind: str) -> list[tuple[str, str]]:
+    """(what, what waits for it) of all edges of a kind: "rank:kind of node name"."""
+    graph = recorded.graph
+
+    def said(node: int) -> str:
+        trace = graph.run.traces[int(graph.rank[node])]
+        event = int(graph.event[node])
+        name = trace.arrays.names[trace.arrays.name[event]] if event >= 0 else ""
+        return f"{graph.rank[node]}:{NODES[graph.kind[node]]} {name}".strip()
+
+    code = list(EDGES).index(kind)
+    rows = [at for at, one in enumerate(graph.edge.tolist()) if one == code]
+    return [(said(int(graph.src[at])), said(int(graph.dst[at]))) for at in rows]
+
+
+def assert_identity(run: Run) -> Recorded:
+    """With nothing changed every node is when it was, whatever becomes of delays."""
+    recorded = build(run)
+    graph = recorded.graph
+    for delays in ("low", "typical", "high"):
+        times = schedule(graph, Edit.of(graph), delays)
+        assert (times.start == graph.start).all()
+        assert (times.end == graph.end).all()
+    assert (graph.delay >= 0).all()
+    assert (graph.dur >= 0).all()
+    assert (graph.src < graph.dst).all()
+    return recorded

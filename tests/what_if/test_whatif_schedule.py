@@ -1,0 +1,57 @@
+"""Properties of the replay, on random drawings."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.analysis.drawings import Drawing, drawings
+from tests.builders import draw_run
+from tests.what_if.replays import assert_identity
+from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.replay.schedule import schedule
+
+
+@given(drawings)
+def test_nothing_changed_nothing_moved(drawing: Drawing) -> None:
+    assert_identity(draw_run(drawing.text))
+
+
+@given(drawings, drawings)
+def test_nor_on_two_ranks(one: Drawing, other: Drawing) -> None:
+    assert_identity(draw_run(*(Drawing(d.work, d.calls, d.spans, []).text for d in (one, other))))
+
+
+@given(drawings, st.data())
+def test_what_takes_less_time_delays_nothing(drawing: Drawing, data: st.DataObject) -> None:
+    """Any node and edge made shorter: no node is later than before, and low <= typical <= high."""
+    recorded = assert_identity(draw_run(drawing.text))
+    graph = recorded.graph
+    shorter = st.floats(0, 1)
+    edit = Edit.of(graph)
+    for values in (edit.dur, edit.lag):
+        chosen = data.draw(st.dictionaries(st.integers(0, max(len(values) - 1, 0)), shorter, max_size=4))
+        for place, factor in chosen.items():
+            if place < len(values) and values[place] > 0:
+                values[place] = int(values[place] * factor)
+    dropped = data.draw(st.sets(st.integers(0, max(len(edit.kept) - 1, 0)), max_size=2))
+    more = Edit(edit.dur.copy(), edit.delay.copy(), edit.lag.copy(), edit.kept.copy())
+    for place in dropped:
+        if place < len(edit.kept) and (graph.dst[edit.kept] == graph.dst[place]).sum() > 1:
+            more.kept[place] = False
+    low, typical, high = (schedule(graph, more, delays) for delays in ("low", "typical", "high"))
+    assert (low.end <= typical.end).all()
+    assert (typical.end <= high.end).all()
+    assert (high.end <= graph.end).all()
+
+
+@given(drawings, st.data())
+def test_what_takes_longer_hastens_nothing(drawing: Drawing, data: st.DataObject) -> None:
+    graph = assert_identity(draw_run(drawing.text)).graph
+    edit = Edit.of(graph)
+    node = data.draw(st.integers(0, len(graph) - 1))
+    edit.dur[node] += data.draw(st.integers(1, 10_000))
+    low, typical, high = (schedule(graph, edit, delays) for delays in ("low", "typical", "high"))
+    assert (graph.end <= low.end).all()
+    assert (low.end <= typical.end).all()
+    assert (typical.end <= high.end).all()

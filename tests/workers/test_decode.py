@@ -1,0 +1,89 @@
+"""Decoding in several processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tracelens
+from tracelens.errors import TracelensError
+from tracelens.read.json.columns import Part, merge
+from tracelens.read.json.split import Splitter
+from tracelens.read.source import open_source
+from tracelens.workers.children import Children, jobs
+from tracelens.workers.decode import decode_all
+from tracelens.workers.decode_worker import encode
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """A trace of some 6 MB: a dozen chunks."""
+    event = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "pid": 1,
+        "tid": 1,
+        "dur": 0.5,
+        "args": {"Input type": ["float"] * 8},
+    }
+    events = [event | {"name": f"op{number % 50}", "ts": 1.0 * number} for number in range(40_000)]
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return str(path)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_any_number_of_processes_reads_the_same(
+    large: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", str(count))
+    events = tracelens.load(large).traces[0].events
+    assert events["ts_ns"].tolist() == [1000 * number for number in range(40_000)]
+    assert events["name"].tolist() == [f"op{number % 50}" for number in range(40_000)]
+
+
+@pytest.mark.parametrize("shares", [[0, 1], [1, 0, 0], [0, 0, 1, 1, 1, 0]])
+def test_whoever_decodes_a_chunk_values_are_numbered_as_they_appear(large: str, shares: list[int]) -> None:
+    """Codes decide the order of equals in tables, so they must not depend on which process was free."""
+    parts = [Part(), Part()]
+    for chunk in Splitter(open_source(large)[0]).chunks():
+        assert encode(parts[shares[chunk.index % len(shares)]], chunk) is None
+    merged = merge(parts)
+    assert merged.names == [f"op{number}" for number in range(50)]
+    assert merged.columns.name.tolist() == [number % 50 for number in range(40_000)]
+
+
+def test_a_process_that_dies_is_an_error_not_a_hole(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", "2")
+    with Children([large]) as children:
+        (process,) = children.processes
+        process.kill()
+        process.wait()
+        with pytest.raises(
+            TracelensError, match=r"a decoding process died \(exit code -9\); try TRACELENS_JOBS=1"
+        ):
+            decode_all(Splitter(open_source(large)[0]), children.processes)
+
+
+def test_children_end_with_the_load(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", "3")
+    with Children([large]) as children:
+        assert len(children.processes) == 2
+    assert [process.returncode for process in children.processes] == [0, 0]
+
+
+def test_small_inputs_start_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", "4")
+    small = tmp_path / "small.json"
+    small.write_text("[]")
+    with Children([str(small), str(tmp_path / "missing.json")]) as children:
+        assert children.processes == []
+
+
+@pytest.mark.parametrize("value", ["²", "1000", "0", "-1", "two", "1.5"])
+def test_a_bad_number_of_jobs(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", value)
+    with pytest.raises(TracelensError, match="give a number of processes, 1 to 999"):
+        jobs()

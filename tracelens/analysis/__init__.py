@@ -1,0 +1,1 @@
+"""Analyzers: what a run's traces say, one room a subject."""

@@ -1,0 +1,1 @@
+"""Communication: collectives matched across ranks, clocks, waiting against transfer, overlap."""

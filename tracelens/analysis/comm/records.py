@@ -1,0 +1,159 @@
+"""What one rank knows of its communication: the part that travels to where ranks are compared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.common.integers import integers
+from tracelens.arrays import Int
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.intervals import Union, difference
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+
+POINT_TO_POINT = ("send", "recv")
+# Records of the host's doing, which no rank's kernel stands for.
+_NO_KERNEL = ("wait", "coalesced")
+
+
+class Record(NamedTuple):
+    """One recorded collective, or one send or receive, of a kernel.
+
+    Attributes:
+        kernel: place among the rank's communication kernels.
+        step: in which the kernel starts, by the rank's own marks.
+        collective: name.
+        group: name of the process group.
+        description: what the program calls the group.
+        members: the ranks of the group, empty where the trace cut the list off.
+        size: of the group.
+        dtype: element type.
+        sent: bytes of the message that goes in.
+        received: bytes of the message that comes out.
+        sent_to: bytes for each member, empty where they are not recorded.
+        received_from: bytes from each member.
+        peer: the other rank of a send or receive, -1 where it is not recorded.
+    """
+
+    kernel: int
+    step: str
+    collective: str
+    group: str
+    description: str
+    members: tuple[int, ...]
+    size: int
+    dtype: str
+    sent: int
+    received: int
+    sent_to: tuple[int, ...]
+    received_from: tuple[int, ...]
+    peer: int = -1
+
+    @property
+    def bytes(self) -> int:
+        """Size of the message as nccl-tests count it: the larger of what goes in and what comes out."""
+        return max(self.sent, self.received)
+
+
+class RankComms(NamedTuple):
+    """The communication of one rank.
+
+    Attributes:
+        rank: of the trace.
+        host: name of its host, "" where the trace does not say.
+        epoch_ns: base of its clock, 0 where not known.
+        start: of each communication kernel, ns, ascending.
+        end: of the same.
+        records: in the order in which the program asked for them.
+        alone: when there was communication and no computation.
+        kernels: name of each communication kernel.
+    """
+
+    rank: int
+    host: str
+    epoch_ns: int
+    start: Int
+    end: Int
+    records: list[Record]
+    alone: Union
+    kernels: list[str]
+
+    @property
+    def exposed_ns(self) -> int:
+        """Time with communication and no computation."""
+        return self.alone.total
+
+
+def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
+    """The communication of one rank.
+
+    Args:
+        trace: of the rank.
+        scope: which GPU work counts, see work.Scope.
+    """
+    work = gpu_work(trace, scope)
+    mine = work.take(work.kind == WORK_KINDS.index("comm"))
+    place = trace.arrays.places(mine.event)
+    alone = difference(work.union("comm"), work.union("computation"))
+    meta = trace.meta
+    names = [work.names[code] for code in mine.name.tolist()]
+    records = _records(trace, place, _steps(trace, work, mine.start))
+    return RankComms(meta.rank, meta.host, meta.epoch_ns, mine.start, mine.end, records, alone, names)
+
+
+def _steps(trace: Trace, work: Work, start: Int) -> list[str]:
+    """The step of each of these times."""
+    if not len(start):
+        return []
+    steps = find_steps(trace, work)
+    last = len(steps.labels) - 1
+    at = np.clip(np.searchsorted(steps.edges, start, side="right") - 1, 0, last)
+    return [steps.labels[number] for number in at.tolist()]
+
+
+def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
+    table = trace.tables["collectives"]
+    kernel = table.array("kernel_id")
+    rows = np.flatnonzero((kernel >= 0) & (place[np.maximum(kernel, 0)] >= 0))
+    names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
+    texts = {name: table.texts(name, rows) for name in names}
+    # Many records share one list of ranks, which may be long.
+    ranks = {text: tuple(integers(text)) for text in set(texts["group_ranks"])}
+    counts = ("group_size", "in_bytes", "out_bytes", "peer")
+    numbers = {name: table.array(name)[rows].tolist() for name in counts}
+    found = []
+    for number, at in enumerate(place[kernel[rows]].tolist()):
+        collective = texts["collective"][number]
+        if collective in _NO_KERNEL:
+            continue
+        sent, received = numbers["in_bytes"][number], numbers["out_bytes"][number]
+        found.append(
+            Record(
+                at,
+                step[at],
+                collective,
+                texts["group"][number],
+                texts["group_description"][number],
+                ranks[texts["group_ranks"][number]],
+                numbers["group_size"][number],
+                texts["dtype"][number],
+                sent,
+                received,
+                _shares(texts["in_split"][number], sent),
+                _shares(texts["out_split"][number], received),
+                numbers["peer"][number],
+            )
+        )
+    return found
+
+
+def _shares(split: str, size: int) -> tuple[int, ...]:
+    """Bytes of each part of a message, from its split sizes in rows; empty where they are not recorded."""
+    parts = integers(split)
+    whole = sum(parts)
+    if whole <= 0 or min(parts) < 0 or size < 0 or size % whole:
+        return ()
+    return tuple(part * (size // whole) for part in parts)

@@ -1,0 +1,24 @@
+"""GPU time of op calls."""
+
+from __future__ import annotations
+
+from tracelens.arrays import Int
+from tracelens.table.groups import codes, sums
+from tracelens.trace.activities import Work
+from tracelens.trace.intervals import exclusive
+
+
+def call_time(work: Work, call: Int) -> tuple[Int, Int]:
+    """GPU time of each call: the union of its work.
+
+    Args:
+        work: GPU work.
+        call: which call each piece of it belongs to, any number.
+
+    Returns:
+        (call, ns), one entry a call, in order of the number.
+    """
+    group, (calls,) = codes(call)
+    # Within one call the one that started first owns the time, so the shares add up to the union.
+    own = work.end - exclusive(work.start, work.end, group)
+    return calls, sums(group, own, len(calls))

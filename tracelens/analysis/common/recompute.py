@@ -1,0 +1,63 @@
+"""What runs the forward pass once more, for the backward pass: activation checkpointing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.arrays import Bool
+from tracelens.table.forest import nearest
+from tracelens.trace.trace import Trace
+
+NODE = "autograd::engine::evaluate_function: "
+"""Name of the event around each node of the backward pass, less the node's name."""
+
+_MARKS = ("CheckpointFunctionBackward",)
+_FRAME = "recompute_fn"
+_OP = "aten::"
+_MOST = 0.5
+
+
+def recomputed(trace: Trace) -> Bool:
+    """Events in which the forward pass runs again, by name or by autograd's own numbers; with `trace.once`.
+
+    Ops get a sequence number where autograd records them for a later backward pass. The backward pass itself
+    does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
+    it is differentiated in turn (create_graph=True), and nothing is recomputed.
+    """
+    again: Bool = _named(trace) | _numbered(trace)
+    return again
+
+
+def _named(trace: Trace) -> Bool:
+    """By checkpointing's own frame or node; the nearest of these and of an autograd node says which it is."""
+    events = trace.arrays
+    mark = np.array([name in _MARKS or name.endswith(_FRAME) for name in events.names], dtype=bool)
+    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)
+    if not mark.any():
+        return np.zeros(len(events.start), dtype=bool)
+    around = nearest(events.parent, events.depth, (mark | node)[events.name])
+    found: Bool = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
+    return found
+
+
+def _numbered(trace: Trace) -> Bool:
+    events, ops = trace.arrays, trace.tables["ops"]
+    nothing = np.zeros(len(events.start), dtype=bool)
+    is_node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)
+    if not is_node.any():
+        return nothing
+    node = is_node[events.name]
+    # Autograd functions have numbers wherever they are called, so only ops of the framework's own count.
+    plain = np.array([name.startswith(_OP) for name in events.names], dtype=bool)
+    row = ops.array("event_id")
+    numbered = row[
+        (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[events.name[row]]
+    ]
+    around = nearest(events.parent, events.depth, node)[numbered]
+    numbered, around = numbered[around >= 0], around[around >= 0]
+    if not len(numbered) or len(np.unique(around)) > _MOST * node.sum():
+        return nothing
+    forward = nothing.copy()
+    forward[numbered] = True
+    found: Bool = nearest(events.parent, events.depth, forward) >= 0
+    return found

@@ -1,0 +1,224 @@
+"""Whether the CPU launches work fast enough: latency, queue depth, small kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.arrays import Int
+from tracelens.table.groups import stats
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.intervals import clip, union
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace
+
+SMALL_NS = 10_000
+"""A kernel shorter than this costs about as much to launch as to run."""
+
+QUEUE_BINS = 400
+
+_EDGES = np.array([0, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000])
+_BUCKETS = (
+    "before its launch", "0-2 us", "2-5 us", "5-10 us", "10-20 us", "20-50 us", "50-100 us", "0.1-1 ms",
+    "1-10 ms", "over 10 ms",
+)  # fmt: skip
+
+LAUNCHES = Schema(
+    "Launching",
+    (
+        Column("rank", "int64"),
+        Column("metric", "str"),
+        Column("count", "int64", "count", "-1 where the metric is a time only"),
+        Column("dur_ns", "int64", "ns", "-1 where the metric is a count only"),
+        Column("fraction", "float64", "fraction"),
+        Column("meaning", "str"),
+    ),
+)
+CALLS = Schema(
+    "Launch calls",
+    (
+        Column("rank", "int64"),
+        Column("name", "category", doc="runtime or driver call"),
+        Column("count", "int64", "count"),
+        Column("sum_ns", "int64", "ns", "CPU time in the call"),
+        Column("mean_ns", "float64", "ns"),
+        Column("median_ns", "float64", "ns"),
+        Column("p99_ns", "int64", "ns"),
+        Column("max_ns", "int64", "ns"),
+    ),
+)
+HISTOGRAM = Schema(
+    "Launch latency",
+    (
+        Column("rank", "int64"),
+        Column("bucket", "str", doc="from the start of the launch call to the start of the GPU work"),
+        Column("count", "int64", "count"),
+        Column("fraction", "float64", "fraction"),
+    ),
+    doc="Long latency is good where it means that work waits in the queue; short latency with an idle GPU "
+    "means that the CPU cannot keep up.",
+)
+QUEUE = Schema(
+    "Launched and not yet finished",
+    (
+        Column("rank", "int64"),
+        Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
+        Column("depth_max", "int64", "count"),
+        Column("depth_mean", "float64", "count", "weighted by time"),
+    ),
+    detail=True,
+)
+
+
+@analyzer("launches", title="Launches", order=70)
+def launches(run: Run, *, scope: Scope = "all") -> Result:
+    """Can the CPU keep the GPU fed?
+
+    Args:
+        run: the ranks.
+        scope: "all" or "linked"; only work with a launch call in the trace can be measured either way.
+
+    Returns:
+        tables `launches` (summary), `calls` (CPU time by runtime call), `latency_histogram`, and `queue`
+        (depth over time, for figures).
+    """
+    parts: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("launches", "calls", "latency_histogram", "queue")
+    }
+    skips = []
+    for trace in run.traces:
+        everything = gpu_work(trace, scope)
+        work = everything.take(everything.launch >= 0)
+        if everything.on_host:
+            reason = "nothing is launched: the trace has no GPU, its work is the host's own"
+            skips.append(Skip(f"rank {trace.meta.rank}", reason))
+            continue
+        if not len(work.event):
+            skips.append(Skip(f"rank {trace.meta.rank}", "no GPU work has its launch call in the trace"))
+            continue
+        rank = trace.meta.rank
+        called = trace.arrays.start[work.launch]
+        parts["launches"].append(_summary(trace, everything, work, called))
+        parts["calls"].append(_calls(rank, trace, work))
+        parts["latency_histogram"].append(_histogram(rank, _latency(trace, work)))
+        parts["queue"].append(_queue(rank, work, called, int(everything.start.min())))
+    schemas = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
+    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
+
+
+def _latency(trace: Trace, work: Work) -> Int:
+    """Launch call to start; the start itself, also where a step's border cut the work."""
+    events = trace.arrays
+    return events.start[work.event] - events.start[work.launch]
+
+
+def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[str, Any]:
+    latency = _latency(trace, work)
+    kernels = work.take(work.is_kernel)
+    small = kernels.dur < SMALL_NS
+    bound, span = launch_bound(everything, work, called)
+    kernel_time = max(int(kernels.dur.sum()), 1)
+    early, small_time = latency < 0, int(kernels.dur[small].sum())
+    p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
+    rows: list[tuple[str, int, int, float, str]] = [
+        ("launched", len(work.event), -1, len(work.event) / len(everything.event), "with its launch call"),
+        ("latency p50", -1, p50, 0.0, "launch call to start, at least 0; includes time in the queue"),
+        ("latency p99", -1, p99, 0.0, "the same, 99th percentile"),
+        ("started before its launch", int(early.sum()), -1, float(early.mean()),
+         "clocks of CPU and GPU disagree; their latencies mean little"),
+        ("launch bound", -1, bound, bound / span, "GPU idle with nothing launched to run; of wall time"),
+        ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
+         f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
+        ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
+         "the same; fraction of kernel time"),
+    ]  # fmt: skip
+    metric, count, dur, fraction, meaning = zip(*rows, strict=True)
+    return {
+        "rank": np.full(len(rows), trace.meta.rank),
+        "metric": list(metric),
+        "count": np.array(count),
+        "dur_ns": np.array(dur),
+        "fraction": np.array(fraction),
+        "meaning": list(meaning),
+    }
+
+
+def launch_bound(everything: Work, work: Work, called: Int) -> tuple[int, int]:
+    """Time in which the GPU is idle and at most one launch is under way.
+
+    Returns:
+        (that time, first start to last end of the GPU work), ns.
+    """
+    low, high = int(everything.start.min()), int(everything.end.max())
+    busy = union(everything.start, everything.end)
+    time, depth = _depth(called, work.end)
+    # Before the first launch and after the last launched work the queue is empty as well.
+    time = np.concatenate(([min(low, time[0])], time, [max(high, time[-1])]))
+    shallow = np.flatnonzero(np.concatenate(([0], depth)) <= 1)
+    alone = union(*clip(time[shallow], time[shallow + 1], low, high))
+    return alone.total - int(busy.covered(alone.start, alone.end).sum()), max(high - low, 1)
+
+
+def _depth(called: Int, end: Int) -> tuple[Int, Int]:
+    """Number of launched and unfinished pieces of work from each point in time on."""
+    begin = np.minimum(called, end)
+    time = np.concatenate((begin, end))
+    step = np.concatenate((np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)))
+    order = np.lexsort((step, time))
+    return time[order], np.cumsum(step[order])
+
+
+def _calls(rank: int, trace: Trace, work: Work) -> dict[str, Any]:
+    events = trace.arrays
+    calls = np.unique(work.launch)
+    names, group = np.unique(events.name[calls], return_inverse=True)
+    dur = events.end[calls] - events.start[calls]
+    found = stats(group, dur, len(names))
+    order = np.argsort(-found.total, kind="stable")
+    p99 = np.array([np.percentile(dur[group == code], 99, method="higher") for code in range(len(names))])
+    return {
+        "rank": np.full(len(order), rank),
+        "name": [events.names[code] for code in names[order]],
+        "count": found.number[order],
+        "sum_ns": found.total[order],
+        "mean_ns": found.mean[order],
+        "median_ns": found.median[order],
+        "p99_ns": p99.astype(np.int64)[order],
+        "max_ns": found.max[order],
+    }
+
+
+def _histogram(rank: int, latency: Int) -> dict[str, Any]:
+    count = np.bincount(np.searchsorted(_EDGES, latency, side="right"), minlength=len(_BUCKETS)).astype(
+        np.int64
+    )
+    return {
+        "rank": np.full(len(count), rank),
+        "bucket": list(_BUCKETS),
+        "count": count,
+        "fraction": count / len(latency),
+    }
+
+
+def _queue(rank: int, work: Work, called: Int, origin: int) -> dict[str, Any]:
+    time, depth = _depth(called, work.end)
+    # From 0: doubles do not hold nanoseconds since 1970.
+    edges = np.unique(np.linspace(0, time[-1] - time[0], QUEUE_BINS + 1).astype(np.int64)) + time[0]
+    if len(edges) < 2:
+        edges = np.array([time[0], time[0] + 1])
+    area = np.concatenate(([0], np.cumsum(depth[:-1] * np.diff(time))))
+    at = np.searchsorted(time, edges, side="right") - 1
+    passed = area[at] + depth[at] * (edges - time[at])
+    low, high = at[:-1], np.searchsorted(time, edges[1:], side="left")
+    deepest = np.array([depth[a : max(b, a + 1)].max() for a, b in zip(low, high, strict=True)])
+    return {
+        "rank": np.full(len(edges) - 1, rank),
+        "ts_ns": edges[:-1] - origin,
+        "depth_max": deepest,
+        "depth_mean": np.diff(passed) / np.diff(edges),
+    }

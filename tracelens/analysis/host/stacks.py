@@ -1,0 +1,105 @@
+"""What a CPU thread was doing in a given interval."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.table.groups import codes, sums
+from tracelens.trace.tables import STACK_KINDS
+from tracelens.trace.trace import Events
+
+
+class Pieces(NamedTuple):
+    """Disjoint pieces of one thread's time in order, each with the event row it belongs to (-1: none)."""
+
+    start: Int
+    end: Int
+    owner: Int
+
+
+def threads(events: Events) -> Int:
+    """A number for each (pid, tid), one element an event."""
+    tids, tid = np.unique(events.tid, return_inverse=True)
+    pid = np.unique(events.pid, return_inverse=True)[1]
+    return pid * len(tids) + tid
+
+
+def stack_rows(events: Events, thread: Int, number: int) -> Int:
+    """Rows of one thread that nest on its call stack."""
+    return np.flatnonzero((thread == number) & events.where(*STACK_KINDS))
+
+
+def innermost(events: Events, rows: Int) -> Pieces:
+    """Cut a thread's time at every begin and end; each piece belongs to the innermost event around it."""
+    count = len(rows)
+    time = np.concatenate((events.start[rows], events.end[rows]))
+    is_start = np.repeat(np.array([1, 0]), count)
+    depth = np.concatenate((events.depth[rows], -events.depth[rows]))
+    owner = np.concatenate((rows, events.parent[rows]))
+    # At one point in time: ends before begins, inner ends first, outer begins first.
+    order = np.lexsort((depth, is_start, time))
+    time, owner = time[order], owner[order]
+    # An event without extent, or one whose child overruns it, is over by now: time goes to who still runs.
+    over = np.flatnonzero((owner >= 0) & (events.end[owner] <= time))
+    longer = _outlasting(events, rows)
+    while len(over):
+        owner[over] = longer[owner[over]]
+        over = over[(owner[over] >= 0) & (events.end[owner[over]] <= time[over])]
+    return Pieces(time[:-1], time[1:], owner[:-1])
+
+
+def _outlasting(events: Events, rows: Int) -> Int:
+    """Of each event, the nearest one around it that ends later, -1 for none; known for these rows."""
+    above = events.parent.copy()
+    asking = rows
+    while len(asking := asking[above[asking] >= 0]):
+        # Every row asks the one that it has come to; on "no", whom that one has come to meanwhile.
+        other = above[asking]
+        refused = events.end[other] <= events.end[asking]
+        asking = asking[refused]
+        above[asking] = above[other[refused]]
+    return above
+
+
+def calls(events: Events, rows: Int) -> Pieces:
+    """The given events of one thread as pieces; of nested ones the outer."""
+    order = rows[np.argsort(events.start[rows], kind="stable")]
+    end = np.maximum.accumulate(events.end[order]) if len(order) else order
+    start = events.start[order].copy()
+    start[1:] = np.maximum(start[1:], end[:-1])
+    return Pieces(start, np.maximum(events.end[order], start), order)
+
+
+def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
+    """For each interval, the owner with the largest share of it.
+
+    Args:
+        pieces: of one thread.
+        start: ns, of disjoint intervals.
+        end: ns.
+
+    Returns:
+        (event row or -1, ns of its share).
+    """
+    winner = np.full(len(start), -1, dtype=np.int64)
+    share = np.zeros(len(start), dtype=np.int64)
+    if not len(pieces.start) or not len(start):
+        return winner, share
+    first = np.maximum(np.searchsorted(pieces.start, start, side="right") - 1, 0)
+    last = np.searchsorted(pieces.start, end, side="left")
+    count = np.maximum(last - first, 0)
+    query = np.repeat(np.arange(len(start)), count)
+    piece = first[query] + np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
+    overlap = np.minimum(pieces.end[piece], end[query]) - np.maximum(pieces.start[piece], start[query])
+    some = overlap > 0
+    if not some.any():
+        return winner, share
+    group, (asked, owner) = codes(query[some], pieces.owner[piece[some]])
+    time = sums(group, overlap[some], len(asked))
+    order = np.lexsort((time, asked))
+    winner[asked[order]] = owner[order]
+    share[asked[order]] = time[order]
+    return winner, share

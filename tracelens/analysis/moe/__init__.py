@@ -1,0 +1,1 @@
+"""MoE layers: their passes and stages, expert balance, host synchronisation inside them."""

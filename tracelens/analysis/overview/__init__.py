@@ -1,0 +1,1 @@
+"""The whole run: timeline, breakdown, steps, annotations, ops and kernels."""

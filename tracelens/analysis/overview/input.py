@@ -1,0 +1,91 @@
+"""What was read, and what of it could not be used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.common.cpu_only import HOST, NO_GPU
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack
+from tracelens.trace.activities import gpu_work
+from tracelens.trace.run import Run
+
+INPUT = Schema(
+    "Traces read",
+    (
+        Column("rank", "int64"),
+        Column("path", "str"),
+        Column("format", "str"),
+        Column("device", "str", doc="that did the work: the GPU, or the host where the trace has none"),
+        Column("events_read", "int64", "count"),
+        Column("events_kept", "int64", "count"),
+        Column("events_dropped", "int64", "count", "read = kept + dropped"),
+        Column("gpu_events", "int64", "count", "without a GPU the ops of the host that are its work"),
+        Column(
+            "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
+        ),
+    ),
+)
+LOSSES = Schema(
+    "What was wrong with them",
+    (
+        Column("rank", "int64"),
+        Column("what", "str"),
+        Column("outcome", "str", doc="dropped: left out; repaired: used after mending; problem: of the file"),
+        Column("count", "int64", "count", "events concerned"),
+        Column("first_byte", "int64", "bytes", "where the first one starts, -1 if not known"),
+    ),
+)
+
+
+@analyzer("input", title="Input", order=0)
+def inputs(run: Run) -> Result:
+    """What was read, and was any of it lost?
+
+    Returns:
+        tables `input`, one row a trace, and `losses` where events were dropped or mended.
+    """
+    metas = [trace.meta for trace in run.traces]
+    rows, losses, skips = [], [], []
+    for trace, meta in zip(run.traces, metas, strict=True):
+        work = gpu_work(trace)
+        linked = float(work.linked.mean()) if len(work.event) else 0.0
+        if work.on_host:
+            skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
+        used = sorted({meta.devices.get(int(device), "") for device in np.unique(work.device)} - {""})
+        if len(np.unique(work.device)) > 1:
+            skips.append(Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are seen as one"))
+        rows.append(
+            {
+                "rank": np.array([meta.rank]),
+                "path": [meta.path],
+                "format": [meta.format],
+                "device": [HOST if work.on_host else ", ".join(used) or "unknown"],
+                "events_read": np.array([meta.read]),
+                "events_kept": np.array([meta.kept]),
+                "events_dropped": np.array([sum(meta.dropped.values())]),
+                "gpu_events": np.array([len(work.event)]),
+                "linked_fraction": np.array([linked]),
+            }
+        )
+        entries = [
+            (what, "dropped", count, meta.first_drop.get(what, -1)) for what, count in meta.dropped.items()
+        ]
+        entries += [(what, "repaired", count, -1) for what, count in meta.repaired.items()]
+        entries += [(what, "problem", 0, -1) for what in meta.problems]
+        losses += [(meta.rank, *entry) for entry in entries]
+    tables = {"input": stack(INPUT, rows)}
+    if losses:
+        rank, what, outcome, count, first = zip(*losses, strict=True)
+        tables["losses"] = LOSSES.table(
+            {
+                "rank": np.array(rank),
+                "what": list(what),
+                "outcome": list(outcome),
+                "count": np.array(count),
+                "first_byte": np.array(first),
+            }
+        )
+    return result(tables, skips)

@@ -1,0 +1,109 @@
+"""CPU ops by name, with the GPU time of the kernels they launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.common.call_time import call_time
+from tracelens.arrays import Int
+from tracelens.table.forest import outermost, subtree_sums
+from tracelens.table.groups import codes, stats, sums
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack, used
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace
+
+OPS = Schema(
+    "Ops by name",
+    (
+        Column("rank", "int64"),
+        Column("name", "category"),
+        Column("category", "category", doc="kernel class with most of its time"),
+        Column("count", "int64", "count", "calls that launched GPU work themselves"),
+        Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; per call the union"),
+        Column("subtree_dur_ns", "int64", "ns", "the same including ops that it calls"),
+        Column("mean_ns", "float64", "ns", "of dur_ns per call"),
+        Column("median_ns", "float64", "ns"),
+        Column("min_ns", "int64", "ns"),
+        Column("max_ns", "int64", "ns"),
+        Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
+    ),
+    doc="Each piece of GPU work belongs to the innermost op around the call that launched it.",
+)
+
+
+@analyzer("ops", title="Ops", order=40)
+def ops(run: Run, *, scope: Scope = "all") -> Result:
+    """Which framework ops cause the GPU time?
+
+    Args:
+        run: the ranks.
+        scope: "all", or "linked" for work whose launch call is in the trace, without communication
+            (which is what AMD's TraceLens reports).
+
+    Returns:
+        table `ops`, one row a rank and op name that launches GPU work, largest dur_ns first.
+    """
+    parts, skips = [], []
+    for trace in run.traces:
+        work = gpu_work(trace, scope)
+        if scope == "linked":
+            work = work.take(work.kind != WORK_KINDS.index("comm"))
+        mine = work.take(work.op >= 0)
+        if len(mine.event):
+            parts.append(_ops(trace, mine, max(int(work.dur.sum()), 1)))
+            left = int(work.dur.sum() - mine.dur.sum())
+            if left:
+                skips.append(
+                    Skip(f"rank {trace.meta.rank}: {left:,} ns of GPU work", "no op around its launch")
+                )
+        else:
+            skips.append(
+                Skip(f"rank {trace.meta.rank}", "no GPU work with an op; record ProfilerActivity.CPU")
+            )
+    return result({"ops": stack(OPS, parts)}, skips, scope=scope)
+
+
+def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
+    events = trace.arrays
+    call, dur = call_time(work, work.op)
+    direct = np.zeros(len(events.start), dtype=np.int64)
+    direct[call] = dur
+    subtree = subtree_sums(events.parent, events.depth, direct)
+    names = events.name[call]
+    group, (name,) = codes(names)
+    found = stats(group, dur, len(name))
+    # A call inside a call of the same op is part of that one's subtree.
+    outer = outermost(events.parent, call, group)
+    category = _main_category(work, group, call, len(name))
+    order = np.argsort(-found.total, kind="stable")
+    return {
+        "rank": np.full(len(order), trace.meta.rank),
+        "name": used(events.names, name[order]),
+        "category": used(work.categories, category[order]),
+        "count": found.number[order],
+        "dur_ns": found.total[order],
+        "subtree_dur_ns": sums(group[outer], subtree[call[outer]], len(name))[order],
+        "mean_ns": found.mean[order],
+        "median_ns": found.median[order],
+        "min_ns": found.min[order],
+        "max_ns": found.max[order],
+        "fraction": found.total[order] / total,
+    }
+
+
+def _main_category(work: Work, group_of_call: Int, call: Int, groups: int) -> Int:
+    """Category with most time in each group of calls."""
+    group = group_of_call[np.searchsorted(call, work.op)]
+    pair, (owner, category) = codes(group, work.category.astype(np.int64))
+    time = sums(pair, work.dur, len(owner))
+    best = np.zeros(groups, dtype=np.int64)
+    order = np.lexsort((time, owner))
+    best[owner[order]] = category[order]
+    return best

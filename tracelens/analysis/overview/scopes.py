@@ -1,0 +1,228 @@
+"""GPU time by the program's own structure: nn.Module hierarchy and record_function scopes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.common.recompute import NODE, recomputed
+from tracelens.analysis.roofline.gemm_flops import MatrixFlops, matrix_flops
+from tracelens.arrays import Bool, Int
+from tracelens.table.forest import depths, nearest, subtree_sums
+from tracelens.table.groups import codes, sums
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack
+from tracelens.table.tree import depth_first
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.intervals import shares
+from tracelens.trace.run import Run
+from tracelens.trace.steps import STEP_MARK, find_steps
+from tracelens.trace.trace import Trace
+
+MODULE_MARK = "nn.Module: "
+_LIBRARY_SCOPE = re.compile(r"^(?:nccl:|gloo:|c10d::|mpi:|ucc:)")
+OUTSIDE = "(outside)"
+
+
+def _schema(title: str, what: str) -> Schema:
+    return Schema(
+        title,
+        (
+            Column("rank", "int64"),
+            Column("node", "int64"),
+            Column("parent", "int64", doc="node of the enclosing one, -1 at the top"),
+            Column("name", "category"),
+            Column("exclusive_ns", "int64", "ns", "wall time of its GPU work: direct_ns plus all children"),
+            Column("fraction", "float64", "fraction", "exclusive time of the rank's GPU busy time"),
+            Column("direct_ns", "int64", "ns", "not inside a deeper one"),
+            Column("forward_ns", "int64", "ns", "exclusive time of work that no backward op launched"),
+            Column("backward_ns", "int64", "ns", "exclusive time of gradients of its forward ops"),
+            Column("sum_ns", "int64", "ns", "plain sum of durations"),
+            Column("count", "int64", "count", "kernels, copies and fills"),
+            Column(
+                "matrix_flops",
+                "int64",
+                "flops",
+                "of products, attention and convolutions, forward and backward; 0 where there are none, -1 "
+                "where none of them could be counted",
+            ),
+            Column("backward_matrix_flops", "int64", "flops", "of it, by gradients of its forward ops"),
+        ),
+        doc=f"{what} Backward work counts where its forward op ran; forward work done again counts in scopes "
+        "that it opens itself. Times are given to one piece of work at a time as in the breakdown; one call "
+        "path is one row, over all steps.",
+    )
+
+
+MODULES = _schema(
+    "GPU time by nn.Module", "Modules as recorded by profile(with_stack=True, with_modules=True)."
+)
+SCOPES = _schema("GPU time by record_function scope", "Scopes that the program marked with record_function.")
+
+
+@analyzer("scopes", title="Modules and scopes", order=30)
+def scopes(run: Run, *, scope: Scope = "all") -> Result:
+    """Which modules and which marked regions of the program cause the GPU time?
+
+    Args:
+        run: the ranks.
+        scope: "all", or "linked" to leave out work whose launch call is not in the trace.
+
+    Returns:
+        tables `modules` where the trace has Python frames of nn.Modules, `scopes` where it has
+        record_function scopes besides the step marks and those of communication libraries.
+    """
+    parts: dict[str, list[dict[str, Any]]] = {"modules": [], "scopes": []}
+    skips: list[Skip] = []
+    for trace in run.traces:
+        rank, work = trace.meta.rank, gpu_work(trace, scope)
+        if not len(work.event):
+            skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
+            continue
+        tables = (
+            ("modules", _modules(trace), "no nn.Module frames; use profile(with_stack=True)"),
+            ("scopes", _scopes(trace), "no record_function scopes in the trace"),
+        )
+        skips += [Skip(f"rank {rank}: {name}", why) for name, chosen, why in tables if not chosen.any()]
+        if not any(chosen.any() for _, chosen, _ in tables):
+            continue
+        products = matrix_flops(trace, work)
+        if left := int(products.lacking.sum()):
+            reason = "not counted, so matrix_flops are of the others; `roofline` says why"
+            skips.append(Skip(f"rank {rank}: FLOPs of {left:,} kernel(s) of products", reason))
+        for name, chosen, _ in tables:
+            if chosen.any():
+                parts[name].append(_tree(trace, work, chosen, products))
+    schemas = {"modules": MODULES, "scopes": SCOPES}
+    return result(
+        {name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope
+    )
+
+
+def _modules(trace: Trace) -> Bool:
+    events = trace.arrays
+    named = np.array([name.startswith(MODULE_MARK) for name in events.names], dtype=bool)
+    mask: Bool = events.where("python") & named[events.name]
+    return mask
+
+
+def _scopes(trace: Trace) -> Bool:
+    events = trace.arrays
+    named = np.array(
+        [not STEP_MARK.match(name) and not _LIBRARY_SCOPE.match(name) for name in events.names], dtype=bool
+    )
+    mask: Bool = events.where("annotation") & named[events.name]
+    return mask
+
+
+def _tree(trace: Trace, work: Work, chosen: Bool, products: MatrixFlops) -> dict[str, Any]:
+    """One row a distinct path of chosen ancestors."""
+    events = trace.arrays
+    path_of, parent_path, name_of = _paths(events.parent, events.depth, chosen, events.name)
+    around = nearest(events.parent, events.depth, chosen)
+
+    def place(event: Int) -> Int:
+        frame = np.where(event >= 0, around[np.maximum(event, 0)], -1)
+        return np.where(frame >= 0, path_of[np.maximum(frame, 0)], -1)
+
+    caller = work.caller
+    own, via_forward = place(caller), place(work.forward)
+    again = _named_again(trace, caller, around)
+    path = np.where((via_forward >= 0) & ~again, via_forward, own)
+    edges = find_steps(trace, work).edges[[0, -1]]
+    row, _, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), edges)
+    outside = len(name_of)  # one more path for work outside of all of them
+    path = np.where(path >= 0, path, outside)[row]
+    backward = ((work.forward >= 0) & ~again)[row]
+    values = {
+        "exclusive_ns": exclusive,
+        "forward_ns": np.where(backward, 0, exclusive),
+        "backward_ns": np.where(backward, exclusive, 0),
+        "sum_ns": work.dur[row],
+        "count": np.ones(len(row), dtype=np.int64),
+    }
+    flops = products.flops[row]
+    values |= {
+        "matrix_flops": flops,
+        "backward_matrix_flops": np.where(backward, flops, 0),
+        "lacking": products.lacking[row].astype(np.int64),
+        "backward_lacking": (products.lacking[row] & backward).astype(np.int64),
+    }
+    parent_path = np.append(parent_path, -1)
+    columns = {name: sums(path, value, outside + 1) for name, value in values.items()}
+    columns["direct_ns"] = columns["exclusive_ns"].copy()
+    depth = depths(parent_path)
+    for name in values:
+        columns[name] = subtree_sums(parent_path, depth, columns[name])
+    for name, lacking in (("matrix_flops", "lacking"), ("backward_matrix_flops", "backward_lacking")):
+        unknown = (columns.pop(lacking) > 0) & (columns[name] == 0)
+        columns[name][unknown] = -1
+    names = [events.names[code].removeprefix(MODULE_MARK) for code in name_of] + [OUTSIDE]
+    return _rows(trace.meta.rank, parent_path, columns, names)
+
+
+def _named_again(trace: Trace, caller: Int, around: Int) -> Bool:
+    """Which work is forward work done again, in a scope of its own: one within the node that asked for it.
+
+    Args:
+        trace: of the rank.
+        caller: event row of the call behind each piece of work, -1 if none.
+        around: of each event, the row of the scope around it, -1 if none.
+    """
+    events = trace.arrays
+    again = trace.once(recomputed)
+    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)[events.name]
+    within = nearest(events.parent, events.depth, node)
+    at = np.maximum(caller, 0)
+    inner = (around[at] >= 0) & (within[at] >= 0) & (events.depth[around[at]] > events.depth[within[at]])
+    result: Bool = (caller >= 0) & again[at] & inner
+    return result
+
+
+def _rows(rank: int, parent: Int, columns: dict[str, Int], names: list[str]) -> dict[str, Any]:
+    used = columns["count"] > 0
+    order = depth_first(parent, columns["exclusive_ns"])
+    order = order[used[order]]
+    node = np.full(len(parent), -1, dtype=np.int64)
+    node[order] = np.arange(len(order))
+    above = parent[order]
+    busy = int(columns["exclusive_ns"][parent < 0].sum())
+    return {
+        "rank": np.full(len(order), rank),
+        "node": np.arange(len(order)),
+        "parent": np.where(above >= 0, node[np.maximum(above, 0)], -1),
+        "name": [names[path] for path in order],
+        "fraction": columns["exclusive_ns"][order] / max(busy, 1),
+    } | {name: values[order] for name, values in columns.items()}
+
+
+def _paths(parent: Int, depth: Int, chosen: Bool, name: Int) -> tuple[Int, Int, list[int]]:
+    """Number the distinct paths of names of chosen events.
+
+    Returns:
+        (path of each event, -1 for those not chosen; parent of each path; name code of each path).
+        Parents have lower numbers than their children.
+    """
+    # nearest() of the parent: the chosen event around each chosen event.
+    around = nearest(parent, depth, chosen)
+    rows = np.flatnonzero(chosen)
+    above = np.where(parent[rows] >= 0, around[np.maximum(parent[rows], 0)], -1)
+    path_of = np.full(len(parent), -1, dtype=np.int64)
+    parents: list[int] = []
+    names: list[int] = []
+    place = np.full(len(parent), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    level = depths(np.where(above >= 0, place[np.maximum(above, 0)], -1))
+    by_level = np.argsort(level, kind="stable")
+    for now in np.split(by_level, np.cumsum(np.bincount(level))[:-1]):
+        up = np.where(above[now] >= 0, path_of[np.maximum(above[now], 0)], -1)
+        group, (path_above, path_name) = codes(up, name[rows[now]].astype(np.int64))
+        path_of[rows[now]] = group + len(parents)
+        parents += path_above.tolist()
+        names += path_name.tolist()
+    return path_of, np.array(parents, dtype=np.int64), names

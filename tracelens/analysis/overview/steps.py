@@ -1,0 +1,293 @@
+"""What each step took: the figures that two runs are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.moe.host_syncs import blocking
+from tracelens.analysis.moe.regions import regions
+from tracelens.analysis.moe.stages import STAGES
+from tracelens.analysis.overview.step_windows import Windows, step_windows
+from tracelens.arrays import Bool, Int
+from tracelens.table.groups import codes, sums
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Coded, Column, Schema
+from tracelens.table.stack import stack, used
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.intervals import shares, union
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace
+
+Values = NDArray[Any]
+
+METRICS = {
+    "step.time": "duration of the step",
+    "busy.time": "any GPU work runs",
+    "idle.time": "none does",
+    "computation.time": "a computing kernel runs",
+    "comm.time": "a communication kernel runs",
+    "exposed_comm.time": "one runs and no computing kernel does",
+    "memcpy.time": "a copy runs, and neither computation nor communication",
+    "memset.time": "a fill runs, and nothing else",
+    "idle.fraction": "of the step",
+    "comm.fraction": "of the step",
+    "exposed_comm.fraction": "of the step",
+    "kernel.count": "kernels called in the step",
+    "launch.count": "calls that launched GPU work",
+    "comm.count": "communication kernels",
+    "comm.bytes": "handed to collectives by this rank, where all of them are recorded",
+    "blocking_calls": "calls in which the host waited for the GPU, or would if it had one",
+    "moe.time": "work of MoE layers runs",
+    "moe.STAGE.time": "work of the stage runs: " + ", ".join(name.replace(" ", "_") for name in STAGES),
+    "moe.blocking_calls": "those in MoE layers",
+    "memory.peak": "most that was allocated on the GPU at once, where memory events are recorded",
+    "category[NAME].time": "exclusive time of a kernel class, see breakdown",
+    "category[NAME].count": "its kernels, copies and fills",
+    "op[NAME].time": "exclusive time of work launched by ops of this name themselves",
+    "op[NAME].count": "calls of them that launched any",
+}
+"""Times are of what runs in the step's window, counts are of what the host called between its marks."""
+
+STEPS = Schema(
+    "Steps",
+    (
+        Column("rank", "int64"),
+        Column("step", "category"),
+        Column("dur_ns", "int64", "ns"),
+        Column("computation_ns", "int64", "ns", METRICS["computation.time"]),
+        Column("comm_ns", "int64", "ns", METRICS["comm.time"]),
+        Column("exposed_comm_ns", "int64", "ns", METRICS["exposed_comm.time"]),
+        Column("idle_ns", "int64", "ns", "no GPU work runs"),
+        Column("idle_fraction", "float64", "fraction", "of the step"),
+        Column("kernels", "int64", "count", METRICS["kernel.count"]),
+        Column("launches", "int64", "count", METRICS["launch.count"]),
+        Column("blocking_calls", "int64", "count", METRICS["blocking_calls"]),
+    ),
+    doc="Whole steps only. A step begins with its mark, or when the GPU is done with the steps before it; "
+    "counts are of what the host called between the marks.",
+)
+STEP_METRICS = Schema(
+    "Metrics of each step",
+    (
+        Column("rank", "int64"),
+        Column("step", "category"),
+        Column("metric", "category", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
+        Column("value", "float64"),
+        Column("unit", "category", doc="of the value: ns, count, bytes or fraction"),
+    ),
+    detail=True,
+)
+
+MEMORY_EVENT = "[memory]"
+_UNITS = {"time": "ns", "count": "count", "bytes": "bytes", "peak": "bytes", "fraction": "fraction"}
+
+
+class Share(NamedTuple):
+    """Exclusive time: one entry a piece of work and step that overlap."""
+
+    row: Int
+    step: Int
+    dur: Int
+
+
+@analyzer("steps", title="Steps", order=25)
+def steps(run: Run, *, scope: Scope = "all") -> Result:
+    """What did each step take, in time, kernels, communication and blocking calls?
+
+    Args:
+        run: the ranks.
+        scope: "all", or "linked" for work whose launch call is in the trace.
+
+    Returns:
+        tables `steps`, one row a rank and whole step, and `metrics` (rank, step, metric, value, unit) with
+        all that `tracelens gate` can ask for, see METRICS. Ops and classes without work in a step have no
+        row there.
+    """
+    rows: list[dict[str, Any]] = []
+    metrics: list[dict[str, Any]] = []
+    skips: list[Skip] = []
+    for trace in run.traces:
+        rank, work = trace.meta.rank, gpu_work(trace, scope)
+        if not len(work.event):
+            skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
+            continue
+        windows = step_windows(trace, work)
+        if not windows.marked:
+            reason = "no ProfilerStep marks, so all is one step; call prof.step() once per step"
+            skips.append(Skip(f"rank {rank}: steps", reason))
+        found, lacking = _metrics(trace, work, windows, scope)
+        skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
+        rows.append(_rows(rank, windows.labels, found))
+        metrics.append(_long(rank, windows.labels, found, _named(trace, work, windows)))
+    return result({"steps": stack(STEPS, rows), "metrics": stack(STEP_METRICS, metrics)}, skips, scope=scope)
+
+
+def _metrics(
+    trace: Trace, work: Work, windows: Windows, scope: Scope
+) -> tuple[dict[str, Values], dict[str, str]]:
+    """One value a step of each metric that does not name an op or a class; and why others are not there."""
+    low, high = windows.edges[:-1], windows.edges[1:]
+    length = high - low
+    busy = work.union().covered(low, high)
+    computation, comm = (work.union(kind).covered(low, high) for kind in ("computation", "comm"))
+    useful = work.union("computation", "comm").covered(low, high)
+    moved = work.union("computation", "comm", "memcpy").covered(low, high)
+    idle, exposed, some = length - busy, useful - computation, np.maximum(length, 1)
+    step = windows.ran_in(windows.called)
+    starts = trace.arrays.start
+    found: dict[str, Values] = {
+        "step.time": length,
+        "busy.time": busy,
+        "idle.time": idle,
+        "computation.time": computation,
+        "comm.time": comm,
+        "exposed_comm.time": exposed,
+        "memcpy.time": moved - useful,
+        "memset.time": busy - moved,
+        "idle.fraction": idle / some,
+        "comm.fraction": comm / some,
+        "exposed_comm.fraction": exposed / some,
+        "kernel.count": _count(step[work.is_kernel], windows),
+        "launch.count": _count(windows.ran_in(starts[np.unique(work.launch[work.launch >= 0])]), windows),
+        "comm.count": _count(step[work.kind == WORK_KINDS.index("comm")], windows),
+        "blocking_calls": _count(windows.ran_in(trace.once(blocking).start), windows),
+    }
+    lacking: dict[str, str] = {}
+    for subject, value in (
+        ("comm.bytes", _comm_bytes(trace, work, step, windows)),
+        ("moe", _moe(trace, windows, scope)),
+        ("memory.peak", _memory(trace, windows)),
+    ):
+        if isinstance(value, str):
+            lacking[subject] = value
+        else:
+            found |= value
+    return found, lacking
+
+
+def _count(step: Int, windows: Windows) -> Int:
+    return np.bincount(step[step >= 0], minlength=len(windows.labels)).astype(np.int64)
+
+
+def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Windows) -> dict[str, Values] | str:
+    """Bytes that collectives were given, by the step of their kernel."""
+    if not (work.kind == WORK_KINDS.index("comm")).any():
+        return "no communication"
+    table = trace.tables["collectives"]
+    place = trace.arrays.places(work.event)
+    kernel, size = table.array("kernel_id"), table.array("in_bytes")
+    at = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
+    known = at >= 0
+    if not known.any() or (size[known] < 0).any():
+        return "the trace does not say how much is communicated"
+    inside = step[at[known]]
+    return {"comm.bytes": sums(inside[inside >= 0], size[known][inside >= 0], len(windows.labels))}
+
+
+def _moe(trace: Trace, windows: Windows, scope: Scope) -> dict[str, Values] | str:
+    """Time of the MoE layers' stages, what overlaps in each of them, and the blocking calls in the layers."""
+    work, found = trace.work, trace.once(regions)
+    counted = (found.visit >= 0) & (work.linked | (scope == "all"))
+    if not counted.any():
+        return "no MoE layer: no router with experts behind it"
+
+    def time(mask: Bool) -> Int:
+        return union(work.start[mask], work.end[mask]).covered(windows.edges[:-1], windows.edges[1:])
+
+    calls = trace.once(blocking)
+    return {
+        "moe.time": time(counted),
+        **{
+            f"moe.{name.replace(' ', '_')}.time": time(counted & (found.stage == stage))
+            for stage, name in enumerate(STAGES)
+        },
+        "moe.blocking_calls": _count(windows.ran_in(calls.start[calls.visit >= 0]), windows),
+    }
+
+
+def _memory(trace: Trace, windows: Windows) -> dict[str, Values] | str:
+    """Most that was allocated on the GPU in each step, with what was allocated before it began."""
+    events = trace.arrays
+    size = trace.tables["events"].array("bytes")
+    code = events.names.index(MEMORY_EVENT) if MEMORY_EVENT in events.names else -1
+    rows = np.flatnonzero((events.name == code) & (size >= 0))
+    if not len(rows):
+        return "the trace has no memory events of the GPU; record with profile_memory=True"
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    times, sizes = events.start[rows], size[rows]
+    first = np.maximum(np.searchsorted(times, windows.marks[:-1], side="right") - 1, 0)
+    last = np.maximum(np.searchsorted(times, windows.marks[1:], side="left"), first + 1)
+    ends = np.stack([first, last], axis=1).ravel()
+    return {"memory.peak": np.maximum.reduceat(np.append(sizes, 0), ends)[::2]}
+
+
+def _named(trace: Trace, work: Work, windows: Windows) -> Iterator[tuple[str, list[str], Int, Int, Int]]:
+    """(form of the name, names, code, step, value) of the metrics of classes and ops, one entry a row."""
+    share = Share(*shares(work.start, work.end, work.kind.astype(np.int64), windows.edges))
+    names = trace.arrays.names
+    op = np.where(work.op >= 0, trace.arrays.name[np.maximum(work.op, 0)], -1).astype(np.int64)
+    step = windows.ran_in(windows.called)
+    calls, first = np.unique(work.op, return_index=True)
+    first = first[calls >= 0]  # of several pieces of work of one call
+    everything = np.arange(len(work.event))
+    for form, texts, key, counted in (
+        ("category[{}]", work.categories, work.category.astype(np.int64), everything),
+        ("op[{}]", names, op, first),
+    ):
+        keep = (key[share.row] >= 0) & (share.dur > 0)
+        group, (code, place) = codes(key[share.row][keep], share.step[keep])
+        yield f"{form}.time", texts, code, place, sums(group, share.dur[keep], len(code))
+        keep = (key[counted] >= 0) & (step[counted] >= 0)
+        group, (code, place) = codes(key[counted][keep], step[counted][keep])
+        yield f"{form}.count", texts, code, place, np.bincount(group, minlength=len(code))
+
+
+def _rows(rank: int, labels: list[str], found: dict[str, Values]) -> dict[str, Any]:
+    """Rows of STEPS of one rank."""
+    columns = ("computation", "comm", "exposed_comm", "idle")
+    return {
+        "rank": np.full(len(labels), rank),
+        "step": list(labels),
+        "dur_ns": found["step.time"],
+        **{f"{name}_ns": found[f"{name}.time"] for name in columns},
+        "idle_fraction": found["idle.fraction"],
+        "kernels": found["kernel.count"],
+        "launches": found["launch.count"],
+        "blocking_calls": found["blocking_calls"],
+    }
+
+
+def _long(
+    rank: int,
+    labels: list[str],
+    found: dict[str, Values],
+    named: Iterator[tuple[str, list[str], Int, Int, Int]],
+) -> dict[str, Any]:
+    """Rows of STEP_METRICS of one rank."""
+    count = len(labels)
+    metrics: list[str] = list(found)
+    metric = [np.repeat(np.arange(len(found)), count)]
+    step = [np.tile(np.arange(count), len(found))]
+    values = [np.asarray(value, dtype=np.float64) for value in found.values()]
+    for form, texts, code, place, value in named:
+        distinct, at = np.unique(code, return_inverse=True)
+        metric.append(at + len(metrics))
+        metrics += [form.format(texts[number]) for number in distinct.tolist()]
+        step.append(place)
+        values.append(value.astype(np.float64))
+    which = np.concatenate(metric)
+    units = [_UNITS.get(name.rpartition(".")[2], "count") for name in metrics]
+    return {
+        "rank": np.full(len(which), rank),
+        "step": Coded(np.concatenate(step), labels),
+        "metric": used(metrics, which),
+        "value": np.concatenate(values),
+        "unit": used(units, which),
+    }

@@ -1,0 +1,230 @@
+"""Where the wall time of the GPU goes, from the outside: computing, communicating, copying, waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.arrays import Int
+from tracelens.table.groups import codes, sums
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.intervals import Union, both, difference, union
+from tracelens.trace.run import Run
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+
+METRICS = {
+    "total": "first start to last end of GPU work; of a step: its window",
+    "busy": "any GPU work runs",
+    "idle": "total - busy",
+    "computation": "a computing kernel runs",
+    "comm": "a communication kernel runs",
+    "memcpy": "a copy runs",
+    "memset": "a fill runs",
+    "exposed_comm": "communication without computation",
+    "exposed_memcpy": "copies without computation and communication",
+    "exposed_memset": "fills without anything else",
+    "unlinked": "work whose launch call is not in the trace",
+}
+"""Only the exposed ones add up: busy = computation + exposed_comm + exposed_memcpy + exposed_memset."""
+
+TIMELINE = Schema(
+    "GPU timeline",
+    (
+        Column("rank", "int64"),
+        Column("metric", "str", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
+        Column("dur_ns", "int64", "ns"),
+        Column("fraction", "float64", "fraction", "of total"),
+    ),
+    doc="Exposed means not hidden behind computation: busy = computation + exposed_comm + exposed_memcpy + "
+    "exposed_memset. Work is unlinked when it was launched before the recording began.",
+)
+_IN_STEPS = (
+    "total",
+    "busy",
+    "idle",
+    "computation",
+    "comm",
+    "exposed_comm",
+    "memcpy",
+    "exposed_memcpy",
+    "exposed_memset",
+    "unlinked",
+)
+STEPS = Schema(
+    "GPU timeline by step",
+    (
+        Column("rank", "int64"),
+        Column("step", "str"),
+        *(Column(f"{name}_ns", "int64", "ns", METRICS[name]) for name in _IN_STEPS),
+        Column("idle_fraction", "float64", "fraction", "of the step's window"),
+    ),
+    doc="A step lasts until the next one's mark; work that crosses the border counts where it runs.",
+)
+STRIP = Schema(
+    "GPU activity by stream",
+    (
+        Column("rank", "int64"),
+        Column("device", "int64"),
+        Column("stream", "int64"),
+        Column("kind", "category", doc="what most of the piece's busy time is"),
+        Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
+        Column("dur_ns", "int64", "ns"),
+        Column("busy_fraction", "float64", "fraction", "of the piece in which the stream works"),
+    ),
+    detail=True,
+)
+
+STRIP_BINS = 800
+STRIP_STREAMS = 12
+
+
+@analyzer("timeline", title="GPU timeline", order=10)
+def timeline(run: Run, *, scope: Scope = "all") -> Result:
+    """Where does the GPU's wall time go: computation, communication, copies, idle?
+
+    Args:
+        run: the ranks.
+        scope: "all" counts every GPU event, fills (memset) by themselves; "linked" only those whose launch
+            call is in the trace, fills as computation, which is what AMD's TraceLens reports.
+
+    Returns:
+        tables `timeline` (rank, metric, dur_ns, fraction), `steps` (the same per step) where steps are
+        marked, and `strip` (activity by stream over time, for figures).
+    """
+    skips: list[Skip] = []
+    rows: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    strips: list[dict[str, Any]] = []
+    for trace in run.traces:
+        rank, work = trace.meta.rank, gpu_work(trace, scope)
+        if not len(work.event):
+            skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
+            continue
+        found = find_steps(trace, work)
+        span = found.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
+        low, high = (np.array([time], dtype=np.int64) for time in span)
+        metrics = {name: int(dur[0]) for name, dur in _metrics(trace, scope, low, high).items()}
+        if not trace.window:  # all of it, also what lies outside of the linked work
+            metrics["unlinked"] = _unlinked(trace).total
+        hidden = ("memset", "exposed_memset") if scope == "linked" else ()  # fills are computation there
+        rows.append(_rows(rank, {name: dur for name, dur in metrics.items() if name not in hidden}))
+        if found.marked:
+            by_step = _metrics(trace, scope, found.edges[:-1], found.edges[1:])
+            steps.append(_steps(rank, found.labels, by_step))
+        else:
+            skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
+        strips += _strips(rank, work, skips)
+    tables = {"timeline": stack(TIMELINE, rows)}
+    if steps:
+        tables["steps"] = stack(STEPS, steps)
+    if strips:
+        tables["strip"] = stack(STRIP, strips)
+    return result(tables, skips, scope=scope)
+
+
+def _metrics(trace: Trace, scope: Scope, low: Int, high: Int) -> dict[str, Int]:
+    """Nanoseconds of each metric in each window."""
+    work = gpu_work(trace, scope)
+    masks = _kind_masks(work, scope)
+    comp, comm, copy, fill = (union(work.start[masks[kind]], work.end[masks[kind]]) for kind in WORK_KINDS)
+    busy = union(work.start, work.end).covered(low, high)
+    return {
+        "total": high - low,
+        "busy": busy,
+        "idle": high - low - busy,
+        "computation": comp.covered(low, high),
+        "comm": comm.covered(low, high),
+        "memcpy": copy.covered(low, high),
+        "memset": fill.covered(low, high),
+        "exposed_comm": difference(comm, comp).covered(low, high),
+        "exposed_memcpy": difference(copy, both(comp, comm)).covered(low, high),
+        "exposed_memset": difference(fill, both(both(comp, comm), copy)).covered(low, high),
+        "unlinked": _unlinked(trace).covered(low, high),
+    }
+
+
+def _unlinked(trace: Trace) -> Union:
+    everything = gpu_work(trace)
+    return union(everything.start[everything.unlinked], everything.end[everything.unlinked])
+
+
+def _rows(rank: int, metrics: dict[str, int]) -> dict[str, Any]:
+    values = np.array(list(metrics.values()), dtype=np.int64)
+    return {
+        "rank": np.full(len(values), rank),
+        "metric": list(metrics),
+        "dur_ns": values,
+        "fraction": values / max(metrics["total"], 1),
+    }
+
+
+def _steps(rank: int, labels: list[str], metrics: dict[str, Int]) -> dict[str, Any]:
+    return {
+        "rank": np.full(len(labels), rank),
+        "step": labels,
+        **{f"{name}_ns": metrics[name] for name in _IN_STEPS},
+        "idle_fraction": metrics["idle"] / np.maximum(metrics["total"], 1),
+    }
+
+
+def _kind_masks(work: Work, scope: Scope) -> dict[str, np.ndarray]:
+    masks = {kind: work.kind == code for code, kind in enumerate(WORK_KINDS)}
+    if scope == "linked":
+        masks["computation"] = masks["computation"] | masks["memset"]
+        masks["memset"] = np.zeros_like(masks["memset"])
+    return masks
+
+
+def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]]:
+    """Activity of each stream; of many streams only the busiest."""
+    device, stream = work.device, work.stream
+    group, (devices, streams) = codes(device, stream)
+    busy = sums(group, work.dur, len(devices))
+    shown = np.sort(np.argsort(-busy, kind="stable")[:STRIP_STREAMS])
+    if hidden := len(busy) - len(shown):
+        skips.append(Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest are drawn"))
+    begin, finish = int(work.start.min()), int(work.end.max())
+    # From 0: doubles do not hold nanoseconds since 1970.
+    edges = (
+        np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
+    )
+    for place in shown:
+        piece = _strip(work.take(group == place), edges)
+        count = len(piece["ts_ns"])
+        yield piece | {
+            "rank": np.full(count, rank),
+            "device": np.full(count, devices[place]),
+            "stream": np.full(count, streams[place]),
+        }
+
+
+def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
+    """The span cut at `edges`: what each piece is mostly busy with; like neighbours are merged."""
+    low, high = edges[:-1], edges[1:]
+    covered = np.stack([work.union(kind).covered(low, high) for kind in WORK_KINDS])
+    kind = covered.argmax(axis=0)
+    busy = work.union().covered(low, high)
+    kept = np.flatnonzero(busy > 0)
+    if not len(kept):
+        return {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}
+    # Alike: same kind, and as busy to within a fifth.
+    look = kind[kept] * 8 + np.ceil(5 * busy[kept] / np.maximum(high - low, 1)[kept]).astype(np.int64)
+    new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(look) != 0)))
+    first = np.flatnonzero(new)
+    last = np.concatenate((first[1:], [len(kept)])) - 1
+    start, end = low[kept[first]], high[kept[last]]
+    return {
+        "kind": [WORK_KINDS[code] for code in kind[kept[first]]],
+        "ts_ns": start - edges[0],
+        "dur_ns": end - start,
+        "busy_fraction": np.add.reduceat(busy[kept], first) / np.maximum(end - start, 1),
+    }

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: micro-batches, stages, messages between them, the bubble."""

@@ -1,0 +1,228 @@
+"""The bubble of a pipeline: idle stages, measured on every rank and split into its causes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
+from tracelens.analysis.pipeline.pipelines import absent, lane_of, pipelines, shortened, window_of
+from tracelens.analysis.pipeline.stages import (
+    PARTS,
+    Lane,
+    Pipeline,
+    Shape,
+    Wait,
+    extent,
+    numbered,
+    shape,
+    whole,
+)
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack
+from tracelens.trace.activities import Scope
+
+BUBBLE = Schema(
+    "Bubble",
+    (
+        Column("rank", "int64"),
+        Column("step", "category"),
+        Column("stage", "int64", doc="position in the pipeline, from 0"),
+        Column("stages", "int64", "count", "PP"),
+        Column("microbatches", "int64", "count", "GA, in a step"),
+        Column("chunks", "int64", "count", "VPP, of the model on each rank"),
+        Column("bubble_fraction", "float64", "fraction", "of the pipeline's phase of the step"),
+        Column(
+            "expected_fraction", "float64", "fraction", "(PP - 1) / (PP - 1 + GA VPP): the same in theory"
+        ),
+        Column("bubble_ns", "int64", "ns", "in no span; ramp + p2p wait + imbalance + other idle"),
+        Column(
+            "ramp_ns",
+            "int64",
+            "ns",
+            "of it, before all stages have begun with backwards, or after one has no forward left",
+        ),
+        Column("p2p_wait_ns", "int64", "ns", "of it, in a send or receive of what has been computed"),
+        Column("imbalance_ns", "int64", "ns", "of it, while a stage that it waits for computes"),
+        Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, and nothing launched"),
+        Column("beside_ns", "int64", "ns", "of the bubble, with other GPU work, such as gradient sync"),
+        Column("forward_ns", "int64", "ns"),
+        Column("backward_ns", "int64", "ns", "not beside a forward"),
+        Column("other_ns", "int64", "ns", "of the step, outside the phase: data, gradient sync, optimizer"),
+        Column("step_ns", "int64", "ns"),
+        Column("bubble_ideal_ratio", "float64", "ratio", "bubble / (forward + backward)"),
+        Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP): the same in theory"),
+    ),
+    doc="The pipeline's phase of a step lasts from the first forward to the last backward of any of its "
+    "stages. Theory: all passes of a phase take the same time, and messages none. Megatron-LM's convention "
+    "is the ideal ratio, against the time without a bubble. The pipeline is full from the first backward of "
+    "its last stage to begin with them until a stage has ended its last forward; idle time outside of that "
+    "is the ramp: in theory all of the bubble, unless the schedule is interleaved.",
+)
+
+SPANS = Schema(
+    "Forward and backward of each micro-batch",
+    (
+        Column("rank", "int64"),
+        Column("step", "category"),
+        Column("stage", "int64"),
+        Column("chunk", "int64", doc="of the rank's chunks of the model, from 0"),
+        Column("microbatch", "int64", doc="from 0"),
+        Column("phase", "category", doc="forward or backward"),
+        Column("ts_ns", "int64", "ns", "start of its first GPU work, by the clock of the first rank"),
+        Column("dur_ns", "int64", "ns", "to the end of its last GPU work"),
+        Column("busy_ns", "int64", "ns", "of it, with its GPU work"),
+    ),
+    doc="Where no scope names them, what autograd launches is backward, and messages end a span. Chunks go "
+    "by the order of Megatron-LM's interleaved schedule then.",
+    detail=True,
+)
+
+WAITS = Schema(
+    "Pieces of the bubble",
+    (
+        Column("rank", "int64"),
+        Column("step", "category"),
+        Column("part", "category", doc=", ".join(PARTS)),
+        Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
+        Column("dur_ns", "int64", "ns"),
+        Column("own_ts_ns", "int64", "ns", "its begin by the clock of the rank's own trace"),
+    ),
+    detail=True,
+)
+
+
+@analyzer("pipeline", title="Pipeline", order=86, part=passes)
+def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
+    """How large is the pipeline's bubble on each rank, and what is it made of?
+
+    All ranks of a pipeline are laid on one clock. Idle time inside a forward or backward is not part of the
+    bubble.
+
+    Args:
+        ranks: from `passes`.
+        scope: "all", or "linked" for work whose launch call is in the trace.
+
+    Returns:
+        tables `bubble` (one row a rank and step), `spans` and `waits`.
+    """
+    skips = [Skip(f"rank {one.rank}", _why_not(one)) for one in ranks if not one.spans]
+    rows: dict[str, list[dict[str, Any]]] = {"bubble": [], "spans": [], "waits": []}
+    for stages, some in pipelines(ranks, skips):
+        skips += absent(stages, some)
+        for label in dict.fromkeys(span.step for one in some for span in one.part.spans):
+            placed = {one.part.rank: (one, lane_of(one, label)) for one in some}
+            lanes = [lane for _, lane in placed.values() if lane.spans]
+            # A rank whose steps bear other labels has no window of this one.
+            windows = {rank: window_of(one, label) for rank, (one, lane) in placed.items() if lane.spans}
+            if missing := [rank for rank in placed if rank not in windows]:
+                subject = f"step {label} of rank {shortened(missing)}"
+                skips.append(Skip(subject, "it recorded no forward and no backward in a step of this label"))
+            shift = {one.part.rank: one.shift for one in some}
+            cut = [lane.rank for lane in lanes if not whole(lane)]
+            size = None if cut else shape(lanes, stages)
+            subject = (
+                f"step {label} of rank {', '.join(str(rank) for rank in cut or [x.rank for x in lanes])}"
+            )
+            if size is None:
+                reason = "has not as many backwards as forwards" if cut else "the stages differ in forwards"
+                skips.append(Skip(subject, f"{reason}: it is not recorded from its begin to its end"))
+                continue
+            if not size.sure:
+                reason = (
+                    "neither messages nor warm-up show how many the model has on each rank; one is assumed"
+                )
+                skips.append(Skip(f"chunks in {subject}", reason))
+            lanes = [replace(lane, spans=numbered(lane, size)) for lane in lanes]
+            _rows(rows, label, size, Pipeline(lanes), windows, shift)
+    schemas = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
+    tables = {
+        name: stack(schemas[name], sorted(found, key=lambda row: row["rank"][0]))
+        for name, found in rows.items()
+    }
+    return result(tables, skips, scope=scope)
+
+
+def _why_not(one: Passes) -> str:
+    if one.comms is None:
+        return "no pipeline: no send or receive of a pipeline group, no scopes that name stages"
+    return "of its pipeline it recorded no forward and no backward with GPU work"
+
+
+def _rows(
+    rows: Mapping[str, list[dict[str, Any]]],
+    label: str,
+    size: Shape,
+    line: Pipeline,
+    windows: Mapping[int, tuple[int, int]],
+    shift: Mapping[int, int],
+) -> None:
+    """Append the rows of one step of one pipeline to all tables."""
+    for number, lane in enumerate(line.lanes):
+        waits = line.waits(number)
+        rows["bubble"].append(_bubble(label, size, line, lane, waits, windows[lane.rank]))
+        virtual = sorted({span.virtual for span in lane.spans})
+        spans = sorted(lane.spans, key=lambda span: span.start)
+        rows["spans"].append(
+            {
+                "rank": [lane.rank] * len(spans),
+                "step": [label] * len(spans),
+                "stage": [lane.stage] * len(spans),
+                "chunk": [virtual.index(span.virtual) for span in spans],
+                "microbatch": [span.microbatch for span in spans],
+                "phase": [span.phase for span in spans],
+                "ts_ns": [span.start for span in spans],
+                "dur_ns": [span.end - span.start for span in spans],
+                "busy_ns": [span.busy_ns for span in spans],
+            }
+        )
+        rows["waits"] += [
+            {
+                "rank": [lane.rank],
+                "step": [label],
+                "part": [wait.part],
+                "ts_ns": [wait.start],
+                "dur_ns": [wait.end - wait.start],
+                "own_ts_ns": [wait.start - shift[lane.rank]],
+            }
+            for wait in waits
+        ]
+
+
+def _bubble(
+    label: str, size: Shape, line: Pipeline, lane: Lane, waits: Sequence[Wait], window: tuple[int, int]
+) -> dict[str, Any]:
+    """One row of BUBBLE."""
+    forward = extent(lane.of(FORWARD)).total
+    computed = lane.busy.total
+    bubble = line.end - line.start - computed
+    parts = {
+        f"{part}_ns": [sum(wait.end - wait.start for wait in waits if wait.part == part)] for part in PARTS
+    }
+    inside = max(min(window[1], line.end) - max(window[0], line.start), 0)
+    work = size.microbatches * size.chunks
+    low, high = (np.array([getattr(wait, name) for wait in waits], np.int64) for name in ("start", "end"))
+    return {
+        "rank": [lane.rank],
+        "step": [label],
+        "stage": [lane.stage],
+        "stages": [size.stages],
+        "microbatches": [size.microbatches],
+        "chunks": [size.chunks],
+        "step_ns": [window[1] - window[0]],
+        "forward_ns": [forward],
+        "backward_ns": [computed - forward],
+        "other_ns": [window[1] - window[0] - inside],
+        "bubble_ns": [bubble],
+        "bubble_fraction": [bubble / max(line.end - line.start, 1)],
+        **parts,
+        "beside_ns": [int(lane.other.covered(low, high).sum())],
+        "expected_fraction": [(size.stages - 1) / (size.stages - 1 + work)],
+        "bubble_ideal_ratio": [bubble / max(computed, 1)],
+        "expected_ideal_ratio": [(size.stages - 1) / work],
+    }

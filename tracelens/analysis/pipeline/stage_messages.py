@@ -1,0 +1,69 @@
+"""The messages between the stages of a pipeline, and what is not one of them, on one rank."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.comm.records import POINT_TO_POINT
+from tracelens.analysis.common.integers import integers
+from tracelens.arrays import Bool, Int
+from tracelens.trace.activities import Work
+from tracelens.trace.trace import Trace
+
+_PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
+# Groups whose collectives run beside the backward of whatever micro-batch is the last one.
+_GRADIENTS = re.compile(r"data_parallel|distributed_optimizer|fsdp|(^|_)e?dp($|_)", re.IGNORECASE)
+_SHAPES = "Long"  # messages of this type tell the shape of the one that follows
+
+
+class Messages(NamedTuple):
+    """Sends and receives of a pipeline, one element a message.
+
+    Attributes:
+        time: when the host asked for it, ns.
+        kernel: event row of its kernel, -1 if not in the trace.
+        sent: whether it is a send, of data and not of shapes.
+        members: the ranks of the pipeline, empty where the trace does not say.
+    """
+
+    time: Int
+    kernel: Int
+    sent: Bool
+    members: tuple[int, ...]
+
+
+def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
+    """Of groups that are named a pipeline, and of the group of all ranks beside them.
+
+    With two stages Megatron-LM sends one way through the group of all ranks, so that both ways overlap.
+    Experts and attention over several ranks send and receive as well, in groups of their own, so where no
+    group is named a pipeline, something else (`unnamed`) has to say that there is one.
+    """
+    table = trace.tables["collectives"]
+    rows = np.flatnonzero([name in POINT_TO_POINT for name in table.texts("collective")])
+    names = table.texts("group_description", rows)
+    named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
+    nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
+    lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
+    members = next((tuple(ranks) for ranks in lists if ranks), ())
+    rows = rows[named | (nameless & (named.any() or unnamed))]
+    time = trace.arrays.start[table.array("event_id")[rows]]
+    if trace.window is not None:
+        kernel = table.array("kernel_id")[rows]
+        at = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
+        inside = (at >= trace.window.start) & (at < trace.window.end)
+        rows, time = rows[inside], time[inside]
+    kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)
+    sent = np.array([kind == "send" and dtype != _SHAPES for kind, dtype in kinds], dtype=bool)
+    return Messages(time, table.array("kernel_id")[rows], sent, members)
+
+
+def gradient_sync(trace: Trace, work: Work) -> Bool:
+    """Which work is communication among the replicas of a stage."""
+    table = trace.tables["collectives"]
+    kernel = table.array("kernel_id")
+    chosen = [bool(_GRADIENTS.search(name)) for name in table.texts("group_description")]
+    return np.isin(work.event, kernel[np.array(chosen, dtype=bool)])

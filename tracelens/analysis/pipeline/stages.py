@@ -1,0 +1,251 @@
+"""The passes of all stages of one pipeline: numbered, and what each waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.pipeline.microbatches import BACKWARD, FORWARD, Span
+from tracelens.arrays import Int
+from tracelens.trace.intervals import Union, union
+
+RAMP, P2P_WAIT, IMBALANCE, OTHER_IDLE = PARTS = ("ramp", "p2p_wait", "imbalance", "other_idle")
+
+
+class Shape(NamedTuple):
+    """Size of a pipeline.
+
+    Attributes:
+        stages: ranks in a row.
+        microbatches: in a step.
+        chunks: of the model on each rank; more than one in an interleaved schedule.
+        group: micro-batches that pass one chunk before the rank turns to its next one.
+        sure: whether the trace shows the number of chunks; if not, one is assumed.
+    """
+
+    stages: int
+    microbatches: int
+    chunks: int
+    group: int
+    sure: bool = True
+
+
+class Wait(NamedTuple):
+    """A piece of a rank's bubble, and which of PARTS it is."""
+
+    part: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One stage in one step, times by the common clock.
+
+    Attributes:
+        rank: of the trace.
+        stage: position in the pipeline.
+        spans: in order of launch.
+        p2p: when its sends and receives ran.
+        other: when GPU work ran that is in no span.
+        sends: messages sent.
+    """
+
+    rank: int
+    stage: int
+    spans: Sequence[Span]
+    p2p: Union
+    other: Union
+    sends: int
+
+    def of(self, phase: str) -> list[Span]:
+        """The spans of a phase."""
+        return [span for span in self.spans if span.phase == phase]
+
+    @cached_property
+    def busy(self) -> Union:
+        """When it is in a span."""
+        return extent(self.spans)
+
+
+def extent(spans: Sequence[Span]) -> Union:
+    """The time that spans cover, from the start to the end of each."""
+    return union(
+        np.array([span.start for span in spans], dtype=np.int64),
+        np.array([span.end for span in spans], dtype=np.int64),
+    )
+
+
+def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:
+    """The size of a pipeline, None where its stages differ in the number of forwards.
+
+    The last stage sends no activations of the last chunk and the first one no gradients of the first, so with
+    m micro-batches and v chunks each of the two sends m (2 v - 1) messages and has m v forwards.
+    """
+    forwards = {len(lane.of(FORWARD)) for lane in lanes}
+    if len(forwards) != 1:
+        return None
+    (count,) = forwards
+    named = {span.microbatch for lane in lanes for span in lane.of(FORWARD)}
+    if -1 not in named:
+        return Shape(stages, len(named), max(count // len(named), 1), stages)
+    if not all(lane.of(BACKWARD) for lane in lanes):
+        return Shape(stages, count, 1, stages)
+    for lane in lanes:
+        microbatches = 2 * count - lane.sends
+        if lane.stage in (0, stages - 1) and 0 < microbatches <= count and not count % microbatches:
+            chunks = count // microbatches
+            return Shape(stages, microbatches, chunks, _group(lane, stages, chunks, count))
+    return _from_warm_up(lanes[0], stages, count)
+
+
+def _warm_up(lane: Lane) -> int:
+    """Forwards before the first backward."""
+    phases = [span.phase for span in lane.spans]
+    return phases.index(BACKWARD) if BACKWARD in phases else len(phases)
+
+
+def _group(lane: Lane, stages: int, chunks: int, count: int) -> int:
+    """Micro-batches a turn: 1F1B begins after 2 (stages - stage - 1) + (chunks - 1) group + 1 forwards."""
+    if chunks == 1:
+        return stages
+    warm_up = _warm_up(lane)
+    turns, left = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), chunks - 1)
+    return turns if warm_up < count and turns > 0 and not left else stages
+
+
+def _from_warm_up(lane: Lane, stages: int, count: int) -> Shape:
+    """The size by one stage alone: by the number of forwards with which it begins."""
+    warm_up = _warm_up(lane)
+    if warm_up == min(stages - lane.stage, count):
+        return Shape(stages, count, 1, stages)
+    turns, left = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), stages)
+    if left or turns < 1 or count % (turns + 1):
+        return Shape(stages, count, 1, stages, sure=False)
+    return Shape(stages, count // (turns + 1), turns + 1, stages)
+
+
+def numbered(lane: Lane, size: Shape) -> list[Span]:
+    """The spans of a lane with micro-batch and chunk.
+
+    What scopes do not say goes by the order of Megatron-LM's schedules: `group` micro-batches through the
+    first chunk, the same ones through the next, ...; backward through the chunks from the last.
+    """
+    order = [
+        (chunk, microbatch)
+        for begin in range(0, size.microbatches, size.group)
+        for chunk in range(size.chunks)
+        for microbatch in range(begin, min(begin + size.group, size.microbatches))
+    ]
+    done = {FORWARD: 0, BACKWARD: 0}
+    found = []
+    for span in lane.spans:
+        place = done[span.phase]
+        done[span.phase] += 1
+        if span.microbatch >= 0 and span.virtual >= 0:
+            found.append(span)
+            continue
+        chunk, microbatch = order[place] if place < len(order) else (0, place)
+        if span.phase == BACKWARD and place < len(order):
+            chunk = size.chunks - 1 - chunk
+        microbatch = span.microbatch if span.microbatch >= 0 else microbatch
+        found.append(span._replace(virtual=chunk * size.stages + lane.stage, microbatch=microbatch))
+    return found
+
+
+class Pipeline:
+    """The lanes of one pipeline in one step, spans numbered.
+
+    Attributes:
+        lanes: those of its stages that are in the run.
+        start: of the first span of all.
+        end: of the last span of all.
+    """
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = lanes
+        self.start = min(span.start for lane in lanes for span in lane.spans)
+        self.end = max(span.end for lane in lanes for span in lane.spans)
+        steady = [_steady(lane) for lane in lanes]
+        self._full = max(begin for begin, _ in steady), min(end for _, end in steady)
+        self._last = max(span.virtual for lane in lanes for span in lane.spans)
+        self._done: dict[tuple[str, int, int], tuple[int, Span]] = {}
+        for number, lane in enumerate(lanes):
+            for span in lane.spans:
+                self._done.setdefault((span.phase, span.virtual, span.microbatch), (number, span))
+        bounds = [(lane.busy.start, lane.busy.end, lane.p2p.start, lane.p2p.end) for lane in lanes]
+        ends = [np.array([span.end for span in lane.spans]) for lane in lanes]
+        edges = np.unique(np.concatenate([*ends, *(part for some in bounds for part in some)]))
+        inside = (edges >= self.start) & (edges <= self.end)
+        self._edges: Int = edges[inside]
+        low, high = self._edges[:-1], self._edges[1:]
+        self._busy = [lane.busy.covered(low, high) > 0 for lane in lanes]
+        self._ordered = [sorted(lane.spans, key=lambda span: span.start) for lane in lanes]
+        starts = [np.array([span.start for span in spans]) for spans in self._ordered]
+        self._next = [np.searchsorted(some, low) for some in starts]
+
+    def waits(self, number: int) -> list[Wait]:
+        """The bubble of a lane, in pieces that add up to it."""
+        lane = self.lanes[number]
+        full = self._full
+        low, high = self._edges[:-1], self._edges[1:]
+        talking = lane.p2p.covered(low, high) > 0
+        found: list[Wait] = []
+        for place in np.flatnonzero(~self._busy[number]).tolist():
+            start, end = int(low[place]), int(high[place])
+            if not full[0] <= start < full[1]:
+                part = RAMP
+            elif self._computed_late(number, place):
+                part = IMBALANCE
+            else:
+                part = P2P_WAIT if talking[place] else OTHER_IDLE
+            if found and found[-1].part == part and found[-1].end == start:
+                found[-1] = found[-1]._replace(end=end)
+            else:
+                found.append(Wait(part, start, end))
+        return found
+
+    def _computed_late(self, number: int, place: int) -> bool:
+        """Whether what a waiting lane needs at this time has still to be computed, and a stage computes."""
+        now = int(self._edges[place])
+        seen = set()
+        while number not in seen:
+            seen.add(number)
+            if self._busy[number][place]:
+                return True
+            following = int(self._next[number][place])
+            spans = self._ordered[number]
+            source = self._source(spans[following]) if following < len(spans) else None
+            if source is None or now >= source[1].end:
+                return False
+            number = source[0]
+        return False
+
+    def _source(self, span: Span) -> tuple[int, Span] | None:
+        """Lane and span that make what this one needs, None if there is none in the run."""
+        if span.phase == FORWARD:
+            return self._done.get((FORWARD, span.virtual - 1, span.microbatch))
+        if span.virtual == self._last:
+            return self._done.get((FORWARD, span.virtual, span.microbatch))
+        return self._done.get((BACKWARD, span.virtual + 1, span.microbatch))
+
+
+def _steady(lane: Lane) -> tuple[int, int]:
+    """From the first backward to the last forward; without backwards, all forwards."""
+    forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
+    begin = min(span.start for span in backwards or forwards)
+    return begin, max(span.end for span in forwards or backwards)
+
+
+def whole(lane: Lane) -> bool:
+    """Whether each forward has its backward, or there is none at all: the step is recorded to its end."""
+    forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
+    if any(span.microbatch < 0 for span in lane.spans):
+        return len(forwards) == len(backwards) or not backwards
+    passed = ({(span.virtual, span.microbatch) for span in some} for some in (forwards, backwards))
+    first, second = passed
+    return first == second or not second

@@ -1,0 +1,144 @@
+"""What a device allows for what was counted: bound, roofline time, and the reasons for going beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.roofline.costing import Counted
+from tracelens.arrays import Float, Int
+from tracelens.costs.cost import OpCost
+from tracelens.devices.catalogue import Device, devices
+from tracelens.table.schema import Column, Schema, Table
+
+BOUNDS = ("compute", "memory", "host link", "gpu link", "")
+"""What limits a call; "" where it has nothing to do or the device's figures lack."""
+
+EXPLAIN_ABOVE = 1.05
+"""An efficiency above this needs an explanation; clocks and rounding stay below."""
+
+# Data of up to this many times a cache's size leaves a good part of itself there.
+_CACHED = 4
+
+ROOFS = Schema(
+    "Roofs of the devices",
+    (
+        Column("device", "category"),
+        Column("role", "category", doc="chosen: sets the bounds; measured: ran the work; other"),
+        Column("kind", "category", doc="matrix, vector, maf (max-achievable) or memory"),
+        Column("dtype", "category", doc="element type, '' for memory"),
+        Column("flops_per_s", "float64", "flops/s", "0 for memory"),
+        Column("bytes_per_s", "float64", "bytes/s", "of the device's memory"),
+    ),
+    doc="Dense peaks from data sheets, see `tracelens list devices`.",
+    detail=True,
+)
+
+
+class Bounds(NamedTuple):
+    """Per kind of call (see Costing.items): least times of one call in ns, -1 where not known.
+
+    Attributes:
+        bound: code into BOUNDS.
+        roofline: least time against peak.
+        maf: least time against max-achievable FLOPs; -1 also where none is published for the type.
+        peak: FLOP/s of the units and type used, 0 where the device has none.
+    """
+
+    bound: Int
+    roofline: Float
+    maf: Float
+    peak: Float
+
+
+def least_ns(cost: OpCost, device: Device) -> float:
+    """Least time of one call on a device, -1 where it is not known or there is nothing to do."""
+    least = float(bounds([Counted("", "", cost, "")], device).roofline[0])
+    return least if least > 0 else -1.0
+
+
+def bounds(items: list[Counted], device: Device | None) -> Bounds:
+    """Least time of each kind of call on a device; without one nothing is known."""
+    count = len(items)
+    if device is None:
+        nothing = np.full(count, -1.0)
+        return Bounds(np.full(count, BOUNDS.index("")), nothing, nothing, np.zeros(count))
+    costs = [item.cost for item in items]
+    kinds = {(cost.engine, cost.dtype) for cost in costs if cost.flops}
+    peaks = {kind: device.peak(*kind) or 0.0 for kind in kinds}
+    mafs = {dtype: device.max_achievable(dtype) or 0.0 for engine, dtype in kinds if engine == "matrix"}
+    links = {"host": device.host_link_bytes_per_s, "gpu": device.gpu_link_bytes_per_s}
+    flops = np.array([cost.flops for cost in costs], dtype=float)
+    peak = np.array([peaks.get((cost.engine, cost.dtype), 0.0) for cost in costs])
+    maf = np.array([mafs.get(cost.dtype, 0.0) if cost.engine == "matrix" else 0.0 for cost in costs])
+    link = np.array([links.get(cost.link, 0.0) for cost in costs])
+    compute = _time(flops, peak)
+    moved = np.array([cost.read_bytes + cost.write_bytes for cost in costs], dtype=float)
+    memory = _time(moved, device.hbm_bytes_per_s)
+    over_link = _time(np.array([cost.link_bytes for cost in costs], dtype=float), link)
+    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)
+    # The far end of a link is another memory, so what a linked call moves is scored against the link alone.
+    least = np.where(is_link, over_link, np.maximum(compute, memory))
+    known = np.where(is_link, over_link >= 0, compute >= 0)
+    bound = np.where(compute > memory, BOUNDS.index("compute"), BOUNDS.index("memory"))
+    for name in ("host", "gpu"):
+        bound[[cost.link == name for cost in costs]] = BOUNDS.index(f"{name} link")
+    bound[~known | (least <= 0)] = BOUNDS.index("")
+    against_maf = np.maximum(_time(flops, maf), memory)
+    return Bounds(
+        bound,
+        np.where(known, least, -1.0),
+        np.where((maf > 0) & (flops > 0) & ~is_link, against_maf, -1.0),
+        peak,
+    )
+
+
+def _time(amount: Float, rate: Float | float) -> Float:
+    """Ns for an amount at a rate per second; -1 where there is something to do and no rate."""
+    rates = np.broadcast_to(np.asarray(rate, dtype=float), amount.shape)
+    ns = np.divide(amount * 1e9, rates, out=np.full(amount.shape, -1.0), where=rates > 0)
+    return np.where(amount > 0, ns, 0.0)
+
+
+def explain(item: Counted, bound: str, device: Device, projected: bool, efficiency: float) -> str:
+    """Why a call was faster than its roofline; "" where it was not."""
+    if efficiency <= EXPLAIN_ABOVE:
+        return ""
+    cost = item.cost
+    if projected:
+        return f"device mismatch: not measured on {device.title}"
+    if bound == "compute":
+        if cost.engine == "matrix" and cost.dtype == "fp32":
+            return "beyond FP32: it ran in TF32 or in split BF16"
+        return f"beyond the {cost.dtype} peak: computed in a narrower type, sparse, or less done than counted"
+    if bound == "memory":
+        cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
+        if moved <= _CACHED * cache:
+            part = "all" if moved <= cache else "a good part"
+            return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
+        return "beyond the memory's bandwidth: cached input, or less moved than counted"
+    return f"beyond the {bound}: less went over it than counted, or another link was used"
+
+
+def roofs(chosen: Device | None, measured: Container[str]) -> Table:
+    """All roofs of the chosen device and of the bundled ones.
+
+    Args:
+        chosen: the device that sets the bounds.
+        measured: names of the devices that the work ran on, which are others in a projection.
+    """
+    rows: list[tuple[str, str, str, str, float, float]] = []
+    bundled = [device for device in devices() if chosen is None or device.name != chosen.name]
+    for device in [*([chosen] if chosen else []), *bundled]:
+        role = "chosen" if device is chosen else "measured" if device.name in measured else "other"
+        parts = (("matrix", device.matrix), ("vector", device.vector), ("maf", device.maf))
+        for kind, peaks in parts:
+            rows += [
+                (device.title, role, kind, dtype, peak, device.hbm_bytes_per_s)
+                for dtype, peak in peaks.items()
+            ]
+        rows.append((device.title, role, "memory", "", 0.0, device.hbm_bytes_per_s))
+    columns = zip(*rows, strict=True)
+    return ROOFS.table(dict(zip(ROOFS.names, map(list, columns), strict=True)))

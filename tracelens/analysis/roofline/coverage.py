@@ -1,0 +1,81 @@
+"""How much of the GPU time is counted, and the names of what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.roofline.costing import Costing
+from tracelens.analysis.roofline.reasons import NO_MODEL, REPEATED
+from tracelens.arrays import Int
+from tracelens.guard import Failure
+from tracelens.table.groups import codes, sums
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import used
+from tracelens.trace.activities import Work
+from tracelens.trace.trace import Trace
+
+HOW = ("cost model", "cost model, arguments of a repeat", "named reason", "no cost model")
+"""How a piece of work is counted or not. The last one is a hole of tracelens, not of the trace."""
+
+COVERAGE = Schema(
+    "How much GPU time is counted",
+    (
+        Column("rank", "int64"),
+        Column("how", "category", doc="counted by its own arguments, by those of a repeat, or why not"),
+        Column("dur_ns", "int64", "ns"),
+        Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
+    ),
+)
+
+UNCOVERED = Schema(
+    "GPU time that is not counted, by name",
+    (
+        Column("rank", "int64"),
+        Column("name", "category", doc="op, or kernel where there is no op"),
+        Column("reason", "category", doc="what the trace lacks"),
+        Column("count", "int64", "count", "pieces of GPU work"),
+        Column("dur_ns", "int64", "ns"),
+        Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
+    ),
+)
+
+
+def coverage(rank: int, work: Work, found: Costing) -> dict[str, Any]:
+    """Rows of COVERAGE for one rank: one for each of HOW, in its order."""
+    total = sums(_how(found), work.dur, len(HOW))
+    return {
+        "rank": np.full(len(HOW), rank),
+        "how": list(HOW),
+        "dur_ns": total,
+        "fraction": total / max(int(total.sum()), 1),
+    }
+
+
+def uncovered(trace: Trace, work: Work, found: Costing) -> dict[str, Any]:
+    """Rows of UNCOVERED for one rank, longest time first."""
+    rows = np.flatnonzero(found.item < 0)
+    names = trace.arrays.names
+    op = work.op[rows]
+    name = np.where(op >= 0, trace.arrays.name[op], work.name[rows]).astype(np.int64)
+    group, (label, reason) = codes(name, found.reason[rows])
+    dur = sums(group, work.dur[rows], len(label))
+    order = np.argsort(-dur, kind="stable")
+    return {
+        "rank": np.full(len(order), trace.meta.rank),
+        "name": used(names, label[order]),
+        "reason": used(found.reasons, reason[order]),
+        "count": np.bincount(group, minlength=len(label))[order],
+        "dur_ns": dur[order],
+        "fraction": dur[order] / max(int(work.dur.sum()), 1),
+    }
+
+
+def _how(found: Costing) -> Int:
+    """Code into HOW of each piece of work."""
+    by_item = [HOW[1] if REPEATED in item.note else HOW[0] for item in found.items]
+    holes = [reason == NO_MODEL or isinstance(reason, Failure) for reason in found.reasons]
+    by_reason = [HOW[3] if hole else HOW[2] for hole in holes]
+    code = np.array([HOW.index(how) for how in (*by_item, *by_reason)], dtype=np.int64)
+    return code[np.where(found.item >= 0, found.item, len(by_item) + found.reason)]

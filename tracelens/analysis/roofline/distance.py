@@ -1,0 +1,140 @@
+"""What was counted against what the device allows: one row an op and its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.common.call_time import call_time
+from tracelens.analysis.roofline.bounds import BOUNDS, Bounds, explain
+from tracelens.analysis.roofline.costing import Costing
+from tracelens.arrays import Float, Int
+from tracelens.devices.catalogue import Device
+from tracelens.table.groups import sums
+from tracelens.table.schema import Column, Schema
+from tracelens.trace.activities import Work
+
+ROOFLINE = Schema(
+    "Distance from the roofline, by op and arguments",
+    (
+        Column("rank", "int64"),
+        Column("name", "category", doc="op, collective, copy or kernel"),
+        Column("shapes", "category", doc="tensor arguments"),
+        Column("dtype", "category", doc="element type of the arithmetic, which decides the peak"),
+        Column("count", "int64", "count", "calls"),
+        Column("dur_ns", "int64", "ns", "GPU time of all calls; of each call the union of its work"),
+        Column("roofline_ns", "int64", "ns", "least time for all calls; -1 where the device's figures lack"),
+        Column("efficiency", "float64", "ratio", "roofline time / measured time, against peak"),
+        Column("recoverable_ns", "int64", "ns", "measured - roofline time: what a perfect kernel would save"),
+        Column("bound", "category", doc="what limits it: compute, memory, host link, gpu link"),
+        Column("flops", "int64", "flops", "of one call"),
+        Column("read_bytes", "int64", "bytes", "of one call, each tensor once"),
+        Column("write_bytes", "int64", "bytes", "of one call"),
+        Column("link_bytes", "int64", "bytes", "of one call, over the link to the host or to other GPUs"),
+        Column("flops_per_s", "float64", "flops/s", "achieved"),
+        Column("bytes_per_s", "float64", "bytes/s", "achieved, on the link where the bound is a link"),
+        Column("intensity", "float64", "flops/byte", "FLOPs per byte read or written"),
+        Column("maf_efficiency", "float64", "ratio", "against max-achievable FLOPs; -1 if none is published"),
+        Column("dims", "category", doc="sizes behind the FLOPs, such as M, N and K of a matrix product"),
+        Column("note", "category", doc="what to know about the figures", prose=True),
+    ),
+    doc="A call can be no faster than its FLOPs at peak and its bytes at full bandwidth allow, whichever "
+    "takes longer: that is its roofline time. Largest recoverable time first.",
+)
+
+
+def distances(
+    rank: int, work: Work, found: Costing, limits: Bounds, device: Device | None, projected: bool
+) -> dict[str, Any]:
+    """Rows of ROOFLINE for one rank, largest recoverable time first.
+
+    Args:
+        rank: of the work.
+        work: its GPU work.
+        found: how it was counted.
+        limits: what the device allows, by kind of call.
+        device: whose roofs these are, None where it is not known.
+        projected: whether the work ran on another one.
+    """
+    count, dur = _calls(work, found)
+    # Kinds whose calls all lie outside of the scope or step have no row.
+    kept = np.flatnonzero(count)
+    count, dur = count[kept], dur[kept]
+    least = limits.roofline[kept] * count
+    known = limits.roofline[kept] >= 0
+    time = np.maximum(dur, 1)
+    efficiency = np.where(known, least / time, -1.0)
+    recoverable = np.where(known, np.maximum(dur - np.rint(least).astype(np.int64), 0), -1)
+    maf = limits.maf[kept]
+    order = np.lexsort((-dur, -recoverable))
+    kept, time = kept[order], time[order]
+    return (
+        _described(found, kept, limits, efficiency[order], device, projected)
+        | _rates(found, kept, count[order], time)
+        | {
+            "rank": np.full(len(kept), rank),
+            "count": count[order],
+            "dur_ns": dur[order],
+            "roofline_ns": np.where(known, np.rint(least), -1).astype(np.int64)[order],
+            "efficiency": efficiency[order],
+            "maf_efficiency": np.where(maf >= 0, maf * count / np.maximum(dur, 1), -1.0)[order],
+            "recoverable_ns": recoverable[order],
+        }
+    )
+
+
+def _calls(work: Work, found: Costing) -> tuple[Int, Int]:
+    """Number of calls and their GPU time, by kind of call."""
+    rows = np.flatnonzero(found.item >= 0)
+    _, dur = call_time(work.take(rows), found.call[rows])
+    _, first = np.unique(found.call[rows], return_index=True)
+    item = found.item[rows[first]]
+    size = len(found.items)
+    return np.bincount(item, minlength=size), sums(item, dur, size)
+
+
+def _rates(found: Costing, kept: Int, count: Int, time: Int) -> dict[str, Any]:
+    """FLOPs and bytes of one call, and how many of them a second were achieved."""
+    costs = [found.items[place].cost for place in kept.tolist()]
+
+    def amounts(name: str) -> Int:
+        return np.array([getattr(cost, name) for cost in costs], dtype=np.int64)
+
+    flops, read, write, link = map(amounts, ("flops", "read_bytes", "write_bytes", "link_bytes"))
+    linked = np.array([cost.link != "" for cost in costs], dtype=bool)
+    rate = count / time * 1e9
+    return {
+        "flops": flops,
+        "read_bytes": read,
+        "write_bytes": write,
+        "link_bytes": link,
+        "flops_per_s": flops * rate,
+        "bytes_per_s": np.where(linked, link, read + write) * rate,
+        "intensity": flops / np.maximum(read + write, 1),
+    }
+
+
+def _described(
+    found: Costing,
+    kept: Int,
+    limits: Bounds,
+    efficiency: Float,
+    device: Device | None,
+    projected: bool,
+) -> dict[str, list[str]]:
+    """The text columns."""
+    items = [found.items[place] for place in kept.tolist()]
+    bound = [BOUNDS[code] for code in limits.bound[kept].tolist()]
+    notes = []
+    for item, limit, reached in zip(items, bound, efficiency.tolist(), strict=True):
+        why = explain(item, limit, device, projected, reached) if device else ""
+        notes.append("; ".join(filter(None, (why, item.note))))
+    return {
+        "name": [item.name for item in items],
+        "shapes": [item.shapes for item in items],
+        "dtype": [item.cost.dtype for item in items],
+        "dims": [" ".join(f"{key}={value}" for key, value in item.cost.dims) for item in items],
+        "bound": bound,
+        "note": notes,
+    }

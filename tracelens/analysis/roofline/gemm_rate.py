@@ -1,0 +1,44 @@
+"""How fast a GPU computes large matrix products in a trace: what the same GPU could do elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.arrays import Bool
+from tracelens.devices.catalogue import Device
+from tracelens.table.groups import codes
+from tracelens.trace.trace import Trace
+
+_LARGE_FLOPS = 20e9
+"""A product of this size keeps all units of a GPU busy for tens of microseconds."""
+_NAMES = ("aten::mm", "aten::addmm")
+
+
+def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
+    """FLOP/s of the large matrix products of a trace, else what the device is known to achieve; 0 if unknown.
+
+    Args:
+        trace: of the rank.
+        device: that it ran on.
+        apart: work that does not count, aligned with the trace's work.
+    """
+    work, events = trace.work, trace.arrays
+    wanted = [code for code, name in enumerate(events.names) if name in _NAMES]
+    rows = np.flatnonzero((work.op >= 0) & ~apart & work.is_kernel)
+    rows = rows[np.isin(events.name[work.op[rows]], wanted)]
+    ops = trace.once(OpCalls)
+    op = np.unique(work.op[rows])
+    group, _ = codes(*ops.keys(op))
+    flops = np.zeros(len(op))
+    for number, at in zip(*np.unique(group, return_index=True), strict=True):
+        cost = ops.cost(int(op[at]))
+        flops[group == number] = cost.flops if cost is not None else 0
+    duration = np.zeros(len(op))
+    np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
+    large = (flops >= _LARGE_FLOPS) & (duration > 0)
+    if large.any():
+        return float(flops[large].sum() / duration[large].sum() * 1e9)
+    if device is None:
+        return 0.0
+    return device.max_achievable("bf16") or device.peak("matrix", "bf16") or 0.0

@@ -1,0 +1,131 @@
+"""How far each op is from what the hardware allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.common.device import choose_device, own_device
+from tracelens.analysis.roofline.bounds import bounds, roofs
+from tracelens.analysis.roofline.costing import costing
+from tracelens.analysis.roofline.coverage import COVERAGE, HOW, UNCOVERED, coverage, uncovered
+from tracelens.analysis.roofline.distance import ROOFLINE, distances
+from tracelens.analysis.roofline.utilisation import UTILISATION, utilisation
+from tracelens.devices.catalogue import Device, match
+from tracelens.guard import Failure
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Table
+from tracelens.table.stack import stack
+from tracelens.trace.activities import Scope, gpu_work
+from tracelens.trace.trace import Trace
+
+_TABLES = {"roofline": ROOFLINE, "utilisation": UTILISATION, "coverage": COVERAGE, "uncovered": UNCOVERED}
+
+
+class RankRoofline(NamedTuple):
+    """The roofline of one rank.
+
+    Attributes:
+        rows: columns of each of _TABLES; empty where the rank has no GPU work.
+        skips: what is not known of it.
+        peaks: the device that sets its bounds.
+        own: the device that it ran on, where that is known.
+        names: of its devices, as the trace has them.
+        projected: whether peaks are another device's than the one that it ran on.
+    """
+
+    rows: dict[str, dict[str, Any]]
+    skips: list[Skip]
+    peaks: Device | None
+    own: Device | None
+    names: tuple[str, ...]
+    projected: bool
+
+
+def of_rank(
+    trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
+) -> RankRoofline:
+    """The roofline of one rank; options as for `roofline`."""
+    chosen, own = choose_device(device, device_file), own_device(trace)
+    names = tuple(trace.meta.devices.values())
+    peaks = chosen or own
+    projected = chosen is not None and any(match(name) != chosen for name in names)
+    work = gpu_work(trace, scope)
+    rank = trace.meta.rank
+    if not len(work.event):
+        skip = Skip(f"rank {rank}", no_gpu_work(trace, scope))
+        return RankRoofline({}, [skip], peaks, own, names, projected)
+    found = costing(trace, work)
+    limits = bounds(found.items, peaks)
+    rows = {
+        "roofline": distances(rank, work, found, limits, peaks, projected),
+        "utilisation": utilisation(trace, work, found, limits.peak),
+        "coverage": coverage(rank, work, found),
+        "uncovered": uncovered(trace, work, found),
+    }
+    skips = [] if peaks else [_no_device(trace)]
+    skips += [Skip("FLOPs and bytes", reason) for reason in found.reasons if isinstance(reason, Failure)]
+    return RankRoofline(rows, skips, peaks, own, names, projected)
+
+
+@analyzer("roofline", title="Roofline", order=45, part=of_rank, slow=True)
+def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
+    """How far is each op from what the hardware allows?
+
+    FLOPs and bytes come from the recorded arguments; the bound is the device that the trace names.
+
+    Args:
+        ranks: from `of_rank`, whose options are: `scope`; `device`, to take the peaks of this device instead
+            (as in `tracelens list devices`); `device_file`, to take them from this TOML file.
+        scope: "all", or "linked" for work whose launch call is in the trace.
+
+    Returns:
+        tables `roofline` (one row a rank, op and arguments), `utilisation` (one a rank and step), `coverage`,
+        `uncovered` and `roofs`. meta: `coverage`, the share of GPU time that is counted or has a named
+        reason; `modelled_fraction`, the share that is counted, and `repeats_fraction`, the part of it that
+        takes its arguments from a repeat; `roofs_of`; `measured_on`; `projected_onto`, where that differs.
+
+    Raises:
+        TracelensError: no such device, or the file is no device file.
+    """
+    parts = [rank.rows for rank in ranks if rank.rows]
+    tables = {name: stack(schema, [rows[name] for rows in parts]) for name, schema in _TABLES.items()}
+    peaks = {rank.peaks.name: rank.peaks for rank in ranks if rank.peaks is not None}
+    own = {rank.own.name: rank.own for rank in ranks if rank.own is not None}
+    tables["roofs"] = roofs(next(iter(peaks.values()), None), own)
+    meta = {
+        "roofs_of": _listed(device.title for device in peaks.values()),
+        "measured_on": _listed(sorted({name for rank in ranks for name in rank.names})),
+    }
+    if any(rank.projected for rank in ranks):
+        meta["projected_onto"] = meta["roofs_of"]
+    skips = list(dict.fromkeys(skip for rank in ranks for skip in rank.skips))
+    return result(tables, skips, scope=scope, **meta, **_shares(tables["coverage"]))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "not known"
+
+
+def _shares(table: Table) -> dict[str, float]:
+    """Shares of all ranks' GPU time, by how it is counted."""
+    how, dur = table.texts("how"), table.array("dur_ns")
+    totals = [int(dur[[text == name for text in how]].sum()) for name in HOW]
+    whole = max(sum(totals), 1)
+    return {
+        "coverage": sum(totals[:3]) / whole,
+        "modelled_fraction": sum(totals[:2]) / whole,
+        "repeats_fraction": totals[1] / whole,
+    }
+
+
+def _no_device(trace: Trace) -> Skip:
+    names = sorted(set(trace.meta.devices.values()))
+    subject = f"rank {trace.meta.rank}: roofline time and efficiency"
+    if trace.meta.on_host:
+        return Skip(subject, "the work is the host's, whose peaks are not known; FLOPs and bytes are counted")
+    if not names:
+        return Skip(subject, "the trace names no device; say which with --device")
+    return Skip(subject, f"no peaks known for {', '.join(names)}; use --device or --device-file")

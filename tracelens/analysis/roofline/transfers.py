@@ -1,0 +1,140 @@
+"""Copies, fills and collectives as calls for the cost models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracelens.analysis.common.integers import integers
+from tracelens.arrays import Int
+from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.table.groups import codes
+from tracelens.table.schema import Table
+from tracelens.trace.activities import Work
+from tracelens.trace.arguments import short_dtype
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.trace import Trace
+
+Found = tuple[str, str, OpCost]
+"""Name, arguments as text and cost of a call."""
+
+_DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
+_NO_LETTERS = re.compile(r"[^a-z]")
+
+
+def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, Found | str]]:
+    """Copies and fills by the copy engines, those of one name and size together.
+
+    Yields:
+        (positions in `work`, kind - htod, dtoh, ptop, dtod or memset -, cost or why it is not known).
+    """
+    rows = np.flatnonzero(~work.is_kernel)
+    sizes = trace.tables["events"].array("bytes")[work.event[rows]]
+    memset = WORK_KINDS.index("memset")
+    group, (name, kind, size) = codes(work.name[rows], work.kind[rows], sizes)
+    for place in range(len(name)):
+        label = work.names[name[place]]
+        what = "memset" if kind[place] == memset else direction(label)
+        mine = rows[group == place]
+        if size[place] < 0:
+            yield mine, what, "size of the copy not recorded"
+        else:
+            yield mine, what, (label, f"{size[place]:,} bytes", copy_cost(what, int(size[place])))
+
+
+def direction(name: str) -> str:
+    """htod, dtoh, ptop or dtod, from the name that a profiler gives a copy; dtod where it does not say."""
+    found = _DIRECTION.search(_NO_LETTERS.sub("", name.lower()))
+    return f"{found[1][0]}to{found[2][0]}" if found else "dtod"
+
+
+def copy_cost(what: str, size: int) -> OpCost:
+    """Cost of a copy or fill of so many bytes."""
+    model = find(f"memcpy::{what}" if what != "memset" else "memset::device") or find("memcpy::dtod")
+    assert model is not None  # the models are tracelens's own
+    return model.count(OpCall(model.name, [[size]], ["u8"]))
+
+
+def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
+    """Communication kernels with the record that the profiler made of their sizes.
+
+    Yields:
+        (positions in `work`, cost or why it is not known).
+    """
+    table = trace.tables["collectives"]
+    if not len(table):
+        return
+    place = trace.arrays.places(work.event)
+    kernel = table.array("kernel_id")
+    row = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
+    recorded = np.flatnonzero(row >= 0)
+    recorded = recorded[np.argsort(row[recorded], kind="stable")]
+    places, first = np.unique(row[recorded], return_index=True)
+    for at, records in zip(places.tolist(), np.split(recorded, first[1:]), strict=False):
+        # Several records of one kernel are one launch of several sends and receives.
+        parts = [_collective(table, record, trace.meta.rank) for record in records.tolist()]
+        yield np.array([at]), _together(parts)
+
+
+def _together(parts: list[Found | str]) -> Found | str:
+    counted = [part for part in parts if not isinstance(part, str)]
+    if len(counted) < len(parts):
+        return next(part for part in parts if isinstance(part, str))
+    name, text, cost = counted[0]
+    for _, more, other in counted[1:]:
+        text = f"{text} {more}"
+        cost = cost._replace(
+            read_bytes=cost.read_bytes + other.read_bytes,
+            write_bytes=cost.write_bytes + other.write_bytes,
+            link_bytes=cost.link_bytes + other.link_bytes,
+        )
+    return name, text, cost
+
+
+def _collective(table: Table, record: int, rank: int) -> Found | str:
+    """One record of the collectives table."""
+
+    def text(column: str) -> str:
+        return table.texts(column, [record])[0]
+
+    def number(column: str) -> int:
+        return int(table.array(column)[record])
+
+    name = text("collective")
+    model = find(f"collective::{name}")
+    if model is None:
+        return f"collective {name!r} is not known"
+    sizes = [number("in_bytes"), number("out_bytes")]
+    if min(sizes) < 0:
+        return "size of the collective not recorded"
+    group = number("group_size")
+    place = _place(text("group_ranks"), rank)
+    splits = zip((text("in_split"), text("out_split")), sizes, strict=True)
+    values = [str(group), *(_to_others(split, place, size) for split, size in splits)]
+    call = OpCall(f"collective::{name}", [[size] for size in sizes], ["u8", "u8"], values)
+    try:
+        cost = model.count(call)
+    except Uncounted as why:
+        return why.reason
+    dtype = short_dtype(text("dtype"))
+    shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {group} ranks"
+    return (
+        f"{name} ({text('group_description') or 'group ' + text('group')})",
+        shown,
+        cost._replace(dtype=dtype),
+    )
+
+
+def _to_others(split: str, place: int, size: int) -> str:
+    """Bytes of a message that are for (or from) other ranks, by its split sizes; "" where not known."""
+    parts = integers(split)
+    if not 0 <= place < len(parts) or sum(parts) <= 0:
+        return ""
+    return str(size - size * parts[place] // sum(parts))
+
+
+def _place(ranks: str, rank: int) -> int:
+    numbers = integers(ranks)
+    return numbers.index(rank) if rank in numbers else -1

@@ -1,0 +1,77 @@
+"""Model FLOPs utilisation of the steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analysis.common.recompute import recomputed
+from tracelens.analysis.roofline.costing import Costing
+from tracelens.arrays import Float
+from tracelens.table.schema import Column, Schema
+from tracelens.trace.activities import Work
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+
+UTILISATION = Schema(
+    "Utilisation of the matrix units",
+    (
+        Column("rank", "int64"),
+        Column("step", "str"),
+        Column("dur_ns", "int64", "ns", "wall time of the step"),
+        Column("flops", "float64", "flops", "of matrix products, convolutions and attention"),
+        Column(
+            "recompute_flops", "float64", "flops", "of these, forward work done again in the backward pass"
+        ),
+        Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
+        Column("mfu", "float64", "ratio", "model FLOPs utilisation: without recompute, of peak"),
+        Column("hfu", "float64", "ratio", "hardware FLOPs utilisation: with recompute, of peak"),
+    ),
+    doc="Each element type counts against its own peak; nothing where the device is not known. Vector work "
+    "is not counted, as is usual for this figure.",
+)
+
+
+def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict[str, Any]:
+    """Rows of UTILISATION for one rank.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work.
+        costing: how it was counted.
+        peak: FLOP/s per kind of call, 0 where not known (see Bounds.peak).
+    """
+    steps = find_steps(trace, work)
+    # One entry a call: where it begins, and what it is.
+    counted = np.flatnonzero(costing.item >= 0)
+    _, first = np.unique(costing.call[counted], return_index=True)
+    calls = counted[first]
+    item = costing.item[calls]
+    costs = [entry.cost for entry in costing.items]
+    amount = np.array([cost.flops if cost.engine == "matrix" else 0 for cost in costs], dtype=float)
+    flops = amount[item] if len(costs) else np.empty(0)
+    at_peak = np.divide(flops, peak[item], out=np.zeros(len(item)), where=peak[item] > 0)
+    known = not len(costs) or bool((peak[amount > 0] > 0).all())
+    again = trace.once(recomputed)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
+    step = np.clip(
+        np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1
+    )
+    number = len(steps.labels)
+
+    def total(values: NDArray[Any]) -> Float:
+        return np.bincount(step, weights=values, minlength=number).astype(np.float64)
+
+    dur = np.diff(steps.edges)
+    seconds = np.maximum(dur, 1) / 1e9
+    return {
+        "rank": np.full(number, trace.meta.rank),
+        "step": steps.labels,
+        "dur_ns": dur,
+        "flops": total(flops),
+        "recompute_flops": total(flops * again),
+        "flops_per_s": total(flops) / seconds,
+        "mfu": total(at_peak * ~again) / seconds if known else np.full(number, -1.0),
+        "hfu": total(at_peak) / seconds if known else np.full(number, -1.0),
+    }

@@ -1,0 +1,197 @@
+"""The labelled steps of one serving rank: the part that travels to where ranks are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from tracelens.analysis.comm.records import RankComms, comms
+from tracelens.analysis.serving.labels import Label, grammar
+from tracelens.arrays import Bool, Int
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.intervals import union
+from tracelens.trace.trace import Events, Trace
+
+T = TypeVar("T")
+
+_HOST_KINDS = ("annotation", "slice", "op")
+_GRAPH_LAUNCH = "GraphLaunch"
+
+
+class Step(NamedTuple):
+    """One forward pass of a rank.
+
+    Attributes:
+        label: what the program says of it.
+        eager: it launched its kernels one by one, by its label or else by its launch calls.
+        graph: it replayed a graph; neither where nothing tells.
+        start, end: ns, from the first to the last of its kernels; of its mark where none is linked to it.
+        halves: tokens of the halves under two-batch overlap, as far as they are labelled.
+        comm_ns: communication between start and end; -1 but for two-batch overlap.
+        hidden_ns: of that, beside computation.
+    """
+
+    label: Label
+    eager: bool
+    graph: bool
+    start: int
+    end: int
+    halves: tuple[int, ...]
+    comm_ns: int
+    hidden_ns: int
+
+    @property
+    def dur_ns(self) -> int:
+        """Its duration."""
+        return self.end - self.start
+
+    @property
+    def two_batches(self) -> bool:
+        """Whether it ran as two overlapped batches."""
+        return self.label.tbo or len(self.halves) > 1
+
+
+class RankSteps(NamedTuple):
+    """The steps of one rank in order, and its communication where it has steps: that aligns the clocks."""
+
+    rank: int
+    comms: RankComms | None
+    steps: list[Step]
+
+
+class _Marks(NamedTuple):
+    """Labelled ranges in order of start: code of their names, ns."""
+
+    name: Int
+    start: Int
+    end: Int
+
+
+def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
+    """The labelled steps of one rank.
+
+    Args:
+        trace: of the rank.
+        scope: which GPU work counts, see work.Scope.
+    """
+    events, rank = trace.arrays, trace.meta.rank
+    there, labels = events.where(*_HOST_KINDS), grammar().step
+    codes = _read(events, there, labels)
+    chosen = there & _named(events, codes)
+    if not codes:  # recorded without the CPU: what the profiler drew of the marks on the GPU
+        there = events.where("gpu_annotation")
+        codes = _read(events, there, labels)
+        chosen = _one_lane(events, there & _named(events, codes))
+    if not codes:
+        return RankSteps(rank, None, [])
+    work, marks = gpu_work(trace, scope), _outermost(events, chosen)
+    found = _steps(events, work, marks, [codes[code] for code in marks.name.tolist()])
+    halves = _halves(events, there, marks)
+    found = [step._replace(halves=some) for step, some in zip(found, halves, strict=True)]
+    return RankSteps(rank, comms(trace, scope=scope), _in_window(trace, _overlapped(work, found)))
+
+
+def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:
+    """What the reader makes of the names of these events, by code; without the names it cannot read."""
+    used = np.flatnonzero(np.bincount(events.name[where], minlength=1))
+    found = ((code, reader(events.names[code])) for code in used.tolist())
+    return {code: what for code, what in found if what is not None}
+
+
+def _named(events: Events, codes: Mapping[int, object]) -> Bool:
+    chosen = np.zeros(len(events.names) + 1, dtype=bool)
+    chosen[list(codes)] = True
+    mask: Bool = chosen[events.name]
+    return mask
+
+
+def _one_lane(events: Events, chosen: Bool) -> Bool:
+    """Of marks on several streams, those of the stream with most of them: each shows every step."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return chosen
+    lanes = np.stack((events.pid[rows], events.tid[rows]), axis=1)
+    _, lane, count = np.unique(lanes, axis=0, return_inverse=True, return_counts=True)
+    kept = np.zeros_like(chosen)
+    kept[rows[lane.ravel() == np.argmax(count)]] = True
+    return kept
+
+
+def _outermost(events: Events, chosen: Bool) -> _Marks:
+    """The chosen events in order of start, without those inside another."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
+    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(events.end[rows])[:-1]))
+    rows = rows[(events.end[rows] > before) | (events.start[rows] >= before)]
+    return _Marks(events.name[rows], events.start[rows], events.end[rows])
+
+
+def _place(marks: _Marks, times: Int) -> Int:
+    """In which mark each time lies, -1 for none."""
+    place = np.searchsorted(marks.start, times, side="right") - 1
+    inside = (place >= 0) & (times < np.maximum(marks.end, marks.start + 1)[np.maximum(place, 0)])
+    return np.where(inside, place, -1)
+
+
+def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -> list[Step]:
+    """The steps of these marks, each from its first kernel to its last one."""
+    mine = work.take(work.is_kernel & (work.launch >= 0))
+    place = _place(marks, events.start[mine.launch])
+    mine, place = mine.take(place >= 0), place[place >= 0]
+    first = np.full(len(labels), np.iinfo(np.int64).max)
+    last = np.full(len(labels), np.iinfo(np.int64).min)
+    np.minimum.at(first, place, mine.start)
+    np.maximum.at(last, place, mine.end)
+    replays = np.array([_GRAPH_LAUNCH in name for name in events.names] or [False])
+    replayed = np.zeros(len(labels), dtype=bool)
+    replayed[place[replays[events.name[mine.launch]]]] = True
+    launched = last >= first
+    start, end = np.where(launched, first, marks.start), np.where(launched, last, marks.end)
+    runs = [
+        label.run or ("graph" if graph else "eager" if some else "")
+        for label, graph, some in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
+    ]
+    rows = zip(labels, runs, start.tolist(), end.tolist(), strict=True)
+    return [
+        Step(label, run == "eager", run == "graph", low, high, (), -1, -1) for label, run, low, high in rows
+    ]
+
+
+def _halves(events: Events, there: Bool, marks: _Marks) -> list[tuple[int, ...]]:
+    """Tokens of the labelled halves of each step, by their number."""
+    found: list[dict[int, int]] = [{} for _ in marks.start]
+    codes = _read(events, there, grammar().half)
+    rows = np.flatnonzero(there & _named(events, codes)) if codes else np.empty(0, dtype=np.int64)
+    for place, code in zip(
+        _place(marks, events.start[rows]).tolist(), events.name[rows].tolist(), strict=True
+    ):
+        if place >= 0:
+            number, tokens = codes[code]
+            found[place][number] = max(tokens, found[place].get(number, tokens))
+    return [tuple(some[number] for number in sorted(some)) for some in found]
+
+
+def _overlapped(work: Work, steps: list[Step]) -> list[Step]:
+    """The steps, those with two-batch overlap with their communication and what computation hides of it."""
+    rows = [row for row, step in enumerate(steps) if step.two_batches]
+    if not rows:
+        return steps
+    start, end = (np.array([getattr(steps[row], name) for row in rows]) for name in ("start", "end"))
+    comm, computation = work.union("comm"), work.union("computation")
+    both = union(*(np.concatenate(pair) for pair in zip(comm, computation, strict=True)))
+    in_comm, in_computation, in_both = (part.covered(start, end) for part in (comm, computation, both))
+    found = list(steps)
+    for place, row in enumerate(rows):
+        hidden = int(in_comm[place] + in_computation[place] - in_both[place])
+        found[row] = steps[row]._replace(comm_ns=int(in_comm[place]), hidden_ns=hidden)
+    return found
+
+
+def _in_window(trace: Trace, steps: list[Step]) -> list[Step]:
+    """The steps that belong to the chosen step of the profiler, where one is chosen."""
+    if trace.window is None:
+        return steps
+    low, high = trace.window.start, trace.window.end
+    return [step for step in steps if low <= step.start < high]

@@ -1,0 +1,288 @@
+"""What one rank did between its communication kernels: the part that travels to where ranks are compared."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.comm.records import RankComms, comms
+from tracelens.analysis.host.idle import CAUSES, Explained, Gaps, causes, find_gaps, host_names, waiting_calls
+from tracelens.analysis.host.reads import reads
+from tracelens.analysis.host.stacks import threads
+from tracelens.arrays import Bool, Float, Int
+from tracelens.table.groups import codes, sums
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.arguments import describe
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.intervals import Union, shares, union
+from tracelens.trace.trace import Trace
+
+TIMES = ("work", "comm", "late", "blocked", "garbage", "other")
+"""What the time of a piece is: GPU work that is no communication; communication beside which there is none;
+idle for a late launch, a blocking call, a garbage collection, or anything else."""
+
+WORK, COMM, LATE, BLOCKED, GARBAGE, OTHER = range(len(TIMES))
+
+# After a call that blocked, the host takes this long at most to launch again. An idle GPU beyond that has
+# another reason than the call.
+RESTART_NS = 100_000
+# A host that does the work itself does not wait where it reads a value, and one read takes no time. Where it
+# reads so many in one gap it is in a loop of them, and that is what it does from the first to the last.
+_LOOP = 10
+_HOST = ("host late", "blocking call", "garbage collection")
+
+
+class Key(NamedTuple):
+    """Work that is the same on every rank: an op with its arguments, or where these are missing a kernel.
+
+    Attributes:
+        op: name, "" where there is none.
+        arguments: shapes and types as text, "" where none were recorded.
+        kernel: name of the kernel and number of its blocks, "" where the arguments say it all.
+    """
+
+    op: str
+    arguments: str
+    kernel: str
+
+
+class Segments(NamedTuple):
+    """The time of one rank, cut at each start and end of its communication kernels.
+
+    Piece i is [edges[i], edges[i + 1]); the first one begins with the recording.
+
+    Attributes:
+        comms: its communication.
+        edges: ns, ascending; empty where it does not communicate.
+        time: ns of each piece (rows) by TIMES (columns); a row adds up to the piece.
+        host: what the host was in, by piece and TIMES: code into `texts`, -1 if unknown.
+        longest: ns of the longest gap, whose host that is.
+        texts: of `host`.
+        piece: of each row of the work table, ascending.
+        key: of the same, code into `keys`.
+        calls: calls of that key in that piece; one that crosses a border counts for its share.
+        ns: of the same, time that is nobody else's.
+        keys: all of them.
+        launch: start of the launch call of each communication kernel, -1 if not in the trace.
+        beside: whether other work was running when that kernel began.
+        blocked: ns that the host had sat in blocking calls before that launch, since the first edge.
+        on_host: whether the work is the host's.
+    """
+
+    comms: RankComms
+    edges: Int
+    time: Int
+    host: Int
+    longest: Int
+    texts: list[str]
+    piece: Int
+    key: Int
+    calls: Float
+    ns: Int
+    keys: list[Key]
+    launch: Int
+    beside: Bool
+    blocked: Int
+    on_host: bool = False
+
+
+class _Gap(NamedTuple):
+    """Idle time: its piece, kind among TIMES, ns, and event row of what the host was in."""
+
+    piece: Int
+    kind: Int
+    ns: Int
+    host: Int
+
+
+def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
+    """What a rank did between its communication kernels.
+
+    Args:
+        trace: of the rank.
+        scope: which GPU work counts, see work.Scope.
+    """
+    work, talk = gpu_work(trace, scope), comms(trace, scope=scope)
+    if not len(talk.start):
+        return _silent(talk)
+    begin = trace.window.start if trace.window else int(trace.arrays.start.min())
+    edges = np.unique(np.concatenate(([begin], talk.start, talk.end)))
+    edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
+    time = np.zeros((len(edges) - 1, len(TIMES)), dtype=np.int64)
+    is_comm = work.kind == WORK_KINDS.index("comm")
+    blocking = waiting_calls(trace, work)
+    waited = ~work.is_kernel & (work.launch >= 0) & blocking[work.launch]
+    kind = np.where(is_comm, COMM, np.where(waited, BLOCKED, WORK))
+    order = np.where(is_comm, 2, (work.kind != WORK_KINDS.index("computation")).astype(np.int64))
+    row, piece, ns = shares(work.start, work.end, order, edges)
+    some = ns > 0
+    row, piece, ns = row[some], piece[some], ns[some]
+    np.add.at(time, (piece, kind[row]), ns)
+    gap = _gaps(trace, work, edges)
+    np.add.at(time, (gap.piece, gap.kind), gap.ns)
+    host, longest, texts = _hosts(trace, gap, time.shape)
+    mine = kind[row] == WORK
+    table = _work(trace, work, row[mine], piece[mine], ns[mine])
+    launch = work.asked[is_comm]
+    called = np.where(launch >= 0, trace.arrays.start[np.maximum(launch, 0)], -1)
+    others = union(work.start[~is_comm], work.end[~is_comm])
+    # A host that works itself asks for nothing ahead of its other work.
+    beside = (others.covered(talk.start - 1, talk.start + 1) == 2) & (not work.on_host)
+    sat = _blocked(trace, work, blocking)
+    blocked = np.maximum(sat.covered_before(called) - sat.covered_before(edges[:1]), 0)
+    return Segments(talk, edges, time, host, longest, texts, *table, called, beside, blocked, work.on_host)
+
+
+def _blocked(trace: Trace, work: Work, blocking: Bool) -> Union:
+    """When a thread that launches work sat in a blocking call."""
+    rows = _launching(trace, work, blocking)
+    return union(trace.arrays.start[rows], trace.arrays.end[rows])
+
+
+def _launching(trace: Trace, work: Work, chosen: Bool) -> Int:
+    """Rows of the chosen events on threads that launch work."""
+    thread = threads(trace.arrays)
+    rows = np.flatnonzero(chosen)
+    return rows[np.isin(thread[rows], np.unique(thread[work.asked[work.asked >= 0]]))]
+
+
+def _silent(talk: RankComms) -> Segments:
+    """The part of a rank that does not communicate."""
+    none = np.empty(0, dtype=np.int64)
+    table, no = none.reshape(0, len(TIMES)), none.astype(bool)
+    return Segments(talk, none, table, table, table, [], none, none, np.empty(0), none, [], none, no, none)
+
+
+def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
+    """Idle time, each gap split into what was waited for."""
+    gaps = find_gaps(work, np.array([edges[0], edges[0]]))
+    # What precedes the first work has a cause as well here: all ranks had the time since recording began.
+    gaps = gaps._replace(before=np.maximum(gaps.before, 0))
+    inside = gaps.end <= edges[-1]
+    gaps = type(gaps)(*(values[inside] for values in gaps))
+    found = causes(trace, work, gaps)
+    found = _with_reads(trace, work, gaps, found) if work.on_host else found
+    piece = np.searchsorted(edges, gaps.start, side="right") - 1
+    parts = _split(found, gaps.end - gaps.start, 0 if work.on_host else RESTART_NS)
+    hosts = {LATE: found.busy, BLOCKED: found.blocked, GARBAGE: found.collected, OTHER: found.busy}
+    return _Gap(
+        np.tile(piece, len(parts)),
+        np.repeat(list(parts), len(piece)),
+        np.concatenate(list(parts.values())),
+        np.concatenate([hosts[kind] for kind in parts]),
+    )
+
+
+def _with_reads(trace: Trace, work: Work, gaps: Gaps, found: Explained) -> Explained:
+    """The causes of a host's gaps, with the reads in them as its blocking calls."""
+    events = trace.arrays
+    rows = _launching(trace, work, reads(trace))
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    if not len(rows):
+        return found
+    sat = union(events.start[rows], events.end[rows])
+    asked = np.where(gaps.after >= 0, work.asked[np.maximum(gaps.after, 0)], -1)
+    called = np.where(asked >= 0, events.start[np.maximum(asked, 0)], gaps.end)
+    end = np.clip(called, gaps.start, gaps.end)
+    begins, ends = np.searchsorted(sat.start, gaps.start), np.searchsorted(sat.end, end, side="right")
+    most = len(sat.start) - 1
+    looped = sat.end[np.clip(ends - 1, 0, most)] - sat.start[np.clip(begins, 0, most)]
+    ns = np.where(ends - begins >= _LOOP, looped, sat.covered(gaps.start, end))
+    first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
+    return found._replace(blocked=np.where(ns > 0, first, -1), blocked_ns=ns)
+
+
+def _split(found: Explained, ns: Int, restart: int) -> dict[int, Int]:
+    """The time of each gap by what was waited for.
+
+    A blocking call is on every rank where the program synchronises, so what matters is how long it kept the
+    GPU idle, and not whether there was one.
+    """
+    names = list(CAUSES)
+    by_host = np.isin(found.cause, [names.index(name) for name in _HOST])
+    garbage = np.minimum(found.collected_ns, ns)
+    blocked = np.where(found.blocked >= 0, np.minimum(found.blocked_ns + restart, ns - garbage), 0)
+    late = np.where(by_host, ns - garbage - blocked, 0)
+    return {LATE: late, BLOCKED: blocked, GARBAGE: garbage, OTHER: np.where(by_host, 0, ns)}
+
+
+def _hosts(trace: Trace, gap: _Gap, shape: tuple[int, ...]) -> tuple[Int, Int, list[str]]:
+    """Of each piece and kind: what the host was in during the longest gap, that gap's ns, and the texts."""
+    cell = gap.piece * shape[1] + gap.kind
+    order = np.argsort(gap.ns, kind="stable")
+    order = order[gap.ns[order] > 0]
+    last = np.full(shape[0] * shape[1], -1, dtype=np.int64)
+    last[cell[order]] = order  # the last write stays: the longest
+    shown = np.flatnonzero(last >= 0)
+    picked = last[shown]
+    name, op, names = host_names(trace, gap.host[picked])
+    pair, (name, op) = codes(name, op)
+    place: dict[str, int] = {}
+    code = np.array(
+        [
+            place.setdefault(_host_text(names[one], names[other]), len(place))
+            for one, other in zip(name.tolist(), op.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    host, longest = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    if len(shown):
+        host.flat[shown], longest.flat[shown] = code[pair], gap.ns[picked]
+    return host, longest, list(place)
+
+
+def _host_text(name: str, op: str) -> str:
+    return f"{name} in {op}" if op and op != name else name
+
+
+def _work(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> tuple[Int, Int, Float, Int, list[Key]]:
+    """The work table: piece, key, calls, ns, and the keys; from the shares of single kernels."""
+    key, keys, has_arguments = _keys(trace, work)
+    # A call may have several kernels; together they are one.
+    of_call = np.zeros(len(trace.arrays.start), dtype=np.int64)
+    counted = np.flatnonzero(has_arguments & (work.kind != WORK_KINDS.index("comm")))
+    np.add.at(of_call, work.op[counted], work.dur[counted])
+    whole = np.where(has_arguments, of_call[np.maximum(work.op, 0)], work.dur)
+    group, (pieces, key) = codes(piece, key[row])
+    calls = np.zeros(len(pieces))
+    np.add.at(calls, group, ns / np.maximum(whole[row], 1))
+    used, code = np.unique(key, return_inverse=True)
+    return pieces, code.astype(np.int64), calls, sums(group, ns, len(pieces)), [keys[one] for one in used]
+
+
+def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
+    """Key of each piece of GPU work, all keys, and whether the op's arguments are recorded."""
+    events, ops = trace.arrays, trace.tables["ops"]
+    place = np.full(len(events.start), -1, dtype=np.int64)
+    place[ops.array("event_id")] = np.arange(len(ops))
+    at = np.where(work.op >= 0, place[np.maximum(work.op, 0)], -1)
+    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
+    recorded = [np.where(at >= 0, column.codes[at] if len(ops) else -1, -1) for column in (shapes, dtypes)]
+    argument, (shape, dtype) = codes(*recorded)
+    texts = [
+        describe(shapes.values[one], dtypes.values[other]) if one >= 0 else ""
+        for one, other in zip(shape.tolist(), dtype.tolist(), strict=True)
+    ]
+    has = np.array([bool(text) for text in texts], dtype=bool)[argument]
+    op = np.where(work.op >= 0, events.name[np.maximum(work.op, 0)], -1)
+    blocks = trace.tables["events"].array("blocks")[work.event]
+    group, (op, argument, kernel, blocks) = codes(
+        op, np.where(has, argument, -1), np.where(has, -1, work.name), np.where(has, -1, blocks)
+    )
+    columns = (values.tolist() for values in (op, argument, kernel, blocks))
+    keys = [
+        Key(
+            events.names[one] if one >= 0 else "",
+            texts[two] if two >= 0 else "",
+            _kernel(events.names, three, four),
+        )
+        for one, two, three, four in zip(*columns, strict=True)
+    ]
+    return group, keys, has
+
+
+def _kernel(names: list[str], name: int, blocks: int) -> str:
+    if name < 0:
+        return ""
+    return f"{names[name]} x {blocks:,} blocks" if blocks >= 0 else names[name]

@@ -1,0 +1,1 @@
+"""`tracelens project`: memory, pipeline and what-if projections."""

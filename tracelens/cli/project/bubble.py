@@ -1,0 +1,38 @@
+"""`tracelens project bubble`: how much of its time a pipeline stands idle, by the closed forms."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracelens.cli.common import check_outputs
+from tracelens.cli.project.common import Json, Output, tell
+
+
+def bubble(
+    pp: Annotated[int, typer.Option(help="Pipeline stages.", show_default=False)],
+    global_tokens: Annotated[int, typer.Option(help="Tokens of a step on all GPUs.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Machines.", show_default=False)],
+    seq: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
+    mbs: Annotated[int, typer.Option(help="Sequences of a micro-batch.")] = 1,
+    vpp: Annotated[int, typer.Option(help="Chunks of the model on each stage.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of a machine.")] = 8,
+    cp: Annotated[int, typer.Option(help="Ranks that share a sequence.")] = 1,
+    tp: Annotated[int, typer.Option(help="Ranks that share each matrix.")] = 1,
+    output: Output = None,
+    json_output: Json = False,
+) -> None:
+    """Idle time of a pipeline's stages, as a share of the whole and of the ideal time.
+
+    For example:
+
+    tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
+    """
+    check_outputs(output or ())
+    from tracelens.planner.bubble import Batch
+    from tracelens.planner.bubble import bubble as project
+
+    result = project(Batch(pp, global_tokens, seq, nodes, mbs, gpus_per_node, cp, tp), vpp)
+    share = result.data["bubble"].array("fraction")[0]
+    tell(result, f"bubble: {share:.2%} of the time at VPP {vpp}", output, json_output)

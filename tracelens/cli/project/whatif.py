@@ -1,0 +1,65 @@
+"""`tracelens project whatif`: the step time of a recorded run if something were otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tracelens.cli.common import Device, DeviceFile, Limit, Partial, Paths, check_outputs, options, progress
+from tracelens.cli.common import ScopeChoice as _Scope
+from tracelens.cli.project.common import Json, Output, tell
+
+
+def whatif(
+    paths: Paths,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scenario",
+            help="What would be otherwise: NAME, NAME=VALUE, or A+B for both, applied in this order; see "
+            "`tracelens list scenarios`. May be given several times. Without it, all that need no value.",
+            metavar="TEXT",
+            show_default=False,
+        ),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="The step that is looked at: 2 for ProfilerStep#2, all for all steps together. Without it, "
+            "the one of median duration; of a serving engine all.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = None,
+    device_file: DeviceFile = None,
+    partial: Partial = False,
+    _limit: Limit = None,
+    output: Output = None,
+    json_output: Json = False,
+) -> None:
+    """Replay a recorded run as if something were otherwise: its step time, and what it would wait for.
+
+    For example:
+
+    tracelens project whatif traces/
+
+    tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
+
+    tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
+    """
+    check_outputs(output or (), [*paths, *filter(None, [device_file])])
+    options(_Scope.all, device, device_file)
+    import tracelens
+    from tracelens.what_if.scenario import wish
+
+    for text in scenario or ():
+        wish(text)
+    with progress() as line:
+        run = tracelens.load(*paths, partial=partial, progress=line)
+        result = tracelens.whatif(
+            run, scenario or (), step=step, device=device, device_file=device_file, progress=line
+        )
+    inputs = [trace.meta.path for trace in run.traces]
+    title = f"whatif: {result.meta['base_ns'] / 1e6:,.3f} ms as measured"
+    tell(result, title, output, json_output, inputs)

@@ -1,0 +1,1 @@
+"""`tracelens workload`: run the bundled MoE workload and record traces of it."""

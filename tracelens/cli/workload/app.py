@@ -1,0 +1,154 @@
+"""`tracelens workload`: run the bundled Mixture-of-Experts training and record traces of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracelens.cli.common import say
+from tracelens.cli.workload import ladder as workload_ladder
+from tracelens.cli.workload import serve as workload_serve
+from tracelens.cli.workload.common import (
+    Assignments,
+    Device,
+    Layers,
+    Output,
+    Preset,
+    Scrub,
+    Stack,
+    assigned,
+    torch_part,
+    with_settings,
+)
+
+app = typer.Typer(
+    name="workload",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+def _settings() -> dict[str, str]:
+    """Each field of a run's layout, training and toggles, with its help."""
+    from tracelens.planner.config.config import HELP, PARTS
+
+    return {
+        item.name: HELP[item.name]
+        for part in ("layout", "training", "toggles")
+        for item in fields(PARTS[part])
+    }
+
+
+@app.callback(invoke_without_command=True)
+def workload(context: typer.Context) -> None:
+    """Train the bundled MoE model and record traces of it."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+Inject = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Make a rank late, as in --inject rank=3,kind=host_delay,ms=4; may be repeated. Kinds: "
+        "host_delay, blocking_call and gc with ms, token_skew with factor, slow_kernels with processes.",
+        metavar="FAULT",
+        show_default=False,
+    ),
+]
+
+
+def run(
+    *,
+    preset: Preset = "tiny",
+    output: Output = None,
+    layers: Layers = None,
+    assignments: Assignments = None,
+    device: Device = None,
+    steps: Annotated[int, typer.Option(help="Training steps, at least up to the end of the recording.")] = 10,
+    profile_start: Annotated[int, typer.Option(help="First recorded step, counted from 0.")] = 8,
+    profile_end: Annotated[int, typer.Option(help="The step after the last recorded one.")] = 10,
+    stack: Stack = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record allocations.")] = False,
+    scrub: Scrub = False,
+    inject: Inject = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **settings: str | None,
+) -> None:
+    """Train the reference model for some steps, and record a trace a rank.
+
+    Every optimisation is an option of its own, off unless asked for. For example:
+
+    tracelens workload run --preset tiny --ranks 2 -o traces/
+
+    tracelens workload run --preset small --ranks 8 --experts grouped --sync-free 2 -o traces/
+
+    With a known culprit, which `tracelens analyze stragglers` must find:
+
+    tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
+    """
+    from tracelens.planner.config.config import override
+    from tracelens.planner.config.config import preset as named
+    from tracelens.workload.faults import Fault
+
+    config = override(named(preset), assigned(settings, layers, assignments))
+    faults = tuple(Fault.parse(text) for text in inject or [])
+    launch = torch_part("launch")
+    job = launch.Job(config, output, device, steps, profile_start, profile_end, stack, memory, scrub, faults)
+    found = launch.summary(job, launch.run_job(job))
+    if json_output:
+        print(json.dumps(found | {"config": config.as_dict()}, indent=1))
+    else:
+        _tell(preset, found, output)
+
+
+app.command("run")(with_settings(run, _settings()))
+app.command("ladder")(with_settings(workload_ladder.ladder, _settings()))
+app.command("serve")(with_settings(workload_serve.serve, workload_serve.settings()))
+
+
+def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
+    """Print what a run came to."""
+    changed = " ".join(f"{name}={value}" for name, value in found["toggles"].items())
+    say(f"{preset} on {found['ranks']} x {found['device']}: {changed or 'baseline'}")
+    if found["step_ms"] is None:
+        say("no step was timed: all were recorded or at the start; give more --steps")
+    else:
+        memory = f", {found['peak_bytes'] / 1e9:.2f} GB at most" if found["peak_bytes"] else ""
+        say(
+            f"{found['step_ms']:.1f} ms a step (median of {found['timed_steps']}), "
+            f"{found['tokens_per_s']:,.0f} tokens/s{memory}, loss {found['loss'][-1]:.3f}"
+        )
+    if output is not None:
+        say(f"traces in {output}: tracelens report {output}")
+
+
+def models() -> list[tuple[str, ...]]:
+    """Names and sizes of the presets, with a line of headings."""
+    from tracelens.planner.config.model import MODELS
+
+    heads = (
+        "name",
+        "layers",
+        "dense",
+        "hidden",
+        "heads",
+        "attention",
+        "experts",
+        "top k",
+        "expert ffn",
+        "vocab",
+    )
+    rows = [
+        (
+            name,
+            *map(str, (one.layers, one.dense_layers, one.hidden, one.heads)),
+            one.attention,
+            *map(str, (one.experts_count, one.top_k, one.expert_ffn, one.vocab)),
+        )
+        for name, one in MODELS.items()
+    ]
+    return [heads, *rows]

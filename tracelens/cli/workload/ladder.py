@@ -1,0 +1,167 @@
+"""`tracelens workload ladder`: optimisations one on top of the other, and what each of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracelens.cli.common import check_outputs, deliver, progress, say
+from tracelens.cli.workload.common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
+from tracelens.errors import TracelensError
+
+if TYPE_CHECKING:
+    from tracelens.table.result import Report
+    from tracelens.workload.ladder import Rung
+
+Traces = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DIR", help="New folder for the traces, one folder in it a rung.", show_default=False
+    ),
+]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", help="Run nothing: report on the ladder in this folder.", metavar="DIR", show_default=False
+    ),
+]
+Output = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Where to write the report: .html, .md, .json, .xlsx, or a directory for CSV. May be given "
+        "several times. Without it the report is printed.",
+        show_default=False,
+    ),
+]
+Rungs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rung",
+        help="A rung of your own, as in 'grouped: experts=grouped'; repeat it for more, in order. A baseline "
+        "that adds nothing comes first.",
+        metavar="TEXT",
+        show_default=False,
+    ),
+]
+File = Annotated[
+    Path | None,
+    typer.Option("--rungs", help="Take the rungs from a TOML file.", metavar="FILE", show_default=False),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(help="Leave this rung out; repeat it for more.", metavar="NAME", show_default=False),
+]
+
+
+def ladder(
+    traces: Traces = None,
+    *,
+    source: From = None,
+    output: Output = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with every table in full.")
+    ] = False,
+    preset: Preset = "tiny",
+    rung: Rungs = None,
+    file: File = None,
+    without: Without = None,
+    layers: Layers = None,
+    assignments: Assignments = None,
+    device: Device = None,
+    timed: Annotated[int, typer.Option(help="Steps of each rung that are timed, without the profiler.")] = 10,
+    recorded: Annotated[int, typer.Option(help="Steps of each rung that are recorded.")] = 3,
+    scrub: Scrub = False,
+    **settings: str | None,
+) -> None:
+    """Run optimisations one on top of the other, and report what each brought and what it changed.
+
+    Without rungs of your own: one after the other of the workload's optimisations for training with experts
+    spread over ranks; what a machine or a model cannot do is left out, and the report says why. The other
+    options are those of `tracelens workload run`, for all rungs alike. For example:
+
+    tracelens workload ladder ladder/ --preset small --ranks 8 --micro-batches 2 -o ladder.html
+
+    tracelens workload ladder ladder/ --ranks 2 --rung 'grouped: experts=grouped' --rung 'host: gc=manual'
+
+    tracelens workload ladder --from ladder/ -o ladder.html -o ladder.md
+    """
+    if (traces is None) == (source is None):
+        raise TracelensError(
+            "give a new folder for the traces, or --from with the folder of a ladder that ran"
+        )
+    folder = traces or source
+    assert folder is not None
+    index = str(folder / "ladder.json")
+    if traces is None:
+        check_outputs(output or [], [index, *(str(path) for path in folder.glob("*/"))])
+    else:
+        check_outputs(output or [], (), [index])
+    if traces is not None:
+        chosen = assigned(settings, layers, assignments)
+        options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}
+        _run(traces, preset, chosen, _chosen(rung, file, without or []), options)
+    deliver(_report(folder), output or [], json_output)
+
+
+def _chosen(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
+    """The rungs, and whether they are somebody's own."""
+    from tracelens.errors import UnknownName
+    from tracelens.workload.ladder import bundled, from_file, from_texts, with_baseline
+
+    if texts and file is not None:
+        raise TracelensError("give the rungs by --rung or in a file by --rungs, not both")
+    found = from_texts(texts) if texts else from_file(file) if file is not None else bundled()
+    names = [one.name for one in found]
+    for name in without:
+        if name not in names:
+            raise UnknownName("rung", name, names)
+    return with_baseline([one for one in found if one.name not in without]), bool(texts or file)
+
+
+def _run(
+    folder: Path,
+    preset: str,
+    assignments: list[str],
+    rungs: tuple[tuple[Rung, ...], bool],
+    options: dict[str, Any],
+) -> None:
+    from tracelens.planner.config.config import override
+    from tracelens.planner.config.config import preset as named
+    from tracelens.workload.ladder import climb
+
+    config = override(named(preset), assignments)
+    # What is wrong with the rungs themselves needs no torch to be told.
+    climb(config, rungs[0], lambda _: "", strict=rungs[1])
+    runner = torch_part("climb")
+    asked = runner.Ladder(folder, **options)
+    lacks: Callable[[Any], str] = runner.lacking(str(asked.job(config, "").device))
+    steps, left = climb(config, rungs[0], lacks, strict=rungs[1])
+    for one in left:
+        say(f"left out: {one.rung.name}: {one.reason}")
+    runner.run_ladder(asked, steps, left, preset=preset, progress=say)
+
+
+def _report(folder: Path) -> Report:
+    """The report on a ladder that ran; it needs no torch."""
+    import tracelens
+    from tracelens.compare.ladder.ladder import ladder as compare
+    from tracelens.compare.ladder.rungs import read
+    from tracelens.table.result import Report
+
+    climbed = read(folder)
+    with progress() as line:
+        found = compare(climbed, (tracelens.load(one.folder, progress=line) for one in climbed.rungs))
+    meta = found.meta
+    change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms a traced step"
+    faster = f", {meta['speedup']:.2f} x the throughput" if meta["speedup"] > 0 else ""
+    count = len(climbed.rungs) - 1
+    return Report(
+        (found,),
+        title=f"tracelens workload ladder: {count} rung{'s' if count > 1 else ''}, {change}{faster}",
+        meta={"version": tracelens.__version__, "inputs": [str(one.folder) for one in climbed.rungs]},
+    )

@@ -1,0 +1,105 @@
+"""`tracelens workload serve`: serve made-up requests with the bundled model, and record traces of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracelens.cli.common import say
+from tracelens.cli.workload.common import Device, Layers, Output, Preset, Scrub, Stack, assigned, torch_part
+
+
+def settings() -> dict[str, str]:
+    """Each setting of serving, with its help."""
+    from tracelens.workload.serving.settings import HELP, Serving
+
+    return {item.name: HELP[item.name] for item in fields(Serving)}
+
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Change a field of the model, or dtype, routing, permute or router, as in --set permute=fused.",
+        metavar="FIELD=VALUE",
+    ),
+]
+
+
+def serve(
+    *,
+    preset: Preset = "tiny",
+    ranks: Annotated[int, typer.Option(help="Ranks, each with requests of its own.")] = 1,
+    output: Output = None,
+    layers: Layers = None,
+    assignments: Assignments = None,
+    device: Device = None,
+    ticks: Annotated[int, typer.Option(help="Forward passes, at least up to the end of the recording.")] = 64,
+    profile_start: Annotated[int, typer.Option(help="First recorded tick, counted from 0.")] = 48,
+    profile_end: Annotated[int, typer.Option(help="The tick after the last recorded one.")] = 56,
+    stack: Stack = False,
+    scrub: Scrub = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **settings: str | None,
+) -> None:
+    """Serve made-up requests for some ticks, and record a trace a rank.
+
+    Attention is data parallel, with a cache a rank; experts are cut over all ranks, which therefore go
+    through every layer together. In a tick each rank runs a prefill, a decode, or a dummy. For example:
+
+    tracelens workload serve --preset tiny --ranks 2 -o traces/
+
+    tracelens workload serve --preset small --ranks 4 --prefill-delayer on --tbo token --graph on -o traces/
+    """
+    from tracelens.workload.serving.config import model_config
+    from tracelens.workload.serving.settings import override_serving, serving_preset
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    serving = override_serving(serving_preset(preset), given)
+    config = model_config(preset, assigned({}, layers, assignments), serving)
+    serving_part = torch_part("serving.serve")
+    job = serving_part.ServeJob(
+        config, serving, ranks, output, device, ticks, profile_start, profile_end, stack, scrub
+    )
+    found = serving_part.run_serving(job)
+    if found is None:
+        return
+    if json_output:
+        print(json.dumps(found | {"config": job.settings()}, indent=1))
+    else:
+        _tell(preset, found, output)
+
+
+def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
+    """Print what a run came to."""
+    changed = " ".join(f"{name}={value}" for name, value in found["serving"].items())
+    say(f"{preset} on {found['ranks']} x {found['device']}: {changed or 'baseline'}")
+    if found["tokens_per_s"] is None:
+        say("no tick was timed: all were recorded or at the start; give more --ticks")
+    else:
+        say(f"{found['tokens_per_s']:,.0f} tokens/s of output ({found['timed_ticks']} timed ticks)")
+    for name, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        if found[f"{name}_ms"] is not None:
+            say(f"{what}: {found[f'{name}_ms']:.1f} ms, {found[f'{name}_ticks']:.1f} ticks (median)")
+    counts = ", ".join(
+        f"{found[f'{name}_ticks']} {text}"
+        for name, text in (
+            ("prefill", "with a prefill"),
+            ("mismatched", "of them beside decodes"),
+            ("split", "in two batches"),
+            ("graph", "from a graph"),
+            ("held", "with prefills held back"),
+            ("idle", "idle"),
+        )
+    )
+    say(f"{found['ticks']} ticks: {counts}")
+    if found["padding_fraction"] is not None:
+        say(f"padding: {found['padding_fraction']:.1%} of the token slots")
+    if found["peak_bytes"]:
+        say(f"{found['peak_bytes'] / 1e9:.2f} GB at most")
+    if output is not None:
+        say(f"traces in {output}: tracelens report {output}")

@@ -1,0 +1,125 @@
+"""All pieces of a rank's step time, and the levels by which they are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.host.idle import CAUSES as IDLE_CAUSES
+from tracelens.analysis.moe.regions import regions
+from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, STAGES
+from tracelens.analysis.overview.breakdown import NO_OP, shape_texts
+from tracelens.arrays import Int
+from tracelens.compare.diff.ledger import Level
+from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
+from tracelens.compare.diff.sides import OUTSIDE, Side
+from tracelens.table.groups import codes
+from tracelens.trace.intervals import Union
+
+GROUPED, UNGROUPED = "experts: loop to grouped GEMM", "experts: grouped GEMM to loop"
+ALL_CAUSES = (*CAUSES, GROUPED, UNGROUPED, "idle")
+IDLE = "(idle)"
+
+LEVELS = ("cause", "stage", "category", "op", "shape", "kernel", "rank")
+"""In reading order; the rows of each add up to the step time."""
+
+
+class _Pieces(NamedTuple):
+    """Pieces with their waiting apart, see Side."""
+
+    row: Int
+    step: Int
+    ns: Int
+    begins: Int
+    cause: Int
+    place: Int
+
+
+def add_rank(
+    levels: Sequence[Level], number: int, side: Side, cause: Int, waits: Union, regrouped: str
+) -> None:
+    """Add one rank to all levels.
+
+    Args:
+        levels: one for each of LEVELS.
+        number: 0 for the base, 1 for the candidate.
+        side: the rank.
+        cause: of each piece, code into CAUSES.
+        waits: when it waits for other ranks, ns by its own clock.
+        regrouped: GROUPED, UNGROUPED or "": what became of the experts between the runs.
+    """
+    pieces = _pieces(side, cause, waits, regrouped)
+    for level in levels:
+        texts, code = _texts(level.name, side, pieces)
+        level.add(number, texts, code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
+        _add_idle(level, number, side)
+
+
+def _add_idle(level: Level, number: int, side: Side) -> None:
+    """The idle time: by its cause where the level is about causes, the rank's where it is about ranks."""
+    step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
+    code = np.zeros_like(why)
+    texts = [_of_rank(side) if level.name == "rank" else IDLE]
+    if level.name == "cause":
+        texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
+    cause = np.full(len(why), ALL_CAUSES.index("idle"))
+    level.add(number, texts, code, step, cause, side.idle.reshape(-1), np.zeros_like(why), side.steps)
+
+
+def _pieces(side: Side, cause: Int, waits: Union, regrouped: str) -> _Pieces:
+    cause = cause.copy()
+    if regrouped:
+        experts = np.isin(side.stage, (EXPERTS, PERMUTATION)) & np.isin(cause, (EXCHANGED, ONE_SIDED))
+        cause[experts] = ALL_CAUSES.index(regrouped)
+    waited = np.rint(side.ns * side.waiting(waits)).astype(np.int64)
+    waited[cause != COMM] = 0
+    some = np.flatnonzero(waited)
+    place = np.concatenate((np.arange(len(side.row)), some))
+    return _Pieces(
+        side.row[place],
+        side.step[place],
+        np.concatenate((side.ns - waited, waited[some])),
+        np.concatenate((side.begins, np.zeros(len(some), dtype=np.int64))),
+        np.concatenate((cause, np.full(len(some), WAIT))),
+        place,
+    )
+
+
+def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]:
+    """Names of a level, and of each piece its place among them."""
+    events, work = side.trace.arrays, side.work
+    if level == "cause":
+        return ALL_CAUSES, pieces.cause
+    if level == "stage":
+        return (*STAGES, OUTSIDE), side.stage[pieces.place]
+    if level == "category":
+        return work.categories, work.category[pieces.row]
+    if level == "kernel":
+        return work.names, work.name[pieces.row]
+    if level == "rank":
+        return (_of_rank(side),), np.zeros(len(pieces.row), dtype=np.int64)
+    op = side.op[pieces.row]
+    name = np.where(op >= 0, events.name[np.maximum(op, 0)], len(events.names))
+    names = [*events.names, NO_OP]
+    if level == "op":
+        return names, name
+    shape, texts = shape_texts(side.trace, work._replace(op=side.op))
+    code, (ones, twos) = codes(name, shape[pieces.row])
+    return [f"{names[one]} {texts[two]}" for one, two in zip(ones.tolist(), twos.tolist(), strict=True)], code
+
+
+def _of_rank(side: Side) -> str:
+    return f"rank {side.rank}"
+
+
+def regrouped(base: Sequence[Side], cand: Sequence[Side]) -> str:
+    """Whether the experts' products are grouped in one of two runs and launched one by one in the other."""
+    kinds = [
+        {visit.grouped for side in some for visit in side.trace.once(regions).visits if visit.products}
+        for some in (base, cand)
+    ]
+    if kinds == [{False}, {True}]:
+        return GROUPED
+    return UNGROUPED if kinds == [{True}, {False}] else ""

@@ -1,0 +1,231 @@
+"""Two runs against each other: a waterfall that adds up to the difference of their step times exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.compare.diff.changes import KINDS, Change, Key, changes, each
+from tracelens.compare.diff.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
+from tracelens.compare.diff.icicle import ICICLE, icicle_rows
+from tracelens.compare.diff.ledger import Level, spread
+from tracelens.compare.diff.noise import Spread, differences
+from tracelens.compare.diff.pairing import NO_OP as WITHOUT_OP
+from tracelens.compare.diff.pairing import ONE_SIDED, Pairing, pair
+from tracelens.compare.diff.sides import Side
+from tracelens.compare.diff.substitutions import SUBSTITUTIONS, substitution_rows
+from tracelens.registry import purpose
+from tracelens.table.groups import codes
+from tracelens.table.result import Result, Skip, result
+from tracelens.table.schema import Column, Schema
+from tracelens.table.stack import stack
+from tracelens.trace.intervals import Union, union
+from tracelens.trace.run import Run
+
+TAIL = 0.025
+"""Of each end of the interval that a difference has to leave to be beyond the noise."""
+
+WATERFALL = Schema(
+    "Waterfall",
+    (
+        Column("level", "category", doc=", ".join(LEVELS)),
+        Column("name", "category"),
+        Column("base_ns", "int64", "ns", "of a step"),
+        Column("cand_ns", "int64", "ns", "of a step"),
+        Column("delta_ns", "int64", "ns", "candidate - base"),
+        Column("share", "float64", "ratio", "of the whole difference"),
+        Column("cause", "category", doc="of most of the difference"),
+        Column("noise", "category", doc="whether the difference is beyond the noise between steps; unknown "
+               "where a run has one step only"),
+        Column("base_count", "float64", "count", "kernels, copies and fills of a step"),
+        Column("cand_count", "float64", "count"),
+    ),
+    doc="The rows of each level add up to the difference of the two step times. Time is given to one piece "
+    "of work at a time as in the breakdown; steps and ranks are averaged.",
+)  # fmt: skip
+
+CHANGES = Schema(
+    "What changed",
+    (
+        Column("kind", "category", doc=", ".join(KINDS)),
+        Column("base", "str", doc="op, of an exchange those with most GPU time"),
+        Column("cand", "str", doc="op of the candidate"),
+        Column("delta_ns", "int64", "ns", "of a step, with all that it calls"),
+        Column("base_ns", "int64", "ns"),
+        Column("cand_ns", "int64", "ns"),
+        Column("count", "int64", "count", "places, over all steps and ranks"),
+        Column("noise", "category"),
+        Column("where", "str", doc="names of what is around it"),
+        Column("base_rank", "int64"),
+        Column("base_at_ns", "int64", "ns", "of one of them, since its trace's first event; -1 for none"),
+        Column("cand_rank", "int64"),
+        Column("cand_at_ns", "int64", "ns", "the same in the candidate"),
+    ),
+    doc="Calls are matched by names and structure, not by position. Times of changes overlap where one is "
+    "inside of another, so these do not add up; the waterfall does.",
+)
+
+
+def diff(base: Run, cand: Run) -> Result:
+    """What changed between two runs, and where the difference of their step times comes from.
+
+    Args:
+        base: the run before.
+        cand: the run after; it may have other steps, ranks, libraries and hardware.
+
+    Returns:
+        tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
+        `substitutions` (kernels side by side) and `icicle`. meta: base_ns, cand_ns and delta_ns, mean step
+        times; aligned_fraction, the share of GPU time whose call has a counterpart.
+
+    Raises:
+        TracelensError: a rank has no GPU work.
+    """
+    sides = [[Side(trace) for trace in run.traces] for run in (base, cand)]
+    waits = [_waits(run) for run in (base, cand)]
+    ranks = len(base.traces), len(cand.traces)
+    levels = [Level(name, len(ALL_CAUSES), ranks) for name in LEVELS]
+    experts = regrouped(*sides)
+    found: list[dict[Key, Change]] = []
+    pairings: list[tuple[Side, Side, Pairing]] = []
+    aligned, whole = 0, 0
+    done: set[tuple[int, int]] = set()
+    for number in range(max(ranks)):
+        one, other = number % ranks[0], number % ranks[1]
+        mine, theirs = sides[0][one], sides[1][other]
+        pairing = pair(mine, theirs)
+        found.append(changes(mine, theirs, pairing))
+        pairings.append((mine, theirs, pairing))
+        for which, at, side in ((0, one, mine), (1, other, theirs)):
+            if (which, at) not in done:
+                done.add((which, at))
+                cause = pairing.cause[which]
+                add_rank(levels, which, side, cause, waits[which].get(side.rank, _NONE), experts)
+                lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
+                aligned, whole = aligned + int(side.ns[~lost].sum()), whole + int(side.ns.sum())
+    step_ns = [_mean_step(side) for side in sides]
+    delta = step_ns[1] - step_ns[0]
+    rows = [_rows(level, (step_ns[0], step_ns[1])) for level in levels]
+    table = sorted(
+        _change_rows(list(each(found)), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
+    )
+    skips = []
+    if min(len(side[0].labels) for side in sides) < 2:
+        skips.append(Skip("noise", "a run has one step only; record two or more (schedule(active=3))"))
+    skips += dict.fromkeys(skip for *_, pairing in pairings for skip in pairing.lacking)
+    meta = {
+        "base_ns": step_ns[0],
+        "cand_ns": step_ns[1],
+        "delta_ns": delta,
+        "aligned_fraction": aligned / max(whole, 1),
+    }
+    tables = {
+        "waterfall": stack(WATERFALL, rows),
+        "changes": stack(CHANGES, table),
+        "substitutions": stack(SUBSTITUTIONS, list(substitution_rows(pairings))),
+        "icicle": stack(ICICLE, [icicle_rows(sides)]),
+    }
+    return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
+
+
+_NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def _waits(run: Run) -> dict[int, Union]:
+    """When each rank waits in collectives for others."""
+    if len(run.traces) < 2:
+        return {}
+    members = ANALYZERS.get("collectives")(run).data["members"]
+    group, (ranks,) = codes(members.array("rank"))
+    order = np.argsort(group, kind="stable")
+    borders = np.cumsum(np.bincount(group))[:-1]
+    start, wait = (np.split(members.array(name)[order], borders) for name in ("own_ts_ns", "wait_ns"))
+    return {rank: union(one, one + ns) for rank, one, ns in zip(ranks.tolist(), start, wait, strict=False)}
+
+
+def _mean_step(sides: Sequence[Side]) -> int:
+    return round(float(np.mean([side.step_ns.mean() for side in sides])))
+
+
+def _rows(level: Level, step_ns: tuple[int, int]) -> dict[str, Any]:
+    """Rows of WATERFALL of one level."""
+    found, delta = level.rows(step_ns), step_ns[1] - step_ns[0]
+    kept = np.flatnonzero((found.base_ns > 0) | (found.cand_ns > 0))
+    more = (found.cand_ns - found.base_ns)[kept]
+    return {
+        "level": [level.name] * len(kept),
+        "name": [found.names[at] for at in kept.tolist()],
+        "base_ns": found.base_ns[kept],
+        "cand_ns": found.cand_ns[kept],
+        "delta_ns": more,
+        "share": more / delta if delta else np.zeros(len(kept)),
+        "cause": [ALL_CAUSES[code] if ns else "" for code, ns in zip(found.cause[kept], more, strict=True)],
+        "noise": _noise(found.base.take(kept), found.cand.take(kept)),
+        "base_count": found.base_count[kept],
+        "cand_count": found.cand_count[kept],
+    }
+
+
+def _noise(base: Spread, cand: Spread) -> list[str]:
+    """Whether differences lie beyond the noise between steps, row by row."""
+    if min(base.steps, cand.steps) < 2:
+        return ["unknown"] * len(base.mean)
+    low, high = differences(base, cand, TAIL)
+    return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
+
+
+def _change_rows(
+    found: Sequence[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
+) -> Iterator[dict[str, Any]]:
+    """Rows of CHANGES."""
+    of_rank = [{one.rank: one for one in side} for side in sides]
+    base_by_step, cand_by_step = (
+        _by_step([getattr(change, which) for _, change in found], side)
+        for which, side in zip(("base", "cand"), sides, strict=True)
+    )
+    noise = _noise(base_by_step, cand_by_step)
+    for row, (key, change) in enumerate(found):
+        base, cand = (round(float(side.mean[row])) for side in (base_by_step, cand_by_step))
+        kind = key.kind
+        if kind == "slower" and cand < base:
+            kind = "faster"
+        places = [
+            _place(at, ranks) for at, ranks in zip((change.base_at, change.cand_at), of_rank, strict=True)
+        ]
+        yield {
+            "kind": [kind],
+            "base": [key.base],
+            "cand": [key.cand],
+            "delta_ns": [cand - base],
+            "base_ns": [base],
+            "cand_ns": [cand],
+            "count": [change.count],
+            "noise": [noise[row]],
+            "where": [key.where],
+            "base_rank": [places[0][0]],
+            "base_at_ns": [places[0][1]],
+            "cand_rank": [places[1][0]],
+            "cand_at_ns": [places[1][1]],
+        }
+
+
+def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence[Side]) -> Spread:
+    """Ns of each change over steps, mean of the ranks."""
+    steps = min(side.steps for side in sides)
+    row = np.repeat(np.arange(len(changes)), [len(values) for values in changes])
+    step = np.array([min(step, steps - 1) for values in changes for _, step in values], dtype=np.int64)
+    ns = np.array([ns for values in changes for ns in values.values()], dtype=np.float64)
+    return spread(row, step, ns, len(changes), steps, len(sides))
+
+
+def _place(at: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
+    """(rank, ns since its first event) of an event, -1 for none."""
+    rank, event = at
+    if event < 0:
+        return -1, -1
+    side = ranks[rank]
+    return rank, int(side.trace.arrays.start[event]) - side.first_ns

@@ -1,0 +1,174 @@
+"""Step times cut in several ways, each of which adds up to the difference of two runs exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Float, Int
+from tracelens.compare.diff.noise import Spread
+from tracelens.table.groups import codes
+
+
+class Rows(NamedTuple):
+    """The rows of a level, largest difference first.
+
+    Attributes:
+        names: of what they are about.
+        base: ns of a step of the base, over its steps, mean of the ranks.
+        cand: the same of the candidate.
+        base_ns: mean of the steps, rounded so that all rows of a level add up to the step.
+        cand_ns: the same of the candidate.
+        base_count: pieces of GPU work a step.
+        cand_count: the same of the candidate.
+        cause: place in the causes of what makes most of the difference.
+    """
+
+    names: list[str]
+    base: Spread
+    cand: Spread
+    base_ns: Int
+    cand_ns: Int
+    base_count: Float
+    cand_count: Float
+    cause: Int
+
+
+class Level:
+    """One way to cut the step time of both runs.
+
+    Args:
+        name: of the level.
+        causes: number of causes that are told apart.
+        ranks: of the base and of the candidate.
+    """
+
+    def __init__(self, name: str, causes: int, ranks: tuple[int, int]) -> None:
+        self.name = name
+        self._causes, self._ranks = causes, ranks
+        self._place: dict[str, int] = {}
+        self._parts: tuple[list[_Part], list[_Part]] = ([], [])
+
+    def add(
+        self,
+        side: int,
+        texts: Sequence[str],
+        code: Int,
+        step: Int,
+        cause: Int,
+        ns: Int,
+        starts: Int,
+        steps: int,
+    ) -> None:
+        """Add pieces of one rank.
+
+        Args:
+            side: 0 for the base, 1 for the candidate.
+            texts: names.
+            code: of each piece, place in `texts`.
+            step: of each piece.
+            cause: of each piece.
+            ns: of each piece.
+            starts: of each piece, 1 where its work begins in the step.
+            steps: of the rank.
+        """
+        place = np.array([self._place.setdefault(text, len(self._place)) for text in texts], dtype=np.int64)
+        rows = place[code] if len(place) else code
+        self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
+
+    def rows(self, step_ns: tuple[int, int]) -> Rows:
+        """All rows.
+
+        Args:
+            step_ns: of the base and of the candidate: what the rows add up to.
+        """
+        count = len(self._place)
+        by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
+        base_ns, cand_ns = (
+            apportion(spread.mean, whole) for spread, whole in zip(by_step, step_ns, strict=True)
+        )
+        order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
+        names = list(self._place)
+        return Rows(
+            [names[at] for at in order.tolist()],
+            by_step[0].take(order),
+            by_step[1].take(order),
+            base_ns[order],
+            cand_ns[order],
+            starts[0][order],
+            starts[1][order],
+            np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
+        )
+
+    def _sums(self, side: int, count: int) -> tuple[Spread, Float, Float]:
+        """(ns by row over steps, mean of the ranks; ns of a step by row and cause; pieces a step by row)."""
+        parts = self._parts[side]
+        steps = min((part.steps for part in parts), default=0)
+        by_cause, starts = np.zeros((count, self._causes)), np.zeros(count)
+        for part in parts:
+            np.add.at(by_cause, (part.row, part.cause), part.ns / part.steps)
+            np.add.at(starts, part.row, part.starts / part.steps)
+        # Ranks of one job have the same steps; what only some have recorded joins the last common one.
+        ranks = self._ranks[side]
+        by_step = spread(
+            np.concatenate([_NOTHING, *(part.row for part in parts)]),
+            np.concatenate([_NOTHING, *(np.minimum(part.step, steps - 1) for part in parts)]),
+            np.concatenate([_NOTHING, *(part.ns * (steps / part.steps) for part in parts)]),
+            count,
+            steps,
+            ranks,
+        )
+        return by_step, by_cause / ranks, starts / ranks
+
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+class _Part(NamedTuple):
+    """Pieces of one rank, see Level.add."""
+
+    row: Int
+    step: Int
+    cause: Int
+    ns: Int
+    starts: Int
+    steps: int
+
+
+def apportion(values: Float, whole: int | None = None) -> Int:
+    """Whole numbers near `values` whose sum is `whole`; the largest remainders are rounded up.
+
+    Args:
+        values: that sum up to about `whole`: floats beyond 2**53 are off by more than a remainder, and then
+            the largest number takes the rest.
+        whole: the sum wanted, by default that of the values. Where they are further from it than floats can
+            be, they are not its parts, and keep their own sum.
+    """
+    low = np.floor(values).astype(np.int64)
+    if whole is None or abs(float(values.sum()) - whole) > max(1.0, 1e-9 * whole):
+        whole = round(float(values.sum()))
+    missing = whole - int(low.sum())
+    if 0 <= missing <= len(low):
+        low[np.argsort(-(values - low), kind="stable")[:missing]] += 1
+    elif len(low):
+        low[values.argmax()] += missing
+    return low
+
+
+def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) -> Spread:
+    """How time is spread over steps, row by row.
+
+    Args:
+        row: of each piece.
+        step: of each piece.
+        ns: of each piece.
+        rows: number of rows.
+        steps: number of steps; those without a piece count as 0.
+        ranks: over which the sum of a step is averaged.
+    """
+    cell, (own, _) = codes(row, step)
+    values = np.zeros(len(own))
+    np.add.at(values, cell, ns)
+    return Spread.of(own, values / ranks, rows, steps)

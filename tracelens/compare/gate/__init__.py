@@ -1,0 +1,1 @@
+"""Gate: rules that a candidate run must keep against a baseline."""

@@ -1,0 +1,224 @@
+"""The gate: rules held against two runs, with a verdict on which a machine can act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tracelens.arrays import Float
+from tracelens.compare.diff.noise import Interval, absolute, difference, ratio, varies
+from tracelens.compare.gate.rules import Rule, default_rules
+from tracelens.compare.gate.samples import Samples, is_named, nearest
+from tracelens.errors import TracelensError
+from tracelens.table.result import Skip
+
+CONFIDENCE = 0.98
+"""Of the verdict as a whole: with which no rule fails where nothing has changed."""
+
+Status = Literal["fail", "unclear", "pass"]
+
+_ROUNDING = 1e-9
+"""Of a limit: by so much a sum of floats may be off."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one rule.
+
+    Attributes:
+        rule: as given.
+        metric: full name.
+        unit: of the metric.
+        status: "fail": the whole interval is beyond the limit; "unclear": the estimate is, but it may be
+            noise; else "pass".
+        base: mean of the base's steps.
+        candidate: mean of the candidate's steps.
+        interval: of what the rule holds against its limit.
+        tail: probability of each end of the interval.
+        steps: number of steps of base and candidate.
+        notes: what else to know.
+    """
+
+    rule: Rule
+    metric: str
+    unit: str
+    status: Status
+    base: float
+    candidate: float
+    interval: Interval
+    tail: float
+    steps: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of all rules.
+
+    Attributes:
+        outcomes: in the order of the rules.
+        base: name of the base.
+        candidate: name of the candidate.
+        confidence: of all intervals together.
+        skips: rules that could not be held against these runs, and what else is not compared.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    base: str
+    candidate: str
+    confidence: float
+    skips: tuple[Skip, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The outcomes that make it a regression."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "fail")
+
+
+def gate(
+    base: Samples, candidate: Samples, rules: Sequence[Rule] = (), *, confidence: float = CONFIDENCE
+) -> Verdict:
+    """Hold rules against two runs.
+
+    The numbers of a metric are one a step, the mean of the ranks that both runs have. A rule fails only if
+    the whole interval of its ratio, difference or mean lies beyond the limit. The probability of a false
+    alarm, 1 - confidence, is shared evenly by the rules whose numbers vary (Bonferroni), so that it holds
+    for the verdict. Metrics that are the same in every step, as counts mostly are, have no interval.
+
+    Args:
+        base: what was before.
+        candidate: what is now.
+        rules: none stands for the default ones; of these, those whose metric is not there are left out.
+        confidence: between 0.5 and 1.
+
+    Raises:
+        TracelensError: a rule's metric is in neither run or not known of one, its unit does not fit, or the
+            runs were not computed in the same way.
+    """
+    if not 0.5 < confidence < 1:
+        raise TracelensError(
+            f"confidence {confidence:g}: must be above 0.5 and below 1, such as {CONFIDENCE}"
+        )
+    if base.scope != candidate.scope:
+        raise TracelensError(
+            f"{base.name} counts GPU work of scope {base.scope!r}, {candidate.name} of {candidate.scope!r}; "
+            f"give both the same --scope"
+        )
+    skips = list(_notes(base, candidate))
+    base, candidate = (
+        side.only(ranks) for side, ranks in zip((base, candidate), _ranks(base, candidate), strict=True)
+    )
+    cases: list[_Case] = []
+    for rule in rules or default_rules():
+        try:
+            cases.append(_case(rule, base, candidate))
+        except TracelensError as error:
+            if rules:
+                raise
+            skips.append(Skip(f"default rule {rule}", str(error).partition(": ")[2]))
+    noisy = sum(case.varies for case in cases)
+    tail = (1 - confidence) / max(noisy, 1)
+    return Verdict(
+        tuple(case.judge(tail) for case in cases), base.name, candidate.name, confidence, tuple(skips)
+    )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A rule with the numbers that it is about."""
+
+    rule: Rule
+    metric: str
+    unit: str
+    base: Float
+    candidate: Float
+
+    @property
+    def varies(self) -> bool:
+        sides = (self.candidate,) if self.rule.kind == "absolute" else (self.base, self.candidate)
+        return varies(*sides)
+
+    def judge(self, tail: float) -> Outcome:
+        """Hold the numbers against the limit."""
+        rule, limit = self.rule, self.rule.limit
+        if rule.kind == "ratio":
+            found = ratio(self.base, self.candidate, tail)
+        elif rule.kind == "difference":
+            found = difference(self.base, self.candidate, tail)
+        else:
+            found = absolute(self.candidate, tail)
+        margin = _ROUNDING * (
+            abs(limit) if rule.kind != "difference" else max(abs(self.base).max(), abs(limit))
+        )
+        if rule.sense == "<=":
+            beyond, surely = found.estimate > limit + margin, found.low > limit + margin
+        else:
+            beyond, surely = found.estimate < limit - margin, found.high < limit - margin
+        status: Status = "fail" if surely else "unclear" if beyond else "pass"
+        return Outcome(
+            rule,
+            self.metric,
+            self.unit,
+            status,
+            float(self.base.mean()),
+            float(self.candidate.mean()),
+            found,
+            tail,
+            (len(self.base), len(self.candidate)),
+            tuple(self._remarks(found)),
+        )
+
+    def _remarks(self, found: Interval) -> Iterator[str]:
+        if not found.known:
+            short = "candidate" if len(self.candidate) < 2 else "base"
+            yield f"noise unknown: one step in the {short}, so the means are compared as they are"
+        if self.rule.kind == "ratio" and self.base.mean() == 0 != self.candidate.mean():
+            yield "0 in the base, so any more is infinitely more; limit the difference or the value instead"
+
+
+def _case(rule: Rule, base: Samples, candidate: Samples) -> _Case:
+    """The numbers that a rule asks for.
+
+    Raises:
+        TracelensError: there are none, or its unit is another; it begins with "rule '...': ".
+    """
+    names = [side.find(rule.metric) for side in (base, candidate)]
+    metric = names[0] or names[1]
+    if metric is None:
+        what = rule.metric.partition("[")[0] if is_named(rule.metric) else "metric"
+        reason = base.why_not(rule.metric) or candidate.why_not(rule.metric)
+        close = nearest(rule.metric, (base, candidate))
+        hint = reason or (
+            f"did you mean {close!r}?" if close else "the table steps.metrics lists what there is"
+        )
+        raise TracelensError(f"rule '{rule}': neither run has the {what} {rule.metric!r}; {hint}")
+    for name, side in zip(names, (base, candidate), strict=True):
+        if name is None and not is_named(metric):
+            reason = side.why_not(metric) or "record it on both sides, or leave the rule out"
+            raise TracelensError(f"rule '{rule}': {side.name} has no {metric!r}: {reason}")
+    unit = (base if names[0] else candidate).units[metric]
+    rule.check_unit(unit)
+    return _Case(rule, metric, unit, base.each_step(metric), candidate.each_step(metric))
+
+
+def _ranks(base: Samples, candidate: Samples) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks of each side that are compared: those that both have, else all."""
+    common = tuple(rank for rank in base.ranks if rank in candidate.ranks)
+    return (common, common) if common else (base.ranks, candidate.ranks)
+
+
+def _notes(base: Samples, candidate: Samples) -> Iterator[Skip]:
+    """In what the two sides differ beside their numbers."""
+    for side, used in zip((base, candidate), _ranks(base, candidate), strict=True):
+        if left := [rank for rank in side.ranks if rank not in used]:
+            text = ", ".join(map(str, left))
+            yield Skip(f"{side.name}: rank {text}", "the other run does not have it")
+    if not set(base.ranks) & set(candidate.ranks):
+        yield Skip("rank by rank", "the runs have no rank in common, so all ranks of each are compared")
+    if base.version != candidate.version:
+        yield Skip(
+            "the same tracelens on both sides",
+            f"base by {base.version or 'an unknown version'}, candidate by "
+            f"{candidate.version or 'an unknown version'}: metrics may be defined differently",
+        )

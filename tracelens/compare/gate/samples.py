@@ -1,0 +1,217 @@
+"""One side of a gate: what each step of a run took, from its traces or from a saved report."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tracelens.arrays import Float
+from tracelens.errors import TracelensError
+from tracelens.table.result import Result
+
+ANALYZER, TABLE = "steps", "metrics"
+_COLUMNS: Mapping[str, type | tuple[type, ...]] = {
+    "rank": int,
+    "step": str,
+    "metric": str,
+    "value": (int, float),
+    "unit": str,
+}
+_NAMED = ("op[", "category[")
+"""Metrics of which a run may have none, and then it spent nothing on them."""
+
+_HEAD = 4096
+_LARGEST = 2.0**63
+"""No count, time or size is larger; what is, is damage."""
+_SAVED = re.compile(rb'\s*\{\s*"(?:results|findings|analyzer)"\s*:')
+"""How a report begins, or what `tracelens analyze steps --json` prints; a trace begins otherwise."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The metrics of one run.
+
+    Attributes:
+        name: as the user named it.
+        ranks: in order.
+        steps: labels of the steps that all ranks have.
+        values: metric to one row a rank and one column a step; NaN where a rank does not have the metric.
+        units: metric to ns, count, bytes or fraction.
+        version: of the tracelens that computed them.
+        scope: which GPU work counts.
+        lacking: (subject, reason) of what could not be computed.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    steps: tuple[str, ...]
+    values: Mapping[str, Float]
+    units: Mapping[str, str]
+    version: str = ""
+    scope: str = "all"
+    lacking: tuple[tuple[str, str], ...] = ()
+
+    def find(self, metric: str) -> str | None:
+        """The metric of this name, or of this name with `.time`; None where the run has none."""
+        return next((name for name in (metric, f"{metric}.time") if name in self.values), None)
+
+    def each_step(self, metric: str) -> Float:
+        """One number a step: the mean of the ranks that have the metric.
+
+        The ranks of one step wait for each other, so together they are one sample.
+
+        Args:
+            metric: a name from `find`; of an op or class that the run lacks, there is 0 in every step.
+        """
+        if metric not in self.values:
+            return np.zeros(len(self.steps))
+        rows = self.values[metric]
+        return np.asarray(rows[~np.isnan(rows).any(axis=1)].mean(axis=0))
+
+    def only(self, ranks: Sequence[int]) -> Samples:
+        """The samples of these ranks, with the metrics that at least one of them has."""
+        rows = [self.ranks.index(rank) for rank in ranks]
+        kept = {metric: value[rows] for metric, value in self.values.items()}
+        kept = {metric: value for metric, value in kept.items() if not np.isnan(value).any(axis=1).all()}
+        return replace(self, ranks=tuple(ranks), values=kept)
+
+    def why_not(self, metric: str) -> str:
+        """The reason for which a metric could not be computed, "" if none is known."""
+        for subject, reason in self.lacking:
+            what = subject.partition(": ")[2]
+            if what and (metric == what or metric.startswith(f"{what}.")):
+                return reason
+        return ""
+
+
+def is_named(metric: str) -> bool:
+    """Whether it is the metric of an op or a kernel class."""
+    return metric.startswith(_NAMED)
+
+
+def nearest(metric: str, sides: Sequence[Samples]) -> str:
+    """The known metric whose name is nearest, "" if none is near."""
+    known = sorted({name for side in sides for name in side.values})
+    close = get_close_matches(metric, known, n=1) or get_close_matches(f"{metric}.time", known, n=1)
+    return close[0] if close else ""
+
+
+def from_result(result: Result, name: str, version: str) -> Samples:
+    """The samples in a result of the analyzer `steps`.
+
+    Args:
+        result: of traces.
+        name: how to call the run.
+        version: of tracelens.
+
+    Raises:
+        TracelensError: the run has no GPU work, or its ranks have no step in common.
+    """
+    table = result.data[TABLE]
+    columns = {
+        key: table.array(key).tolist() if key in ("rank", "value") else table.texts(key) for key in _COLUMNS
+    }
+    lacking = tuple((skip.subject, skip.reason) for skip in result.skips)
+    return _samples(name, columns, version, str(result.meta.get("scope", "all")), lacking)
+
+
+def read_saved(path: str) -> Samples | None:
+    """The samples in a saved report, plain or .gz; None where the file is something else, such as a trace.
+
+    Raises:
+        TracelensError: it is a report, but broken or without the table; the message says how to write one.
+    """
+    try:
+        if not Path(path).is_file():
+            return None
+        with open(path, "rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if zipped else open(path, "rb") as stream:
+            head = stream.read(_HEAD)
+            if not _SAVED.match(head.removeprefix(b"\xef\xbb\xbf")):
+                return None
+            data = head + stream.read()
+        document = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise TracelensError(
+            f"{path}: begins like a report but is no JSON ({error}); write it again"
+        ) from None
+    except (OSError, EOFError, zlib.error):
+        return None  # reading it as a trace says what is wrong with it
+    return from_saved(document, path)
+
+
+def from_saved(document: Mapping[str, Any], name: str) -> Samples:
+    """The samples in what `tracelens report -o x.json` or `tracelens analyze steps --json` wrote.
+
+    Raises:
+        TracelensError: the table is missing or damaged.
+    """
+    whole = "results" in document
+    result = _mapping(_mapping(document.get("results")).get(ANALYZER)) if whole else document
+    meta = _mapping(document.get("meta"))
+    version = str(meta.get("version", "") if whole else document.get("version", ""))
+    again = "write it again: tracelens report TRACES -o base.json"
+    rows = _mapping(result.get("tables")).get(TABLE)
+    if not isinstance(rows, list) or (not whole and document.get("analyzer") != ANALYZER):
+        what = "a report" if whole else f"a result of {document.get('analyzer')!r}"
+        by = f", written by tracelens {version}," if version else ""
+        raise TracelensError(f"{name}: {what}{by} without the table {ANALYZER}.{TABLE}; {again}")
+    for row in rows:
+        fits = isinstance(row, dict) and all(isinstance(row.get(key), of) for key, of in _COLUMNS.items())
+        if not fits or not 0 <= row["value"] < _LARGEST:
+            raise TracelensError(f"{name}: the table {ANALYZER}.{TABLE} is damaged; {again}")
+    skips = result.get("skips")
+    lacking = tuple(
+        (str(skip.get("subject", "")), str(skip.get("reason", "")))
+        for skip in (skips if isinstance(skips, list) else ())
+        if isinstance(skip, dict)
+    )
+    columns = {key: [row[key] for row in rows] for key in _COLUMNS}
+    scope = str(_mapping(result.get("meta")).get("scope", "all"))
+    return _samples(name, columns, version, scope, lacking)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _samples(
+    name: str,
+    columns: Mapping[str, list[Any]],
+    version: str,
+    scope: str,
+    lacking: tuple[tuple[str, str], ...],
+) -> Samples:
+    """Samples from long columns."""
+    if not columns["rank"]:
+        why = f": {lacking[0][1]}" if lacking else ""
+        raise TracelensError(f"{name}: no step with GPU work{why}")
+    ranks = sorted(set(columns["rank"]))
+    had: dict[str, set[int]] = {}
+    for rank, step in zip(columns["rank"], columns["step"], strict=True):
+        had.setdefault(step, set()).add(rank)
+    steps = [step for step, by in had.items() if len(by) == len(ranks)]
+    if not steps:
+        raise TracelensError(f"{name}: its {len(ranks)} ranks have no step in common; record the same steps")
+    row = {rank: place for place, rank in enumerate(ranks)}
+    column = {step: place for place, step in enumerate(steps)}
+    values: dict[str, Float] = {}
+    units: dict[str, str] = {}
+    for rank, step, metric, value, unit in zip(*columns.values(), strict=True):
+        if metric not in values:
+            # Ops and classes have a row where there is something; other metrics, in every step or in none.
+            values[metric] = np.full((len(ranks), len(steps)), 0.0 if is_named(metric) else np.nan)
+            units[metric] = unit
+        if step in column:
+            values[metric][row[rank], column[step]] = value
+    return Samples(name, tuple(ranks), tuple(steps), values, units, version, scope, lacking).only(ranks)

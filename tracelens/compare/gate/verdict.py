@@ -1,0 +1,178 @@
+"""A verdict as tables, and each of its outcomes as a sentence."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from tracelens.compare.gate.gate import Outcome, Verdict
+from tracelens.table.result import Report, Result
+from tracelens.table.schema import Column, Schema
+
+_STEPS: dict[str, tuple[tuple[float, str, str], ...]] = {
+    "ns": ((1e9, "s", ".4g"), (1e6, "ms", ".4g"), (0, "µs", ".4g")),
+    "bytes": ((2**30, "GiB", ".4g"), (2**20, "MiB", ".4g"), (2**10, "KiB", ".4g"), (0, "B", ".0f")),
+}
+_DIVISORS = {"s": 1e9, "ms": 1e6, "µs": 1e3, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+
+VERDICT = Schema(
+    "Verdict",
+    (
+        Column("result", "str", doc="pass, fail, or unclear: beyond the limit, but perhaps by noise"),
+        Column("rule", "str"),
+        Column("base", "str", doc="mean of the base's steps, over ranks"),
+        Column("candidate", "str", doc="mean of the candidate's"),
+        Column("measured", "str", doc="what the limit is for: ratio, difference, or the candidate's value"),
+        Column(
+            "interval", "str", doc="in which that lies; '-' where the steps do not vary or noise is unknown"
+        ),
+        Column("note", "str", prose=True),
+    ),
+    doc="A rule fails if the whole interval lies beyond its limit. A plain number limits candidate / base, "
+    "one with a sign the difference, one with a unit or 'abs' the candidate itself.",
+)
+FIGURES = Schema(
+    "Figures of the verdict",
+    (
+        Column("rule", "str"),
+        Column("metric", "str"),
+        Column("unit", "str", doc="of base and candidate, and of what is limited unless that is a ratio"),
+        Column("kind", "str", doc="what is limited: ratio, difference or absolute"),
+        Column("sense", "str"),
+        Column("limit", "float64"),
+        Column("status", "str", doc="pass, fail or unclear"),
+        Column("base", "float64"),
+        Column("candidate", "float64"),
+        Column("base_steps", "int64", "count"),
+        Column("candidate_steps", "int64", "count"),
+        Column("estimate", "float64", doc="of what is limited; infinite where the base of a ratio is 0"),
+        Column("low", "float64", doc="end of the interval"),
+        Column("high", "float64", doc="end of the interval"),
+        Column("tail_fraction", "float64", "fraction", "probability of each side of the interval"),
+        Column("noise_known", "bool", doc="false with one step on a side: then there is no interval"),
+    ),
+    detail=True,
+)
+
+_FIRST = ("fail", "unclear", "pass")
+
+
+def report(verdict: Verdict, **meta: Any) -> Report:
+    """The verdict as a report of one result, for any renderer.
+
+    Args:
+        verdict: from `gate`.
+        meta: joins that of the report: version, inputs.
+    """
+    found = result(verdict)
+    return Report((found,), title=f"tracelens gate: {headline(verdict)}", meta=meta)
+
+
+def result(verdict: Verdict) -> Result:
+    """The verdict as a result: tables `verdict`, failed rules first, and `figures`, in order of the rules."""
+    told = sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
+    table = {
+        "result": [outcome.status for outcome in told],
+        "rule": [str(outcome.rule) for outcome in told],
+        "base": [amount(outcome.base, outcome.unit) for outcome in told],
+        "candidate": [amount(outcome.candidate, outcome.unit) for outcome in told],
+        "measured": [_limited(outcome, outcome.interval.estimate) for outcome in told],
+        "interval": [_interval(outcome) or "-" for outcome in told],
+        "note": ["; ".join(outcome.notes) for outcome in told],
+    }
+    return Result(
+        "gate",
+        "Verdict",
+        {"verdict": VERDICT.table(table), "figures": FIGURES.table(_figures(verdict.outcomes))},
+        doc=f"Is the candidate as good as the base? {headline(verdict).capitalize()}.",
+        skips=verdict.skips,
+        meta={
+            "verdict": "fail" if verdict.failed else "pass",
+            "base": verdict.base,
+            "candidate": verdict.candidate,
+            "confidence": verdict.confidence,
+        },
+    )
+
+
+def _figures(outcomes: tuple[Outcome, ...]) -> dict[str, list[Any]]:
+    rows = [
+        (
+            str(one.rule),
+            one.metric,
+            one.unit,
+            one.rule.kind,
+            one.rule.sense,
+            one.rule.limit,
+            one.status,
+            one.base,
+            one.candidate,
+            *one.steps,
+            one.interval.estimate,
+            one.interval.low,
+            one.interval.high,
+            one.tail,
+            one.interval.known,
+        )
+        for one in outcomes
+    ]
+    columns = zip(*rows, strict=True) if rows else ((),) * len(FIGURES.names)
+    return dict(zip(FIGURES.names, map(list, columns), strict=True))
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in a few words."""
+    count = dict.fromkeys(_FIRST, 0)
+    for outcome in verdict.outcomes:
+        count[outcome.status] += 1
+    rules = f"{len(verdict.outcomes)} rule{'s' if len(verdict.outcomes) != 1 else ''}"
+    rest = f", {count['unclear']} unclear" if count["unclear"] else ""
+    if count["fail"]:
+        return f"regression, {count['fail']} of {rules} failed{rest}"
+    return f"no regression, {count['pass']} of {rules} held{rest}"
+
+
+def sentence(outcome: Outcome) -> str:
+    """One outcome with its numbers, on one line."""
+    side = "at most" if outcome.rule.sense == "<=" else "at least"
+    what = {"ratio": "ratio", "difference": "difference", "absolute": "value"}[outcome.rule.kind]
+    text = (
+        f"{outcome.metric}: {amount(outcome.base, outcome.unit)} to "
+        f"{amount(outcome.candidate, outcome.unit)} a step, {what} "
+        f"{_limited(outcome, outcome.interval.estimate)}, allowed {side} "
+        f"{_limited(outcome, outcome.rule.limit)}"
+    )
+    if interval := _interval(outcome):
+        text += f"; interval {interval} from {outcome.steps[0]} and {outcome.steps[1]} steps"
+    if outcome.status == "unclear":
+        text += "; this may be noise"
+    return "; ".join((text, *outcome.notes))
+
+
+def amount(value: float, unit: str) -> str:
+    """A number of a metric as people write it: '12.3 ms', '1.5 GiB', '31.2%', '1,966'."""
+    if unit == "fraction":
+        return f"{value:.2%}"
+    if unit not in _STEPS:
+        return f"{value:,.6g}" if value % 1 else f"{value:,.0f}"
+    _, name, digits = next(scale for scale in _STEPS[unit] if abs(value) >= scale[0])
+    return f"{value / _DIVISORS[name]:{digits}} {name}"
+
+
+def _limited(outcome: Outcome, value: float) -> str:
+    """A number of what the rule limits."""
+    if outcome.rule.kind == "ratio":
+        # Intervals of a few small counts reach far.
+        return "> 1000" if 1000 < value < inf else "< 0.001" if 0 < value < 0.001 else f"{value:.4g}"
+    if outcome.rule.kind == "difference" and outcome.unit == "fraction":
+        return f"{value:+.4f}"  # as rules write it: with % it would be relative
+    sign = "+" if outcome.rule.kind == "difference" and value >= 0 else ""
+    return sign + amount(value, outcome.unit)
+
+
+def _interval(outcome: Outcome) -> str:
+    """The interval as text, "" where it has no extent."""
+    found = outcome.interval
+    if found.low == found.high:
+        return ""
+    return f"{_limited(outcome, found.low)} … {_limited(outcome, found.high)}"

@@ -1,0 +1,1 @@
+"""Costs of attention, forward and backward, in PyTorch and in libraries."""

@@ -1,0 +1,255 @@
+"""Attention, forward: scaled_dot_product_attention and what PyTorch runs for it.
+
+In each of H heads every query of Nq meets every key of Nk (2·Dqk FLOPs), and its weight every value (2·Dv):
+2·B·H·Nq·Nk·(Dqk + Dv), H being the heads of the queries where keys and values have fewer (GQA and MQA,
+Ainslie et al. 2023). Scaling, masking and softmax are not counted, as in FlashAttention's papers (Dao 2022).
+What a mask leaves out is not counted where the mask is known:
+
+- causal over a square of scores: half, the convention of those papers (the diagonal counts half);
+- causal over unequal lengths, and windows: the scores that remain, one by one.
+
+Bytes: queries, keys, values and a bias once, the output and the log-sum-exp (FP32) that backward needs once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tracelens.costs.call import size
+from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+
+
+class Sizes(NamedTuple):
+    """Sizes of one attention: batch, heads of queries and of keys, lengths, widths of keys and of values."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    nq: int
+    nk: int
+    d: int
+    dv: int
+
+    @property
+    def dims(self) -> tuple[tuple[str, int], ...]:
+        """What the table shows; sizes of keys and values only where they differ."""
+        b, h, kv, nq, nk, d, dv = self
+        grouped = (("Hkv", kv),) if kv != h else ()
+        wide = (("Dv", dv),) if dv != d else ()
+        return (("B", b), ("H", h), *grouped, ("Nq", nq), ("Nk", nk), ("D", d), *wide)
+
+
+class Mask(NamedTuple):
+    """Which scores exist.
+
+    Attributes:
+        causal: no key after its query.
+        left, right: keys before and after a query that it sees, -1 for all.
+        top_left: the first query faces the first key; else the last faces the last.
+    """
+
+    causal: bool = False
+    left: int = -1
+    right: int = -1
+    top_left: bool = False
+
+
+FULL = Mask()
+
+
+def twice_unmasked(nq: int, nk: int, mask: Mask) -> tuple[int, str]:
+    """Twice the scores that a mask leaves (half a square need not be whole), and a note.
+
+    Query i faces key i + shift. The scores with a key at most c behind that place are the sum over all
+    queries of i + shift + c + 1, cut to 0..Nk; a window is the difference of two such sums.
+    """
+    causal, left, right, top_left = mask
+    if not causal and left < 0 and right < 0:
+        return 2 * nq * nk, ""
+    if causal and nq == nk and (left < 0 or left >= nk - 1):
+        return nq * nk, "causal: half of the scores"
+    shift = 0 if top_left else nk - nq
+    reach = 0 if causal else right
+    kept = _clipped(nq, nk, shift + reach + 1) if reach >= 0 else nq * nk
+    if left >= 0:
+        kept -= _clipped(nq, nk, shift - left)
+    return 2 * kept, "masked scores not counted"
+
+
+def forward_cost(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sizes: Sizes,
+    twice_scores: int,
+    note: str = "",
+    saved: bool = True,
+    extra: int = 0,
+) -> OpCost:
+    """The cost of attention over so many scores a head and batch.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        sizes: of the attention.
+        twice_scores: twice the scores of one head that are computed.
+        note: on the count of scores.
+        saved: the log-sum-exp of every row is a result too.
+        extra: further bytes read (bias, mask).
+    """
+    rows = sizes.batch * sizes.heads * sizes.nq
+    flops = sizes.batch * sizes.heads * twice_scores * (sizes.d + sizes.dv)
+    out = "bf16" if q.dtype.startswith("fp8") else q.dtype
+    written = size(rows * sizes.dv, out) + (4 * rows if saved else 0)
+    read = q.bytes + k.bytes + v.bytes + extra
+    return OpCost(flops, read, written, q.dtype, "matrix", dims=sizes.dims, note=note)
+
+
+def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+    """Sizes of (B, H, N, D) tensors; (H, N, D) is one of a batch."""
+    (b, h, nq, d), (b2, kv, nk, dk), (b3, kv2, nk2, dv) = _four(q), _four(k), _four(v)
+    return _agreeing(Sizes(b, h, kv, nq, nk, d, dv), (b2, b3), (dk, kv2, nk2))
+
+
+def tokens_first(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+    """Sizes of (B, N, H, D) tensors; (N, H, D) is one of a batch."""
+    (b, nq, h, d), (b2, nk, kv, dk), (b3, nk2, kv2, dv) = _four(q), _four(k), _four(v)
+    return _agreeing(Sizes(b, h, kv, nq, nk, d, dv), (b2, b3), (dk, kv2, nk2))
+
+
+def packed(sizes: Sizes, sequences: int, max_q: int, max_k: int, causal: bool) -> tuple[int, str]:
+    """Twice the scores of sequences laid end to end, of which only the longest lengths are recorded.
+
+    All have at most Nq·max_k scores, nor more than max_q·Nk; exact when all are of the longest length.
+    """
+    if max_q <= 0 or max_k <= 0:
+        raise Uncounted("the lengths of packed sequences are not recorded")
+    scores = min(sizes.nq * max_k, max_q * sizes.nk)
+    exact = sequences > 0 and (sizes.nq, sizes.nk) == (sequences * max_q, sequences * max_k)
+    bound = "" if exact else "upper bound: the split into sequences is not recorded"
+    if not causal:
+        return 2 * scores, bound
+    if max_q == max_k and sizes.nq == sizes.nk:
+        return scores, ", ".join(filter(None, ("causal: half of the scores", bound)))
+    return 2 * scores, "upper bound: causal over unequal lengths, and the split is not recorded"
+
+
+@cost("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu")
+def sdpa_flash(call: OpCall) -> OpCost:
+    """Flash attention of (B, H, N, D) tensors."""
+    if call.name.endswith("_for_cpu"):
+        return _heads_first(call, causal=4, bias=5)
+    return _heads_first(call, causal=4, top_left=False)
+
+
+@cost("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention")
+def sdpa_efficient(call: OpCall) -> OpCost:
+    """Memory-efficient and cuDNN attention of (B, H, N, D) tensors, with a bias."""
+    return _heads_first(call, causal=6, bias=3, saved=call.flag(4, True))
+
+
+@cost("aten::_scaled_dot_product_fused_attention_overrideable")
+def sdpa_overrideable(call: OpCall) -> OpCost:
+    """Attention of another backend, (B, H, N, D), with a bias."""
+    return _heads_first(call, causal=5, bias=3)
+
+
+@cost(
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_attention_math",
+    "aten::_scaled_dot_product_attention_math_for_mps",
+)
+def sdpa(call: OpCall) -> OpCost:
+    """Attention of (B, H, N, D) tensors with a mask; no log-sum-exp."""
+    return _heads_first(call, causal=5, bias=3, saved=False)
+
+
+@cost("aten::_cudnn_attention_forward")
+def cudnn_forward(call: OpCall) -> OpCost:
+    """Attention by cuDNN of (B, H, N, D) tensors."""
+    if call.has(4):
+        raise Uncounted("packed sequences in a layout that is not recorded")
+    return _heads_first(call, causal=10, bias=3, saved=call.flag(8, True))
+
+
+@cost("aten::_flash_attention_forward")
+def flash_forward(call: OpCall) -> OpCost:
+    """Flash attention of (B, N, H, D) tensors, or of packed sequences (T, H, D)."""
+    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    sizes = tokens_first(q, k, v)
+    causal = causal_flag(call, 8)
+    if call.has(3):
+        scores, note = packed(sizes, call.tensor(3).numel - 1, call.integer(5), call.integer(6), causal)
+    else:
+        mask = Mask(causal, call.integer(11, -1), call.integer(12, -1))
+        scores, note = twice_unmasked(sizes.nq, sizes.nk, mask)
+    return forward_cost(q, k, v, sizes, scores, note)
+
+
+@cost("aten::_efficient_attention_forward")
+def efficient_forward(call: OpCall) -> OpCost:
+    """Memory-efficient attention of (B, N, H, D) tensors, or of packed sequences (1, T, H, D)."""
+    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    sizes = tokens_first(q, k, v)
+    scores, note = efficient_scores(call, sizes, cu=4, longest=6, mask=9)
+    bias = call.tensor(3).bytes if call.has(3) else 0
+    return forward_cost(q, k, v, sizes, scores, note, call.flag(10, True), bias)
+
+
+def efficient_scores(call: OpCall, sizes: Sizes, cu: int, longest: int, mask: int) -> tuple[int, str]:
+    """Twice the scores of memory-efficient attention, whose mask is 0 none, 1 top left, 2 bottom right."""
+    kind = call.integer(mask)
+    if call.has(cu):
+        sequences = call.tensor(cu).numel - 1
+        return packed(sizes, sequences, call.integer(longest), call.integer(longest + 1), kind > 0)
+    return twice_unmasked(sizes.nq, sizes.nk, Mask(kind > 0, top_left=kind == 1))
+
+
+def _heads_first(
+    call: OpCall, causal: int, bias: int = -1, saved: bool = True, top_left: bool = True
+) -> OpCost:
+    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    sizes = heads_first(q, k, v)
+    # PyTorch aligns its causal mask at the top left. FlashAttention on GPUs does so at the bottom right: over
+    # unequal lengths PyTorch does not choose it, and who calls it by name (causal_lower_right) means that.
+    scores, note = twice_unmasked(sizes.nq, sizes.nk, Mask(causal_flag(call, causal), top_left=top_left))
+    extra = call.tensor(bias).bytes if bias >= 0 and call.has(bias) else 0
+    return forward_cost(q, k, v, sizes, scores, note, saved, extra)
+
+
+def causal_flag(call: OpCall, place: int) -> bool:
+    """Whether the mask is causal; Uncounted where the trace has no values."""
+    text = call.text(place).lower()
+    if text not in ("true", "false"):
+        raise Uncounted("whether the mask is causal is not recorded")
+    return text == "true"
+
+
+def _clipped(nq: int, nk: int, first: int) -> int:
+    """Sum of first + i over i < nq, each cut to 0..nk."""
+    return _ramp(first + nq, nk) - _ramp(first, nk)
+
+
+def _ramp(end: int, top: int) -> int:
+    """Sum of min(t, top) over 0 <= t < end."""
+    if end <= 0:
+        return 0
+    low = min(end - 1, top)
+    return low * (low + 1) // 2 + (end - 1 - low) * top
+
+
+def _four(tensor: Tensor) -> tuple[int, int, int, int]:
+    shape = tensor.shape if len(tensor.shape) == 4 else (1, *tensor.shape)
+    if len(shape) != 4:
+        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions where 4 are due")
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+def _agreeing(sizes: Sizes, batches: tuple[int, int], others: tuple[int, int, int]) -> Sizes:
+    # A batch of 1 is broadcast; any other is another layout, such as the pages of a cache.
+    if others != (sizes.d, sizes.kv_heads, sizes.nk) or any(b not in (1, sizes.batch) for b in batches):
+        raise Uncounted("recorded shapes of queries, keys and values disagree")
+    if sizes.kv_heads and sizes.heads % sizes.kv_heads:
+        raise Uncounted(f"{sizes.heads} heads cannot share {sizes.kv_heads} heads of keys")
+    return sizes

@@ -1,0 +1,215 @@
+"""Attention of libraries: flash-attn, AITER, Composable Kernel, Transformer Engine, vLLM, SGLang.
+
+Formulas as in attention.py and attention_backward.py. The libraries share an order of arguments that outlasts
+their versions: queries, keys and values first (after the output's gradient in backward), (B, N, H, D) or
+packed (T, H, D), and somewhere later the causal flag right before the two window sizes. The whole numbers
+before that flag begin with the longest lengths of queries and keys. Their causal mask ends at the bottom
+right (flash-attn 2.1).
+"""
+
+from __future__ import annotations
+
+from tracelens.costs.attention.backward import backward_cost
+from tracelens.costs.attention.forward import (
+    FULL,
+    Mask,
+    Sizes,
+    forward_cost,
+    packed,
+    tokens_first,
+    twice_unmasked,
+)
+from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+
+_WORDS = ("true", "false")
+
+_FORWARD = (
+    "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward", "flash_attn::fwd",
+    "flash_attn_2_cuda::fwd", "flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward", "FlashAttnFunc",
+    "FlashAttnVarlenFunc", "aiter::_flash_attn_forward", "aiter::_flash_attn_varlen_forward",
+    "aiter::mha_fwd*", "aiter::mha_varlen_fwd*", "aiter::fmha_v3_fwd*", "aiter::fmha_v3_varlen_fwd*",
+    "aiter::mha_batch_prefill*", "aiter::wrapper_fmha_v3_fwd", "aiter::wrapper_fmha_v3_varlen_fwd",
+    "_vllm_fa2_C::varlen_fwd",
+    "_vllm_fa2_C::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd",
+)  # fmt: skip
+
+_BACKWARD = (
+    "flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward", "flash_attn::bwd",
+    "flash_attn_2_cuda::bwd", "flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward",
+    "aiter::_flash_attn_backward", "aiter::_flash_attn_varlen_backward", "aiter::mha_bwd*",
+    "aiter::mha_varlen_bwd*", "aiter::fmha_v3_bwd*", "aiter::fmha_v3_varlen_bwd*",
+    "aiter::wrapper_fmha_v3_bwd", "aiter::wrapper_fmha_v3_varlen_bwd",
+)  # fmt: skip
+
+
+@cost(*_FORWARD)
+def library_forward(call: OpCall) -> OpCost:
+    """Flash attention of a library, dense, packed or over a paged cache."""
+    q, k, v, sizes, scores, note = _scores(call, 0)
+    return forward_cost(q, k, v, sizes, scores, note)
+
+
+@cost(*_BACKWARD)
+def library_backward(call: OpCall) -> OpCost:
+    """Gradients of a library's flash attention, dense or packed."""
+    q, k, v, sizes, scores, note = _scores(call, 1)
+    return backward_cost(q, k, v, sizes, scores, note)
+
+
+@cost("FlashAttnFuncBackward", "FlashAttnVarlenFuncBackward", forward=True)
+def function_backward(call: OpCall) -> OpCost:
+    """Gradients of a flash-attn autograd function, sized by its forward."""
+    q, k, v, sizes, scores, note = _scores(_forward(call), 0)
+    return backward_cost(q, k, v, sizes, scores, note)
+
+
+@cost("FusedAttnFunc")
+def fused_forward(call: OpCall) -> OpCost:
+    """Transformer Engine's cuDNN or CK attention; its mask is text, which is not recorded."""
+    q, k, v, sizes, scores, note = _fused(call)
+    return forward_cost(q, k, v, sizes, scores, note)
+
+
+@cost("FusedAttnFuncBackward", forward=True)
+def fused_backward(call: OpCall) -> OpCost:
+    """Gradients of Transformer Engine's attention, sized by its forward."""
+    q, k, v, sizes, scores, note = _fused(_forward(call))
+    return backward_cost(q, k, v, sizes, scores, note)
+
+
+@cost("FlexAttentionAutogradOp")
+def flex_forward(call: OpCall) -> OpCost:
+    """FlexAttention of (B, H, N, D) tensors; its block mask is not recorded."""
+    q, k, v, sizes = _flex(call)
+    return forward_cost(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
+
+
+@cost("FlexAttentionAutogradOpBackward", forward=True)
+def flex_backward(call: OpCall) -> OpCost:
+    """Gradients of FlexAttention, sized by its forward."""
+    q, k, v, sizes = _flex(_forward(call))
+    return backward_cost(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
+
+
+@cost("aiter::mla_decode_stage1_asm_fwd")
+def mla_decode(call: OpCall) -> OpCost:
+    """Multi-head latent attention over a paged cache of latents, which are keys and values at once.
+
+    Queries (T, H, Dqk), cache (pages, page, 1, Dqk), the pages in use are argument 4. Each latent meets the
+    queries of one sequence, at most the longest length of them: scores = H·max_q·tokens (DeepSeek-V2, 2024).
+    The values are the first Dv of a latent; Dv is that of the output.
+    """
+    q, cache, pages = call.tensor(0), call.tensor(1), call.tensor(4)
+    if len(q.shape) != 3 or len(cache.shape) != 4:
+        raise Uncounted("a cache or queries in a layout that is not known")
+    longest = next((int(text) for text in call.values if text.isdigit()), 0)
+    widths = [t.shape[-1] for t in call.tensors()[2:] if len(t.shape) >= 3 and 1 < t.shape[-1] <= q.shape[-1]]
+    if not longest or not widths:
+        raise Uncounted("neither the longest query nor the width of the values is recorded")
+    tokens = pages.numel * cache.shape[1]
+    sizes = Sizes(1, q.shape[1], cache.shape[2], q.shape[0], tokens, q.shape[2], widths[-1])
+    read = Tensor((tokens, cache.shape[2], q.shape[2]), cache.dtype, tokens * cache.shape[2] * q.shape[2])
+    none = Tensor((), cache.dtype, 0)
+    note = "upper bound: pages in use and the longest query, not each length"
+    return forward_cost(q, read, none, sizes, 2 * longest * tokens, note)
+
+
+@cost(
+    "vllm::unified_attention*", "vllm::unified_mla_attention*", "sglang::unified_attention*",
+    "aiter::paged_attention*", "aiter::pa_fwd*", "_C::paged_attention*", "_rocm_C::paged_attention*",
+)  # fmt: skip
+def cached(call: OpCall) -> OpCost:
+    """Attention over a cache of keys whose lengths are in memory: not counted."""
+    raise Uncounted("the lengths of the sequences in the cache of keys lie in GPU memory")
+
+
+_UNKNOWN_MASK = "upper bound: the mask is not recorded"
+
+
+def _scores(call: OpCall, first: int) -> tuple[Tensor, Tensor, Tensor, Sizes, int, str]:
+    """Operands from argument `first` on, sizes, twice the scores and a note."""
+    q, k, v = call.tensor(first), call.tensor(first + 1), call.tensor(first + 2)
+    mask, longest = _mask(call)
+    if len(q.shape) == 4:
+        sizes = tokens_first(q, k, v)
+        return q, k, v, sizes, *twice_unmasked(sizes.nq, sizes.nk, mask)
+    bounds = next((t for t in call.tensors()[first + 3 :] if len(t.shape) == 1 and t.dtype == "i32"), None)
+    if bounds is None or len(longest) < 2:
+        raise Uncounted("the lengths of packed sequences are not recorded")
+    sequences, (max_q, max_k) = max(bounds.numel - 1, 0), longest[:2]
+    paged = len(k.shape) == len(v.shape) == 4
+    if paged:
+        k, v = (_paged(t, sequences * max_k) for t in (k, v))
+    sizes = tokens_first(q, k, v)
+    scores, note = packed(sizes, sequences, max_q, max_k, mask.causal)
+    return q, k, v, sizes, scores, "upper bound: lengths in the paged cache not recorded" if paged else note
+
+
+def _mask(call: OpCall) -> tuple[Mask, list[int]]:
+    """The mask, and the whole numbers before it."""
+    values = call.values
+    numbers = [text.lstrip("-").isdigit() for text in values]
+    for place in range(len(values) - 2):
+        if numbers[place + 1] and numbers[place + 2] and values[place].lower() in _WORDS:
+            before = [int(text) for text, number in zip(values[:place], numbers, strict=False) if number]
+            left, right = int(values[place + 1]), int(values[place + 2])
+            return Mask(values[place].lower() == "true", left, right), before
+    return _autograd_mask(call)
+
+
+def _autograd_mask(call: OpCall) -> tuple[Mask, list[int]]:
+    """The mask of an autograd function, whose window is a pair, which is not recorded."""
+    for place, text in enumerate(call.values):
+        if text.lower() in _WORDS:
+            before = [int(word) for word in call.values[:place] if word.isdigit()]
+            return (Mask(True) if text.lower() == "true" else FULL), before
+    raise Uncounted("whether the mask is causal is not recorded")
+
+
+def _paged(cache: Tensor, tokens: int) -> Tensor:
+    """What a paged cache (pages, page, heads, width) holds of so many tokens."""
+    pages, page, heads, width = cache.shape
+    used = min(tokens, pages * page)
+    return Tensor((used, heads, width), cache.dtype, used * heads * width)
+
+
+def _fused(call: OpCall) -> tuple[Tensor, Tensor, Tensor, Sizes, int, str]:
+    q, k, v = _operands(call)
+    longest = [int(text) for text in call.values if text.isdigit()][:2]
+    if len(longest) < 2 or not all(longest):
+        raise Uncounted("the longest lengths are not recorded")
+    # (N, B, H, D) or (B, N, H, D), or packed (T, H, D): tokens of all sequences either way.
+    if not len(q.shape) == len(k.shape) == len(v.shape) >= 3:
+        raise Uncounted("operands in a layout that is not known")
+    flat = [Tensor((_tokens(t), *t.shape[-2:]), t.dtype, t.stored) for t in (q, k, v)]
+    sizes = tokens_first(*flat)
+    scores, _ = packed(sizes, 0, longest[0], longest[1], causal=False)
+    return q, k, v, sizes, scores, _UNKNOWN_MASK
+
+
+def _flex(call: OpCall) -> tuple[Tensor, Tensor, Tensor, Sizes]:
+    q, k, v = _operands(call)
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        raise Uncounted("operands in a layout that is not known")
+    turned = [Tensor((t.shape[0], t.shape[2], t.shape[1], t.shape[3]), t.dtype, t.stored) for t in (q, k, v)]
+    return q, k, v, tokens_first(*turned)
+
+
+def _operands(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
+    wide = [tensor for tensor in call.tensors() if len(tensor.shape) >= 3]
+    if len(wide) < 3:
+        raise Uncounted("queries, keys and values are not recorded")
+    return wide[0], wide[1], wide[2]
+
+
+def _tokens(tensor: Tensor) -> int:
+    tokens = 1
+    for dim in tensor.shape[:-2]:
+        tokens *= dim
+    return tokens
+
+
+def _forward(call: OpCall) -> OpCall:
+    if call.forward is None:
+        raise Uncounted("its forward op is not in the trace")
+    return call.forward

@@ -1,0 +1,1 @@
+"""Costs of GEMMs: dense, fused with an epilogue, grouped."""

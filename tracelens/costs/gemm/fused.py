@@ -1,0 +1,159 @@
+"""Matrix products of libraries: aiter, Primus-Turbo, hipBLASLt, vLLM, SGLang, DeepGEMM.
+
+All are x · Wᵀ with 2·M·N·K FLOPs, M the rows of x, and differ in where the operands stand and whether the
+weight is stored as (N, K) or (K, N). Where a flag for that is not recorded, the side of the weight that is
+as long as K decides; a square weight costs the same either way. Bytes: operands, scales, bias and result
+once. 4-bit types are packed in pairs: a row of K elements is K/2 bytes long.
+
+Sources: aiter, ops/gemm_op_a8w8.py and its neighbours; Primus-Turbo, pytorch/kernels/gemm and
+bindings_pytorch.cpp; vLLM, csrc/torch_bindings.cpp; SGLang, sgl-kernel.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tracelens.costs.call import size
+from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.gemm.dense import math_dtype
+from tracelens.costs.torch.tensors import asked_dtype
+
+
+@cost(
+    "aiter::gemm_a8w8*", "aiter::gemm_a16w16*", "aiter::gemm_a16w8*", "aiter::flatmm_a8w8*", "aiter::hipb_mm",
+    "aiter::rocb_mm", "aiter::wv_splitk*", "aiter::wvSplitK*", "aiter::LLMM1", "_rocm_C::LLMM1",
+    "_rocm_C::wvSplitK", "vllm::rocm_unquantized_gemm", "vllm::rocm_unquantized_gemm_impl",
+    "vllm::w8a8_block_fp8_matmul_func", "vllm::w8a8_triton_block_scaled_mm_func",
+    "vllm::rocm_aiter_gemm_w8a8", "vllm::rocm_aiter_gemm_w8a8_blockscale", "vllm::rocm_aiter_gemm_a8w8*",
+    "sgl_kernel::fp8_scaled_mm", "sgl_kernel::int8_scaled_mm", "sgl_kernel::fp8_blockwise_scaled_mm",
+    "primus_turbo_cpp_extension::gemm_fp8", "primus_turbo_cpp_extension::ck_gemm_fp8",
+    "primus_turbo_cpp_extension::turbo_gemm_fp8",
+)  # fmt: skip
+def operands_first(call: OpCall) -> OpCost:
+    """Rows and weight come first, behind them scales, bias and, in some, the result."""
+    return _scaled(call, 0, 1)
+
+
+@cost("aiter::gemm_a4w4*", "sgl_kernel::scaled_fp4_mm")
+def operands_first_fp4(call: OpCall) -> OpCost:
+    """The same of 4-bit matrices packed in pairs."""
+    return _scaled(call, 0, 1, packed=True)
+
+
+@cost("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp", "_C::cutlass_scaled_sparse_mm")
+def cutlass_scaled(call: OpCall) -> OpCost:
+    """The result first, then a (M, K) and b (K, N)."""
+    return _scaled(call, 1, 2, result=0)
+
+
+@cost("_C::cutlass_scaled_fp4_mm")
+def cutlass_scaled_fp4(call: OpCall) -> OpCost:
+    """The same of 4-bit matrices packed in pairs."""
+    return _scaled(call, 1, 2, result=0, packed=True)
+
+
+@cost("vllm::fp8_gemm_nt_op", "vllm::deep_gemm_fp8_nt")
+def deep_gemm(call: OpCall) -> OpCost:
+    """DeepGEMM: x, its scale, weight (N, K), its scale, the result."""
+    return _scaled(call, 0, 2, result=4)
+
+
+@cost("primus_turbo_cpp_extension::hipblaslt_gemm", "primus_turbo_cpp_extension::hipblaslt_gemm_fp8")
+def hipblaslt(call: OpCall) -> OpCost:
+    """A, its scale, B, its scale, the result's type, flags for transposed A and B."""
+    return _flagged(call, (0, 5), (2, 6), (1, 3), asked_dtype(call, 4))
+
+
+@cost("primus_turbo::gemm_impl")
+def primus(call: OpCall) -> OpCost:
+    """Operands, each followed by a flag for its transposition, the result's type, bias."""
+    return _flagged(call, (0, 1), (2, 3), (7,), asked_dtype(call, 4))
+
+
+@cost("primus_turbo::gemm_fp8_impl", "primus_turbo::gemm_fp4_impl")
+def primus_fp8(call: OpCall) -> OpCost:
+    """Operands, each followed by its scale and a flag for its transposition, the result's type."""
+    return _flagged(call, (0, 2), (3, 5), (1, 4), asked_dtype(call, 6) or "bf16")
+
+
+@cost("primus_turbo::gemm_fp6_impl")
+def primus_fp6(call: OpCall) -> OpCost:
+    """Packed operands and scales; M, N and K are given as numbers."""
+    read = sum(call.tensor(place).bytes for place in range(4) if call.has(place))
+    m, n, k = call.integer(4), call.integer(5), call.integer(6)
+    if min(m, n, k) < 0:
+        raise Uncounted("sizes of a matrix product not recorded")
+    out = asked_dtype(call, 7) or "bf16"
+    return OpCost(2 * m * n * k, read, size(m * n, out), "fp6", "matrix", dims=sizes(m, n, k))
+
+
+def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False) -> OpCost:
+    """Rows (..., K) times a weight (N, K) or (K, N); all other tensors once, the result of bf16 or given."""
+    a, b = call.tensor(x), call.tensor(w)
+    if not a.shape or len(b.shape) != 2:
+        raise Uncounted("operands of a matrix product without their dimensions")
+    rows, k = prod(a.shape[:-1]), a.shape[-1]
+    n = _columns(b, k)
+    places = [place for place in range(len(call.dtypes)) if place not in (x, w) and call.has(place)]
+    others = {place: call.tensor(place) for place in places}
+    if result < 0:
+        shape = (*a.shape[:-1], n)
+        result = next((place for place in reversed(places) if others[place].shape == shape), -1)
+    given = others.pop(result, None)
+    plain = a.dtype in ("bf16", "fp16", "fp32")
+    out = given.dtype if given else a.dtype if plain else "bf16"
+    extra = sum(tensor.bytes for tensor in others.values())
+    if not packed and "fp4x2" not in (a.dtype, b.dtype):
+        return weighed(call, a, b, rows, n, k, out, extra)
+    read, k = a.bytes + b.bytes + extra, 2 * k
+    return OpCost(2 * rows * n * k, read, size(rows * n, out), "fp4", "matrix", dims=sizes(rows, n, k))
+
+
+def _flagged(
+    call: OpCall, a_at: tuple[int, int], b_at: tuple[int, int], more: tuple[int, ...], out: str
+) -> OpCost:
+    """op(A) · op(B) with operands and flags at these places; `more` are scales and bias."""
+    a, b = call.tensor(a_at[0]), call.tensor(b_at[0])
+    m, k = sides(a, not call.flag(a_at[1]))
+    n, k2 = sides(b, call.flag(b_at[1]))
+    agree(k, k2)
+    extra = sum(call.tensor(place).bytes for place in more if call.has(place))
+    if "fp4" not in call.name:
+        return weighed(call, a, b, m, n, k, out or a.dtype, extra)
+    read, k = a.bytes + b.bytes + extra, 2 * k
+    return OpCost(2 * m * n * k, read, size(m * n, out), "fp4", "matrix", dims=sizes(m, n, k))
+
+
+def weighed(call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, out: str, extra: int) -> OpCost:
+    """The cost of (m, k) x (k, n) with `extra` further bytes read and a result of type `out`."""
+    read = a.bytes + b.bytes + extra
+    return OpCost(
+        2 * m * n * k, read, size(m * n, out), math_dtype(call, a, b), "matrix", dims=sizes(m, n, k)
+    )
+
+
+def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
+    """The outer and the inner size of an operand, whose leading dimensions are rows."""
+    if len(tensor.shape) < 2:
+        raise Uncounted("operands of a matrix product without their dimensions")
+    first, last = prod(tensor.shape[:-1]), tensor.shape[-1]
+    return (first, last) if k_last else (last, first)
+
+
+def _columns(weight: Tensor, k: int) -> int:
+    """N of a weight stored as (N, K) or (K, N)."""
+    first, second = weight.shape
+    if k not in (first, second):
+        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {second})")
+    return first if second == k else second
+
+
+def agree(k: int, other: int) -> None:
+    """Raise Uncounted where the inner sizes of two operands differ."""
+    if k != other:
+        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {other})")
+
+
+def sizes(m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
+    """The named sizes of a product."""
+    return (("M", m), ("N", n), ("K", k))

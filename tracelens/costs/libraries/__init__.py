@@ -1,0 +1,1 @@
+"""Costs of ops that libraries bring: Transformer Engine, Triton, collectives."""

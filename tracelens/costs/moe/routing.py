@@ -1,0 +1,249 @@
+"""Mixture of experts: routing, sorting, permuting tokens, and experts in one fused op.
+
+With T tokens of H elements, each sent to k of E experts:
+
+- Routing reads the logits (T, E) and writes k weights and indices a token. Softmax (4 operations) and top-k
+  (1) are counted on each logit.
+- Sorting and aligning read the indices and write the sorted ones; comparisons are not counted.
+- Permuting reads T rows and writes a row for each (token, expert); unpermuting reads those and adds them up
+  to T rows: 1 operation an element, 2 with weights.
+- Fused experts run both products on all T·k rows: 2·T·k·(size of one expert's first and second weight)
+  FLOPs. No more than T·k experts are in use; the weights of so many are read, all where T·k is at least E.
+
+Sources: vLLM, csrc/moe/torch_bindings.cpp and fused_moe; aiter, ops/moe_op.py and moe_sorting.py; SGLang,
+sgl-kernel; TransformerEngine, pytorch/permutation.py; Primus-Turbo, kernels/moe. DeepEP's dispatch and
+combine do not record how many tokens go to other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from tracelens.costs.call import size
+from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+
+_EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
+_ROUTING = 5
+
+
+@cost("_moe_C::topk_softmax", "aiter::topk_softmax", "aiter::topk_softmax_asm")
+def topk_softmax(call: OpCall) -> OpCost:
+    """Softmax and top-k: weights, indices and positions written, logits read."""
+    return _routed(call, call.tensor(3), reads=(3,), writes=(0, 1, 2))
+
+
+@cost("sgl_kernel::topk_softmax", "sgl_kernel::topk_sigmoid")
+def topk_softmax_sglang(call: OpCall) -> OpCost:
+    """Softmax and top-k: weights and indices written, logits read."""
+    return _routed(call, call.tensor(2), reads=(2,), writes=(0, 1))
+
+
+@cost("aiter::biased_grouped_topk", "aiter::biased_grouped_topk_hip", "aiter::moe_fused_gate")
+def biased_topk(call: OpCall) -> OpCost:
+    """Scores, bias and top-k in groups of experts: logits and bias read, weights and indices written."""
+    return _routed(call, call.tensor(0), reads=(0, 1), writes=(2, 3))
+
+
+@cost("aiter::grouped_topk", "aiter::grouped_topk_hip")
+def grouped_topk(call: OpCall) -> OpCost:
+    """The same without a bias."""
+    return _routed(call, call.tensor(0), reads=(0,), writes=(1, 2))
+
+
+@cost(
+    "_moe_C::moe_align_block_size", "_moe_C::sgl_moe_align_block_size", "vllm::moe_align_block_size",
+    "sgl_kernel::moe_align_block_size",
+)  # fmt: skip
+def align(call: OpCall) -> OpCost:
+    """Indices read, sorted and padded positions, experts of blocks and their number written."""
+    return _moved(call, reads=(0,), writes=(3, 4, 5))
+
+
+@cost("aiter::moe_sorting_fwd", "aiter::moe_sorting_opus_fwd")
+def sorting(call: OpCall) -> OpCost:
+    """Indices and weights read; sorted ones, experts, their number and the zeroed result written."""
+    return _moved(call, reads=(0, 1), writes=(2, 3, 4, 5, 6))
+
+
+@cost("_moe_C::moe_sum", "aiter::moe_sum", "sgl_kernel::moe_sum")
+def moe_sum(call: OpCall) -> OpCost:
+    """The k results of each token added up."""
+    rows = call.tensor(0)
+    return _moved(call, reads=(0,), writes=(1,), flops=rows.numel, dtype=rows.dtype)
+
+
+@cost("_moe_C::moe_permute")
+def permute_vllm(call: OpCall) -> OpCost:
+    """Tokens, weights and indices read, permuted rows and maps written."""
+    return _moved(call, reads=range(4), writes=range(4, len(call.dtypes)), dtype=call.tensor(0).dtype)
+
+
+@cost("primus_turbo_cpp_extension::permute")
+def permute_primus(call: OpCall) -> OpCost:
+    """Tokens, scales, probabilities and map read, the permuted ones written."""
+    return _moved(call, reads=(0, 2, 4, 6), writes=(1, 3, 5), dtype=call.tensor(0).dtype)
+
+
+@cost("primus_turbo_cpp_extension::unpermute")
+def unpermute_primus(call: OpCall) -> OpCost:
+    """Permuted rows, probabilities and map read, sums written."""
+    rows = call.tensor(0)
+    return _moved(call, reads=(0, 2, 4), writes=(1, 3), flops=rows.numel, dtype=rows.dtype)
+
+
+@cost("te_moe::permute_mask_map_fwd", "te_moe::permute_index_map")
+def permute_te(call: OpCall) -> OpCost:
+    """Tokens (T, H) and map read, as many rows written as the op is told, or one for each index."""
+    tokens, routing = _rows(call, 0), _rows(call, 1)
+    rows = call.integer(2, 0)
+    if rows <= 0 and call.name.endswith("mask_map_fwd"):
+        raise Uncounted("number of permuted rows not recorded")
+    return _permuted(call, tokens, rows if rows > 0 else routing.numel)
+
+
+@cost("te_moe::unpermute_mask_map_fwd", "te_moe::unpermute_index_map_fwd")
+def unpermute_te(call: OpCall) -> OpCost:
+    """Permuted rows, map and weights read, their sums for T tokens written."""
+    rows = _rows(call, 0)
+    return _summed(call, rows, call.integer(3), 2 if call.has(2) and call.tensor(2).numel else 1)
+
+
+@cost("te_moe::permute_mask_map_bwd", "te_moe::permute_index_map_bwd")
+def permute_te_backward(call: OpCall) -> OpCost:
+    """Gradients of the permuted rows added up for T tokens."""
+    return _summed(call, _rows(call, 0), call.integer(4 if "mask" in call.name else 2), 1)
+
+
+@cost("te_moe::chunk_sort_fwd", "_moe_chunk_sort")
+def chunk_sort(call: OpCall) -> OpCost:
+    """Chunks of rows in another order: all rows read and written."""
+    rows = _rows(call, 0)
+    read = sum(tensor.bytes for tensor in call.tensors())
+    return OpCost(0, read, size(rows.numel, rows.dtype), rows.dtype)
+
+
+@cost("_moe_permute_mask_map", "_moe_permute_index_map")
+def permute_function(call: OpCall) -> OpCost:
+    """TransformerEngine's autograd function: tokens, map, number of permuted rows."""
+    return permute_te(call) if call.integer(2, 0) > 0 else _by_index(call)
+
+
+@cost("_moe_unpermute_mask_map")
+def unpermute_function(call: OpCall) -> OpCost:
+    """TransformerEngine's autograd function: rows and a map with one row a token."""
+    return _summed(call, _rows(call, 0), _rows(call, 1).shape[0], 2 if call.has(2) else 1)
+
+
+@cost(
+    "_moe_permute_mask_mapBackward", "_moe_permute_index_mapBackward", "_moe_unpermute_mask_mapBackward",
+    "_moe_unpermute_index_mapBackward", "_moe_chunk_sortBackward", forward=True,
+)  # fmt: skip
+def moved_back(call: OpCall) -> OpCost:
+    """Gradients read, the gradient of the forward's rows written; that of the weights is not counted."""
+    if call.forward is None:
+        raise Uncounted("its forward op is not in the trace")
+    gradient, rows = _rows(call, 0), _rows(call.forward, 0)
+    read = sum(tensor.bytes for tensor in call.tensors())
+    # Only where rows were copied are they added up: more in the gradient than in the result.
+    additions = gradient.numel if gradient.shape[0] > rows.shape[0] else 0
+    return OpCost(additions, read, size(rows.numel, rows.dtype), rows.dtype)
+
+
+@cost(
+    "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "sglang::inplace_fused_experts",
+    "sglang::outplace_fused_experts", "aiter::fused_moe_", "aiter::fused_moe", "vllm::rocm_aiter_fused_moe",
+)  # fmt: skip
+def fused_experts(call: OpCall) -> OpCost:
+    """Tokens, both weights of all experts, weights and indices of the routing."""
+    tokens, topk = _rows(call, 0), _rows(call, 4)
+    return _experts(call, tokens, (call.tensor(1), call.tensor(2)), topk.shape[1], tokens)
+
+
+@cost("aiter::fmoe", "aiter::fmoe_g1u1", "aiter::fmoe_g1u1_tkw1", "aiter::fmoe_int8_g1u0")
+def fused_experts_sorted(call: OpCall) -> OpCost:
+    """Result, tokens, both weights of all experts, the sorted rows; k is a number."""
+    out, tokens = _rows(call, 0), _rows(call, 1)
+    return _experts(call, tokens, (call.tensor(2), call.tensor(3)), call.integer(8), out)
+
+
+@cost("aiter::ck_moe_stage1", "aiter::ck_moe_stage1_fwd", "aiter::ck_moe_stage2", "aiter::ck_moe_stage2_fwd")
+def expert_stage(call: OpCall) -> OpCost:
+    """One of the two products of all experts: rows, both weights, the sorted rows, the result, k."""
+    rows, out = call.tensor(0), call.tensor(6)
+    if not rows.shape or not out.shape:
+        raise Uncounted("tokens without dimensions")
+    return _experts(call, rows, (call.tensor(1 if "stage1" in call.name else 2),), call.integer(7), out)
+
+
+@cost(
+    "FusedDispatch", "FusedDispatchBackward", "FusedCombine", "FusedCombineBackward", "MoEDispatch",
+    "MoEDispatchBackward", "MoECombine", "MoECombineBackward", "HybridEPDispatch", "HybridEPDispatchBackward",
+    "HybridEPCombine", "HybridEPCombineBackward", "primus_turbo::moe_dispatch*", "primus_turbo::moe_combine*",
+)  # fmt: skip
+def dispatch(call: OpCall) -> OpCost:
+    """Dispatch and combine of DeepEP and its like."""
+    raise Uncounted("number of tokens that go to other ranks not recorded")
+
+
+def _routed(call: OpCall, logits: Tensor, reads: tuple[int, ...], writes: tuple[int, ...]) -> OpCost:
+    return _moved(call, reads, writes, _ROUTING * logits.numel, logits.dtype)
+
+
+def _moved(
+    call: OpCall, reads: Iterable[int], writes: Iterable[int], flops: int = 0, dtype: str = ""
+) -> OpCost:
+    """The tensor arguments at these places read or written once."""
+    first = call.tensor(0)  # where nothing was recorded, this says so
+    read = sum(call.tensor(place).bytes for place in reads if call.has(place))
+    written = sum(call.tensor(place).bytes for place in writes if call.has(place))
+    return OpCost(flops, read, written, dtype or first.dtype)
+
+
+def _permuted(call: OpCall, tokens: Tensor, rows: int) -> OpCost:
+    read = sum(tensor.bytes for tensor in call.tensors())
+    hidden = tokens.shape[1]
+    return OpCost(
+        0, read, size(rows * hidden, tokens.dtype), tokens.dtype, dims=(("rows", rows), ("H", hidden))
+    )
+
+
+def _by_index(call: OpCall) -> OpCost:
+    """A map of indices (T, k) has one row for each; a mask does not tell how many are set."""
+    tokens, routing = _rows(call, 0), _rows(call, 1)
+    if routing.dtype == "bool" or call.name.endswith("mask_map"):
+        raise Uncounted("number of permuted rows not recorded")
+    return _permuted(call, tokens, routing.numel)
+
+
+def _summed(call: OpCall, rows: Tensor, tokens: int, operations: int) -> OpCost:
+    if tokens < 0:
+        raise Uncounted("number of tokens not recorded")
+    read = sum(tensor.bytes for tensor in call.tensors())
+    written = size(tokens * rows.shape[1], rows.dtype)
+    dims = (("rows", rows.shape[0]), ("T", tokens), ("H", rows.shape[1]))
+    return OpCost(operations * rows.numel, read, written, rows.dtype, dims=dims)
+
+
+def _experts(call: OpCall, tokens: Tensor, weights: tuple[Tensor, ...], k: int, out: Tensor) -> OpCost:
+    """Products of all rows with these weights (E, ., .), the first three dimensions of one expert's."""
+    if any(len(weight.shape) != 3 or not weight.shape[0] for weight in weights) or k < 1:
+        raise Uncounted("weights of the experts not recorded")
+    experts, count = weights[0].shape[0], tokens.shape[0]
+    rows = count * k
+    # Two 4-bit elements share a byte: the inner dimension is half as long as it should be.
+    packed = 2 if weights[0].dtype == "fp4x2" else 1
+    used = min(experts, rows)
+    flops = 2 * rows * packed * sum(prod(weight.shape[1:]) for weight in weights)
+    read = tokens.bytes + sum(weight.bytes * used // experts for weight in weights)
+    dtype = "fp4" if packed == 2 else weights[0].dtype
+    dims = (("E", experts), ("rows", rows), ("H", tokens.shape[-1]))
+    return OpCost(flops, read, size(out.numel, out.dtype), dtype, "matrix", dims=dims, note=_EXPERTS)
+
+
+def _rows(call: OpCall, place: int) -> Tensor:
+    """Tensor argument with two dimensions."""
+    tensor = call.tensor(place)
+    if len(tensor.shape) != 2:
+        raise Uncounted(f"argument {place} with {len(tensor.shape)} dimensions where 2 are due")
+    return tensor

@@ -1,0 +1,1 @@
+"""Costs of neural-network layers: norms, softmax, losses, pooling, convolution."""

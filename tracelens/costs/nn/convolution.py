@@ -1,0 +1,205 @@
+"""Convolutions of one to three dimensions, their transposes and gradients.
+
+Every element of the output is an inner product over the C/groups channels and all taps of the filter:
+2·prod(output)·prod(filter[1:]) FLOPs, the filter being (K, C/groups, taps…). A transposed convolution has the
+filter (C, K/groups, taps…) and spreads every element of its input: 2·prod(input)·prod(filter[1:]). Its two
+gradients (of the input and of the filter) each take as many. The bias is in bytes only.
+
+Sizes follow the documentation of torch.nn.Conv2d and ConvTranspose2d; padded zeros count as work, as there.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from tracelens.costs.call import size
+from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.gemm.dense import math_dtype
+
+
+class Places(NamedTuple):
+    """Where an op has its arguments, -1 where it has none; input and filter are always 0 and 1."""
+
+    bias: int
+    stride: int
+    padding: int
+    dilation: int = -1
+    groups: int = -1
+    output_padding: int = -1
+    flag: int = -1
+    transposed: bool = False
+
+
+_GENERAL = Places(bias=2, stride=3, padding=4, dilation=5, groups=8, output_padding=7, flag=6)
+_PUBLIC = Places(bias=2, stride=3, padding=4, dilation=5, groups=6)
+_TRANSPOSE = Places(bias=2, stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True)
+_MIOPEN = Places(bias=2, padding=3, stride=4, dilation=5, groups=6)
+_SLOW = Places(bias=3, stride=4, padding=5)
+_DILATED = Places(bias=3, stride=4, padding=5, dilation=6)
+_SLOW_TRANSPOSE = Places(bias=3, stride=4, padding=5, output_padding=6, dilation=7, transposed=True)
+
+_PLACES = {
+    "aten::convolution": _GENERAL,
+    "aten::_convolution": _GENERAL,
+    "aten::convolution_overrideable": _GENERAL,
+    "aten::conv1d": _PUBLIC,
+    "aten::conv2d": _PUBLIC,
+    "aten::conv3d": _PUBLIC,
+    "aten::cudnn_convolution_relu": _PUBLIC,
+    "aten::miopen_convolution_relu": _PUBLIC,
+    "aten::conv_transpose1d": _TRANSPOSE,
+    "aten::conv_transpose2d": _TRANSPOSE,
+    "aten::conv_transpose3d": _TRANSPOSE,
+    "aten::cudnn_convolution": Places(bias=-1, padding=2, stride=3, dilation=4, groups=5),
+    "aten::cudnn_convolution_transpose": Places(
+        bias=-1, padding=2, output_padding=3, stride=4, dilation=5, groups=6, transposed=True
+    ),
+    "aten::cudnn_convolution_add_relu": Places(bias=4, stride=5, padding=6, dilation=7, groups=8),
+    "aten::miopen_convolution_add_relu": Places(bias=4, stride=5, padding=6, dilation=7, groups=8),
+    "aten::miopen_convolution": _MIOPEN,
+    "aten::miopen_depthwise_convolution": _MIOPEN,
+    "aten::mkldnn_convolution": _MIOPEN,
+    "aten::miopen_convolution_transpose": Places(
+        bias=2, padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True
+    ),
+    "aten::thnn_conv2d": _SLOW,
+    "aten::_slow_conv2d_forward": _SLOW,
+    "aten::slow_conv3d": _SLOW,
+    "aten::slow_conv3d_forward": _SLOW,
+    "aten::slow_conv_dilated2d": _DILATED,
+    "aten::slow_conv_dilated3d": _DILATED,
+    "aten::_conv_depthwise2d": _DILATED,
+    "aten::conv_depthwise3d": _DILATED,
+    "aten::slow_conv_transpose2d": _SLOW_TRANSPOSE,
+    "aten::slow_conv_transpose3d": _SLOW_TRANSPOSE,
+    "ConvBias_": Places(bias=2, padding=3, stride=4),
+    "ConvBiasReLU_": Places(bias=2, padding=3, stride=4),
+    "ConvBiasMaskReLU_": Places(bias=2, padding=4, stride=5),
+}
+
+_VECTOR = ("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
+_TAPS = "TRS"
+
+
+@cost(*_PLACES)
+def convolution(call: OpCall) -> OpCost:
+    """Convolution, forward: 2·prod(output)·prod(filter[1:]), transposed 2·prod(input)·prod(filter[1:])."""
+    places = _PLACES[call.name]
+    x, weight = _operands(call, 0)
+    transposed = places.transposed or (places.flag >= 0 and call.flag(places.flag))
+    out = _output(call, places, x, weight, transposed)
+    extra = call.tensor(places.bias).bytes if places.bias >= 0 and call.has(places.bias) else 0
+    if call.name.endswith("add_relu"):
+        extra += call.tensor(2).bytes  # the addend
+    if call.name == "ConvBiasMaskReLU_":
+        extra += call.tensor(3).bytes
+    flops = 2 * (x.numel if transposed else prod(out)) * prod(weight.shape[1:])
+    return OpCost(
+        flops,
+        x.bytes + weight.bytes + extra,
+        size(prod(out), x.dtype),
+        math_dtype(call, x, weight),
+        "vector" if call.name in _VECTOR else "matrix",
+        dims=_dims(x.shape, out[1], weight),
+    )
+
+
+@cost("aten::convolution_backward", "aten::convolution_backward_overrideable")
+def convolution_backward(call: OpCall) -> OpCost:
+    """Convolution, backward: as many FLOPs as forward for each of the gradients of input and filter."""
+    shift = 0 if call.name == "aten::convolution_backward" else -1
+    return _gradients(call, transposed=call.flag(7 + shift), mask=call.text(10 + shift))
+
+
+@cost("aten::_slow_conv2d_backward")
+def slow_backward(call: OpCall) -> OpCost:
+    """Convolution through unfolded columns, backward."""
+    return _gradients(call, transposed=False, mask=call.text(6))
+
+
+@cost("ConvBias_Backward", "ConvBiasReLU_Backward", "ConvBiasMaskReLU_Backward", forward=True)
+def fused_backward(call: OpCall) -> OpCost:
+    """Convolution fused with bias (and ReLU), backward, sized by its forward; all three gradients."""
+    if call.forward is None or call.forward.name not in _PLACES:
+        raise Uncounted("its forward op is not in the trace")
+    forward = convolution(call.forward)
+    x, weight = _operands(call.forward, 0)
+    read = forward.write_bytes + x.bytes + weight.bytes
+    written = x.bytes + weight.bytes + call.forward.tensor(2).bytes
+    return OpCost(2 * forward.flops, read, written, forward.dtype, "matrix", dims=forward.dims)
+
+
+def _gradients(call: OpCall, transposed: bool, mask: str) -> OpCost:
+    grad = call.tensor(0)
+    x, weight = _operands(call, 1)
+    if len(grad.shape) != len(x.shape):
+        raise Uncounted("recorded shapes of input and output disagree")
+    wanted = [word.strip().lower() == "true" for word in mask.strip("[]").split(",")]
+    if len(wanted) != 3:
+        raise Uncounted("which gradients are wanted is not recorded")
+    of_input, of_weight, of_bias = wanted
+    channels = grad.shape[len(grad.shape) - len(weight.shape) + 1]
+    once = 2 * (x.numel if transposed else grad.numel) * prod(weight.shape[1:])
+    read = grad.bytes + (weight.bytes if of_input else 0) + (x.bytes if of_weight else 0)
+    elements = of_input * x.numel + of_weight * weight.numel + of_bias * channels
+    dtype = math_dtype(call, x, weight)
+    left_out = (("no input gradient", of_input), ("no filter gradient", of_weight))
+    missing = ", ".join(text for text, there in left_out if not there)
+    flops = once * (of_input + of_weight)
+    dims = _dims(x.shape, channels, weight)
+    return OpCost(flops, read, size(elements, x.dtype), dtype, "matrix", dims=dims, note=missing)
+
+
+def _operands(call: OpCall, first: int) -> tuple[Tensor, Tensor]:
+    """Input and filter; the input may lack the batch."""
+    x, weight = call.tensor(first), call.tensor(first + 1)
+    rank = len(weight.shape)
+    if not 3 <= rank <= 5 or len(x.shape) not in (rank, rank - 1):
+        raise Uncounted(f"an input of {len(x.shape)} dimensions with a filter of {rank}")
+    if len(x.shape) < rank:
+        x = x._replace(shape=(1, *x.shape))
+    return x, weight
+
+
+def _output(call: OpCall, places: Places, x: Tensor, weight: Tensor, transposed: bool) -> tuple[int, ...]:
+    """Shape of the output (N, K, …)."""
+    taps = weight.shape[2:]
+    groups = call.integer(places.groups) if places.groups >= 0 else 1
+    stride = _each(call, places.stride, len(taps))
+    padding = _each(call, places.padding, len(taps))
+    dilation = _each(call, places.dilation, len(taps)) if places.dilation >= 0 else [1] * len(taps)
+    if min(stride) < 1:
+        raise Uncounted("a stride of 0 is recorded")
+    sides = zip(x.shape[2:], taps, stride, padding, dilation, strict=True)
+    if not transposed:
+        return (
+            x.shape[0],
+            weight.shape[0],
+            *(max((n + 2 * p - d * (k - 1) - 1) // s + 1, 0) for n, k, s, p, d in sides),
+        )
+    more = _each(call, places.output_padding, len(taps))
+    return (
+        x.shape[0],
+        weight.shape[1] * groups,
+        *(
+            max((n - 1) * s - 2 * p + d * (k - 1) + extra + 1, 0)
+            for (n, k, s, p, d), extra in zip(sides, more, strict=True)
+        ),
+    )
+
+
+def _each(call: OpCall, place: int, count: int) -> list[int]:
+    """One number a dimension; a single one stands for all."""
+    numbers = call.integers(place)
+    if len(numbers) == 1:
+        return numbers * count
+    if len(numbers) != count:
+        raise Uncounted("stride or padding not recorded as numbers")
+    return numbers
+
+
+def _dims(x: tuple[int, ...], channels: int, weight: Tensor) -> tuple[tuple[str, int], ...]:
+    sides = zip("DHW"[5 - len(weight.shape) :], x[2:], strict=True)
+    taps = zip(_TAPS[5 - len(weight.shape) :], weight.shape[2:], strict=True)
+    return (("N", x[0]), ("C", x[1]), ("K", channels), *sides, *taps)

@@ -1,0 +1,189 @@
+"""Pooling and resampling, forward and backward.
+
+Sizes follow the documentation of torch.nn.MaxPool2d: floor((n + 2·pad - dilation·(k - 1) - 1) / stride) + 1,
+with ceil instead of floor where asked for, less one window that would begin in the padding on the right.
+
+FLOPs: an output of a pool takes one comparison or addition an element of its window; an upsampled element two
+(multiply, add) a neighbour it is mixed of: linear 2, bilinear 4, bicubic 16, trilinear 8, nearest none.
+Backward spreads each gradient over the same elements. Bytes: input once, output and indices once.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from tracelens.costs.call import size
+from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+
+
+class Pool(NamedTuple):
+    """A pooling op: dimensions, places of dilation (-1: none) and of ceil mode, whether it gives indices."""
+
+    rank: int
+    dilation: int
+    ceil: int
+    indices: bool = False
+
+
+_POOLS = {
+    "aten::max_pool1d": Pool(1, 4, 5),
+    "aten::max_pool2d": Pool(2, 4, 5),
+    "aten::max_pool3d": Pool(3, 4, 5),
+    "aten::mkldnn_max_pool2d": Pool(2, 4, 5),
+    "aten::max_pool1d_with_indices": Pool(1, 4, 5, True),
+    "aten::max_pool2d_with_indices": Pool(2, 4, 5, True),
+    "aten::max_pool3d_with_indices": Pool(3, 4, 5, True),
+    "aten::avg_pool1d": Pool(1, -1, 4),
+    "aten::avg_pool2d": Pool(2, -1, 4),
+    "aten::avg_pool3d": Pool(3, -1, 4),
+}
+
+_ADAPTIVE = {
+    "aten::adaptive_avg_pool1d": 1,
+    "aten::adaptive_avg_pool2d": 2,
+    "aten::_adaptive_avg_pool2d": 2,
+    "aten::adaptive_avg_pool3d": 3,
+    "aten::_adaptive_avg_pool3d": 3,
+    "aten::adaptive_max_pool2d": 2,
+    "aten::adaptive_max_pool3d": 3,
+}
+
+_NEIGHBOURS = {
+    "aten::upsample_nearest1d": (1, 0),
+    "aten::upsample_nearest2d": (2, 0),
+    "aten::upsample_nearest3d": (3, 0),
+    "aten::_upsample_nearest_exact1d": (1, 0),
+    "aten::_upsample_nearest_exact2d": (2, 0),
+    "aten::_upsample_nearest_exact3d": (3, 0),
+    "aten::upsample_linear1d": (1, 2),
+    "aten::upsample_bilinear2d": (2, 4),
+    "aten::upsample_bicubic2d": (2, 16),
+    "aten::upsample_trilinear3d": (3, 8),
+}
+_BACKWARD = {f"{name}_backward": value for name, value in _NEIGHBOURS.items()}
+
+
+@cost(*_POOLS, engine="vector")
+def pool(call: OpCall) -> OpCost:
+    """Pooling: one FLOP an element of every window."""
+    model = _POOLS[call.name]
+    x = call.tensor(0)
+    kernel = _each(call.integers(1), model.rank, "size of the window")
+    out = _pooled(call, model, x, kernel)
+    written = size(prod(out), x.dtype) + (8 * prod(out) if model.indices else 0)
+    return OpCost(prod(out) * prod(kernel), x.bytes, written, x.dtype, dims=_dims(x, out, model.rank))
+
+
+@cost("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward", engine="vector")
+def max_pool_backward(call: OpCall) -> OpCost:
+    """Max pooling, backward: every gradient is added at the place its index tells, 1 FLOP."""
+    grad, x, indices = call.tensor(0), call.tensor(1), call.tensor(7)
+    rank = 2 if "2d" in call.name else 3
+    written = size(x.numel, x.dtype)
+    dims = _dims(x, grad.shape, rank)
+    return OpCost(grad.numel, grad.bytes + indices.bytes, written, x.dtype, dims=dims)
+
+
+@cost("aten::avg_pool2d_backward", "aten::avg_pool3d_backward", engine="vector")
+def avg_pool_backward(call: OpCall) -> OpCost:
+    """Average pooling, backward: every gradient is added to the elements of its window."""
+    grad, x = call.tensor(0), call.tensor(1)
+    rank = 2 if "2d" in call.name else 3
+    kernel = _each(call.integers(2), rank, "size of the window")
+    written = size(x.numel, x.dtype)
+    return OpCost(grad.numel * prod(kernel), grad.bytes, written, x.dtype, dims=_dims(x, grad.shape, rank))
+
+
+@cost(*_ADAPTIVE, engine="vector")
+def adaptive_pool(call: OpCall) -> OpCost:
+    """Pooling to a given size: one FLOP an element of the input (overlaps of windows once)."""
+    rank = _ADAPTIVE[call.name]
+    x = call.tensor(0)
+    sides = _each(call.integers(1), rank, "size of the output")
+    out = _resized(x, sides)
+    indices = 8 * prod(out) if "max" in call.name else 0
+    return OpCost(x.numel, x.bytes, size(prod(out), x.dtype) + indices, x.dtype, dims=_dims(x, out, rank))
+
+
+@cost(
+    "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward",
+    "aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward",
+engine="vector")  # fmt: skip
+def adaptive_pool_backward(call: OpCall) -> OpCost:
+    """Pooling to a given size, backward: one FLOP an element of the input (average) or output (maximum)."""
+    grad, x = call.tensor(0), call.tensor(1)
+    largest = "max" in call.name
+    read = grad.bytes + (call.tensor(2).bytes if largest else 0)
+    flops = grad.numel if largest else x.numel
+    rank = 2 if "2d" in call.name else 3
+    return OpCost(flops, read, size(x.numel, x.dtype), x.dtype, dims=_dims(x, grad.shape, rank))
+
+
+@cost(*_NEIGHBOURS, engine="vector")
+def upsample(call: OpCall) -> OpCost:
+    """Resampling to a given size: 2 FLOPs a neighbour of every output."""
+    rank, neighbours = _NEIGHBOURS[call.name]
+    x = call.tensor(0)
+    out = _resized(x, _each(call.integers(1), rank, "size of the output"))
+    # A nearest neighbour can be skipped: no more of the input is read than there are outputs.
+    read = x.bytes if neighbours else min(x.bytes, size(prod(out), x.dtype))
+    flops = 2 * neighbours * prod(out)
+    return OpCost(flops, read, size(prod(out), x.dtype), x.dtype, dims=_dims(x, out, rank))
+
+
+@cost(*_BACKWARD, engine="vector")
+def upsample_backward(call: OpCall) -> OpCost:
+    """Resampling, backward: 2 FLOPs a neighbour of every gradient, 1 for a nearest one."""
+    rank, neighbours = _BACKWARD[call.name]
+    grad = call.tensor(0)
+    shape = call.integers(2)
+    if len(shape) != rank + 2 or min(shape) < 0:
+        raise Uncounted("the size of the input is not recorded")
+    flops = (2 * neighbours or 1) * grad.numel
+    dims = _dims(Tensor(tuple(shape), grad.dtype, prod(shape)), grad.shape, rank)
+    return OpCost(flops, grad.bytes, size(prod(shape), grad.dtype), grad.dtype, dims=dims)
+
+
+def _pooled(call: OpCall, model: Pool, x: Tensor, kernel: list[int]) -> tuple[int, ...]:
+    """Shape of a pool's output."""
+    rank = model.rank
+    stride = _each(call.integers(2), rank, "stride") if call.integers(2) else kernel
+    padding = _each(call.integers(3), rank, "padding")
+    dilation = _each(call.integers(4), rank, "dilation") if model.dilation >= 0 else [1] * rank
+    if len(x.shape) not in (rank + 1, rank + 2) or min(stride) < 1:
+        raise Uncounted(f"an input of {len(x.shape)} dimensions, or a stride of 0, for a {rank}d pool")
+    ceil = call.flag(model.ceil)
+    sides = zip(x.shape[-rank:], kernel, stride, padding, dilation, strict=True)
+    return (*x.shape[:-rank], *(_side(n, k, s, p, d, ceil) for n, k, s, p, d in sides))
+
+
+def _side(n: int, k: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
+    room = n + 2 * pad - dilation * (k - 1) - 1
+    windows = (room + (stride - 1 if ceil else 0)) // stride + 1
+    if ceil and (windows - 1) * stride >= n + pad:
+        windows -= 1
+    return max(windows, 0)
+
+
+def _resized(x: Tensor, sides: list[int]) -> tuple[int, ...]:
+    if len(x.shape) not in (len(sides) + 1, len(sides) + 2) or min(sides) < 0:
+        raise Uncounted(f"an input of {len(x.shape)} dimensions resized in {len(sides)}")
+    return (*x.shape[: -len(sides)], *sides)
+
+
+def _each(numbers: list[int], count: int, what: str) -> list[int]:
+    """One number a dimension; a single one stands for all."""
+    if len(numbers) == 1:
+        numbers = numbers * count
+    if len(numbers) != count or min(numbers, default=0) < 0:
+        raise Uncounted(f"the {what} is not recorded")
+    return numbers
+
+
+def _dims(x: Tensor, out: tuple[int, ...], rank: int) -> tuple[tuple[str, int], ...]:
+    """Planes, and the sizes of one before and after."""
+    names = "DHW"[3 - rank :]
+    planes = prod(x.shape[:-rank])
+    after = zip((f"{name}out" for name in names), out[-rank:], strict=False)
+    return (("planes", planes), *zip(names, x.shape[-rank:], strict=False), *after)

@@ -1,0 +1,1 @@
+"""Costs of ATen ops that move or map elements."""

@@ -1,0 +1,1 @@
+"""Detectors: one module a kind of finding."""

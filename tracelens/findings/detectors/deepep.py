@@ -1,0 +1,132 @@
+"""DeepEP's dispatch with a host that spins until the GPU has counted the tokens to receive."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.host.stacks import threads
+from tracelens.analysis.stragglers.workload import duration
+from tracelens.arrays import Bool, Int
+from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
+from tracelens.findings.rank_context import Scene
+from tracelens.trace.intervals import Union, cut, union
+from tracelens.trace.tables import STACK_KINDS
+
+# The function's own name, with or without namespaces, template arguments and parameters. The cached kinds
+# (cached_notify_dispatch) know all sizes before.
+_NOTIFY = re.compile(r"(?:^|[\s:])notify_dispatch(?:$|[<(])")
+_DISPATCH = re.compile(r"(?:^|[\s:])dispatch(?:$|[<(])")
+
+# The host reads the last counter and allocates what the dispatch writes into.
+_RESTART_NS = 500_000
+
+
+class _Pairs(NamedTuple):
+    """Each notify_dispatch with the dispatch that follows it on the same thread, ns.
+
+    Attributes:
+        called: end of the launch call of the first.
+        counted: end of the first on the GPU.
+        again: start of the launch call of the second.
+        dispatched: start of the second on the GPU.
+        quiet: whether the thread began nothing between `called` and `counted`.
+    """
+
+    called: Int
+    counted: Int
+    again: Int
+    dispatched: Int
+    quiet: Bool
+
+
+@detector(
+    "deepep_busy_wait",
+    title="DeepEP: the host spins until tokens are counted",
+    remedy="Sync-free MoE: receive buffers of fixed size, so that the host need not know how many tokens "
+    "come (Turbo DeepEP dispatch: num_worst_tokens, use_cuda_num_token_per_expert; Primus "
+    "--turbo_sync_free_moe_stage 2 or 3; the experts must take their token counts on the GPU: "
+    "use_turbo_groupmlp). Stage 3 takes more memory.",
+    launching=True,
+)
+def deepep_busy_wait(scene: Scene) -> Found:
+    """DeepEP's host launches `dispatch` only as `notify_dispatch` ends, silent in between: it spins."""
+    pairs = _pairs(scene)
+    if isinstance(pairs, str):
+        return pairs
+    # The spin ends with the counters, which are written as the first kernel ends.
+    spins = pairs.quiet & (pairs.again >= pairs.counted) & (pairs.counted > pairs.called)
+    spins &= pairs.again - pairs.counted < _RESTART_NS
+    count = int(spins.sum())
+    if not count:
+        return f"the host goes on while notify_dispatch runs, in all of {len(spins)} dispatches"
+    spun = (pairs.counted - pairs.called)[spins]
+    low, high = pairs.counted[spins], np.maximum(pairs.dispatched[spins], pairs.counted[spins])
+    where = _idle(scene, low, high)
+    per_step, spun_ns = scene.per_step(count), scene.per_step(float(spun.sum()))
+    idle_ns = scene.per_step(float(where.total))
+    return Signal(
+        (
+            Quantity("spins a step", per_step, "count"),
+            Quantity("dispatches a step", scene.per_step(len(spins)), "count"),
+            Quantity("host time spun", spun_ns, "ns"),
+            Quantity("GPU idle after the counting", idle_ns, "ns"),
+        ),
+        idle_ns,
+        where,
+        f"in {count} of {len(spins)} dispatches the host does nothing from the launch of notify_dispatch "
+        f"until that has ended ({duration(spun_ns)} a step, no sync call shows it) and then launches dispatch"
+        f": the GPU idles {duration(idle_ns)} a step for it, late launches afterwards not counted",
+        "high",
+    )
+
+
+def _pairs(scene: Scene) -> _Pairs | str:
+    """The dispatches of a scene, or why there are none."""
+    work, events = scene.work, scene.trace.arrays
+    used = np.unique(work.name[work.is_kernel]).tolist()
+    first = [code for code in used if _NOTIFY.search(work.names[code])]
+    second = [code for code in used if _DISPATCH.search(work.names[code])]
+    if not first:
+        return "no DeepEP kernel notify_dispatch"
+    rows = np.flatnonzero(work.is_kernel & np.isin(work.name, first + second) & (work.launch >= 0))
+    thread = threads(events)
+    launch = work.launch[rows]
+    order = np.lexsort((events.start[launch], thread[launch]))
+    rows, launch = rows[order], launch[order]
+    notifies = np.isin(work.name[rows], first)
+    follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
+    at = np.flatnonzero(follows)
+    if not len(at):
+        return "no launch calls of notify_dispatch and the dispatch after it"
+    notify, dispatch = rows[at], rows[at + 1]
+    one, other = launch[at], launch[at + 1]
+    called, counted = events.end[one], work.end[notify]
+    return _Pairs(
+        called,
+        counted,
+        events.start[other],
+        work.start[dispatch],
+        _quiet(scene, thread, one, called, np.minimum(counted, events.start[other])),
+    )
+
+
+def _quiet(scene: Scene, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
+    """Whether no event of the launch's thread begins between these times."""
+    events = scene.trace.arrays
+    host = np.flatnonzero(events.where(*STACK_KINDS))
+    quiet = np.ones(len(launch), dtype=bool)
+    for one in np.unique(thread[launch]).tolist():
+        starts = np.sort(events.start[host[thread[host] == one]])
+        mine = thread[launch] == one
+        before = np.searchsorted(starts, low[mine], side="left")
+        quiet[mine] = before == np.searchsorted(starts, high[mine], side="left")
+    return quiet
+
+
+def _idle(scene: Scene, low: Int, high: Int) -> Union:
+    """When the GPU did nothing between these times."""
+    _, start, end = cut(low, high, scene.busy.gaps())
+    return union(start, end)

@@ -1,0 +1,131 @@
+"""What can be wrong with a run: one module a kind of detector; `findings` ranks what they measure.
+
+A detector looks for one signature. It either measures what is there, as a `Signal`, or says in a sentence why
+there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from tracelens.analysis.common.cpu_only import NO_LAUNCH
+from tracelens.findings.rank_context import Scene
+from tracelens.guard import guard
+from tracelens.registry import Registry
+from tracelens.table.result import Result
+from tracelens.table.schema import Unit
+from tracelens.trace.intervals import Union
+
+__all__ = ["DETECTORS", "JOB", "Detector", "Found", "Quantity", "Scene", "Signal", "detector"]
+
+Confidence = Literal["high", "medium", "low"]
+"""How sure the saving is: high, the trace shows the time that goes; medium, it rests on a model of what is
+left; low, it is an upper bound."""
+
+JOB = -1
+"""In place of a rank: the signal is of the job as a whole."""
+
+
+class Quantity(NamedTuple):
+    """One figure of a signature, such as the GEMM launches a layer."""
+
+    measure: str
+    value: float
+    unit: Unit
+
+
+class Signal(NamedTuple):
+    """A signature that is there, and what it costs.
+
+    Attributes:
+        quantities: the figures that describe it.
+        saving_ns: step time that the remedy could save on this rank, per step.
+        where: when that time is lost, ns by the clock of the trace; savings whose times overlap are counted
+            once.
+        evidence: the figures in a sentence or two.
+        confidence: in the saving.
+    """
+
+    quantities: tuple[Quantity, ...]
+    saving_ns: float
+    where: Union
+    evidence: str
+    confidence: Confidence
+
+
+Found = Signal | str
+"""A signal, or why there is none, which may be a Failure."""
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A registered detector.
+
+    Attributes:
+        name: in the tables.
+        title: of its finding.
+        remedy: what to do about it.
+        doc: the signature, one line.
+        needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
+        launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
+        host_remedy: what to do about it there, "" where that is the same.
+        function: (scene) -> Signal or reason; with `needs`, (results) -> signals by rank, or reason.
+    """
+
+    name: str
+    title: str
+    remedy: str
+    doc: str
+    needs: tuple[str, ...]
+    function: Callable[..., Any]
+    launching: bool = False
+    host_remedy: str = ""
+
+    def of_rank(self, scene: Scene) -> Found:
+        """What one rank shows."""
+        if self.launching and scene.work.on_host:
+            return NO_LAUNCH
+        found: Found = guard(f"detector {self.name}", self.function, scene)
+        return found
+
+    def of_run(self, results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+        """What the results of analyzers show: signals by rank (or JOB), or why there is none."""
+        failed = [name for name in self.needs if results[name].failures and not results[name].data]
+        if failed:
+            return f"needs {', '.join(failed)}, which failed"
+        found: Mapping[int, Signal] | str = guard(f"detector {self.name}", self.function, results)
+        return found
+
+
+DETECTORS: Registry[Detector] = Registry("detector", "tracelens.findings.detectors")
+
+
+def detector(
+    name: str,
+    *,
+    title: str,
+    remedy: str,
+    needs: Sequence[str] = (),
+    launching: bool = False,
+    host_remedy: str = "",
+) -> Callable[[Callable[..., Any]], Detector]:
+    """Register a function as a detector; the first line of its docstring names the signature.
+
+    Args:
+        name: in the tables.
+        title: of its finding.
+        remedy: what to do about it.
+        needs: analyzers whose results, by name, the function takes instead of a Scene.
+        launching: whether it is about a host that feeds a GPU.
+        host_remedy: what to do about it where the host does the work, if that is something else.
+    """
+
+    def keep(function: Callable[..., Any]) -> Detector:
+        doc = (function.__doc__ or name).strip().splitlines()[0]
+        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, host_remedy)
+        DETECTORS.add(name, item, function.__module__)
+        return item
+
+    return keep

@@ -1,0 +1,170 @@
+"""Idle stages of a pipeline: the ramp, stages that wait for slower ones, and for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tracelens.analysis.stragglers.workload import duration
+from tracelens.findings.detectors.detector import Confidence, Quantity, Signal, detector
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+from tracelens.trace.intervals import Union, union
+
+Signals = Mapping[int, Signal] | str
+"""Signals by rank, or why there are none."""
+
+
+class _Rank:
+    """The bubble of one rank, per step."""
+
+    def __init__(self, results: Mapping[str, Result], rank: int) -> None:
+        self._table = results["pipeline"].data["bubble"]
+        self._waits = results["pipeline"].data["waits"]
+        self._rows = np.flatnonzero(self._table.array("rank") == rank)
+        self._rank = rank
+
+    def mean(self, column: str) -> float:
+        """Mean over the steps."""
+        return float(self._table.array(column)[self._rows].mean())
+
+    def first(self, column: str) -> int:
+        """What is the same in all steps."""
+        return int(self._table.array(column)[self._rows[0]])
+
+    def when(self, part: str) -> Union:
+        """When it idles for this reason, by its own clock."""
+        named = np.array([text == part for text in self._waits.texts("part")], dtype=bool)
+        mine = named & (self._waits.array("rank") == self._rank)
+        start = self._waits.array("own_ts_ns")[mine]
+        return union(start, start + self._waits.array("dur_ns")[mine])
+
+    def quantities(self, part: str) -> tuple[Quantity, ...]:
+        """What each of the detectors here shows of a rank."""
+        return (
+            Quantity(part.replace("_", " "), self.mean(f"{part}_ns"), "ns"),
+            Quantity("bubble", self.mean("bubble_ns"), "ns"),
+            Quantity("bubble of the pipeline's phase", self.mean("bubble_fraction"), "fraction"),
+            Quantity("stages", float(self.first("stages")), "count"),
+            Quantity("micro-batches", float(self.first("microbatches")), "count"),
+            Quantity("chunks a stage", float(self.first("chunks")), "count"),
+        )
+
+    def signal(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Signal:
+        """A signal with what is common to the detectors here."""
+        return Signal(self.quantities(part), max(saving_ns, 0.0), self.when(part), evidence, confidence)
+
+
+def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
+    """Ranks with idle time of this part in a pipeline of several stages, or why there are none."""
+    pipeline = results["pipeline"]
+    table = pipeline.data["bubble"]
+    if not len(table):
+        reasons = dict.fromkeys(skip.reason for skip in pipeline.skips)
+        return "; ".join(reasons) or "no pipeline"
+    many = table.array("stages") > 1
+    if not many.any():
+        return "the pipeline has one stage"
+    some = many & (table.array(f"{part}_ns") > 0)
+    ranks: list[int] = np.unique(table.array("rank")[some]).tolist()
+    return ranks or f"no idle time of a stage is {part.replace('_', ' ')}"
+
+
+@detector(
+    "pipeline_ramp",
+    title="Pipeline ramp: stages idle while it fills and drains",
+    remedy="More model chunks a rank (interleaved 1F1B: Megatron --num-layers-per-virtual-pipeline-stage or "
+    "--num-virtual-stages-per-pipeline-rank, VPP), more micro-batches a step, fewer stages, or a zero-bubble "
+    "schedule. The bubble is (PP - 1) / (PP - 1 + GA x VPP): twice the chunks halve the ramp and double the "
+    "messages; layers must divide by PP x VPP.",
+    needs=("pipeline",),
+)
+def pipeline_ramp(results: Mapping[str, Result]) -> Signals:
+    """Stages of a pipeline idle before all have begun with backwards or after one has no forward left."""
+    ranks = _ranks(results, "ramp")
+    if isinstance(ranks, str):
+        return ranks
+    found = {}
+    for rank in ranks:
+        one = _Rank(results, rank)
+        ramp, beside = one.mean("ramp_ns"), one.mean("beside_ns")
+        stages, work = one.first("stages"), one.first("microbatches") * one.first("chunks")
+        # By the formula a ramp lasts (PP - 1)(f + b) / VPP, so with 2 VPP half of it is left. What runs
+        # beside the bubble, mostly gradient sync, needs its time in any schedule: it is all taken for part
+        # of the ramp, and never counted as won.
+        saving = max(ramp - beside, 0.0) / 2
+        chunks = one.first("chunks")
+        now, then = ((stages - 1) / (stages - 1 + times * work) for times in (1, 2))
+        evidence = (
+            f"{duration(ramp)} ramp a step on stage {one.first('stage')} of {stages} with "
+            f"{one.first('microbatches')} micro-batches and chunks a rank: {chunks}, "
+            f"{duration(beside)} of the bubble beside other GPU work; bubble "
+            f"{one.mean('bubble_fraction'):.1%} of the phase, in theory {now:.1%}, with {2 * chunks} chunks "
+            f"{then:.1%}"
+        )
+        found[rank] = one.signal("ramp", saving, evidence, "medium")
+    return found
+
+
+@detector(
+    "pipeline_imbalance",
+    title="Pipeline stages of unequal work",
+    remedy="Move layers from the slowest stage to the others (Megatron --pipeline-model-parallel-layout, "
+    "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers; embedding, loss and dense "
+    "layers count); recompute on the stages that have time for it (Primus recompute_layer_ids).",
+    needs=("pipeline",),
+)
+def pipeline_imbalance(results: Mapping[str, Result]) -> Signals:
+    """Stages of a full pipeline wait while a stage that has more to do still computes."""
+    ranks = _ranks(results, "imbalance")
+    if isinstance(ranks, str):
+        return ranks
+    work = _work(results["pipeline"].data["bubble"])
+    most = max(work, key=lambda stage: work[stage])
+    found = {}
+    for rank in ranks:
+        one = _Rank(results, rank)
+        stage, lost = one.first("stage"), one.mean("imbalance_ns")
+        # Waits go to and fro where micro-batches differ, which no partition helps; a stage can gain no more
+        # than the slowest one has more to do.
+        behind = work[most] - work[stage]
+        evidence = (
+            f"stage {stage} waits {duration(lost)} a step for stages that compute; forward and backward take "
+            f"{duration(work[stage])} on it and {duration(work[most])} on stage {most}"
+        )
+        if behind < lost:
+            evidence += f": a better partition wins {duration(behind)}, the rest varies by micro-batch"
+        found[rank] = one.signal("imbalance", min(lost, behind), evidence, "medium")
+    return found if any(one.saving_ns for one in found.values()) else "no stage has less to do than another"
+
+
+def _work(table: Table) -> dict[int, float]:
+    """Mean time of forwards and backwards in a step, by stage, ns."""
+    total, stage = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
+    return {int(one): float(total[stage == one].mean()) for one in np.unique(stage)}
+
+
+@detector(
+    "pipeline_p2p",
+    title="Pipeline stages wait for messages",
+    remedy="Overlap sends and receives with computation (Megatron: interleaved schedule with "
+    "--overlap-p2p-communication-warmup-flush, without --no-overlap-p2p-communication); put "
+    "neighbouring stages on neighbouring nodes.",
+    needs=("pipeline",),
+)
+def pipeline_p2p(results: Mapping[str, Result]) -> Signals:
+    """Stages of a full pipeline wait in a send or receive of what has been computed already."""
+    ranks = _ranks(results, "p2p_wait")
+    if isinstance(ranks, str):
+        return ranks
+    found = {}
+    for rank in ranks:
+        one = _Rank(results, rank)
+        lost = one.mean("p2p_wait_ns")
+        evidence = (
+            f"stage {one.first('stage')} of {one.first('stages')} waits {duration(lost)} a step in sends "
+            f"and receives of finished work, {lost / max(one.mean('bubble_ns'), 1):.0%} of its bubble"
+        )
+        found[rank] = one.signal("p2p_wait", lost, evidence, "medium")
+    return found

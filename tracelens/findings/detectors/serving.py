@@ -1,0 +1,231 @@
+"""Serving ranks in different phases, padded to the largest, or without communication under computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tracelens.analysis.stragglers.workload import duration
+from tracelens.arrays import Int
+from tracelens.findings.detectors.detector import JOB, Quantity, Signal, detector
+from tracelens.findings.step_counts import step_count
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+from tracelens.trace.intervals import Union, union
+
+Signals = Mapping[int, Signal] | str
+"""Signals by rank or JOB, or why there are none."""
+
+NO_LABELS = "no step label of a serving engine"
+
+# Less padding than this is the odd request more on one rank.
+_PADDED = 0.1
+# A step that keeps less of its communication exposed has little to win.
+_EXPOSED = 0.1
+
+
+@detector(
+    "serving_phases",
+    title="Ranks prefill while others decode",
+    remedy="Let the data-parallel ranks agree on when to prefill (ATOM's PrefillDelayer: hold a prefill "
+    "until most ranks have one, bounded by waiting ticks and the KV cache's low watermark), so that all "
+    "prefill or all decode, with graphs and without padding; or separate prefill from decode servers.",
+    needs=("collectives", "serving"),
+)
+def serving_phases(results: Mapping[str, Result]) -> Signals:
+    """Ranks that meet in every expert layer are in different phases: those that decode wait for a prefill."""
+    if isinstance(row := _summary(results), str):
+        return row
+    steps, aligned = step_count(results), results["serving"].data["alignment"]
+    if not len(aligned):
+        return "no steps of two ranks run at the same time"
+    mismatch = aligned.array("mismatch")
+    if not mismatch.any():
+        return "all ranks with requests are in the same phase in every step"
+    delay, alignable = row["delay_ns"], row["alignable_ns"]
+    if delay < 0:
+        return "ranks in different phases, but no step of pure decoding shows what that costs"
+    start, dur = aligned.array("ts_ns")[mismatch], aligned.array("dur_ns")[mismatch]
+    return {
+        JOB: Signal(
+            (
+                Quantity("phase mismatch of the time", row["phase_mismatch_fraction"], "fraction"),
+                Quantity("steps with ranks in different phases", row["mismatch_steps"] / steps, "count"),
+                Quantity("delay of decoding", delay / steps, "ns"),
+                Quantity("of it with prefills at different times", alignable / steps, "ns"),
+                *_known("eager decode of the decode time", row["eager_fraction"]),
+            ),
+            max(alignable, 0) / steps,
+            union(start, start + dur),
+            f"{row['mismatch_steps']:,.0f} of {row['steps']:,.0f} common steps "
+            f"({row['phase_mismatch_fraction']:.0%} of their time) have ranks in different phases; decoding "
+            f"ranks are {duration(delay)} late for that, {duration(alignable)} of it for prefills that could "
+            " have run at the same time as another rank's",
+            "medium",
+        )
+    }
+
+
+@detector(
+    "serving_padding",
+    title="Ranks are padded to the one with most tokens",
+    remedy="Balance tokens over the data-parallel ranks (route requests by load, chunk prefills alike), keep "
+    "ranks in one phase (PrefillDelayer), gather by each rank's own token count (all_gatherv / "
+    "reduce_scatterv) instead of padding, and capture graphs for more batch sizes.",
+    needs=("collectives", "serving"),
+)
+def serving_padding(results: Mapping[str, Result]) -> Signals:
+    """Ranks that gather their tokens for the experts pad them all to the rank with most tokens."""
+    if isinstance(row := _summary(results), str):
+        return row
+    steps, aligned = step_count(results), results["serving"].data["alignment"]
+    told = aligned.array("padding_fraction") >= 0
+    if not told.any():
+        return "no step whose ranks all tell their tokens"
+    share = row["padding_fraction"]
+    if share < _PADDED:
+        return f"{share:.0%} of the token slots are padding"
+    tokens, most, ranks, dur, start = (
+        aligned.array(name)[told] for name in ("tokens_sum", "tokens_max", "ranks", "dur_ns", "ts_ns")
+    )
+    slots = most * ranks
+    a_slot = _growth(slots, dur)
+    if a_slot is None:
+        wasted = dur * (1 - tokens / np.maximum(slots, 1))
+        basis = "all steps have the same number of slots, so their whole time is taken to grow with it"
+    else:
+        wasted = np.minimum(a_slot * (slots - tokens), dur)
+        basis = f"steps take {duration(a_slot)} more for each slot more"
+    some = wasted > 0
+    return {
+        JOB: Signal(
+            (
+                Quantity("padding of the slots", share, "fraction"),
+                Quantity("tokens", float(tokens.sum()) / steps, "count"),
+                Quantity("slots", float(slots.sum()) / steps, "count"),
+                *_known("padding of graphs", row["graph_padding_fraction"]),
+            ),
+            float(wasted.sum()) / steps,
+            union(start[some], start[some] + dur[some]),
+            f"{tokens.sum():,} tokens in {slots.sum():,} slots, {share:.1%} padding; {basis}, attention "
+            "included, which is not padded: an upper bound",
+            "low",
+        )
+    }
+
+
+@detector(
+    "serving_two_batch",
+    title="Communication of serving steps is not under computation",
+    remedy="Split the batch in two and let one half compute while the other communicates (ATOM: two-batch "
+    "overlap, TBO, over all-gather / reduce-scatter as well as all-to-all); split by tokens, not requests, "
+    "so that both halves end together (a cut request's prefix counts as cached for its suffix).",
+    needs=("collectives", "serving"),
+)
+def serving_two_batch(results: Mapping[str, Result]) -> Signals:
+    """Serving steps with two-batch overlap, or prefills without it, keep communication exposed."""
+    if isinstance(row := _summary(results), str):
+        return row
+    table = results["serving"].data["steps"]
+    overlapped = table.array("tbo")
+    kinds = np.array(table.texts("kind"))
+    # A decode that is split in two runs two small batches instead of one: only prefills have work to hide by.
+    chosen = overlapped if overlapped.any() else (kinds == "prefill") & ~table.array("dummy")
+    if not chosen.any():
+        return "no step with two-batch overlap, and no prefill that could be split"
+    steps, found = step_count(results), {}
+    for rank in np.unique(table.array("rank")[chosen]).tolist():
+        mine = np.flatnonzero(chosen & (table.array("rank") == rank))
+        if signal := _exposed(results, rank, mine, row, steps):
+            found[rank] = signal
+    how = "two-batch overlap" if overlapped.any() else "prefill"
+    return found or f"less than {_EXPOSED:.0%} of the {how} time is exposed communication, as far as is known"
+
+
+def _summary(results: Mapping[str, Result]) -> dict[str, float] | str:
+    """Numbers of the summary's row, or why there is none."""
+    table = results["serving"].data["summary"]
+    if not len(table):
+        return NO_LABELS
+    names = [column.name for column in table.schema.columns if column.dtype in ("int64", "float64")]
+    return {name: float(table.array(name)[0]) for name in names}
+
+
+def _known(measure: str, share: float) -> tuple[Quantity, ...]:
+    return (Quantity(measure, share, "fraction"),) if share >= 0 else ()
+
+
+def _growth(slots: Int, dur: Int) -> float | None:
+    """By how many ns steps get longer with each slot, by least squares; None where all have the same."""
+    apart = slots - slots.mean()
+    if not apart.any():
+        return None
+    return max(float((apart * (dur - dur.mean())).sum() / (apart**2).sum()), 0.0)
+
+
+def _exposed(
+    results: Mapping[str, Result], rank: int, mine: Int, row: Mapping[str, float], steps: int
+) -> Signal | None:
+    """What a rank's communication in these rows of the steps table costs it, None where that is little."""
+    table = results["serving"].data["steps"]
+    start, dur = table.array("ts_ns")[mine], table.array("dur_ns")[mine]
+    exposed, where = _moving(results["collectives"].data["members"], rank, start, dur)
+    basis = "waiting for other ranks left out"
+    if exposed is None:
+        exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index")[mine])
+        basis = "waiting for other ranks included"
+    # Something must be left to hide it under.
+    lost = np.minimum(exposed, dur - exposed)
+    if lost.sum() < _EXPOSED * dur.sum():
+        return None
+    tbo = row["tbo_steps"] > 0
+    imbalance, efficiency = row["tbo_imbalance"], row["tbo_efficiency"]
+    said = f", halves differ by {imbalance:.0%} of their tokens" if imbalance >= 0 else ""
+    return Signal(
+        (
+            Quantity("exposed communication", float(exposed.sum()) / steps, "ns"),
+            Quantity("of the steps' time", float(exposed.sum()) / max(float(dur.sum()), 1), "fraction"),
+            *((Quantity("overlap efficiency", efficiency, "ratio"),) if tbo and efficiency >= 0 else ()),
+            *((Quantity("imbalance of the halves", imbalance, "ratio"),) if imbalance >= 0 else ()),
+        ),
+        float(lost.sum()) / steps,
+        where,
+        f"{duration(exposed.sum())} exposed communication in {duration(dur.sum())} of {len(mine)} "
+        + (f"step(s) with two-batch overlap{said}" if tbo else "prefill(s) without two-batch overlap")
+        + f", {basis}; the saving is what the rest of these steps could hide: an upper bound",
+        "low",
+    )
+
+
+def _moving(members: Table, rank: int, start: Int, dur: Int) -> tuple[Int | None, Union]:
+    """Exposed communication of a rank in each step without waiting, and when; None if none is recorded."""
+    mine = np.flatnonzero(members.array("rank") == rank)
+    # A kernel that serves several messages is there with each of them.
+    mine = mine[np.unique(members.array("own_ts_ns")[mine], return_index=True)[1]]
+    begin = members.array("ts_ns")[mine]
+    order = np.argsort(start, kind="stable")
+    place = np.searchsorted(start[order], begin, side="right") - 1
+    at = order[np.maximum(place, 0)]
+    inside = (place >= 0) & (begin < start[at] + dur[at])
+    mine, at = mine[inside], at[inside]
+    if not len(mine):
+        return None, union(mine, mine)
+    total = np.zeros(len(start), dtype=np.int64)
+    np.add.at(total, at, members.array("exposed_ns")[mine])
+    own, wait = members.array("own_ts_ns")[mine], members.array("wait_ns")[mine]
+    return np.minimum(total, dur), union(own + wait, own + members.array("dur_ns")[mine])
+
+
+def _overlap(table: Table, rank: int, index: Int) -> tuple[Int, Union]:
+    """Exposed communication of a rank's steps by the table of two-batch overlap; 0 where it has none."""
+    mine = np.flatnonzero(table.array("rank") == rank)
+    left = dict(
+        zip(
+            table.array("index")[mine].tolist(),
+            (table.array("comm_ns") - table.array("hidden_ns"))[mine].tolist(),
+            strict=True,
+        )
+    )
+    none = np.empty(0, dtype=np.int64)
+    return np.array([left.get(one, 0) for one in index.tolist()], dtype=np.int64), Union(none, none)

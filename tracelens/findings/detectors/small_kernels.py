@@ -1,0 +1,51 @@
+"""Kernels so short that starting them costs about as much as running them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
+from tracelens.findings.rank_context import Scene
+from tracelens.trace.intervals import union
+
+SMALL_NS = 10_000
+# Below this share of the launches they are the odd reduction and counter, as every program has them.
+_MANY = 0.5
+
+
+@detector(
+    "small_kernels",
+    title="Many small kernels",
+    remedy="Capture the step in a CUDA/HIP graph or compile it (torch.compile), so that pointwise chains "
+    "become one kernel; the router and permutation of MoE layers have fused kernels.",
+    launching=True,
+)
+def small_kernels(scene: Scene) -> Found:
+    """More than half of all kernels are shorter than 10 us."""
+    work = scene.work.take(scene.work.is_kernel)
+    if not len(work.event):
+        return "no kernels"
+    small = work.dur < SMALL_NS
+    share = float(small.mean())
+    if share <= _MANY:
+        return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} us"
+    # The gap in front of a small kernel is what its launch costs; the kernel itself has to run anyway.
+    gaps = scene.busy.gaps()
+    order = np.argsort(work.start, kind="stable")
+    at = np.searchsorted(work.start[order], gaps.end)
+    at = np.minimum(at, len(order) - 1)
+    lost = small[order[at]] & (gaps.end - gaps.start < SMALL_NS)
+    where = union(gaps.start[lost], gaps.end[lost])
+    time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
+    return Signal(
+        (
+            Quantity("share of launches", share, "fraction"),
+            Quantity("share of kernel time", time, "fraction"),
+            Quantity("kernels a step", scene.per_step(len(work.event)), "count"),
+        ),
+        scene.per_step(where.total),
+        where,
+        f"{share:.0%} of {scene.per_step(len(work.event)):,.0f} kernels a step are shorter than "
+        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time); the gaps in front of them add up to the saving",
+        "medium",
+    )

@@ -1,0 +1,47 @@
+"""Gaps in the GPU's work in which nothing but the host's launching is late."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.analysis.host.idle import GAP_NS, GARBAGE, Gaps, find_gaps, named
+from tracelens.analysis.host.stacks import calls, longest
+from tracelens.arrays import Bool, Int
+from tracelens.findings.rank_context import Scene
+from tracelens.table.groups import codes
+from tracelens.trace.trace import Events
+
+
+def gaps_of(scene: Scene) -> Gaps:
+    """All gaps in the GPU work of the steps; positions are in `scene.work`."""
+    return find_gaps(scene.work, np.array(scene.window))
+
+
+def host_late(scene: Scene, gaps: Gaps) -> Bool:
+    """Which gaps `idle.causes` calls "host late", found without the cost of saying what the host did.
+
+    The next work was launched after the gap began, and its thread sat neither in a blocking call nor, for
+    most of the gap, in garbage collection.
+    """
+    events = scene.trace.arrays
+    launch = np.where(gaps.after >= 0, scene.work.launch[np.maximum(gaps.after, 0)], -1)
+    called = events.start[np.maximum(launch, 0)]
+    dur = gaps.end - gaps.start
+    late = (launch >= 0) & (gaps.before >= 0) & (called > gaps.start) & (dur > GAP_NS)
+    asked = np.flatnonzero(late)
+    blocking = np.flatnonzero(scene.blocking)
+    garbage = np.flatnonzero(named(events, GARBAGE))
+    thread, (pids, tids) = codes(events.pid[launch[asked]], events.tid[launch[asked]])
+    for number, (pid, tid) in enumerate(zip(pids.tolist(), tids.tolist(), strict=True)):
+        here = asked[thread == number]
+        start, end = gaps.start[here], np.minimum(called, gaps.end)[here]
+        _, blocked = longest(calls(events, _on_thread(events, blocking, pid, tid)), start, end)
+        _, collected = longest(calls(events, _on_thread(events, garbage, pid, tid)), start, end)
+        late[here[(blocked > 0) | (collected * 2 > end - start)]] = False
+    return late
+
+
+def _on_thread(events: Events, rows: Int, pid: int, tid: int) -> Int:
+    """Those of the rows that are of one thread."""
+    found: Int = rows[(events.pid[rows] == pid) & (events.tid[rows] == tid)]
+    return found

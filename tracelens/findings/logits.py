@@ -1,0 +1,173 @@
+"""Which GPU work computes a cross-entropy loss kernel by kernel, and how large its logits are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.common.recompute import NODE
+from tracelens.arrays import Bool, Int
+from tracelens.costs.call import BITS, Tensor, Uncounted
+from tracelens.costs.cost import OpCall
+from tracelens.findings.rank_context import Scene
+from tracelens.table.forest import nearest
+from tracelens.table.groups import codes
+from tracelens.trace.classify import WORK_KINDS
+
+VOCABULARY = 4096
+"""Fewer classes are no vocabulary: those of language models start at some 30,000 tokens, of which a
+tensor-parallel rank may hold an eighth. The loss of a classifier (ImageNet: 1,000) takes microseconds."""
+
+LOSSES = ("aten::cross_entropy_loss", "aten::nll_loss_forward", "aten::nll_loss2d_forward")
+NLL_BACK = ("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+SOFTMAX, SOFTMAX_BACK = "aten::_log_softmax", "aten::_log_softmax_backward_data"
+_PARTS = (*LOSSES, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
+COPY = "aten::copy_"
+
+PARALLEL, PARALLEL_BACK = "_VocabParallelCrossEntropy", "_VocabParallelCrossEntropyBackward"
+"""Megatron's loss over a vocabulary that ranks share."""
+
+_PADDED = 1.25
+"""Logits may have this many times the rows of the loss: the last token of each sequence predicts nothing."""
+
+
+class Size(NamedTuple):
+    """Logits: rows (tokens) by columns (vocabulary, or this rank's part of it)."""
+
+    rows: int
+    columns: int
+
+
+class LossWork(NamedTuple):
+    """The work of losses, one element a piece of the scene's work.
+
+    Attributes:
+        mask: which work it is.
+        part: event row of the innermost op of the loss around it, -1 for none.
+        conversion: which work copies logits from one element type to another.
+    """
+
+    mask: Bool
+    part: Int
+    conversion: Bool
+
+
+def of_size(tensor: Tensor, sizes: set[Size]) -> bool:
+    """Whether a tensor is as large as logits of one of these sizes, with the vocabulary last or second."""
+    shape = tensor.shape
+    return len(shape) > 1 and any(
+        columns in (shape[-1], shape[1]) and rows * columns <= prod(shape) <= _PADDED * rows * columns
+        for rows, columns in sizes
+    )
+
+
+def operands(call: OpCall) -> list[Tensor]:
+    """The tensors of a call, none where they were not recorded."""
+    try:
+        return call.tensors()
+    except Uncounted:
+        return []
+
+
+def width(dtype: str) -> float:
+    """Bytes of an element, 0 for an unknown type."""
+    return BITS.get(dtype, 0) / 8
+
+
+def events_named(scene: Scene, *names: str) -> Int:
+    """Rows of the ops of these names."""
+    events = scene.trace.arrays
+    found = [code for code, name in enumerate(events.names) if name in names]
+    if not found:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero(np.isin(events.name, found) & events.where("op"))
+
+
+def distinct(scene: Scene, rows: Int) -> tuple[Int, list[OpCall]]:
+    """Group ops that have the same name and arguments.
+
+    Args:
+        scene: of the rank.
+        rows: event rows of ops.
+
+    Returns:
+        (group of each row, one call of each group).
+    """
+    if not len(rows):
+        return rows, []
+    group, _ = codes(*scene.ops.keys(rows))
+    _, first = np.unique(group, return_index=True)
+    return group, [scene.ops.call(row) for row in rows[first].tolist()]
+
+
+def sizes_of(scene: Scene) -> tuple[set[Size], set[Size]]:
+    """Logits of the losses in the trace: (of torch's own, of Megatron's), of any number of classes."""
+    plain, parallel = set(), set()
+    for call in distinct(scene, events_named(scene, *LOSSES))[1]:
+        for tensor in operands(call)[:1]:
+            if len(tensor.shape) > 1 and tensor.numel:
+                plain.add(Size(tensor.numel // tensor.shape[1], tensor.shape[1]))
+    for call in distinct(scene, events_named(scene, PARALLEL))[1]:
+        for tensor in operands(call)[:1]:
+            if len(tensor.shape) > 1 and tensor.numel:
+                parallel.add(Size(tensor.numel // tensor.shape[-1], tensor.shape[-1]))
+    return plain, parallel
+
+
+def loss_work(scene: Scene, plain: set[Size], parallel: set[Size]) -> LossWork:
+    """Work of losses over logits of these sizes, without the communication in them."""
+    events = scene.trace.arrays
+    parts = np.zeros(len(events.start), dtype=bool)
+    if plain:
+        parts[_matching(scene, events_named(scene, *_PARTS), lambda call: _has(call, plain))] = True
+    if parallel:
+        # Autograd itself converts the gradient to the logits' type, behind the function and inside its node.
+        parts[events_named(scene, PARALLEL, PARALLEL_BACK, NODE + PARALLEL_BACK)] = True
+    around = nearest(events.parent, events.depth, parts)
+    part = np.where(scene.caller >= 0, around[np.maximum(scene.caller, 0)], -1)
+    conversion = _conversions(scene, plain)
+    comm = scene.work.kind == WORK_KINDS.index("comm")
+    return LossWork(((part >= 0) | conversion) & ~comm, part, conversion)
+
+
+def _has(call: OpCall, sizes: set[Size]) -> bool:
+    return any(of_size(tensor, sizes) for tensor in operands(call))
+
+
+def _converts(call: OpCall, sizes: set[Size]) -> bool:
+    """Whether a copy changes the element type of logits."""
+    found = operands(call)[:2]
+    return (
+        len(found) > 1
+        and found[0].dtype != found[1].dtype
+        and all(of_size(tensor, sizes) for tensor in found)
+    )
+
+
+def _matching(scene: Scene, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
+    group, calls = distinct(scene, rows)
+    chosen = np.array([wanted(call) for call in calls], dtype=bool)
+    return rows[chosen[group]] if len(calls) else rows
+
+
+def _conversions(scene: Scene, sizes: set[Size]) -> Bool:
+    """Work that copies logits from or to FP32, before and behind torch's loss."""
+    none = np.zeros(len(scene.work.event), dtype=bool)
+    events, shapes = scene.trace.arrays, scene.trace.tables["ops"].columns["shapes"]
+    if not sizes or COPY not in events.names:
+        return none
+    # Arguments are decoded for those only whose text has the number of columns in it.
+    at = np.flatnonzero(scene.op_names() == events.names.index(COPY))
+    at = at[scene.ops.row[scene.work.op[at]] >= 0]
+    text, at_text = np.unique(shapes.codes[scene.ops.row[scene.work.op[at]]], return_inverse=True)
+    columns = re.compile("|".join(rf"\b{size.columns}\b" for size in sizes))
+    likely = np.array([bool(columns.search(shapes.values[code])) for code in text], dtype=bool)
+    at = at[likely[at_text]]
+    copies = scene.work.op[at]
+    found = _matching(scene, np.unique(copies), lambda call: _converts(call, sizes))
+    none[at[np.isin(copies, found)]] = True
+    return none

@@ -1,0 +1,82 @@
+"""What detectors look at: one rank's trace with what several of them ask for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from tracelens.analysis.host.idle import blocking_calls
+from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.arrays import Bool, Int
+from tracelens.devices.catalogue import Device
+from tracelens.trace.activities import Work
+from tracelens.trace.intervals import Union, union
+from tracelens.trace.steps import Steps, find_steps
+from tracelens.trace.trace import Trace
+
+
+class Scene:
+    """One rank, as detectors see it.
+
+    Attributes:
+        trace: all that it recorded.
+        rows: positions in `trace.work` of the work that started in a step.
+        work: that work, in order of start.
+        device: whose figures count, None where it is not known.
+        window: first and last time of the steps, ns.
+        steps: number of steps; 1 where they are not marked.
+    """
+
+    def __init__(self, trace: Trace, device: Device | None) -> None:
+        self.trace, self.device = trace, device
+        work = trace.work
+        found = find_steps(trace, work) if len(work.event) else Steps([], np.zeros(1, np.int64), False)
+        inner = found.whole
+        self.steps = max(len(inner), 1)
+        low, high = (inner[0], inner[-1] + 1) if inner else (0, 0)
+        self.window = int(found.edges[low]), int(found.edges[high])
+        self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
+        self.work: Work = work.take(self.rows)
+
+    @property
+    def step_ns(self) -> float:
+        """Mean duration of a step."""
+        return (self.window[1] - self.window[0]) / self.steps
+
+    def per_step(self, total: float) -> float:
+        """A total of the recording, for one step."""
+        return total / self.steps
+
+    @cached_property
+    def caller(self) -> Int:
+        """The event row of the call behind each piece of work, see Work.caller."""
+        return self.work.caller
+
+    @cached_property
+    def called(self) -> Int:
+        """When each piece of work was called by the host, ns; -1 where that is not known."""
+        return np.where(self.caller >= 0, self.trace.arrays.start[np.maximum(self.caller, 0)], -1)
+
+    @cached_property
+    def busy(self) -> Union:
+        """When any GPU work ran."""
+        return self.work.union()
+
+    @cached_property
+    def blocking(self) -> Bool:
+        """Which events are calls in which the host waits for the GPU; see idle.blocking_calls."""
+        return blocking_calls(self.trace, self.trace.work)
+
+    def during(self, mask: Bool | Int) -> Union:
+        """When the work under a mask ran."""
+        return union(self.work.start[mask], self.work.end[mask])
+
+    @cached_property
+    def ops(self) -> OpCalls:
+        """The recorded arguments of the ops."""
+        return self.trace.once(OpCalls)
+
+    def op_names(self) -> Int:
+        """Code into the events' names of each piece of work's op, -1 for none."""
+        return np.where(self.work.op >= 0, self.trace.arrays.name[np.maximum(self.work.op, 0)], -1)

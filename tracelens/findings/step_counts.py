@@ -1,0 +1,24 @@
+"""How many steps the results of a run are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tracelens.arrays import Bool
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+from tracelens.trace.steps import is_step
+
+
+def in_steps(table: Table) -> Bool:
+    """Which rows of a table with a column `step` are of a step."""
+    labels = table.texts("step")
+    return np.array([is_step(label) for label in labels], dtype=bool)
+
+
+def step_count(results: Mapping[str, Result]) -> int:
+    """Number of steps in the recording, by the collectives of all ranks; 1 where steps are not marked."""
+    members = results["collectives"].data["members"]
+    return max(len({label for label in members.texts("step") if is_step(label)}), 1)

@@ -1,0 +1,1 @@
+"""Fuse: the traces of all ranks in one Perfetto file."""

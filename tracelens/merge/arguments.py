@@ -1,0 +1,156 @@
+"""What is shown of an event when it is clicked, as members of a JSON object."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.merge.text import quote
+from tracelens.trace.arguments import describe
+from tracelens.trace.trace import Events, Trace
+
+
+class Arrows(NamedTuple):
+    """Launch calls and what they launched, under numbers that no other rank uses.
+
+    Attributes:
+        correlation: by event; 0 where there is nothing to join.
+        launch, kernel: events at the two ends of each arrow.
+        flow: number of each arrow. The first of a launch call has the call's correlation; an arrow has
+            one end only, so each piece of work of a graph launch gets an arrow of its own.
+        free: the first number that is not used.
+    """
+
+    correlation: Int
+    launch: Int
+    kernel: Int
+    flow: Int
+    free: int
+
+
+def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
+    """Number the launches of a rank from `first`; without `cpu` there are none, but the work keeps numbers.
+
+    Work without a launch call gets a number too: a reader that finds none may guess by place and time.
+    """
+    links = trace.tables["links"]
+    kernel, launch = links.array("kernel_id"), links.array("launch_id")
+    if trace.meta.on_host:  # nothing is launched
+        kernel, launch = kernel[:0], launch[:0]
+    if not cpu:
+        launch = np.full_like(launch, -1)
+    correlation = np.zeros(len(trace.arrays.start), dtype=np.int64)
+    alone = kernel[launch < 0]
+    kernel, launch = kernel[launch >= 0], launch[launch >= 0]
+    calls, where, call = np.unique(launch, return_index=True, return_inverse=True)
+    correlation[calls] = first + np.arange(len(calls))
+    correlation[kernel] = first + call
+    first += len(calls)
+    correlation[alone] = first + np.arange(len(alone))
+    first += len(alone)
+    flow = first + np.arange(len(kernel))
+    flow[where] = correlation[kernel[where]]
+    return Arrows(correlation, launch, kernel, flow, first + len(kernel))
+
+
+def arguments(trace: Trace, arrows: Arrows) -> list[str]:
+    """The arguments of each event, every one with a comma before it: `,"bytes":64`."""
+    events = trace.arrays
+    found = [""] * len(events.start)
+    _ops(trace, found)
+    _launches(trace, events, arrows, found)
+    _work(trace, events, arrows, found)
+    _collectives(trace, found)
+    return found
+
+
+def _ops(trace: Trace, found: list[str]) -> None:
+    """Shapes and element types of the arguments of ops."""
+    ops = trace.tables["ops"]
+    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
+    pair = shapes.codes.astype(np.int64) * max(len(dtypes.values), 1) + dtypes.codes
+    _, where, code = np.unique(pair, return_index=True, return_inverse=True)
+    texts = []
+    for shape, dtype in zip(ops.texts("shapes", where), ops.texts("dtypes", where), strict=True):
+        text = describe(shape, dtype)
+        texts.append(f',"shapes":{quote(text)}' if text else "")
+    for event, place in zip(ops.array("event_id").tolist(), code.tolist(), strict=True):
+        found[event] = texts[place]
+
+
+def _launches(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> None:
+    recorded = trace.tables["events"].array("correlation_id")
+    rows = np.flatnonzero(events.where("launch", "sync") & ((recorded > 0) | (arrows.correlation > 0)))
+    for event, number, own in zip(
+        rows.tolist(), arrows.correlation[rows].tolist(), recorded[rows].tolist(), strict=True
+    ):
+        found[event] = _joined(number, own)
+
+
+def _work(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> None:
+    """Correlation, bytes, blocks and launching op of GPU work."""
+    if trace.meta.on_host:
+        return
+    table, links = trace.tables["events"], trace.tables["links"]
+    rows, op = links.array("kernel_id"), links.array("op_id")
+    names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}
+    op_name = np.where(op >= 0, events.name[op], -1)
+    for event, number, own, size, blocks, code in zip(
+        rows.tolist(),
+        arrows.correlation[rows].tolist(),
+        table.array("correlation_id")[rows].tolist(),
+        table.array("bytes")[rows].tolist(),
+        table.array("blocks")[rows].tolist(),
+        op_name.tolist(),
+        strict=True,
+    ):
+        found[event] = (
+            _joined(number, own)
+            + (f',"bytes":{size}' if size >= 0 else "")
+            + (f',"blocks":{blocks}' if blocks >= 0 else "")
+            + (f',"op":{names[code]}' if code >= 0 else "")
+        )
+
+
+def _joined(number: int, own: int) -> str:
+    """The number that joins launch and work in the fused file, and the one it has in the rank's own file."""
+    return (f',"correlation":{number}' if number else "") + (
+        f',"recorded correlation":{own}' if own > 0 else ""
+    )
+
+
+_SHOWN = {
+    "collective": "collective",
+    "group": "group",
+    "group_description": "group description",
+    "group_ranks": "group ranks",
+    "group_size": "group size",
+    "dtype": "dtype",
+    "in_bytes": "in bytes",
+    "out_bytes": "out bytes",
+    "in_split": "elements sent by rank",
+    "out_split": "elements received by rank",
+    "order": "order in group",
+}
+"""Columns of the collectives table to what they are called. These are not the profiler's names: a reader
+would count the parts of all ranks as collectives of one."""
+
+
+def _collectives(trace: Trace, found: list[str]) -> None:
+    """What was communicated, at the kernel, or at the host's record where the trace lacks the kernel."""
+    table = trace.tables["collectives"]
+    record, kernel = table.array("event_id"), table.array("kernel_id")
+    at = np.where(kernel >= 0, kernel, record).tolist()
+    for column in table.schema.columns:
+        if column.name not in _SHOWN:
+            continue
+        label = _SHOWN[column.name]
+        if column.dtype == "int64":
+            values = [str(value) if value >= 0 else "" for value in table.array(column.name).tolist()]
+        else:
+            values = [quote(text) if text not in ("", "[]") else "" for text in table.texts(column.name)]
+        for event, value in zip(at, values, strict=True):
+            if value:
+                found[event] += f',"{label}":{value}'

@@ -1,0 +1,110 @@
+"""Which row of the viewer each event of a rank is drawn on, and what the rows are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int
+from tracelens.merge.lanes import cut_overruns, has_crossings, lanes
+from tracelens.trace.tables import GPU_KINDS
+from tracelens.trace.trace import Events, Trace
+
+_ON_GPU = (*GPU_KINDS, "gpu_annotation", "sync")
+"""What is drawn on GPU rows, GPU work or not."""
+
+
+class Row(NamedTuple):
+    """A thread, or a stream of a GPU; one `lane` more for what overlaps there without nesting.
+
+    Attributes:
+        on_gpu: whether it is a stream.
+        device: GPU index, 0 on the host; negative where the profiler gave no number.
+        order: sorts the rows of one process.
+        name: as shown.
+    """
+
+    on_gpu: bool
+    device: int
+    order: tuple[int, ...]
+    name: str
+    lane: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The drawn events of one rank.
+
+    Attributes:
+        event: rows of the events table, in order of start, enclosing events first.
+        row: of each of them, its place in `rows`.
+        start, end: ns, on the rank's own clock; children end with their parents at the latest.
+        rows: in the order in which they are shown.
+    """
+
+    event: Int
+    row: Int
+    start: Int
+    end: Int
+    rows: list[Row]
+
+
+def drawn_events(events: Events, cpu: bool) -> Int:
+    """Rows of the events that are drawn; `cpu` False leaves out everything that is not on a GPU row."""
+    return np.arange(len(events.start)) if cpu else np.flatnonzero(events.where(*_ON_GPU))
+
+
+def lay_out(trace: Trace, cpu: bool = True) -> Layout:
+    """Lay out a rank, with or without its host threads."""
+    events = trace.arrays
+    on_gpu = events.where(*_ON_GPU)
+    event = drawn_events(events, cpu)
+    end = cut_overruns(events.start, events.end, events.parent)
+    order = np.lexsort((event, events.depth[event], -end[event], events.start[event]))
+    event = event[order]
+    start, end = events.start[event], end[event]
+    row, rows = _rows(trace, events, event, on_gpu[event])
+    row, rows = _spread(row, rows, start, end)
+    shown = sorted(range(len(rows)), key=lambda place: rows[place])
+    return Layout(event, np.argsort(shown)[row], start, end, [rows[place] for place in shown])
+
+
+def _rows(trace: Trace, events: Events, event: Int, on_gpu: Bool) -> tuple[Int, list[Row]]:
+    """The row of each event, and the rows that there are."""
+    pid, tid = events.pid[event], events.tid[event]
+    work = events.where(*GPU_KINDS)[event]
+    device_of = dict(zip(pid[work].tolist(), events.device[event][work].tolist(), strict=True))
+    processes, process = np.unique(pid, return_inverse=True)
+    drawn_on = np.array([device_of.get(value, value) for value in processes.tolist()], dtype=np.int64)
+    first = np.where(work, events.device[event], np.where(on_gpu, drawn_on[process], pid))
+    second = np.where(work, events.stream[event], tid)
+    waits = events.where("sync")[event] & on_gpu
+    first_code = np.unique(first, return_inverse=True)[1]
+    seconds, second_code = np.unique(second, return_inverse=True)
+    code = ((first_code * len(seconds) + second_code) * 2 + on_gpu) * 2 + waits
+    _, where, row = np.unique(code, return_index=True, return_inverse=True)
+    several = len(np.unique(pid[~on_gpu & (pid >= 0)])) > 1
+    found = []
+    for at in where.tolist():
+        one, two = int(first[at]), int(second[at])
+        if on_gpu[at]:
+            name = f"stream {two}" if two >= 0 else "no stream"
+            found.append(Row(True, one, (two, int(waits[at])), f"{name} waits" if waits[at] else name))
+        else:
+            given = trace.meta.threads.get((one, two), f"thread {two}" if two >= 0 else "other").strip()
+            name = f"{given}, process {one}" if several and one >= 0 else given
+            found.append(Row(False, 0, (int(one < 0), one, int(one != two), two), name))
+    return row, found
+
+
+def _spread(row: Int, rows: list[Row], start: Int, end: Int) -> tuple[Int, list[Row]]:
+    """Give rows on which slices cross each other as many lanes as it takes."""
+    order = np.lexsort((np.arange(len(row)), row))
+    for crossed in has_crossings(row[order], start[order], end[order]).tolist():
+        mine = np.flatnonzero(row == crossed)
+        lane = lanes(start[mine], end[mine], nested=True)
+        row[mine[lane > 0]] = len(rows) + lane[lane > 0] - 1
+        rows += [rows[crossed]._replace(lane=number) for number in range(1, int(lane.max()) + 1)]
+    return row, rows

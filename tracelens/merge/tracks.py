@@ -1,0 +1,72 @@
+"""Extra rows of a rank, above its threads and streams: its steps, its waits, whatever else is to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.merge.lanes import lanes
+from tracelens.trace.activities import gpu_work
+from tracelens.trace.steps import find_steps
+from tracelens.trace.trace import Trace
+
+
+class Slice(NamedTuple):
+    """A labelled piece of a rank's time, on the rank's own clock; `args` are shown when it is clicked."""
+
+    label: str
+    start_ns: int
+    dur_ns: int
+    args: Mapping[str, str | int | float] = {}
+
+
+@dataclass(frozen=True)
+class Track:
+    """A row of slices; where they overlap, as many rows as it takes."""
+
+    name: str
+    slices: Sequence[Slice] = field(default_factory=tuple)
+
+
+Wait = tuple[int, str, int, int]
+"""(rank, label, start_ns, dur_ns), on the rank's own clock."""
+
+
+def steps_track(trace: Trace) -> Track:
+    """The step windows as the analyzers see them; empty where the trace has no step marks or no GPU work."""
+    work = gpu_work(trace)
+    if not len(work.event):
+        return Track("steps")
+    steps = find_steps(trace, work)
+    if not steps.marked:
+        return Track("steps")
+    starts, lengths = steps.edges[:-1].tolist(), np.diff(steps.edges).tolist()
+    return Track("steps", [Slice(*row) for row in zip(steps.labels, starts, lengths, strict=True)])
+
+
+def wait_tracks(waits: Iterable[Wait]) -> dict[int, Track]:
+    """The waits of each rank that has any."""
+    found: dict[int, list[Slice]] = {}
+    for rank, label, start_ns, dur_ns in waits:
+        found.setdefault(int(rank), []).append(Slice(label, int(start_ns), int(dur_ns)))
+    return {rank: Track("waits", slices) for rank, slices in found.items()}
+
+
+def rows(track: Track) -> list[Track]:
+    """The track as one row, or as several named `waits`, `waits (2)`, ... where its slices overlap."""
+    ordered = sorted(track.slices, key=lambda item: (item.start_ns, -item.dur_ns))
+    start = np.array([item.start_ns for item in ordered], dtype=np.int64)
+    end = start + np.array([max(item.dur_ns, 0) for item in ordered], dtype=np.int64)
+    lane = lanes(start, end, nested=False).tolist()
+    parts: list[list[Slice]] = [[] for _ in range(max(lane, default=-1) + 1)]
+    for place, item in zip(lane, ordered, strict=True):
+        parts[place].append(item)
+    return [Track(numbered(track.name, place), part) for place, part in enumerate(parts)]
+
+
+def numbered(name: str, lane: int) -> str:
+    """The name of the first row, and of those that hold what overlaps there."""
+    return f"{name} ({lane + 1})" if lane else name

@@ -1,0 +1,1 @@
+"""Models, layouts and toggles: what a run is made of, and the files that say so."""

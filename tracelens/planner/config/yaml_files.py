@@ -1,0 +1,160 @@
+"""YAML files of Megatron and Primus: what they include, texts of the environment, sections.
+
+Primus' model files name others that they extend (`extends`, in older ones `bases` and `includes`), and
+`${NAME:default}` stands for a variable of the environment. An experiment names a model file and overrides
+parts of it. Megatron's own files have sections (`language_model`, `model_parallel`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tracelens.errors import MissingExtra, TracelensError
+from tracelens.limits import limits
+from tracelens.planner.config.model_file import read_text
+
+INCLUDES = ("extends", "bases", "includes")
+# Where an experiment's model files lie in Primus, seen from a folder above both.
+_MODEL_FOLDERS = ("primus/configs/models/{0}", "configs/models/{0}", "models/{0}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """All values of a file and of those that it includes, the nearer ones first; sections are resolved.
+
+    Raises:
+        TracelensError: a file is not there or no YAML, or includes itself, or a variable has no value.
+        MissingExtra: PyYAML is not installed.
+    """
+    return _read(path, ())
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in including:
+        raise TracelensError(f"{path}: the file includes itself")
+    including = (*including, path.resolve())
+    content = _load(path)
+    found: dict[str, Any] = {}
+    for name in (name for key in INCLUDES for name in _names(path, key, content.pop(key, None))):
+        found |= _read(path.parent / name, including)
+    if isinstance(content.get("modules"), dict):
+        return found | _experiment(path, content["modules"], including)
+    for key, value in content.items():
+        found |= value if isinstance(value, dict) else {key: value}
+    return found
+
+
+def _experiment(path: Path, modules: dict[str, Any], including: tuple[Path, ...]) -> dict[str, Any]:
+    """The model of Primus' trainer, and what is changed of it."""
+    trainers = [one for one in modules.values() if isinstance(one, dict) and "model" in one]
+    if len(trainers) != 1:
+        raise TracelensError(f"{path}: one of its modules must name a model, not {len(trainers)}")
+    (trainer,) = trainers
+    name, framework = str(trainer["model"]), str(trainer.get("framework", "megatron"))
+    if framework != "megatron":
+        raise TracelensError(f"{path}: a model of {framework!r} cannot be read, only one of 'megatron'")
+    places = list(_places(path, name, framework))
+    for place in places:
+        if place.is_file():
+            return _read(place, including) | (trainer.get("overrides") or {})
+    raise TracelensError(
+        f"{path}: its model {name} is neither beside it nor in primus/configs/models/{framework} of a folder "
+        "above; pass the model's file itself"
+    )
+
+
+def _places(path: Path, name: str, framework: str) -> Iterator[Path]:
+    yield path.parent / name
+    for above in path.resolve().parents:
+        for folder in _MODEL_FOLDERS:
+            yield above / folder.format(framework) / name
+
+
+def _names(path: Path, key: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TracelensError(f"{path}: {key} must be a list of files")
+    return names
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise MissingExtra("a YAML model file", "yaml") from None
+    text = read_text(path)
+    try:
+        _check_values(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise TracelensError(f"{path}: not YAML: {error}") from error
+    content = _resolved(path, content, yaml.safe_load)
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise TracelensError(f"{path}: not a model file: its outermost value is no mapping of names")
+    return content
+
+
+def _check_values(path: Path, root: Any) -> None:
+    """Refuse a document that its aliases make large: nine lists of nine aliases each are a billion values.
+
+    Args:
+        path: of the file.
+        root: its tree of nodes, in which an alias is the node that it stands for, None for an empty file.
+
+    Raises:
+        TracelensError: there are more values than the limit, or a value contains itself.
+    """
+    most = limits().config_values
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+    waiting = [(root, False)] if root is not None else []
+    while waiting:
+        node, is_measured = waiting.pop()
+        parts = _parts(node)
+        if is_measured:
+            open_nodes.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+            if sizes[id(node)] > most:
+                what = f"{path}: more than {most:,} values after its aliases are expanded"
+                raise TracelensError(f"{what}; {limits().exceeded('config_values')}")
+        elif id(node) in open_nodes:
+            raise TracelensError(f"{path}: a value contains itself through an alias")
+        elif id(node) not in sizes:
+            open_nodes.add(id(node))
+            waiting.append((node, True))
+            waiting += ((part, False) for part in parts)
+
+
+def _parts(node: Any) -> list[Any]:
+    if not isinstance(node.value, list):
+        return []
+    return [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+
+
+def _resolved(path: Path, value: Any, parse: Any) -> Any:
+    """A value with the variables in its texts replaced; a text that had one is read as YAML again."""
+    if isinstance(value, dict):
+        return {key: _resolved(path, item, parse) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(path, item, parse) for item in value]
+    if not isinstance(value, str) or not _VARIABLE.search(value):
+        return value
+
+    def text(found: re.Match[str]) -> str:
+        name, default = found.groups()
+        if name in os.environ:
+            return os.environ[name]
+        if default is None:
+            raise TracelensError(f"{path}: {found[0]} has no value: set the environment variable {name}")
+        return str(default)
+
+    replaced = _VARIABLE.sub(text, value)
+    # A default in quotes, "[0]*1+[1]*3", stays a text.
+    scalar = parse(replaced) if not replaced.startswith(("[", "{", "*", "&")) else replaced
+    return scalar if isinstance(scalar, str | int | float | bool | None) else replaced

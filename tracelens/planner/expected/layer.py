@@ -1,0 +1,158 @@
+"""What one layer exchanges in one micro-batch, in the forward and with its gradients."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from tracelens.planner.config.toggles import STATIC
+from tracelens.planner.expected.message import Collective
+from tracelens.planner.expected.routed import Routed
+from tracelens.planner.expected.share import Share
+
+TRANSPOSED: dict[Collective, Collective] = {
+    "all_to_all": "all_to_all",
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "deepep": "deepep",
+}
+"""What takes the gradients back."""
+
+# Pieces that tp_overlap=chunked makes of a reduce-scatter.
+CHUNKS = 4
+_FLOAT32, _INT64 = 4, 8
+
+
+class Exchange(NamedTuple):
+    """A message without what it has in common with others; see Message."""
+
+    scope: str
+    what: str
+    collective: Collective
+    group: str
+    sent: int
+    received: int
+
+    @property
+    def transposed(self) -> Exchange:
+        """What takes the gradient back."""
+        scope, what, collective, group, sent, received = self
+        return Exchange(scope, what, TRANSPOSED[collective], group, received, sent)
+
+
+class Step(NamedTuple):
+    """What belongs together of the forward, and what its backward exchanges."""
+
+    forward: list[Exchange]
+    backward: list[Exchange]
+
+
+def layer_steps(share: Share, layer: int, routed: Routed | None) -> list[Step]:
+    """The steps of a layer in their order.
+
+    Args:
+        share: of the rank.
+        layer: number.
+        routed: how tokens are routed, where sizes depend on it.
+    """
+    model, name = share.config.model, f"L{layer}"
+    found = _attention(share, f"{name}.attention")
+    if not share.is_moe(layer):
+        return [*found, *_sharded(share, f"{name}.mlp")]
+    if model.aux_loss:
+        # The balance loss counts over the whole sequence; its gradient needs no sum.
+        size = share.config.training.micro_batch * model.experts_count * _FLOAT32
+        found.append(Step([Exchange(f"{name}.router", "counts", "all_reduce", "cp_tp", size, size)], []))
+    shared = _sharded(share, f"{name}.shared") if model.shared_ffn else []
+    *there, back = _dispatch(share, name, routed)
+    if share.config.toggles.overlap_shared:
+        return [*found, *there, *shared, back]
+    return [*found, *there, back, *shared]
+
+
+def _both_ways(scope: str, what: str, collective: Collective, group: str, sent: int, received: int) -> Step:
+    """An exchange whose gradient takes the way back."""
+    one = Exchange(scope, what, collective, group, sent, received)
+    return Step([one], [one.transposed])
+
+
+def _sharded(share: Share, scope: str) -> list[Step]:
+    """A block cut by tensor parallelism: all positions in, the sums of its own positions out."""
+    overlap, ranks = share.config.toggles.tp_overlap, share.config.layout.tp
+    part, whole = share.tokens * share.row, share.gathered * share.row
+    gather = Exchange(scope, "positions", "all_gather", "tp", part, whole)
+    scatter = Exchange(scope, "positions", "reduce_scatter", "tp", whole, part)
+    if overlap == "off":
+        return [Step([gather], [scatter]), Step([scatter], [gather])]
+    if overlap == "symmetric":
+        return [Step([], [scatter]), Step([], [])]
+    broadcasts = [Exchange(scope, "positions", "broadcast", "tp", part, part)] * ranks
+    ends = [share.tokens * piece // CHUNKS for piece in range(CHUNKS + 1)]
+    sizes = [(end - start) * share.row for start, end in pairwise(ends) if start < end]
+    pieces = [scatter._replace(sent=size * ranks, received=size) for size in sizes]
+    return [Step(broadcasts, [scatter]), Step(pieces, broadcasts)]
+
+
+def _attention(share: Share, scope: str) -> list[Step]:
+    model, (first, last) = share.config.model, _sharded(share, scope)
+    # Of "mla" the latents travel, before each rank makes keys and values of them.
+    width = model.kv_lora + model.rope_dim
+    if model.attention == "gqa":
+        width = share.kv_groups * (model.query_dim + model.value_dim)
+    part = share.gathered * width * share.element
+    return [first, _both_ways(scope, "keys", "all_gather", "cp", part, part * share.config.layout.cp), last]
+
+
+def _dispatch(share: Share, name: str, routed: Routed | None) -> list[Step]:
+    """What takes tokens to the experts, and last what takes results back."""
+    toggles, scope, back = share.config.toggles, f"{name}.dispatch", f"{name}.combine"
+    if toggles.dispatch == "allgather":
+        return _gathered(share, scope, back)
+    sent, received = (count * share.row for count in _rows(share, routed))
+    if toggles.dispatch == "deepep":
+        return [
+            _both_ways(scope, "tokens", "deepep", "ep", sent, received),
+            _both_ways(back, "results", "deepep", "ep", received, sent),
+        ]
+    return [
+        *_told_before(share, scope, routed),
+        _both_ways(scope, "tokens", "all_to_all", "ep", sent, received),
+        _both_ways(back, "results", "all_to_all", "ep", received, sent),
+    ]
+
+
+def _gathered(share: Share, scope: str, back: str) -> list[Step]:
+    ranks, K = share.config.layout.experts_over, share.config.model.top_k
+    weights, experts, tokens = (share.tokens * size for size in (K * _FLOAT32, K * _INT64, share.row))
+    return [
+        _both_ways(scope, "weights", "all_gather", "ep", weights, ranks * weights),
+        Step([Exchange(scope, "experts", "all_gather", "ep", experts, ranks * experts)], []),
+        _both_ways(scope, "tokens", "all_gather", "ep", tokens, ranks * tokens),
+        _both_ways(back, "results", "reduce_scatter", "ep", ranks * tokens, tokens),
+    ]
+
+
+def _told_before(share: Share, scope: str, routed: Routed | None) -> list[Step]:
+    """What an all-to-all of tokens needs: how many come, and of copies, how they are routed."""
+    toggles, model, ranks = share.config.toggles, share.config.model, share.config.layout.experts_over
+    found = []
+    copies = toggles.dispatch == "dedup"
+    if not copies or toggles.sync_free < STATIC:
+        # Of copies: how many come, and how many rows they make.
+        size = (2 * ranks if copies else model.experts_count) * _INT64
+        found.append(Step([Exchange(scope, "counts", "all_to_all", "ep", size, size)], []))
+    if copies:
+        sent, received = (2 * model.top_k * _FLOAT32 * count for count in _rows(share, routed))
+        found.append(_both_ways(scope, "routing", "all_to_all", "ep", sent, received))
+    return found
+
+
+def _rows(share: Share, routed: Routed | None) -> tuple[int, int]:
+    """Rows of tokens that this rank sends and receives; those of static buffers without a routing."""
+    copies = share.config.toggles.dispatch != "alltoall"
+    if routed is None:
+        rows = share.config.layout.experts_over * share.tokens if copies else share.buffer_rows
+        return rows, rows
+    if copies:
+        return sum(routed.copies_to), sum(routed.copies_from)
+    return sum(routed.rows_to), sum(routed.rows_from)

@@ -1,0 +1,110 @@
+"""Parameters of the model and of each rank, counted from sizes alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model import Model
+from tracelens.planner.expected.share import Share
+
+REPLICAS = ("stage", "dense", "edp")
+"""Groups of ranks that hold the same parameters: whole ones, shards of tensor parallelism, experts."""
+
+
+class Parameter(NamedTuple):
+    """One parameter of a rank.
+
+    Attributes:
+        replicas: name of the group of ranks that hold the same, of REPLICAS.
+        component: that it belongs to.
+        elements: how many.
+    """
+
+    replicas: str
+    component: str
+    elements: int
+
+
+class Totals(NamedTuple):
+    """Parameters of a whole model.
+
+    Attributes:
+        total: all of them, embedding and head included.
+        active: those that one token meets: `top_k` of the routed experts, and all the rest.
+    """
+
+    total: int
+    active: int
+
+
+def parameters(config: Config, rank: int) -> dict[str, dict[str, int]]:
+    """Parameters that a rank holds, summed.
+
+    Args:
+        config: of the run.
+        rank: number of the rank.
+
+    Returns:
+        name of the group of ranks that hold the same, to component (embedding, norms, attention, mlp,
+        router, experts, shared, head), to how many; without what the rank has none of.
+
+    Raises:
+        TracelensError: there is no such rank.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for replicas, component, elements in each_parameter(Share(config, rank)):
+        counts = found.setdefault(replicas, defaultdict(int))
+        counts[component] += elements
+    return {replicas: dict(counts) for replicas, counts in found.items()}
+
+
+def totals(model: Model) -> Totals:
+    """Parameters of a whole model."""
+    total = sum(one.elements for one in each_parameter(Share(Config(model, Layout()), 0)))
+    idle = model.moe_layers * (model.experts_count - model.top_k)
+    return Totals(total, total - idle * 3 * model.hidden * model.expert_ffn)
+
+
+def each_parameter(share: Share) -> Iterator[Parameter]:
+    """The parameters of a rank, one by one."""
+    model, D = share.config.model, share.config.model.hidden
+    if share.is_first:
+        yield Parameter("stage", "embedding", model.vocab * D)
+    for layer in share.layers:
+        yield from (Parameter("stage", "norms", D),) * 2
+        yield from _latent(share) if model.attention == "mla" else _grouped(share)
+        if share.is_moe(layer):
+            yield Parameter("stage", "router", model.experts_count * D)
+            yield Parameter("edp", "experts", share.experts * D * 2 * model.expert_ffn)
+            yield Parameter("edp", "experts", share.experts * D * model.expert_ffn)
+            if model.shared_ffn:
+                yield from (Parameter("dense", "shared", D * share.cut(model.shared_ffn)),) * 3
+        else:
+            yield from (Parameter("dense", "mlp", D * share.cut(model.dense_ffn)),) * 3
+    if share.is_last:
+        yield Parameter("stage", "norms", D)
+        yield Parameter("stage", "head", model.vocab * D)
+
+
+def _latent(share: Share) -> Iterator[Parameter]:
+    """Multi-head latent attention (arXiv:2405.04434, section 2.1), the norms of its latents included."""
+    model, n, D = share.config.model, share.heads, share.config.model.hidden
+    whole = [D * (model.kv_lora + model.rope_dim), model.kv_lora]
+    if model.q_lora:
+        whole += [D * model.q_lora, model.q_lora]
+    by_head = [(model.q_lora or D) * model.query_dim, model.kv_lora * (model.qk_dim + model.v_dim)]
+    for count in whole:
+        yield Parameter("stage", "attention", count)
+    for width in (*by_head, model.v_dim * D):
+        yield Parameter("dense", "attention", n * width)
+
+
+def _grouped(share: Share) -> Iterator[Parameter]:
+    """Grouped-query attention: queries, keys, values and output."""
+    model = share.config.model
+    for heads in (share.heads, share.kv_groups, share.kv_groups, share.heads):
+        yield Parameter("dense", "attention", heads * model.head_dim * model.hidden)

@@ -1,0 +1,90 @@
+"""Memory as two published charts count it: AMD, MoE training best practices on AMD GPUs, figures 8 and 9.
+
+They are of the first pipeline rank of models with grouped-query attention and no dense layers. Of the
+attention's parameters only those of keys and values count, and the router's not; all optimizer state is
+shared out over the ranks with the same experts; main copies are of 2 bytes. Of activations the shared
+expert's do not count, nor what the experts' activation function keeps; logits count on the first rank, 6
+bytes each.
+"""
+
+from __future__ import annotations
+
+from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.flight import warm_up
+from tracelens.planner.memory.stage import Stage
+from tracelens.planner.memory.tape import Held
+
+WEIGHT = GRADIENT = MAIN = ACTIVATION = 2
+ADAM = 8
+LOGIT = 6
+"""Bytes of each."""
+
+
+def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
+    """The first pipeline rank by this convention.
+
+    Raises:
+        TracelensError: a model or a setting of another kind than those of the charts.
+    """
+    _check(config, assumptions)
+    layout = config.layout
+    chunks = layout.chunks(config.model.layers)[:: layout.pp]
+    in_flight = warm_up(config, 0, assumptions.overlap)
+    held = _static(config, sum(map(len, chunks))) | _activations(config, in_flight, max(map(len, chunks)))
+    whole = sum(held.values())
+    return Stage(0, held, "all", {"all": whole}, in_flight)
+
+
+def _check(config: Config, assumptions: Assumptions) -> None:
+    """Raise TracelensError for what the charts do not tell."""
+    model, training, usual = config.model, config.training, Assumptions()
+    if model.attention != "gqa" or model.dense_layers:
+        raise TracelensError(
+            "convention=brief is told for models with grouped queries and without dense layers, and this one "
+            "has other: take convention=exact"
+        )
+    others = {
+        "tensor parallelism": config.layout.tp > 1,
+        "recomputation": assumptions.recompute not in ("layers", "none")
+        or bool(config.toggles.recompute_layer_ids),
+        "another precision": training.dtype != "bfloat16" or not training.main_params,
+        **{
+            f"{name}={getattr(assumptions, name)}": getattr(assumptions, name) != getattr(usual, name)
+            for name in ("optimizer", "gradients", "sharding", "imbalance")
+        },
+    }
+    if wrong := [name for name, is_so in others.items() if is_so]:
+        raise TracelensError(
+            f"convention=brief does not tell {wrong[0]}: leave it out, or take convention=exact"
+        )
+
+
+def _static(config: Config, layers: int) -> Held:
+    model, layout = config.model, config.layout
+    H, ranks = model.hidden, layout.experts_over
+    attention = 2 * H * model.kv_groups * model.head_dim
+    experts = 3 * H * model.expert_ffn * model.experts_count // ranks
+    count = layers * (attention + experts + 3 * H * model.shared_ffn) + model.vocab * H
+    replicas = layout.stage_ranks // ranks
+    return {
+        "parameters": WEIGHT * count,
+        "gradients": GRADIENT * count,
+        "main_parameters": MAIN * count // replicas,
+        "optimizer": ADAM * count // replicas,
+    }
+
+
+def _activations(config: Config, in_flight: int, layers: int) -> Held:
+    model, T, H = config.model, config.tokens, config.model.hidden
+    each = in_flight * layers * ACTIVATION * T
+    heads = (model.heads + 2 * model.kv_groups) * model.head_dim
+    return {
+        "activations.attention": each * (heads + H),
+        "activations.norms": each * 2 * H,
+        "activations.router": each * H,
+        "activations.experts": each * model.top_k * (H + 3 * model.expert_ffn),
+        "activations.embedding": ACTIVATION * T * H,
+        "loss": LOGIT * T * model.vocab,
+    }

@@ -1,0 +1,59 @@
+"""Tapes of the routed experts: one after the other, or by one grouped GEMM."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tracelens.planner.memory.sizes import Sizes
+from tracelens.planner.memory.tape import Tape, Value
+
+# Of the ends of the experts' rows.
+INT32 = 4
+# Experts that run one after the other free what they kept one after the other in the backward: so many steps
+# stand for all.
+PIECES = 8
+
+
+def experts(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
+    """Outputs of so many rows."""
+    if s.config.toggles.experts == "grouped":
+        return _grouped(t, s, x, rows)
+    return _loop(t, s, x, rows)
+
+
+def _grouped(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
+    D, F = s.model.hidden, s.model.expert_ffn
+    up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
+    up = t.op([x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes)
+    half = rows * F * s.a
+    h = t.op([up], half, saves=[up]) if s.static else _swiglu(t, up, half)
+    return t.op([h], rows * s.row, saves=[h], weights=down_bytes)
+
+
+def _swiglu(t: Tape, up: Value, half: int) -> Value:
+    """silu(gate) * up, of both side by side."""
+    gate, value = t.split(up, [half, half])
+    silu = t.op([gate], half, saves=[gate])
+    return t.op([silu, value], half, saves=[silu, value])
+
+
+def _loop(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
+    """The gradients of all experts' weights are collected, then stacked, then added up."""
+    D, F = s.model.hidden, s.model.expert_ffn
+    pieces = min(PIECES, s.e)
+    parts = t.split(x, [size * s.row for size in _shares(rows, pieces)])
+    experts_of = _shares(s.e, pieces)
+    ups = t.unbind([count * D * 2 * F * s.a for count in experts_of])
+    downs = t.unbind([count * D * F * s.a for count in experts_of])
+    outputs = []
+    for part, size, up_w, down_w in zip(parts, _shares(rows, pieces), ups, downs, strict=True):
+        up = t.op([part, up_w], size * 2 * F * s.a, saves=[part])
+        h = _swiglu(t, up, size * F * s.a)
+        outputs.append(t.op([h, down_w], size * s.row, saves=[h]))
+    y = t.op(outputs, rows * s.row, gradient="same")
+    return y
+
+
+def _shares(whole: int, parts: int) -> list[int]:
+    ends = [whole * part // parts for part in range(parts + 1)]
+    return [end - start for start, end in pairwise(ends)]

@@ -1,0 +1,69 @@
+"""How much memory devices have in real bytes, and whether a layout fits."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tracelens.devices.catalogue import Device
+from tracelens.devices.catalogue import device as bundled
+from tracelens.errors import TracelensError
+from tracelens.planner.memory.assumptions import ConventionName
+
+# What the contexts of the driver and of communication libraries took beside torch's allocator, 0.8 GB on one
+# H200 and 2.3 to 4.1 GB on each of two (tests/projection/measured_memory.toml).
+RESERVE_BYTES = 4 * 2**30
+
+
+class Room(NamedTuple):
+    """Memory of a device.
+
+    Attributes:
+        bytes: as the driver reports it; of the nameplate where that is not known.
+        reported: whether it is known.
+        reserve: bytes that are not for training.
+    """
+
+    bytes: int
+    reported: bool
+    reserve: int
+
+    @property
+    def usable(self) -> int:
+        """Bytes for training."""
+        return self.bytes - self.reserve
+
+
+def room(device: Device, convention: ConventionName, reserve: int | None) -> Room:
+    """Memory of a device for training.
+
+    Args:
+        device: which.
+        convention: "brief" compares with the nameplate: all above is reserve.
+        reserve: bytes to leave free instead of the usual ones.
+
+    Raises:
+        TracelensError: the device's memory is not known, or the reserve leaves nothing of it.
+    """
+    if not device.hbm_bytes:
+        raise TracelensError(f"the memory of {device.name} is not known: add hbm_bytes to its device file")
+    if reserve is not None and reserve < 0:
+        raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
+    reported = _reported().get(device.name, 0)
+    if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
+        # A file of the user's own, for a device with other memory.
+        reported = 0
+    whole = reported or device.hbm_bytes
+    usual = whole - device.hbm_bytes if convention == "brief" else RESERVE_BYTES
+    found = Room(whole, bool(reported), usual if reserve is None else reserve)
+    if found.usable <= 0:
+        raise TracelensError(f"the reserve leaves nothing of the {whole / 2**30:.0f} GiB of {device.name}")
+    return found
+
+
+@cache
+def _reported() -> dict[str, int]:
+    content = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
+    return {name: entry["bytes"] for name, entry in content.items()}

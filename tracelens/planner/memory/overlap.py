@@ -1,0 +1,49 @@
+"""Two micro-batches at once, the forward of one in turns with the backward of the one before.
+
+Whoever waits for other ranks hands over to the other; the forward begins. Behind the last forward its
+backward runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tracelens.planner.memory.layer import Cost, beside, joined
+from tracelens.planner.memory.tape import Held, Piece, added, total
+
+
+def together(costs: Sequence[Cost], batches: int) -> tuple[Held, Held]:
+    """Bytes at the worst moment of a forward, and of a backward.
+
+    Args:
+        costs: the model in its blocks.
+        batches: micro-batches, each of which runs with the one before.
+    """
+    before: Held = {}
+    forward: tuple[Piece, ...] = ()
+    for cost in costs:
+        forward = joined(forward, beside(before, cost.forward))
+        before = added(before, cost.kept)
+    backward: tuple[Piece, ...] = ()
+    for cost in reversed(costs):
+        before = added(before, {name: -size for name, size in cost.kept.items()})
+        backward = joined(backward, beside(before, cost.backward))
+    first, second = [one.peak for one in forward], [one.peak for one in backward]
+    if batches > 1:
+        kept = forward[-1].end
+        for ahead, held in _turns(forward, backward, kept):
+            (first if ahead else second).append(held)
+    return max(first, key=total), max(second, key=total)
+
+
+def _turns(forward: Sequence[Piece], backward: Sequence[Piece], kept: Held) -> Iterator[tuple[bool, Held]]:
+    """Whose turn it is, and the peak of the turn: the other one is where it waits, or done."""
+    there: Held = {}
+    back = kept
+    for turn in range(max(len(forward), len(backward))):
+        if turn < len(forward):
+            yield True, added(forward[turn].peak, back)
+            there = forward[turn].end
+        if turn < len(backward):
+            yield False, added(there, backward[turn].peak)
+            back = backward[turn].end if turn + 1 < len(backward) else {}

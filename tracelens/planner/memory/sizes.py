@@ -1,0 +1,107 @@
+"""Sizes of tensors on one rank, and of what the routing sends to it when experts are equally busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import comb
+
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.toggles import STATIC
+from tracelens.planner.expected.share import ELEMENT_BYTES
+
+INT64 = 8
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the rank of a stage that holds most; letters as in the workload's `rows`, `a` for bytes an element.
+
+    Attributes:
+        config: of the run.
+        imbalance: rows of this rank's experts / those of an average rank's.
+    """
+
+    config: Config
+    imbalance: float = 1.0
+
+    @property
+    def model(self) -> Model:
+        """Of the run."""
+        return self.config.model
+
+    @cached_property
+    def a(self) -> int:
+        """Bytes of an element of an activation."""
+        return ELEMENT_BYTES[self.config.training.dtype]
+
+    @cached_property
+    def T(self) -> int:
+        """Tokens of a micro-batch between attention layers."""
+        return self.config.tokens
+
+    @cached_property
+    def A(self) -> int:
+        """Tokens that the ranks of tensor parallelism have together."""
+        return self.T * self.config.layout.tp
+
+    @cached_property
+    def row(self) -> int:
+        """Bytes of a token of full width."""
+        return self.model.hidden * self.a
+
+    @property
+    def keys(self) -> int:
+        """Tokens whose keys the last rank of context parallelism sees: all of its sequences."""
+        return self.config.training.seq * self.config.training.micro_batch
+
+    @cached_property
+    def heads(self) -> int:
+        """Query heads here."""
+        return self.model.heads // self.config.layout.tp
+
+    @cached_property
+    def P(self) -> int:
+        """Ranks that share the experts."""
+        return self.config.layout.experts_over
+
+    @cached_property
+    def e(self) -> int:
+        """Experts here."""
+        return self.model.experts_count // self.P
+
+    @property
+    def C(self) -> int:
+        """Choices: a token once for each of its experts."""
+        return self.T * self.model.top_k
+
+    @cached_property
+    def static(self) -> bool:
+        """Whether buffers are as large as the routing may ever ask for."""
+        return self.config.toggles.sync_free >= STATIC
+
+    @cached_property
+    def most(self) -> int:
+        """Experts of one rank that a token can choose."""
+        return min(self.model.top_k, self.e)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of this rank's experts that hold a token."""
+        most = self.P * self.T * self.most
+        return min(most, round(self.C * (self.imbalance if self.P > 1 else 1)))
+
+    @cached_property
+    def copies(self) -> float:
+        """Ranks, on average, that have an expert of a token's choice.
+
+        P * (1 - C(E - e, K) / C(E, K)) where its K experts are any of E, e on a rank; with groups, those of
+        `top_groups` of them.
+        """
+        model = self.model
+        share = model.top_groups / model.expert_groups
+        ranks, experts = max(1.0, self.P * share), round(model.experts_count * share)
+        e = min(experts, round(experts / ranks))
+        return ranks * (1 - comb(experts - e, model.top_k) / comb(experts, model.top_k))

@@ -1,0 +1,250 @@
+"""One pipeline rank's peak: what it keeps of the micro-batches in flight, and what runs at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.expected.flops import attention_kernel
+from tracelens.planner.memory import dense, layer
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.flight import Flight, flight
+from tracelens.planner.memory.layer import Cost
+from tracelens.planner.memory.overlap import together
+from tracelens.planner.memory.sizes import Sizes
+from tracelens.planner.memory.static import Static, static
+from tracelens.planner.memory.tape import TEMPORARY, Held, added, total
+
+PIPELINE = "buffers.pipeline"
+
+
+class Chunk(NamedTuple):
+    """What one micro-batch of a model chunk holds.
+
+    Attributes:
+        kept: bytes by component between its forward and its backward.
+        forward: at the peak of its forward, what it has kept by then included.
+        backward: at the peak of its backward, likewise.
+    """
+
+    kept: Held
+    forward: Held
+    backward: Held
+
+
+class Kept(NamedTuple):
+    """Bytes that a micro-batch keeps between its forward and its backward, by part of the model.
+
+    Attributes:
+        layers: of each layer.
+        embedding: of what comes before the first layer.
+        head: of what comes behind the last one, loss included.
+    """
+
+    layers: tuple[int, ...]
+    embedding: int
+    head: int
+
+
+_LayerKind = tuple[bool, str]
+"""Whether a layer has experts, and how much of it is computed again."""
+_ChunkKind = tuple[bool, bool, tuple[_LayerKind, ...]]
+"""Whether a chunk is the first, whether it is the last, and its layers."""
+
+
+class Stage(NamedTuple):
+    """Memory of the rank with most of a pipeline stage.
+
+    Attributes:
+        rank: its number.
+        held: bytes by component at the peak of a step.
+        moment: which that is: "forward", "backward" or "optimizer".
+        moments: bytes at the peak of each of these, and "between" steps.
+        in_flight: chunks of micro-batches in flight at most.
+    """
+
+    rank: int
+    held: Held
+    moment: str
+    moments: dict[str, int]
+    in_flight: int
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        return total(self.held)
+
+
+class Stages:
+    """The pipeline ranks of a run; what several of them have alike is worked out once.
+
+    Args:
+        config: of the run.
+        assumptions: what the configuration does not say.
+
+    Raises:
+        TracelensError: both say what is computed again.
+    """
+
+    def __init__(self, config: Config, assumptions: Assumptions) -> None:
+        if assumptions.recompute != "layers" and config.toggles.recompute_layer_ids:
+            raise TracelensError(
+                f"recompute={assumptions.recompute} and recompute_layer_ids exclude each other: give one"
+            )
+        self.config, self.assumptions = config, assumptions
+        self.parts = config.layout.chunks(config.model.layers)
+        self.sizes = Sizes(config)
+        self._alike = _alike(config)
+        self._kinds = [self._layer_kind(layer) for layer in range(config.model.layers)]
+        chosen = assumptions.attention
+        self._kernel = attention_kernel(config, 0, "cuda") if chosen == "auto" else chosen
+        self._chunks: dict[_ChunkKind, Chunk] = {}
+        self._static: dict[tuple[_ChunkKind, ...], Static] = {}
+
+    def stage(self, place: int) -> Stage:
+        """The peak of one pipeline rank.
+
+        Args:
+            place: number of the pipeline rank.
+        """
+        config, layout = self.config, self.config.layout
+        # The last rank of a sequence sees most keys; data- and tensor-parallel ranks are alike.
+        rank = place * layout.stage_ranks + (layout.cp - 1) * layout.tp
+        numbers = range(place, len(self.parts), layout.pp)
+        kinds = tuple(self._chunk_kind(number) for number in numbers)
+        if kinds not in self._static:
+            self._static[kinds] = static(config, rank, self.assumptions)
+        lasting, step = self._static[kinds]
+        lasting = added(lasting, self._buffers(numbers))
+        if config.toggles.overlap_exchange == "off":
+            flown = flight(config, place, self.assumptions.overlap)
+            forward, backward = _moments(flown, [self._chunk(kind) for kind in kinds])
+            in_flight = flown.most
+        else:
+            forward, backward = together(self._costs(kinds[0]), config.training.micro_batches)
+            in_flight = min(2, config.training.micro_batches)
+        moments = {"forward": forward, "backward": backward, "optimizer": {TEMPORARY: step}}
+        worst = max(moments, key=lambda name: total(moments[name]))
+        between = total(lasting)
+        sizes = {name: between + total(held) for name, held in moments.items()} | {"between": between}
+        held = {name: size for name, size in added(lasting, moments[worst]).items() if size}
+        return Stage(rank, held, worst, sizes, in_flight)
+
+    def kept(self) -> Kept:
+        """What each part of the model keeps, however layers are cut into chunks."""
+
+        def size(kind: _ChunkKind) -> int:
+            return sum(total(cost.kept) for cost in self._costs(kind))
+
+        each = {kind: size((False, False, (kind,))) for kind in set(self._kinds)}
+        layers = tuple(each[kind] for kind in self._kinds)
+        return Kept(layers, size((True, False, ())), size((False, True, ())))
+
+    def _layer_kind(self, layer: int) -> _LayerKind:
+        again = self.assumptions.recompute
+        if again == "layers":
+            again = "full" if layer in self.config.toggles.recompute_layer_ids else "none"
+        return layer >= self.config.model.dense_layers, again
+
+    def _chunk_kind(self, number: int) -> _ChunkKind:
+        layers = self.parts[number]
+        return number == 0, number == len(self.parts) - 1, tuple(self._kinds[layers.start : layers.stop])
+
+    def _chunk(self, kind: _ChunkKind) -> Chunk:
+        if kind not in self._chunks:
+            self._chunks[kind] = self._make(kind)
+        return self._chunks[kind]
+
+    def _make(self, kind: _ChunkKind) -> Chunk:
+        """A micro-batch of a chunk from its blocks."""
+        before: Held = {}
+        forward: list[Held] = []
+        backward: list[Held] = []
+        costs = self._costs(kind)
+        for cost in costs:
+            forward += [added(before, one.peak) for one in cost.forward]
+            backward += [added(before, one.peak) for one in cost.backward]
+            before = added(before, cost.kept)
+        peaks = [before, max(forward, key=total), max(backward, key=total)]
+        if self.config.layout.pp > 1 and self.assumptions.stage_buffers == "all":
+            is_first, is_last, _ = kind
+            row = self.sizes.T * self.sizes.row
+            if not is_first:
+                # What comes in lies in a buffer that is always there.
+                stream = next(iter(costs[0].kept))
+                peaks = [added(held, {stream: -row}) for held in peaks]
+            if not is_last:
+                # So does the gradient of what goes out, which itself is kept to the backward.
+                peaks = [added(held, {PIPELINE: row}) for held in peaks]
+                peaks[2] = added(peaks[2], {TEMPORARY: -row})
+        return Chunk(*peaks)
+
+    def _costs(self, kind: _ChunkKind) -> list[Cost]:
+        """The blocks of a chunk in order, those that are computed again together as one."""
+        config, imbalance = self._alike, self.assumptions.imbalance
+        is_first, is_last, layers = kind
+        attention = layer.attention_block(config, self._kernel)
+        found = [layer.plain(layer.embedding_block(config))] if is_first else []
+        for moe, again in layers:
+            ffn = layer.moe_block(config, imbalance) if moe else layer.mlp_block(config)
+            if again == "full":
+                found.append(layer.recomputed((attention, ffn)))
+                continue
+            found.append(layer.recomputed((attention,)) if again == "attention" else layer.plain(attention))
+            found.append(layer.plain(ffn))
+        if is_last:
+            found.append(layer.plain(layer.head_block(config)))
+        return found
+
+    def _buffers(self, numbers: Sequence[int]) -> Held:
+        """What is there from the first step to the last besides parameters and what belongs to them."""
+        config, last = self.config, len(self.parts) - 1
+        found = {"libraries": self.assumptions.library_bytes, "buffers.tokens": dense.tokens(self.sizes)}
+        if config.layout.pp > 1:
+            sides = sum((number > 0) + (number < last) for number in numbers)
+            each = config.training.micro_batches if self.assumptions.stage_buffers == "all" else 1
+            found[PIPELINE] = sides * each * self.sizes.T * self.sizes.row
+        return found
+
+
+def _alike(config: Config) -> Config:
+    """A run with the same layers, and nothing that these do not depend on: many layouts share them."""
+    layout, ep = config.layout, config.layout.experts_over
+    return replace(
+        config,
+        layout=Layout(ranks=layout.cp * layout.tp * ep, cp=layout.cp, tp=layout.tp, ep=ep),
+        toggles=replace(config.toggles, recompute_layer_ids=()),
+        training=replace(config.training, micro_batches=2),
+    )
+
+
+def _moments(flown: Flight, chunks: Sequence[Chunk]) -> tuple[Held, Held]:
+    """Bytes at the worst moment of a forward and of a backward, beyond what lasts."""
+    kept = np.array([total(chunk.kept) for chunk in chunks])
+    forward = np.array([total(chunk.forward) for chunk in chunks])
+    backward = np.array([total(chunk.backward) for chunk in chunks]) - kept
+    first = int(np.argmax(flown.before @ kept + forward[flown.forward]))
+    second = int(np.argmax(flown.after @ kept + backward[flown.backward]))
+    running = int(flown.backward[second])
+    others = flown.after[second].copy()
+    others[running] -= 1
+    return (
+        _with(flown.before[first].tolist(), chunks, chunks[flown.forward[first]].forward),
+        _with(others.tolist(), chunks, chunks[running].backward),
+    )
+
+
+def _with(counts: Sequence[int], chunks: Sequence[Chunk], running: Held) -> Held:
+    """What runs, and what is kept of so many micro-batches of each chunk."""
+    held = running.copy()
+    for count, chunk in zip(counts, chunks, strict=True):
+        if count:
+            for name, size in chunk.kept.items():
+                held[name] = held.get(name, 0) + count * size
+    return held

@@ -1,0 +1,1 @@
+"""Pipeline: the idle time of a schedule, by simulation."""

@@ -1,0 +1,147 @@
+"""Times of a pipeline's passes as a run had them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.pipeline.microbatches import passes
+from tracelens.analysis.pipeline.stages import Shape
+from tracelens.arrays import Float
+from tracelens.errors import TracelensError
+from tracelens.planner.pipeline.measured_layers import LayerWalls, exposed, layer_walls
+from tracelens.planner.pipeline.measured_lines import Line, lines_of
+from tracelens.planner.pipeline.sources import LayerTimes
+from tracelens.planner.pipeline.times import ChunkTimes, Costs
+from tracelens.table.result import Skip
+from tracelens.trace.run import Run
+
+
+class Measured(NamedTuple):
+    """What a run tells of its pipelines.
+
+    Attributes:
+        lines: its pipelines, step by step.
+        size: of all of them.
+        chunks: times of its chunks.
+        layers: times of its layers, None where no scopes name them.
+        shares: layers of each chunk, empty where no scopes name them.
+        costs: what is between the passes.
+        rest_ns: of a step outside of the pipeline's phase, median.
+        skips: what could not be measured.
+    """
+
+    lines: tuple[Line, ...]
+    size: Shape
+    chunks: ChunkTimes
+    layers: LayerTimes | None
+    shares: tuple[int, ...]
+    costs: Costs
+    rest_ns: int
+    skips: tuple[Skip, ...]
+
+    @property
+    def phase_ns(self) -> int:
+        """Median over pipelines and steps."""
+        return int(np.median([line.phase_ns for line in self.lines]))
+
+
+def measure(run: Run) -> Measured:
+    """Times of passes, of what is between them and of the rest of the step.
+
+    A chunk's time is its mean over the micro-batches, which keeps the sum, and the median over pipelines and
+    steps; it is wall time from the first to the last GPU work of a pass, and so holds what the host or other
+    ranks make it wait for inside of it.
+
+    Args:
+        run: all ranks of a pipeline at least.
+
+    Raises:
+        TracelensError: it shows no pipeline from its first to its last stage.
+    """
+    skips: list[Skip] = []
+    ranks = [passes(trace) for trace in run.traces]
+    lines = list(lines_of(ranks, skips))
+    if not lines:
+        why = f" ({skips[0].subject}: {skips[0].reason})" if skips else ""
+        raise TracelensError(
+            "no whole pipeline in the trace: give the ranks of all stages, with forward and backward of a "
+            f"step{why}"
+        )
+    size = lines[0].size
+    if odd := [line for line in lines if line.size != size]:
+        raise TracelensError(
+            f"the pipelines of ranks {lines[0].ranks} and {odd[0].ranks} differ in stages, micro-batches or "
+            "chunks"
+        )
+    forward, backward = (
+        np.median([getattr(line, name).mean(axis=1) for line in lines], axis=0)
+        for name in ("forward", "backward")
+    )
+    shares = [exposed(trace, one.spans) for trace, one in zip(run.traces, ranks, strict=True) if one.spans]
+    talk = np.median(np.array(shares), axis=0)
+    chunks = ChunkTimes(
+        *(np.rint(ns).astype(np.int64) for ns in (forward, backward, forward * talk[0], backward * talk[1]))
+    )
+    walls = [layer_walls(trace, one.spans) for trace, one in zip(run.traces, ranks, strict=True) if one.spans]
+    layers = _layers(walls, talk)
+    if layers is None:
+        skips.append(
+            Skip("times of layers", "no scopes L0, L1, ... name them; chunks count as long as their layers")
+        )
+    return Measured(
+        tuple(lines),
+        size,
+        chunks,
+        layers,
+        _shares(walls, size) if layers is not None else (),
+        _costs([line.costs for line in lines]),
+        int(np.median([line.rest_ns for line in lines])),
+        tuple(skips),
+    )
+
+
+def _costs(some: Sequence[Costs]) -> Costs:
+    """Medians over pipelines and steps."""
+    gaps = np.median(np.array([one.gap for one in some]), axis=0)
+    forward, backward = (
+        int(np.median([getattr(one, name) for one in some]))
+        for name in ("forward_transit", "backward_transit")
+    )
+    return Costs(forward, backward, tuple(int(ns) for ns in gaps))
+
+
+def _layers(walls: Sequence[LayerWalls], talk: Float) -> LayerTimes | None:
+    """Times of all layers, each as long as those of its kind on average; None if some are not named."""
+    parts: dict[str, list[tuple[float, float]]] = {}
+    kinds: dict[str, frozenset[str]] = {}
+    for one in walls:
+        for name, ns in one.ns.items():
+            parts.setdefault(name, []).append(ns)
+        kinds |= one.kinds
+    count = len(kinds)
+    if not count or set(kinds) != {f"L{number}" for number in range(count)}:
+        return None
+    own = {name: np.mean(np.array(some), axis=0) for name, some in parts.items()}
+    names = [f"L{number}" for number in range(count)]
+    alike = [[own[other] for other in names if kinds[other] == kinds[name]] for name in names]
+    table = np.array([np.mean(some, axis=0) for some in alike])
+    forward, backward, *exchanges = np.rint(np.concatenate((table, table * talk), axis=1)).astype(np.int64).T
+    embedding, head = (own.get(name, np.zeros(2)).tolist() for name in ("embedding", "head"))
+    return LayerTimes(
+        forward,
+        backward,
+        exchanges[0],
+        exchanges[1],
+        (round(embedding[0]), round(embedding[1])),
+        (round(head[0]), round(head[1])),
+    )
+
+
+def _shares(walls: Sequence[LayerWalls], size: Shape) -> tuple[int, ...]:
+    """Layers of each chunk."""
+    places = [place for one in walls for place in one.places.items()]
+    counts = np.bincount([place for _, place in dict(places).items()], minlength=size.stages * size.chunks)
+    return tuple(counts.tolist())

@@ -1,0 +1,123 @@
+"""Times of layers inside the passes of one rank, by the scopes that name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.pipeline.microbatches import FORWARD, Span
+from tracelens.analysis.pipeline.pass_scopes import pipeline_scopes
+from tracelens.analysis.pipeline.stage_messages import stage_messages
+from tracelens.arrays import Int
+from tracelens.table.forest import nearest
+from tracelens.trace.activities import gpu_work
+from tracelens.trace.intervals import union
+from tracelens.trace.trace import Trace
+
+_PART = re.compile(
+    r"(?P<layer>L\d+)(?:\.(?P<inner>\w+))?(?:\..*)?|(?P<embedding>embedding)\b.*|(?:head|loss)\b.*"
+)
+
+
+class LayerWalls(NamedTuple):
+    """Wall time of the parts of the model on one rank.
+
+    Attributes:
+        ns: part (L0, L1, ..., embedding, head) to forward and backward of a micro-batch, means.
+        kinds: layer to the names of the scopes in it, which tell its kind.
+        places: layer to the chunk of the model that it is in.
+    """
+
+    ns: Mapping[str, tuple[float, float]]
+    kinds: Mapping[str, frozenset[str]]
+    places: Mapping[str, int]
+
+
+def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
+    """Wall time of each part of the model in the passes of a rank.
+
+    Each moment of a pass is given to the part whose work ends next: a wait before it counts as its own. So
+    the parts of a pass add up to it.
+
+    Args:
+        trace: of the rank.
+        spans: its passes, by its own clock.
+    """
+    events, work = trace.arrays, gpu_work(trace)
+    names, codes, kinds = _parts(events.names)
+    chosen = events.where("annotation") & (codes[events.name] >= 0)
+    around = nearest(events.parent, events.depth, chosen)
+
+    def part_of(event: Int) -> Int:
+        scope = np.where(event >= 0, around[np.maximum(event, 0)], -1)
+        return np.where(scope >= 0, codes[events.name[np.maximum(scope, 0)]], -1)
+
+    part = part_of(work.forward)
+    part = np.where(part >= 0, part, part_of(work.caller))
+    spans = sorted(spans, key=lambda span: span.start)
+    start, end = (
+        np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
+    )
+    at = np.searchsorted(start, work.start, side="right") - 1
+    inside = (at >= 0) & (part >= 0) & (work.start < end[np.maximum(at, 0)])
+    rows = np.flatnonzero(inside)
+    rows = rows[np.lexsort((work.end[rows], at[rows]))]
+    at, part, stop = at[rows], part[rows], work.end[rows]
+    stop = np.minimum(stop, end[at])
+    first = np.append(True, np.diff(at) != 0)[: len(at)]
+    last = np.append(first[1:], True)[: len(at)]
+    stop[last] = end[at[last]]
+    before = np.where(first, start[at], np.append(0, stop[:-1])[: len(at)])
+    found = np.zeros((len(spans), len(names)), dtype=np.int64)
+    np.add.at(found, (at, part), stop - before)
+    forward = np.array([span.phase == FORWARD for span in spans])
+    # A part of several chunks has none in most of the rank's passes: what counts are its micro-batches.
+    count = max(len({(span.step, span.microbatch) for span in spans}), 1)
+    means = (found[forward].sum(axis=0) / count, found[~forward].sum(axis=0) / count)
+    ns = {
+        name: (float(ahead), float(back))
+        for name, ahead, back in zip(names, *means, strict=True)
+        if ahead + back > 0
+    }
+    virtual = np.array([span.virtual for span in spans], dtype=np.int64)
+    places = {name: int(virtual[found[:, code].argmax()]) for code, name in enumerate(names) if name in kinds}
+    there = {name: kind for name, kind in kinds.items() if name in ns}
+    return LayerWalls(ns, there, {name: places[name] for name in there})
+
+
+def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[str]]]:
+    """Parts of the model, the part of each name of an event (-1 for none), and the scopes in each layer."""
+    names: dict[str, int] = {}
+    inner: dict[str, set[str]] = {}
+    codes = np.full(len(texts), -1, dtype=np.int64)
+    for code, text in enumerate(texts):
+        match = _PART.fullmatch(text)
+        if match is None:
+            continue
+        name = match["layer"] or match["embedding"] or "head"
+        codes[code] = names.setdefault(name, len(names))
+        if match["layer"]:
+            inner.setdefault(name, set()).update({match["inner"]} - {None, "B"})
+    return list(names), codes, {name: frozenset(some) for name, some in inner.items()}
+
+
+def exposed(trace: Trace, spans: Sequence[Span]) -> tuple[float, float]:
+    """Of a rank's forwards and of its backwards, the share of exchanges that no computation hides."""
+    work = gpu_work(trace)
+    # A message to or from another stage waits for that one, beside what this one computes.
+    messages = stage_messages(trace, unnamed=pipeline_scopes(trace).usable)
+    work = work.take(~np.isin(work.event, messages.kernel))
+    start, end = (
+        np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
+    )
+    every = union(work.start, work.end).covered(start, end)
+    other = work.union("computation", "memcpy", "memset").covered(start, end)
+    forward = np.array([span.phase == FORWARD for span in spans])
+    wall = end - start
+    shares = [
+        float((every - other)[rows].sum() / max(int(wall[rows].sum()), 1)) for rows in (forward, ~forward)
+    ]
+    return shares[0], shares[1]

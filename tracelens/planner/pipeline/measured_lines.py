@@ -1,0 +1,146 @@
+"""The pipelines of a run, step by step: how long each pass took, and what lay between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, Span
+from tracelens.analysis.pipeline.pipelines import Stage, lane_of, pipelines, window_of
+from tracelens.analysis.pipeline.stages import Lane, Shape, numbered, shape, whole
+from tracelens.arrays import Int
+from tracelens.planner.pipeline.schedule import BACKWARD, Pass, Schedule, singles
+from tracelens.planner.pipeline.times import Costs, Times
+from tracelens.table.result import Skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One pipeline in one step.
+
+    Attributes:
+        ranks: of its stages.
+        step: name of the step.
+        size: stages, micro-batches, chunks.
+        schedule: the order that was recorded.
+        forward: ns, one row a chunk of the model, one column a micro-batch.
+        backward: likewise.
+        phase_ns: from its first forward to its last backward.
+        rest_ns: of the step, outside of the phase: optimizer, gradient sync, data.
+        costs: what is between the passes.
+    """
+
+    ranks: tuple[int, ...]
+    step: str
+    size: Shape
+    schedule: Schedule
+    forward: Int
+    backward: Int
+    phase_ns: int
+    rest_ns: int
+    costs: Costs
+
+    def times(self) -> Times:
+        """Each pass as long as it was."""
+        return self._times(self.forward, self.backward)
+
+    def mean_times(self) -> Times:
+        """Each pass as long as its chunk took on average."""
+        width = self.size.microbatches
+        means = (np.rint(ns.mean(axis=1)).astype(np.int64) for ns in (self.forward, self.backward))
+        return self._times(*(np.tile(ns[:, None], (1, width)) for ns in means))
+
+    def _times(self, forward: Int, backward: Int) -> Times:
+        none = np.zeros_like(forward)
+        costs = self.costs
+        return Times(
+            forward, backward, none, none, none, costs.forward_transit, costs.backward_transit, costs.gap
+        )
+
+
+def lines_of(ranks: Sequence[Passes], skips: list[Skip]) -> Iterator[Line]:
+    """Each pipeline in each step.
+
+    Args:
+        ranks: of the run.
+        skips: gets what is not there from its begin to its end.
+    """
+    for stages, some in pipelines(ranks, skips):
+        if {one.stage for one in some} != set(range(stages)):
+            skips.append(
+                Skip(f"pipeline of rank {some[0].part.rank}", "not all of its stages are in the run")
+            )
+            continue
+        ordered = sorted(some, key=lambda one: one.stage)
+        for label in dict.fromkeys(span.step for one in ordered for span in one.part.spans):
+            lanes = [lane_of(one, label) for one in ordered]
+            size = shape(lanes, stages) if all(lane.spans and whole(lane) for lane in lanes) else None
+            subject = f"step {label} of the pipeline of rank {some[0].part.rank}"
+            if size is None or not all(lane.of(BACKWARD) for lane in lanes):
+                skips.append(Skip(subject, "it is not recorded from its begin to its end"))
+                continue
+            found = [numbered(lane, size) for lane in lanes]
+            yield _line(label, size, ordered, lanes, found)
+
+
+def _line(
+    label: str, size: Shape, some: Sequence[Stage], lanes: Sequence[Lane], found: Sequence[Sequence[Span]]
+) -> Line:
+    count = size.stages * size.chunks
+    walls = {phase: np.zeros((count, size.microbatches), dtype=np.int64) for phase in (FORWARD, BACKWARD)}
+    for span in (span for spans in found for span in spans):
+        walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
+    ordered = [sorted(spans, key=lambda span: span.start) for spans in found]
+    begin = min(spans[0].start for spans in ordered)
+    end = max(span.end for spans in ordered for span in spans)
+    windows = [window_of(one, label) for one in some]
+    rest = [high - low - (min(high, end) - max(low, begin)) for low, high in windows]
+    return Line(
+        tuple(lane.rank for lane in lanes),
+        label,
+        size,
+        _recorded(size, ordered),
+        walls[FORWARD],
+        walls[BACKWARD],
+        end - begin,
+        int(np.median(rest)),
+        _between(ordered, count),
+    )
+
+
+def _recorded(size: Shape, ordered: Sequence[Sequence[Span]]) -> Schedule:
+    """The order of the passes as data; halves of backwards count as one, at the first of them."""
+    places = tuple(tuple(sorted({span.virtual for span in spans})) for spans in ordered)
+    orders = []
+    for spans, own in zip(ordered, places, strict=True):
+        passes_of = (Pass(span.phase, own.index(span.virtual), span.microbatch) for span in spans)
+        orders.append(singles(list(dict.fromkeys(passes_of))))
+    return Schedule("as recorded", places, size.microbatches, tuple(orders))
+
+
+def _between(ordered: Sequence[Sequence[Span]], count: int) -> Costs:
+    """Time in transit where a stage waited for a message, medians; of the host where it did not, means."""
+    ends = {(span.phase, span.virtual, span.microbatch): span.end for spans in ordered for span in spans}
+    transit: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
+    gaps: list[list[int]] = [[] for _ in ordered]
+    for stage, spans in enumerate(ordered):
+        for before, span in zip([None, *spans[:-1]], spans, strict=True):
+            made = ends.get(_source(span, count))
+            if made is not None and (before is None or made > before.end):
+                # Clocks of two ranks agree to about a microsecond at best.
+                transit[span.phase].append(max(span.start - made, 0))
+            elif before is not None:
+                gaps[stage].append(max(span.start - before.end, 0))
+    forward, backward = (int(np.median(some)) if some else 0 for some in transit.values())
+    return Costs(forward, backward, tuple(int(np.mean(some)) if some else 0 for some in gaps))
+
+
+def _source(span: Span, count: int) -> tuple[str, int, int]:
+    """The pass that a pass needs the result of."""
+    if span.phase == FORWARD:
+        return FORWARD, span.virtual - 1, span.microbatch
+    if span.virtual == count - 1:
+        return FORWARD, span.virtual, span.microbatch
+    return BACKWARD, span.virtual + 1, span.microbatch

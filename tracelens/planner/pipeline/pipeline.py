@@ -1,0 +1,206 @@
+"""Pipeline schedules, simulated: how long a step takes, what is idle, what is in flight.
+
+    setting = Setting(("1f1b", "interleaved"), stages=8, microbatches=32, chunks=4)
+    pipeline(setting, Uniform(2_000_000, 4_000_000))
+
+A schedule is data (`schedule.Schedule`: of each stage the passes in their order), made by a generator of
+`schedules` or taken from a trace; times come from a `sources.Source`: given, from layers, or measured. Then
+`simulate.simulate` runs every pass as early as its stage is free and what it needs is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracelens.errors import TracelensError
+from tracelens.planner.pipeline.partition import Shares, best_partition
+from tracelens.planner.pipeline.rows import Case, in_flight, partition, spans, stages, summary
+from tracelens.planner.pipeline.schedule import Schedule
+from tracelens.planner.pipeline.schedule_file import find_chunks, find_schedule
+from tracelens.planner.pipeline.schedules import SCHEDULES, make_schedule
+from tracelens.planner.pipeline.simulate import simulate
+from tracelens.planner.pipeline.sources import Fixed, Layers, Source, even_shares, sums
+from tracelens.planner.pipeline.times import FREE, Costs, make_times
+from tracelens.planner.pipeline.verify import CHUNK_MEANS, LAYER_MEANS, fit, verify
+from tracelens.registry import purpose
+from tracelens.table.result import Result, Skip
+
+if TYPE_CHECKING:
+    from tracelens.planner.memory.stage import Kept
+    from tracelens.planner.pipeline.measured import Measured
+
+_MOST_PASSES = 4_000_000
+_MOST_STAGES = 1024
+_QUICK_PASSES = 10_000
+"""Passes of a simulation of which many are run."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is simulated.
+
+    Attributes:
+        schedules: names, see `schedules.KINDS`, or .csv files, see `schedule_file`; the others
+            are compared with the first one.
+        stages: PP.
+        microbatches: in a step.
+        chunks: VPP, for those schedules that can have any number.
+        group: micro-batches of a turn of the interleaved ones; 0 for one a stage.
+        layout: layers of each chunk in the order of the model, as in 3,4,4,3; "" for even shares.
+        best: look for the best partition.
+        costs: of messages, and what is between the passes.
+        rest_ns: what a step has besides the pipeline's phase, -1 where not known.
+        activation_bytes: of a micro-batch in all chunks of a stage, mean of the stages; -1 where not given.
+        kept: of a micro-batch in each part of the model; None where not known.
+        told: where the times are from, in words.
+    """
+
+    schedules: Sequence[str]
+    stages: int
+    microbatches: int
+    chunks: int = 1
+    group: int = 0
+    layout: str = ""
+    best: bool = False
+    costs: Costs = FREE
+    rest_ns: int = -1
+    activation_bytes: int = -1
+    kept: Kept | None = None
+    told: str = ""
+
+
+def pipeline(setting: Setting, source: Source, measured: Measured | None = None) -> Result:
+    """How long do a pipeline's schedules take, how large is the bubble, and how much is in flight?
+
+    Args:
+        setting: schedules and their numbers.
+        source: of the times of chunks.
+        measured: of the run that the times are from, if they are; it is simulated itself then.
+
+    Returns:
+        result `pipeline_schedule`: tables `summary`, `stages`, `partition`, `check` (of a measured run),
+        `spans` and `in_flight`. meta: stages, microbatches, times (where they are from), how well a measured
+        run is given back with such times, and what messages take.
+
+    Raises:
+        UnknownName: no such schedule.
+        TracelensError: a schedule cannot be made of these numbers, or the model not be cut so.
+    """
+    if not setting.schedules:
+        raise TracelensError(f"name at least one schedule: {', '.join(SCHEDULES)}")
+    if setting.layout and setting.best:
+        raise TracelensError("a partition is either given or looked for: leave out one of both")
+    cases = [_case(setting, source, name) for name in dict.fromkeys(setting.schedules)]
+    skips = list(measured.skips) if measured else []
+    if not cases[0].chunk_bytes:
+        skips.append(
+            Skip("bytes in flight", "give the activations of a micro-batch on a stage (--activation-gb)")
+        )
+    tables = {
+        "summary": summary(cases, setting.rest_ns),
+        "stages": stages(cases),
+        "partition": partition(cases),
+    }
+    meta = {
+        "stages": setting.stages,
+        "microbatches": setting.microbatches,
+        "times": setting.told or "given",
+    }
+    if measured is not None:
+        tables["check"] = verify(measured)
+        means = CHUNK_MEANS if isinstance(source, Fixed) else LAYER_MEANS
+        meta["simulation"] = fit(tables["check"], means)
+    tables |= {"spans": spans(cases), "in_flight": in_flight(cases)}
+    return Result(
+        "pipeline_schedule",
+        "Pipeline schedules",
+        tables,
+        doc=purpose(pipeline),
+        skips=tuple(skips),
+        meta=meta
+        | {
+            "forward_message_ns": setting.costs.forward_transit,
+            "backward_message_ns": setting.costs.backward_transit,
+        },
+        command="tracelens project pipeline",
+    )
+
+
+def _case(setting: Setting, source: Source, name: str) -> Case:
+    """One schedule, played."""
+    if setting.stages > _MOST_STAGES:
+        raise TracelensError(f"{setting.stages:,} stages are more than can be simulated ({_MOST_STAGES:,})")
+    chunks = find_chunks(name, setting.chunks)
+    if (passes := 2 * setting.stages * chunks * setting.microbatches) > _MOST_PASSES:
+        raise TracelensError(
+            f"{passes:,} passes of {name} are more than can be simulated ({_MOST_PASSES:,}): take fewer "
+            "micro-batches"
+        )
+    schedule = find_schedule(name, setting.stages, setting.microbatches, chunks, setting.group)
+    shares = _shares(setting, source, schedule)
+    times = source.chunks(schedule.stages, schedule.count, shares)
+    played = simulate(schedule, make_times(times, schedule.stages, schedule.microbatches, setting.costs))
+    return Case(
+        name, played, times, shares, _sizes(setting, shares or (1,) * schedule.count, schedule.stages)
+    )
+
+
+def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
+    """Activations of a micro-batch in each chunk; empty where they are not known."""
+    if setting.activation_bytes >= 0:
+        whole = setting.activation_bytes * stages
+        return tuple(round(whole * part / sum(parts)) for part in parts)
+    if setting.kept is None:
+        return ()
+    kept = setting.kept
+    return tuple(sums(np.array(kept.layers), parts, kept.embedding, kept.head).tolist())
+
+
+def _shares(setting: Setting, source: Source, schedule: Schedule) -> Shares:
+    """Layers of each chunk; empty where they are not known."""
+    given = setting.layout
+    if isinstance(source, Fixed):
+        return source.shares
+    if given and not source.layers:
+        # Without a model the given numbers are all there is to know of it.
+        parts = given.split(",")
+        if all(part.strip().isdecimal() for part in parts):
+            return even_shares(sum(map(int, parts)), schedule.stages, schedule.chunks, given)
+    if not source.layers and not given:
+        if setting.best:
+            raise TracelensError(
+                "the best partition needs times of layers: give --model and --device, or a trace whose "
+                "scopes name layers (L0, L1, ...)"
+            )
+        return ()
+    even = even_shares(source.layers, schedule.stages, schedule.chunks, given)
+    if not setting.best:
+        return even
+    if not isinstance(source, Layers):
+        raise TracelensError("layers that all take the same time need no best partition: it is the even one")
+    quick = _makespan(setting, source, _shortened(setting, schedule))
+    return best_partition(source.times, schedule.places, [even], quick, _makespan(setting, source, schedule))
+
+
+def _shortened(setting: Setting, schedule: Schedule) -> Schedule:
+    """The same with whole turns of fewer micro-batches, so that many cuts can be tried."""
+    turn = max(setting.group, setting.stages)
+    count = max(2, _QUICK_PASSES // (2 * schedule.count * turn)) * turn
+    if schedule.name not in SCHEDULES or count >= schedule.microbatches:
+        return schedule
+    return make_schedule(schedule.name, schedule.stages, count, schedule.chunks, setting.group)
+
+
+def _makespan(setting: Setting, source: Source, schedule: Schedule) -> Callable[[Shares], int]:
+    """Simulates a cut."""
+
+    def makespan(shares: Shares) -> int:
+        chunks = source.chunks(schedule.stages, schedule.count, shares)
+        times = make_times(chunks, schedule.stages, schedule.microbatches, setting.costs)
+        return simulate(schedule, times).makespan
+
+    return makespan

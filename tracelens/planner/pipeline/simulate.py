@@ -1,0 +1,172 @@
+"""A schedule played through: when each pass runs, or why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int
+from tracelens.errors import TracelensError
+from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, INPUT, PHASES, WEIGHT, Pass, Schedule, Slot
+from tracelens.planner.pipeline.times import Times
+
+# Half a backward and a whole one give the same gradient to the stage before.
+_KIND = {FORWARD: 0, BACKWARD: 1, INPUT: 1, WEIGHT: 2}
+
+
+@dataclass(frozen=True)
+class Played:
+    """When each pass of a schedule runs; one element a pass, by stage and then by time.
+
+    Attributes:
+        schedule: which.
+        stage, chunk, place, microbatch: of each pass; `place` is that of the chunk in the model.
+        phase: code into PHASES.
+        start, end: ns since the first pass.
+    """
+
+    schedule: Schedule
+    stage: Int
+    chunk: Int
+    place: Int
+    microbatch: Int
+    phase: Int
+    start: Int
+    end: Int
+
+    @property
+    def makespan(self) -> int:
+        """From the first to the last pass, ns."""
+        return int(self.end.max())
+
+    def of(self, stage: int) -> Bool:
+        """The passes of a stage."""
+        mask: Bool = self.stage == stage
+        return mask
+
+    def busy(self, stage: int) -> int:
+        """Time in which a stage runs passes, ns; the two of an overlapped pair run at once."""
+        rows = self.of(stage)
+        start, first = np.unique(self.start[rows], return_index=True)
+        return int((self.end[rows][first] - start).sum())
+
+
+def simulate(schedule: Schedule, times: Times) -> Played:
+    """Every pass as early as its stage is free and what it needs is there.
+
+    A forward needs that of the chunk before it, a backward that of the chunk behind it (of the last chunk its
+    forward), weight gradients the input gradients of their chunk. Messages between stages take their time in
+    transit, and keep no stage busy.
+
+    Args:
+        schedule: what each stage does; see `schedule.check` for what it must hold.
+        times: of its passes.
+
+    Raises:
+        TracelensError: stages wait for each other, or for what none of them does.
+    """
+    return _Player(schedule, times).play()
+
+
+class _Player:
+    def __init__(self, schedule: Schedule, times: Times) -> None:
+        self.schedule, self.times = schedule, times
+        self.count, self.size = schedule.count, schedule.microbatches
+        self.at = [0] * schedule.stages
+        self.free = [0] * schedule.stages
+        self.gap = times.gap
+        self.ends = [-1] * (3 * self.count * self.size)
+        self.stage_of = [0] * self.count
+        for stage, places in enumerate(schedule.places):
+            for place in places:
+                self.stage_of[place] = stage
+        self.waiting: dict[int, list[int]] = {}
+        self.spans: list[list[tuple[int, ...]]] = [[] for _ in range(schedule.stages)]
+        self.duration: Callable[[Slot, tuple[int, ...]], int] = times.reader()
+
+    def play(self) -> Played:
+        ready = list(range(self.schedule.stages))
+        while ready:
+            self._advance(ready.pop(), ready)
+        if any(at < len(order) for at, order in zip(self.at, self.schedule.orders, strict=True)):
+            raise TracelensError(f"schedule {self.schedule.name} cannot go on: {self._why()}")
+        rows = np.array([row for some in self.spans for row in some], dtype=np.int64).reshape(-1, 7)
+        return Played(self.schedule, *(np.ascontiguousarray(column) for column in rows.T))
+
+    def _advance(self, stage: int, ready: list[int]) -> None:
+        """Run what a stage can run; stages for which that makes something go to `ready`."""
+        order, places = self.schedule.orders[stage], self.schedule.places[stage]
+        while self.at[stage] < len(order):
+            slot = order[self.at[stage]]
+            where = tuple(places[one.chunk] for one in slot)
+            start = self.free[stage]
+            for one, place in zip(slot, where, strict=True):
+                need = self._need(one, place)
+                if need is None:
+                    continue
+                if self.ends[need[0]] < 0:
+                    self.waiting.setdefault(need[0], []).append(stage)
+                    return
+                start = max(start, self.ends[need[0]] + need[1])
+            end = start + self.duration(slot, where)
+            self.free[stage] = end + self.gap[stage]
+            self.at[stage] += 1
+            for one, place in zip(slot, where, strict=True):
+                made = self._code(_KIND[one.phase], place, one.microbatch)
+                self.ends[made] = end
+                ready += self.waiting.pop(made, ())
+                self.spans[stage].append(
+                    (stage, one.chunk, place, one.microbatch, PHASES.index(one.phase), start, end)
+                )
+
+    def _code(self, kind: int, place: int, microbatch: int) -> int:
+        return (kind * self.count + place) * self.size + microbatch
+
+    def _need(self, one: Pass, place: int) -> tuple[int, int] | None:
+        """Code of the pass that this one needs, and ns from its end until its result is here."""
+        kind, source, transit = _KIND[one.phase], place, 0
+        if kind == 0:
+            if place == 0:
+                return None
+            source, transit = place - 1, self.times.forward_transit
+        elif kind == 2:
+            kind = 1
+        elif place == self.count - 1:
+            kind = 0
+        else:
+            source, transit = place + 1, self.times.backward_transit
+        if self.stage_of[source] == self.stage_of[place]:
+            transit = 0
+        return self._code(kind, source, one.microbatch), transit
+
+    def _why(self) -> str:
+        """The circle of stages that wait for each other."""
+        stuck = next(s for s, order in enumerate(self.schedule.orders) if self.at[s] < len(order))
+        told: dict[int, str] = {}
+        while stuck not in told:
+            slot = self.schedule.orders[stuck][self.at[stuck]]
+            needs = [(one, self._need(one, self.schedule.places[stuck][one.chunk])) for one in slot]
+            one, code = next((one, need[0]) for one, need in needs if need and self.ends[need[0]] < 0)
+            kind, place = divmod(code // self.size, self.count)
+            source = self.stage_of[place]
+            chunk = self.schedule.places[source].index(place)
+            wanted = [Pass(phase, chunk, code % self.size) for phase in PHASES if _KIND[phase] == kind]
+            position = next(
+                (
+                    at
+                    for at, slot in enumerate(self.schedule.orders[source])
+                    if any(other in slot for other in wanted)
+                ),
+                -1,
+            )
+            told[stuck] = f"stage {stuck} waits before its pass {self.at[stuck]} ({one}) for " + (
+                f"pass {position} of stage {source} ({wanted[0]})"
+                if position >= 0
+                else f"{wanted[0]} of stage {source}, which never runs it"
+            )
+            if position < 0:
+                break
+            stuck = source
+        return "; ".join(told.values())

@@ -1,0 +1,88 @@
+"""Zero-bubble schedules (arXiv:2401.10241): I and W are the halves of a backward, by input and weight.
+
+Only I stands between stages; W fills what would be idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from tracelens.planner.pipeline.schedule import FORWARD, INPUT, WEIGHT, Pass, Schedule, round_robin, singles
+
+
+def zb_h1(stages: int, microbatches: int) -> Schedule:
+    """ZB-H1: forwards ahead as in 1F1B; W of a micro-batch follows the I of one `stage` later.
+
+    No stage holds more than p micro-batches, as the first of 1F1B. Idle on each:
+    (p - 1) (F + I - W) where the three take about as long.
+    """
+    orders = [_handmade(stages - stage, stage, microbatches) for stage in range(stages)]
+    return Schedule("zb-h1", round_robin(stages, 1), microbatches, tuple(map(singles, orders)))
+
+
+def zb_h2(stages: int, microbatches: int) -> Schedule:
+    """ZB-H2: 2 (p - stage) - 1 forwards ahead, W two `stage` later; no stage holds more than 2 p - 1.
+
+    With F = I = W no stage is idle between its first and its last pass; to gain that, a step must not begin
+    on all stages at the same time.
+    """
+    orders = [_handmade(2 * (stages - stage) - 1, 2 * stage, microbatches) for stage in range(stages)]
+    return Schedule("zb-h2", round_robin(stages, 1), microbatches, tuple(map(singles, orders)))
+
+
+def _handmade(warm_up: int, delay: int, microbatches: int) -> list[Pass]:
+    """Some forwards; then I, W of the micro-batch `delay` before, F; what W is left at the end."""
+    found = [Pass(FORWARD, 0, number) for number in range(min(warm_up, microbatches))]
+    for number in range(microbatches):
+        found.append(Pass(INPUT, 0, number))
+        if number >= delay:
+            found.append(Pass(WEIGHT, 0, number - delay))
+        if number + warm_up < microbatches:
+            found.append(Pass(FORWARD, 0, number + warm_up))
+    left = range(max(microbatches - delay, 0), microbatches)
+    return [*found, *(Pass(WEIGHT, 0, number) for number in left)]
+
+
+def zb_v(stages: int, microbatches: int) -> Schedule:
+    """ZB-V: two chunks a stage, the second ones in reverse, so that the first stage has both ends.
+
+    Memory as in 1F1B; with F = I = W no stage is idle between its first and its last pass.
+    """
+    places = tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
+    orders = tuple(singles(_v_order(stages, stage, microbatches)) for stage in range(stages))
+    return Schedule("zb-v", places, microbatches, orders)
+
+
+def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
+    """Passes of one stage; with fewer than 2 p - 1 micro-batches as if those that lack took no time."""
+    total = max(microbatches, 2 * stages - 1)
+    down = stages - stage
+    numbers = {(phase, chunk): count() for phase in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
+    found: list[Pass] = []
+
+    def run(text: str, times: int) -> None:
+        """Passes named as in "F0 I1", each with its next micro-batch, so often."""
+        for _ in range(times):
+            for phase, chunk in _read(text):
+                found.append(Pass(phase, chunk, next(numbers[phase, chunk])))
+
+    run("F0", 2 * down - 1)
+    run("F1 F0", stage)
+    run("F1 I1 W1", down)
+    # So far 2 p - 1 - stage forwards of chunk 0; all those that are left have their turn.
+    left = total - (2 * down - 1 + stage)
+    run("F0 I0 W0 F1 I1 W1", left)
+    run("I0 W0 F1 I1 W1", total - stages - left)
+    run("I0 I1", stage)
+    run("I0 W0", down)
+    for chunk in (1, 0):
+        done = sum(one.phase == WEIGHT and one.chunk == chunk for one in found)
+        run(f"W{chunk}", total - done)
+    return [one for one in found if one.microbatch < microbatches]
+
+
+def _read(text: str) -> Iterator[tuple[str, int]]:
+    names = {"F": FORWARD, "I": INPUT, "W": WEIGHT}
+    for word in text.split():
+        yield names[word[0]], int(word[1])

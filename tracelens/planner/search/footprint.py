@@ -1,0 +1,55 @@
+"""Bytes of the fullest GPU of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from tracelens.planner.config.config import Config, Training
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model import Model
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.brief import brief_stage
+from tracelens.planner.memory.stage import Stages
+from tracelens.planner.memory.static import static
+
+
+def footprint(config: Config, assumptions: Assumptions) -> int:
+    """Bytes of the fullest GPU at the peak of a step.
+
+    Of pipeline stages with the same layers the first keeps most micro-batches, so one of each kind is enough.
+    """
+    if assumptions.convention == "brief":
+        return brief_stage(config, assumptions).total
+    stages = Stages(config, assumptions)
+    return max(stages.stage(place).total for place in _first_of_each_kind(config))
+
+
+@lru_cache(maxsize=4096)
+def _static(model: Model, layout: Layout, training: Training, assumptions: Assumptions) -> int:
+    """Parameters, gradients, main parameters and optimizer of the first pipeline rank."""
+    return sum(static(Config(model, layout, training=training), 0, assumptions).held.values())
+
+
+def at_least(config: Config, assumptions: Assumptions) -> int:
+    """A lower bound of `footprint` that is the same for many runs, and so costs little; 0 for none."""
+    if assumptions.convention == "brief":
+        return 0
+    # Data- and context-parallel ranks hold the same parameters; only their number matters.
+    layout = replace(config.layout, cp=1)
+    training = replace(config.training, micro_batch=1, micro_batches=layout.pp)
+    return _static(config.model, layout, training, assumptions)
+
+
+def _first_of_each_kind(config: Config) -> list[int]:
+    """Numbers of pipeline stages, none of which holds what an earlier one holds."""
+    layout, dense = config.layout, config.model.dense_layers
+    again = frozenset(config.toggles.recompute_layer_ids)
+    chunks = layout.chunks(config.model.layers)
+    found: dict[tuple[object, ...], int] = {}
+    for place in range(layout.pp):
+        held = tuple(
+            tuple((layer < dense, layer in again) for layer in chunk) for chunk in chunks[place :: layout.pp]
+        )
+        found.setdefault((held, place == 0, place == layout.pp - 1), place)
+    return list(found.values())

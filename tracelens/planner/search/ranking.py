@@ -1,0 +1,202 @@
+"""Layouts with their bytes; on a device, those that fit in the order of their step time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from tracelens.devices.catalogue import Device
+from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config, Training
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.toggles import Toggles
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.fits import room as room_of
+from tracelens.planner.search.footprint import at_least, footprint
+from tracelens.planner.search.space import (
+    NONE,
+    Candidate,
+    Refusal,
+    Space,
+    candidates,
+    refusal,
+    told,
+    variants,
+)
+from tracelens.planner.step_time import Estimate, Machine, estimate
+
+BATCH = 15360
+"""Sequences of a step unless given, those of DeepSeek-V3 (arXiv:2412.19437, section 4.2): 63M tokens."""
+
+NEAREST = 5
+"""Layouts that are shown where none fits: those that need least."""
+
+GIB = 2**30
+
+SIZES = ("pp", "vpp", "ep", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be trained, and on what.
+
+    Attributes:
+        model: its architecture.
+        gpus: of the run.
+        global_batch: sequences of a step on all of them: layouts are compared at the same work.
+        training: sequence length, precision and so on; its micro-batches follow from the batch.
+        toggles: of the run; which layers are computed again is the search's.
+        memory: what the memory projection takes for granted.
+        machine: what the step time takes for granted.
+        reserve: bytes of each GPU that are not for training; None: as in the memory projection.
+    """
+
+    model: Model
+    gpus: int
+    global_batch: int = BATCH
+    training: Training = field(default_factory=Training)
+    toggles: Toggles = field(default_factory=Toggles)
+    memory: Assumptions = field(default_factory=Assumptions)
+    machine: Machine = field(default_factory=Machine)
+    reserve: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be."""
+        for name in ("gpus", "global_batch"):
+            if getattr(self, name) < 1:
+                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class Sized(NamedTuple):
+    """A candidate with its bytes on the fullest GPU.
+
+    Attributes:
+        candidate: the layout.
+        size: bytes; where no device has as many for what it holds between steps, only these.
+        at_least: whether that is so.
+    """
+
+    candidate: Candidate
+    size: int
+    at_least: bool = False
+
+
+Sizes = list[Sized]
+"""One layout with more and more recomputation, up to the amount that fits everywhere."""
+
+
+class Timed(NamedTuple):
+    """A candidate with its bytes and its step on one device."""
+
+    sized: Sized
+    time: Estimate
+
+
+class Ranked(NamedTuple):
+    """The layouts on one device.
+
+    Attributes:
+        device: which.
+        room: its bytes for training.
+        fitting: those that fit, shortest step first.
+        nearest: where none fits, those that need least.
+        refused: those that do not fit.
+    """
+
+    device: Device
+    room: int
+    fitting: list[Timed]
+    nearest: list[Timed]
+    refused: list[Refusal]
+
+    @property
+    def shown(self) -> list[tuple[int, Timed]]:
+        """With their places, -1 for what does not fit."""
+        return [(-1, one) for one in self.nearest] if self.nearest else list(enumerate(self.fitting, 1))
+
+
+def describe(candidate: Candidate) -> str:
+    """A layout as text, sizes of 1 left out."""
+    layout, training = candidate.config.layout, candidate.config.training
+    sizes = {name: getattr(layout, name) for name in SIZES} | {"micro_batch": training.micro_batch}
+    text = told({name: size for name, size in sizes.items() if size > 1}) or f"dp={layout.dp}"
+    return text if candidate.recompute == NONE else f"{text} recompute={candidate.recompute}"
+
+
+def sized_layouts(
+    question: Question, spaces: Iterable[Space], rooms: Collection[int]
+) -> tuple[list[Sizes], list[Refusal]]:
+    """Layouts with their bytes, and what cannot be; `rooms` are the bytes of the devices."""
+    sized, refusals = [], []
+    asked = (question.model, question.gpus, question.global_batch, question.training, question.toggles)
+    seen: set[tuple[Layout, Training, tuple[str, ...]]] = set()
+    tried = ((each, one) for each in spaces for one in candidates(*asked, each))
+    for space, one in tried:
+        if isinstance(one, Refusal):
+            refusals.append(one)
+            continue
+        key = (one.layout, one.training, space.recompute)
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            sized.append(_sizes(question, one, space, rooms))
+        except TracelensError as error:
+            refusals.append(refusal(str(error), describe(Candidate(one, NONE))))
+    return sized, refusals
+
+
+def _sizes(question: Question, config: Config, space: Space, rooms: Collection[int]) -> Sizes:
+    """A layout with as little recomputation as fits, for each of the rooms."""
+    found: Sizes = []
+    bound = at_least(config, question.memory)
+    if question.memory.convention == "brief" and not space.recompute:
+        # Which does not tell of recomputation.
+        space = replace(space, recompute=(NONE,))
+    for candidate in variants(config, space):
+        if bound > max(rooms):
+            return [Sized(candidate, bound, at_least=True)]
+        found.append(Sized(candidate, footprint(candidate.config, question.memory)))
+        if found[-1].size <= min(rooms):
+            break
+    return found
+
+
+def ranked(question: Question, device: Device, sized: Collection[Sizes]) -> Ranked:
+    """The layouts on one device."""
+    size_of_device, small, large = room(question, device), [], []
+    for sizes in sized:
+        fitting = next((one for one in sizes if one.size <= size_of_device), None)
+        if fitting is not None:
+            small.append(fitting)
+        else:
+            large.append(Refusal("does not fit", _needs(min(sizes, key=lambda one: one.size))))
+    # At the same step time the smaller one, which leaves room for what is not foreseen.
+    timed = sorted(_timed(question, device, small), key=lambda one: (one.time.step_ns, one.sized.size))
+    nearest = [] if timed else list(_timed(question, device, _nearest(question, sized)))
+    return Ranked(device, size_of_device, timed, nearest, large)
+
+
+def _needs(one: Sized) -> str:
+    """Bytes of a candidate in words."""
+    return f"{describe(one.candidate)} needs {'at least ' if one.at_least else ''}{one.size / GIB:,.1f} GiB"
+
+
+def _nearest(question: Question, sized: Iterable[Sizes]) -> list[Sized]:
+    """Those that need least, with all of their bytes."""
+    least = (min(sizes, key=lambda one: one.size) for sizes in sized)
+    small = sorted(least, key=lambda one: (one.at_least, one.size))[:NEAREST]
+    whole = [Sized(one.candidate, footprint(one.candidate.config, question.memory)) for one in small]
+    return sorted(whole, key=lambda one: one.size)
+
+
+def _timed(question: Question, device: Device, sized: Iterable[Sized]) -> Iterator[Timed]:
+    for one in sized:
+        yield Timed(one, estimate(one.candidate.config, device, question.machine))
+
+
+def room(question: Question, device: Device) -> int:
+    """Bytes of the device for training."""
+    return room_of(device, question.memory.convention, question.reserve).usable

@@ -1,0 +1,174 @@
+"""The layouts that a number of GPUs allows for a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import isqrt
+from typing import NamedTuple
+
+from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config, Training
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.toggles import Toggles
+
+NONE, FULL = "none", "full"
+
+SIZES = (1, 2, 4, 8)
+"""Ranks of tensor and of context parallelism that are tried unless they are given."""
+
+CHUNKS = (1, 2, 3, 4, 6, 8)
+"""Model chunks of a stage that are tried unless they are given."""
+
+EACH = 4
+"""Layers of a chunk up to which each number of them is tried as the amount to compute again."""
+
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+@dataclass(frozen=True)
+class Space:
+    """What to try; an empty field means all that make sense.
+
+    Attributes:
+        pp: pipeline stages; empty: every divisor of the GPUs up to the model's layers.
+        vpp: chunks of a stage; empty: CHUNKS, where each has as many layers.
+        cp: ranks that share a sequence; empty: SIZES.
+        tp: ranks that share each matrix; empty: SIZES.
+        ep: ranks that share the experts; empty: every number that divides them and a stage's ranks.
+        micro_batch: sequences of a micro-batch; empty: as in the training's settings.
+        recompute: layers of each chunk that are computed again: "none", "full" or a number; empty: these,
+            the numbers up to EACH, and powers of two beyond.
+    """
+
+    pp: tuple[int, ...] = ()
+    vpp: tuple[int, ...] = ()
+    cp: tuple[int, ...] = ()
+    tp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    micro_batch: tuple[int, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be tried."""
+        for name in ("pp", "vpp", "cp", "tp", "ep", "micro_batch"):
+            if wrong := [value for value in getattr(self, name) if value < 1]:
+                raise TracelensError(f"{name} must be at least 1, not {wrong[0]}")
+        for text in self.recompute:
+            if text not in (NONE, FULL) and not text.isdecimal():
+                raise TracelensError(f"recompute must be {NONE}, {FULL} or layers of a chunk, not {text!r}")
+
+
+class Candidate(NamedTuple):
+    """A layout that the model allows.
+
+    Attributes:
+        config: of the run.
+        recompute: layers of each chunk that are computed again, as `Space` says it.
+    """
+
+    config: Config
+    recompute: str
+
+
+class Refusal(NamedTuple):
+    """A layout that cannot be.
+
+    Attributes:
+        reason: with the numbers taken out, so that those of one kind are alike.
+        example: what was refused, with the reason in full.
+    """
+
+    reason: str
+    example: str
+
+
+def candidates(
+    model: Model, gpus: int, global_batch: int, training: Training, toggles: Toggles, space: Space
+) -> Iterator[Config | Refusal]:
+    """Every layout of the space, nothing computed again, and why it cannot be where it cannot.
+
+    Args:
+        model: to train.
+        gpus: ranks of the run.
+        global_batch: sequences of a step on all ranks.
+        training: sequence length, precision and all but the number of micro-batches.
+        toggles: all but the layers that are computed again.
+        space: what to try.
+    """
+    pps = space.pp or tuple(pp for pp in divisors(gpus) if pp <= model.layers)
+    for pp, cp, tp in product(pps, space.cp or SIZES, space.tp or SIZES):
+        if gpus % (pp * cp * tp):
+            yield refusal(f"{gpus} GPUs are no multiple of pp x cp x tp", f"pp={pp} cp={cp} tp={tp}")
+            continue
+        stage = gpus // pp
+        eps = space.ep or tuple(ep for ep in divisors(stage) if model.experts_count % ep == 0)
+        vpps = space.vpp or tuple(vpp for vpp in CHUNKS if _even(model, pp, vpp))
+        sizes = product(eps if model.moe_layers else (1,), vpps, space.micro_batch or (training.micro_batch,))
+        for ep, vpp, micro_batch in sizes:
+            name = told({"pp": pp, "vpp": vpp, "cp": cp, "tp": tp, "ep": ep, "micro_batch": micro_batch})
+            try:
+                layout = Layout(ranks=gpus, pp=pp, vpp=vpp, cp=cp, tp=tp, ep=ep)
+                batch = _batch(training, micro_batch, global_batch, layout.dp)
+                config = Config(model, layout, replace(toggles, recompute_layer_ids=()), batch)
+            except TracelensError as error:
+                yield refusal(str(error), name)
+                continue
+            yield config
+
+
+def told(sizes: dict[str, int]) -> str:
+    """Sizes of a layout as text."""
+    return " ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def refusal(reason: str, where: str) -> Refusal:
+    """A refusal of this kind."""
+    return Refusal(_NUMBER.sub("N", reason), f"{where}: {reason}")
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All of them, ascending."""
+    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
+    return tuple(sorted({*small, *(number // one for one in small)}))
+
+
+def _even(model: Model, pp: int, vpp: int) -> bool:
+    """Whether interleaving makes chunks of as many layers, which it is for."""
+    return vpp == 1 or (pp > 1 and model.layers % (pp * vpp) == 0)
+
+
+def _batch(training: Training, micro_batch: int, global_batch: int, dp: int) -> Training:
+    """The settings with as many micro-batches as the global batch makes on each data-parallel rank."""
+    if global_batch % (dp * micro_batch):
+        raise TracelensError(
+            f"a global batch of {global_batch} sequences is no multiple of dp x micro_batch = "
+            f"{dp} x {micro_batch}"
+        )
+    return replace(training, micro_batch=micro_batch, micro_batches=global_batch // (dp * micro_batch))
+
+
+def variants(config: Config, space: Space) -> Iterator[Candidate]:
+    """A layout with each amount of recomputation that is to be tried, least first."""
+    layers = max(map(len, config.layout.chunks(config.model.layers)))
+    powers = [2**exponent for exponent in range((layers - 1).bit_length())]
+    numbers = sorted({*range(1, min(layers - 1, EACH) + 1), *powers})
+    tried = space.recompute or (NONE, *map(str, numbers), FULL)
+    amount = {text: int(text) for text in tried if text.isdecimal()} | {NONE: 0, FULL: layers}
+    # All layers of each chunk are all there are.
+    texts = {FULL if text != NONE and amount[text] >= layers else text for text in tried}
+    for text in sorted(texts, key=amount.__getitem__):
+        yield _recomputed(config, text)
+
+
+def _recomputed(config: Config, text: str) -> Candidate:
+    """The run with so many layers of each chunk computed again, from its first on."""
+    if text == NONE:
+        return Candidate(config, text)
+    chunks = config.layout.chunks(config.model.layers)
+    count = config.model.layers if text == FULL else int(text)
+    layers = tuple(layer for chunk in chunks for layer in chunk[:count])
+    return Candidate(replace(config, toggles=replace(config.toggles, recompute_layer_ids=layers)), text)

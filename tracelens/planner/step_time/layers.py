@@ -1,0 +1,239 @@
+"""Forward and backward of each layer: computation, and what of the exchanges is not hidden under it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.devices.catalogue import Device
+from tracelens.planner.config.config import Config
+from tracelens.planner.expected.layer import CHUNKS
+from tracelens.planner.expected.message import Message
+from tracelens.planner.expected.messages import is_routed, layer_messages
+from tracelens.planner.expected.routed import Routed, balanced
+from tracelens.planner.expected.share import Share
+from tracelens.planner.pipeline.sources import LayerTimes
+from tracelens.planner.step_time.machine import Machine
+from tracelens.planner.step_time.network import Network
+from tracelens.planner.step_time.work import (
+    Load,
+    Part,
+    Rows,
+    attention_parts,
+    embedding_parts,
+    expert_parts,
+    gated_parts,
+    head_parts,
+    router_parts,
+    stream_part,
+)
+
+GROUPS = {"ep": "experts", "cp": "context", "cp_tp": "context", "tp": "tensor"}
+"""Process group of a layer's messages to what is exchanged in it."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Times of one layer, or of embedding or head, in one micro-batch on one rank, ns.
+
+    Attributes:
+        forward: computation.
+        backward: computation.
+        recomputed: computation of the forward once more.
+        forward_exchange: not hidden, by what is exchanged (see GROUPS).
+        backward_exchange: not hidden, that of what is computed again included.
+    """
+
+    forward: float
+    backward: float
+    recomputed: float = 0.0
+    forward_exchange: Mapping[str, float] = field(default_factory=dict)
+    backward_exchange: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        exchanges = sum(self.forward_exchange.values()) + sum(self.backward_exchange.values())
+        return self.forward + self.backward + self.recomputed + exchanges
+
+
+class LayerKind(NamedTuple):
+    """Whether a layer has experts, and whether it is computed again in the backward."""
+
+    is_moe: bool
+    is_recomputed: bool
+
+
+class Timer:
+    """Times of the layers on the ranks that have most to do: the last of context parallelism.
+
+    Args:
+        config: of the run.
+        device: of each rank.
+        machine: what is assumed.
+    """
+
+    def __init__(self, config: Config, device: Device, machine: Machine) -> None:
+        self.config, self.machine = config, machine
+        # One stage with all layers: what a layer does on a rank does not depend on where the stages are cut.
+        alone = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
+        # With contiguous shares of the sequence, the last rank's queries see most keys.
+        rank = (config.layout.cp - 1) * config.layout.tp
+        # Micro-batches are alike, and two of them can overlap.
+        training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
+        self.share = Share(replace(config, layout=alone, training=training), rank)
+        self.network = Network(config.layout, device, machine)
+        self.matrix = machine.matrix_rate(device, config.training.dtype)
+        self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
+        self._recomputed = frozenset(config.toggles.recompute_layer_ids)
+        self._known: dict[LayerKind, Pass] = {}
+
+    def layer(self, number: int) -> Pass:
+        """One layer."""
+        return self.of_kind(self.kind(number))
+
+    def kind(self, number: int) -> LayerKind:
+        """What tells layers apart."""
+        return LayerKind(self.share.is_moe(number), number in self._recomputed)
+
+    def of_kind(self, kind: LayerKind) -> Pass:
+        """Any layer of a kind."""
+        if kind not in self._known:
+            self._known[kind] = self._make(kind)
+        return self._known[kind]
+
+    @cached_property
+    def embedding(self) -> Pass:
+        """What is before the first layer."""
+        return Pass(*self._both(embedding_parts(self.share)))
+
+    @cached_property
+    def head(self) -> Pass:
+        """What is behind the last layer, with the loss."""
+        return Pass(*self._both(head_parts(self.share)))
+
+    def stage_message(self) -> float:
+        """One message of activations or gradients between neighbouring stages."""
+        size = self.share.tokens * self.share.row
+        return self.network.nanoseconds("send", "pp", self.config.layout.pp, size, 0)
+
+    @cached_property
+    def routed(self) -> Routed:
+        """Tokens of a micro-batch as a balanced router sends them."""
+        return balanced(self.share.config, self.share.rank).at(self.config.model.layers - 1, 0)
+
+    def parts(self, is_moe: bool) -> list[Part]:
+        """The parts of a layer, in their order."""
+        share, model, toggles = self.share, self.config.model, self.config.toggles
+        found = attention_parts(share)
+        whole = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
+        if not is_moe:
+            return [*found, stream_part(share, "mlp", 1), *gated_parts(share, "mlp", model.dense_ffn, whole)]
+        found += [stream_part(share, "router", 2 if model.shared_ffn else 1), *router_parts(share)]
+        found += expert_parts(share, self.rows())
+        if model.shared_ffn:
+            found += gated_parts(share, "shared", model.shared_ffn, whole or toggles.overlap_shared)
+        return found
+
+    def rows(self) -> Rows:
+        """Rows of tokens around the experts, on the fullest rank."""
+        share, routed = self.share, self.routed
+        computed = round(sum(routed.rows) * self.machine.imbalance)
+        match self.config.toggles.dispatch:
+            case "alltoall":
+                return Rows(sum(routed.rows_to), computed, computed)
+            case "allgather":
+                return Rows(0, share.tokens * self.config.layout.experts_over, computed)
+            case _:
+                received = round(sum(routed.copies_from) * self.machine.imbalance)
+                return Rows(sum(routed.copies_to), received, computed)
+
+    def nanoseconds(self, load: Load) -> float:
+        """The longer of FLOPs and bytes."""
+        return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
+
+    def _both(self, parts: Iterable[Part]) -> tuple[float, float]:
+        parts = list(parts)
+        forward = sum(self.nanoseconds(part.forward) for part in parts)
+        return forward, sum(self.nanoseconds(part.backward) for part in parts)
+
+    def _make(self, kind: LayerKind) -> Pass:
+        parts, share = self.parts(kind.is_moe), self.share
+        number = next(layer for layer in range(self.config.model.layers) if self.kind(layer) == kind)
+        forward, backward = self._both(parts)
+        again = sum(self.nanoseconds(part.forward) for part in parts if part.again)
+        recomputed = again if kind.is_recomputed else 0.0
+        routed = self.routed if kind.is_moe and is_routed(share) else None
+        there: dict[str, float] = defaultdict(float)
+        back: dict[str, float] = defaultdict(float)
+        for message in layer_messages(share, number, 0, routed):
+            exchanges = there if message.phase == "forward" else back
+            exchanges[self._scope(message)] += self._exposed_message(message)
+        shared = [part for part in parts if part.name == "shared"]
+        hidden = self._both(shared) if self.config.toggles.overlap_shared else (0.0, 0.0)
+        exposed = [self._exposed(*pair) for pair in zip((there, back), hidden, strict=True)]
+        if self.config.toggles.overlap_exchange != "off":
+            self._hide_under_computation(exposed, forward + backward + recomputed)
+        return Pass(forward, backward, recomputed, *exposed)
+
+    def _scope(self, message: Message) -> str:
+        name = message.scope.removesuffix(".B").partition(".")[2]
+        return "dispatch" if name == "dispatch" else GROUPS[message.group]
+
+    def message(self, message: Message) -> float:
+        """Time of a message, hidden or not."""
+        # The fullest rank receives most, and the others wait for it.
+        factor = self.machine.imbalance if message.group == "ep" else 1.0
+        sent, received = round(message.sent * factor), round(message.received * factor)
+        return self.network.nanoseconds(message.collective, message.group, message.ranks, sent, received)
+
+    def _exposed_message(self, message: Message) -> float:
+        taken = self.message(message)
+        # Cut in pieces, or copied while the product runs, only the first piece is waited for.
+        overlapped = message.group == "tp" and self.config.toggles.tp_overlap != "off"
+        return taken / CHUNKS if overlapped else taken
+
+    def _exposed(self, exchanges: Mapping[str, float], shared: float) -> dict[str, float]:
+        """By what is exchanged; of the dispatch what does not lie under the shared expert."""
+        found = dict(exchanges)
+        dispatch = found.pop("dispatch", 0.0)
+        if dispatch:
+            found["experts"] = found.get("experts", 0.0) + max(0.0, dispatch - shared)
+        return found
+
+    def _hide_under_computation(self, exposed: list[dict[str, float]], computation: float) -> None:
+        """1F1B: exchanges of a forward and a backward lie under the computation of the other."""
+        both = sum(one.get("experts", 0.0) for one in exposed)
+        left = max(0.0, both - computation) / both if both else 0.0
+        for one in exposed:
+            if "experts" in one:
+                one["experts"] *= left
+
+
+def layer_times(config: Config, device: Device, machine: Machine | None = None) -> LayerTimes:
+    """Forward and backward of each layer in one micro-batch, ns, on the ranks that have most to do.
+
+    What is computed again counts as backward. Exchanges that are not hidden are inside both, and told apart.
+
+    Args:
+        config: of the run.
+        device: of each rank.
+        machine: what is assumed of nodes, network and efficiency.
+
+    Raises:
+        TracelensError: the device has no rate for the type of the activations, or none for its links.
+    """
+    timer = Timer(config, device, machine or Machine())
+    layers = [timer.layer(number) for number in range(config.model.layers)]
+    there = [sum(one.forward_exchange.values()) for one in layers]
+    back = [sum(one.backward_exchange.values()) for one in layers]
+    forward = [one.forward + exchange for one, exchange in zip(layers, there, strict=True)]
+    backward = [one.backward + one.recomputed + exchange for one, exchange in zip(layers, back, strict=True)]
+    rounded = (np.rint(np.array(ns)).astype(np.int64) for ns in (forward, backward, there, back))
+    ends = ((round(one.forward), round(one.backward)) for one in (timer.embedding, timer.head))
+    return LayerTimes(*rounded, *ends)

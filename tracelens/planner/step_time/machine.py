@@ -1,0 +1,130 @@
+"""What a step time takes for granted beside the device's figures: nodes, network and efficiency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Literal, NamedTuple, get_args
+
+from tracelens.devices.catalogue import Device
+from tracelens.errors import TracelensError
+from tracelens.planner.collectives import Rates
+from tracelens.planner.config.checks import at_least_one, one_of
+
+RateName = Literal["achievable", "peak"]
+LinksName = Literal["auto", "mesh", "switch"]
+
+SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+"""Type of activations to its name in a device's figures."""
+
+HELP = {
+    "matrix": "rate of matrix products: achievable (as published by the vendor, else the peak), or peak",
+    "matrix_efficiency": "share of that rate that products reach",
+    "hbm_efficiency": "share of the memory bandwidth that kernels reach",
+    "node": "GPUs of a node; the layout's own where it has one",
+    "links": "between GPUs of a node: one from each to each other (mesh), or a switch; auto: by vendor",
+    "link_efficiency": "share of the links' rate that messages reach",
+    "nic_bytes_per_s": "out of one GPU to other nodes, one direction",
+    "link_latency_ns": "of a message inside a node, whatever its size",
+    "nic_latency_ns": "of a message between nodes",
+    "imbalance": "tokens of the fullest rank's experts / those of an average rank",
+    "hide_gradients": "gradients are summed and parameters gathered under other work",
+    "hide_p2p": "messages between pipeline stages travel under other work",
+}
+
+SOURCES = {
+    "matrix": "roofline: no product is faster",
+    "matrix_efficiency": "roofline",
+    "hbm_efficiency": "roofline",
+    "node": "eight GPUs a node in MI300X and MI355X platforms, DGX and HGX",
+    "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
+    "link_efficiency": "roofline",
+    "nic_bytes_per_s": "one 400 Gb/s NIC a GPU, as in reference clusters of eight-GPU nodes",
+    "link_latency_ns": "assumed: order of a small collective on links",
+    "nic_latency_ns": "assumed: order of a small collective between nodes",
+    "imbalance": "assumed: routers balance",
+    "hide_gradients": "as the reference workload does it",
+    "hide_p2p": "as the reference workload does it",
+}
+
+
+class Assumption(NamedTuple):
+    """One line of what was assumed: name, value as text, what it is, where it is from."""
+
+    name: str
+    value: str
+    meaning: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """See HELP; where the defaults are from, SOURCES."""
+
+    matrix: RateName = "achievable"
+    matrix_efficiency: float = 1.0
+    hbm_efficiency: float = 1.0
+    node: int = 8
+    links: LinksName = "auto"
+    link_efficiency: float = 1.0
+    nic_bytes_per_s: float = 50e9
+    link_latency_ns: int = 10_000
+    nic_latency_ns: int = 20_000
+    imbalance: float = 1.0
+    hide_gradients: bool = False
+    hide_p2p: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise TracelensError for what cannot be."""
+        one_of(self, {"matrix": get_args(RateName), "links": get_args(LinksName)})
+        at_least_one(self, ("node",))
+        for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise TracelensError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
+        if not self.nic_bytes_per_s >= 1e6:
+            raise TracelensError(
+                f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: write 50e9 for a link of 400 Gb/s"
+            )
+        if min(self.link_latency_ns, self.nic_latency_ns) < 0:
+            raise TracelensError("latencies must be 0 ns or more")
+        if not isfinite(self.imbalance) or self.imbalance < 1:
+            raise TracelensError(f"imbalance must be at least 1 (all alike), not {self.imbalance}")
+
+    def matrix_rate(self, device: Device, dtype: str) -> float:
+        """FLOP/s of matrix products; raises TracelensError where the device has no rate for the type."""
+        short = SHORT[dtype]
+        published = device.max_achievable(short) if self.matrix == "achievable" else None
+        rate = published or device.peak("matrix", short)
+        if rate is None:
+            raise TracelensError(f"{device.name} has no rate for matrix products in {short}: take another")
+        return rate * self.matrix_efficiency
+
+    def rates(self, device: Device) -> Rates:
+        """Of messages; links are 0 where the device's file does not say."""
+        is_mesh = device.vendor == "AMD" if self.links == "auto" else self.links == "mesh"
+        return Rates(device.gpu_link_bytes_per_s * self.link_efficiency, self.nic_bytes_per_s, is_mesh)
+
+    def assumptions(self) -> list[Assumption]:
+        """What was assumed."""
+        found = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            source = SOURCES[item.name] if value == item.default else "given"
+            found.append(Assumption(item.name, _text(value), HELP[item.name], source))
+        return found
+
+    def figures(self, device: Device, dtype: str) -> list[Assumption]:
+        """The device's figures that were used."""
+        used = {
+            "matrix_flops_per_s": (self.matrix_rate(device, dtype), "matrix products, with the efficiency"),
+            "hbm_bytes_per_s": (device.hbm_bytes_per_s, "memory bandwidth"),
+            "gpu_link_bytes_per_s": (device.gpu_link_bytes_per_s, "out of one GPU to all others of its node"),
+        }
+        source = f"device file of {device.name}"
+        return [Assumption(name, f"{value:.4g}", what, source) for name, (value, what) in used.items()]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,107 @@
+"""How long a message of a layout takes: bytes over the rate of links and NICs, and a latency.
+
+Ranks are numbered so that those of a node follow each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tracelens.devices.catalogue import Device
+from tracelens.errors import TracelensError
+from tracelens.planner.collectives import Rates, all_to_all_seconds, pair_seconds, ring_seconds
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.expected.message import Collective
+from tracelens.planner.step_time.machine import Machine
+
+_REDUCTIONS = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of the ranks of a layout.
+
+    Attributes:
+        layout: of the run.
+        device: each rank's.
+        machine: what is assumed.
+    """
+
+    layout: Layout
+    device: Device
+    machine: Machine
+
+    @property
+    def node(self) -> int:
+        """Ranks of a node."""
+        return self.layout.node or self.machine.node
+
+    def nanoseconds(self, collective: Collective, group: str, ranks: int, sent: int, received: int) -> float:
+        """Time of one message.
+
+        Args:
+            collective: how it is exchanged.
+            group: name of the process group, as in `tracelens.planner.expected.Message`.
+            ranks: of the group.
+            sent: bytes of the buffer that a rank gives.
+            received: bytes of the buffer that it gets.
+
+        Raises:
+            TracelensError: the device's link rate is not known and the message takes it.
+        """
+        if ranks == 1:
+            return 0.0
+        near = self.neighbours(group, ranks)
+        rates = self._rates(near)
+        latency = self.machine.link_latency_ns if near == ranks else self.machine.nic_latency_ns
+        if collective in ("send", "recv"):
+            seconds = pair_seconds(max(sent, received), near > 1, rates)
+        elif collective in ("all_to_all", "deepep"):
+            seconds = all_to_all_seconds(max(sent, received), ranks, near, rates)
+        elif collective in _REDUCTIONS:
+            seconds = ring_seconds(max(sent, received), ranks, near, rates)
+        else:
+            # An all-reduce is a reduce-scatter and an all-gather; a broadcast passes all bytes on once.
+            times = 2 if collective == "all_reduce" else 1
+            seconds = times * ring_seconds(sent, ranks, near, rates)
+        return latency + seconds * 1e9
+
+    def neighbours(self, group: str, ranks: int) -> int:
+        """Ranks of a group that share a node, where they are fewest."""
+        if group == "dp_node":
+            return ranks
+        if group == "dp_across":
+            return 1
+        if group == "pp":
+            return ranks if self.layout.ranks <= self.node else 1
+        return _fewest(self._stride(group), ranks, self.node, self.layout.stage_ranks)
+
+    def _stride(self, group: str) -> int:
+        """Distance between neighbouring ranks of a group."""
+        layout = self.layout
+        return {"cp": layout.tp, "dp_cp": layout.tp, "edp": layout.experts_over}.get(group, 1)
+
+    def _rates(self, near: int) -> Rates:
+        rates = self.machine.rates(self.device)
+        if near > 1 and not rates.links:
+            raise TracelensError(
+                f"the link rate of {self.device.name} is not known: add gpu_link_bytes_per_s to a device file"
+            )
+        return rates
+
+
+@lru_cache(maxsize=4096)
+def _fewest(stride: int, count: int, node: int, stage: int) -> int:
+    """Least number of a group's ranks on one node, over the groups of the first stage."""
+    if stage % node == 0 and node % stride == 0 and (stride * count) % node == 0:
+        return node // stride
+    if node % (stride * count) == 0:
+        return count
+    span = stride * count
+    # Blocks lie alike on the nodes again after so many as there are ranks in a node.
+    blocks = range(0, min(stage // span, node) * span, span)
+    firsts = (block + first for block in blocks for first in range(min(stride, node)))
+    members = (Counter(rank // node for rank in range(first, first + span, stride)) for first in firsts)
+    return min(min(counts.values()) for counts in members)

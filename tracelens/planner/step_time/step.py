@@ -1,0 +1,201 @@
+"""A whole step: stages of the pipeline, its bubble, the sum of gradients and the optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+from tracelens.devices.catalogue import Device
+from tracelens.errors import TracelensError
+from tracelens.planner.config.config import Config, Training
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.toggles import Toggles
+from tracelens.planner.expected.flops import flops
+from tracelens.planner.expected.message import Message, group_ranks
+from tracelens.planner.expected.parameters import REPLICAS, parameters
+from tracelens.planner.expected.share import ELEMENT_BYTES, Share
+from tracelens.planner.expected.step import step_messages
+from tracelens.planner.step_time.layers import LayerKind, Pass, Timer
+from tracelens.planner.step_time.machine import SHORT, Machine
+
+PARTS = (
+    "forward", "backward", "recompute", "experts_exchange", "context_exchange", "tensor_exchange",
+    "stage_exchange", "bubble", "gradients", "optimizer",
+)  # fmt: skip
+"""What a step's time is made of, see `Estimate`."""
+
+_FLOAT32 = 4
+_REPLICAS = {"stage": "dp_cp_tp", "dense": "dp_cp", "edp": "edp"}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The least time of one step.
+
+    Attributes:
+        parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
+            exchanges that nothing hides, with the ranks of experts, of one sequence (context), of one matrix
+            (tensor) and with the neighbouring stages; the pipeline's bubble; sums of gradients and gathering
+            of parameters; the optimizer.
+        stage: number of the slowest one.
+        tokens: of a step on all ranks.
+        ranks: of the run.
+        mfu: model FLOPs utilisation: FLOPs of the model's products, three times the forward's and nothing
+            for what is computed again, over the data-sheet peak (Chowdhery et al. 2022, arXiv:2204.02311,
+            appendix B; of causal attention the half that is computed).
+    """
+
+    parts: Mapping[str, float]
+    stage: int
+    tokens: int
+    ranks: int
+    mfu: float
+
+    @property
+    def step_ns(self) -> int:
+        """Time of the step."""
+        return round(sum(self.parts.values()))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second on each rank."""
+        return self.tokens / self.ranks / self.step_ns * 1e9
+
+
+def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
+    """The least time of one step.
+
+    Stage s takes t_s for a micro-batch, all of its chunks forward and backward. The slowest stage takes m t_s
+    for m micro-batches; before and after these it waits for the others, once for a chunk of each:
+
+        m max(t_s) + (sum(t_s) - max(t_s)) / vpp
+
+    which for equal stages is the bubble of 1F1B and its interleaved kind (Narayanan et al. 2021,
+    arXiv:2104.04473, section 2.2).
+
+    Args:
+        config: of the run.
+        device: of each rank.
+        machine: what is assumed of nodes, network and efficiency.
+
+    Raises:
+        TracelensError: the device has no rate for the type of the activations, or none for its links.
+    """
+    timer = Timer(config, device, machine or Machine())
+    kinds = _kinds(timer)
+    passes = {kind: _stage(timer, kind) for kind in set(kinds)}
+    totals = {kind: sum(parts.values()) for kind, parts in passes.items()}
+    slowest = max(kinds, key=totals.__getitem__)
+    batches = config.training.micro_batches
+    parts = {name: batches * ns for name, ns in passes[slowest].items()}
+    others = sum(map(totals.__getitem__, kinds)) - totals[slowest]
+    parts["bubble"] = others / config.layout.vpp
+    parts |= _once(timer, {kind: kinds.index(kind) for kind in passes})
+    peak = device.peak("matrix", SHORT[config.training.dtype])
+    if peak is None:
+        raise TracelensError(f"{device.name} has no peak for {config.training.dtype}")
+    work = 3 * _forward_flops(config.model, config.training) * batches * config.layout.dp
+    mfu = work / (config.layout.ranks * peak * sum(parts.values()) / 1e9)
+    return Estimate(parts, kinds.index(slowest), config.global_tokens, config.layout.ranks, mfu)
+
+
+class _Kind(NamedTuple):
+    """What a pipeline stage has: layers by kind with their number, the embedding, the head."""
+
+    layers: frozenset[tuple[LayerKind, int]]
+    is_first: bool
+    is_last: bool
+
+
+def _kinds(timer: Timer) -> list[_Kind]:
+    """The kind of each stage."""
+    layout, model = timer.config.layout, timer.config.model
+    of_layer = [timer.kind(layer) for layer in range(model.layers)]
+    chunks, found = layout.chunks(model.layers), []
+    for stage in range(layout.pp):
+        mine = (of_layer[chunk.start : chunk.stop] for chunk in chunks[stage :: layout.pp])
+        counts = Counter(chain.from_iterable(mine))
+        found.append(_Kind(frozenset(counts.items()), stage == 0, stage == layout.pp - 1))
+    return found
+
+
+def _stage(timer: Timer, kind: _Kind) -> dict[str, float]:
+    """Times of a stage of this kind in one micro-batch, by part."""
+    layout, found = timer.config.layout, dict.fromkeys(PARTS, 0.0)
+    passes = [(timer.of_kind(one), times) for one, times in kind.layers]
+    if kind.is_first:
+        passes.append((timer.embedding, 1))
+    if kind.is_last:
+        passes.append((timer.head, 1))
+    for one, times in passes:
+        _add(found, one, times)
+    if layout.pp > 1 and not timer.machine.hide_p2p:
+        # Activations come to each chunk but the first, gradients to each but the last.
+        edges = 2 * layout.vpp - kind.is_first - kind.is_last
+        found["stage_exchange"] = edges * timer.stage_message()
+    return found
+
+
+def _add(found: dict[str, float], one: Pass, times: int) -> None:
+    found["forward"] += times * one.forward
+    found["backward"] += times * one.backward
+    found["recompute"] += times * one.recomputed
+    for exchanges in (one.forward_exchange, one.backward_exchange):
+        for name, ns in exchanges.items():
+            found[f"{name}_exchange"] += times * ns
+
+
+def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
+    """What is done once a step, on the stage where it takes longest; `stages` has one of each kind."""
+    longest = {"gradients": 0.0, "optimizer": 0.0}
+    for stage in stages.values():
+        messages, moved = _update(*_alone(timer.config), stage)
+        found = {
+            "gradients": 0.0 if timer.machine.hide_gradients else sum(map(timer.message, messages)),
+            "optimizer": moved / timer.memory * 1e9,
+        }
+        longest = max(longest, found, key=lambda one: sum(one.values()))
+    return longest
+
+
+def _alone(config: Config) -> tuple[Model, Layout, Toggles, Training]:
+    """What the update of parameters depends on, so that it is worked out once for all that is alike.
+
+    The ranks of one sequence hold the same parameters, and reduce their gradients as data-parallel ones do.
+    """
+    layout, training = replace(config.layout, cp=1), config.training
+    alike = Training(
+        seq=layout.tp, micro_batches=layout.pp, dtype=training.dtype, main_params=training.main_params
+    )
+    return config.model, layout, Toggles(grad_reduce=config.toggles.grad_reduce), alike
+
+
+@lru_cache(maxsize=1024)
+def _update(
+    model: Model, layout: Layout, toggles: Toggles, training: Training, stage: int
+) -> tuple[list[Message], int]:
+    """Messages of a rank once a step, and bytes that its AdamW moves for its share of the parameters.
+
+    It reads the gradient, and reads and writes the parameter and its two moments in float32; with main
+    parameters it writes the parameter of the model besides.
+    """
+    config = Config(model, layout, toggles, training)
+    share = Share(config, stage * layout.stage_ranks)
+    each = (1 + training.main_params) * ELEMENT_BYTES[training.dtype] + 6 * _FLOAT32
+    counts = parameters(config, share.rank)
+    shared = (
+        each * sum(counts.get(name, {}).values()) // group_ranks(layout, _REPLICAS[name]) for name in REPLICAS
+    )
+    return step_messages(share), sum(shared)
+
+
+@lru_cache(maxsize=64)
+def _forward_flops(model: Model, training: Training) -> int:
+    """FLOPs of the forward of a micro-batch of the whole model, nothing done twice."""
+    one = replace(training, micro_batches=1, routing="balanced")
+    return sum(work.forward for work in flops(Config(model, training=one), 0).values())

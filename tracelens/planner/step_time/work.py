@@ -1,0 +1,169 @@
+"""FLOPs and bytes of the parts of a layer, in one micro-batch on one rank.
+
+Bytes are the least that can be moved: each operand of a GEMM is read once and its result written once; what
+kernels could fuse (bias, cast, mask) moves nothing of its own. FLOPs are those of `tracelens.planner.expected`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tracelens.planner.expected.flops import scores_work
+from tracelens.planner.expected.share import Share
+
+_FLOAT32 = 4
+
+
+class Load(NamedTuple):
+    """What one pass of a part does."""
+
+    flops: int
+    bytes: int
+
+
+class Part(NamedTuple):
+    """A piece of a layer that runs as a whole.
+
+    Attributes:
+        name: of its scope, without the layer.
+        forward: of a micro-batch.
+        backward: likewise.
+        again: whether it runs again where the layer is recomputed; that ends before the last product.
+    """
+
+    name: str
+    forward: Load
+    backward: Load
+    again: bool = True
+
+
+class Rows(NamedTuple):
+    """Rows of tokens around the experts of this rank, in one micro-batch.
+
+    Attributes:
+        sent: to other ranks and itself.
+        received: from all.
+        computed: by the experts.
+    """
+
+    sent: int
+    received: int
+    computed: int
+
+
+def attention_parts(share: Share) -> list[Part]:
+    """Norm, projections, rotary positions, scores and sum of one layer."""
+    model, heads, D = share.config.model, share.heads, share.config.model.hidden
+    here, seen = share.gathered, share.keys * share.config.training.micro_batch
+    grouped = model.attention == "gqa"
+    kv_heads = share.kv_groups if grouped else heads
+    if grouped:
+        columns = heads * model.query_dim + kv_heads * (model.query_dim + model.value_dim)
+        shapes, latents, rotated = [(here, D, columns)], 0, heads + kv_heads
+    else:
+        shapes = [
+            (here, D, model.q_lora),
+            (here, model.q_lora or D, heads * model.query_dim),
+            (here, D, model.kv_lora + model.rope_dim),
+            (seen, model.kv_lora, heads * (model.qk_dim + model.v_dim)),
+        ]
+        latents, rotated = model.q_lora + model.kv_lora, heads + 1
+    shapes.append((here, heads * model.value_dim, D))
+    name = "attention"
+    parts = [product(share, name, *shape) for shape in shapes if all(shape)]
+    scores = scores_work(share, "flash")
+    inputs = here * heads * model.query_dim + seen * kv_heads * (model.query_dim + model.value_dim)
+    outputs = here * heads * model.value_dim
+    # The backward reads these and the output's gradient, and writes the gradients of the inputs.
+    moved = (inputs + outputs) * share.element
+    parts.append(Part(name, Load(scores.forward, moved), Load(scores.backward, 2 * moved)))
+    rotary = 2 * here * rotated * model.rotary_dim
+    stream = share.tokens * D
+    # Norms read and write, and read one more in the backward; a sum reads two and writes one.
+    forward = 2 * stream + 2 * here * latents + rotary + 3 * stream
+    backward = 3 * stream + 3 * here * latents + rotary + 3 * stream
+    return [*parts, elementwise(share, name, forward, backward)]
+
+
+def gated_parts(share: Share, name: str, ffn: int, whole: bool) -> list[Part]:
+    """A gated MLP on all positions of tensor parallelism; its last product again only if `whole`."""
+    D, F, here = share.config.model.hidden, share.cut(ffn), share.gathered
+    down = product(share, name, here, F, D)
+    return [
+        product(share, name, here, D, 2 * F),
+        elementwise(share, name, 3 * F * here, 5 * F * here),
+        down._replace(again=whole),
+    ]
+
+
+def stream_part(share: Share, name: str, sums: int) -> Part:
+    """The norm before a block, and what is added to the stream behind it, `sums` times."""
+    stream = share.tokens * share.config.model.hidden
+    return elementwise(share, name, (2 + 3 * sums) * stream, (3 + 3 * sums) * stream)
+
+
+def router_parts(share: Share) -> list[Part]:
+    """Scores of the experts; the softmax in float32."""
+    tokens, model = share.tokens, share.config.model
+    soft = Load(0, 2 * tokens * model.experts_count * _FLOAT32)
+    logits = product(share, "router", tokens, model.hidden, model.experts_count)
+    return [logits, Part("router", soft, soft)]
+
+
+def expert_parts(share: Share, rows: Rows) -> list[Part]:
+    """What the experts of this rank do, and the sorting of rows around them."""
+    model, count = share.config.model, share.experts
+    D, F = model.hidden, model.expert_ffn
+    moved = (share.tokens + rows.sent + rows.received + rows.computed) * D
+    return [
+        elementwise(share, "dispatch", moved, moved),
+        product(share, "experts", rows.computed, D, 2 * F, count),
+        elementwise(share, "experts", 3 * F * rows.computed, 5 * F * rows.computed),
+        product(share, "experts", rows.computed, F, D, count),
+        elementwise(share, "combine", moved, moved),
+    ]
+
+
+def embedding_parts(share: Share) -> list[Part]:
+    """Rows of the embedding read, and their gradients added."""
+    stream = share.tokens * share.config.model.hidden
+    return [elementwise(share, "embedding", 2 * stream, 3 * stream)]
+
+
+def head_parts(share: Share) -> list[Part]:
+    """Last norm, logits and loss.
+
+    The fused loss reads the logits and writes their gradient in their place. Torch's ops make float32 of
+    them, read and write that for the softmax, and the same again on the way back.
+    """
+    tokens, model = share.tokens, share.config.model
+    logits = tokens * model.vocab
+    if share.config.toggles.loss == "fused":
+        loss = Part("head", Load(0, 2 * logits * share.element), Load(0, 2 * logits * share.element))
+    else:
+        moved = logits * (share.element + 3 * _FLOAT32)
+        loss = Part("head", Load(0, moved), Load(0, moved))
+    return [
+        elementwise(share, "head", 2 * tokens * model.hidden, 3 * tokens * model.hidden),
+        product(share, "head", tokens, model.hidden, model.vocab),
+        loss,
+    ]
+
+
+def product(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> Part:
+    """A product of m rows with one of several (k, n) matrices of weights.
+
+    The backward reads the output's gradient, the input and the weights, writes the input's gradient, and adds
+    to that of the weights.
+    """
+    weights = matrices * k * n
+    forward = m * k + weights + m * n
+    backward = 2 * m * k + 3 * weights + 2 * m * n
+    return Part(
+        name, Load(2 * m * k * n, forward * share.element), Load(4 * m * k * n, backward * share.element)
+    )
+
+
+def elementwise(share: Share, name: str, forward: int, backward: int) -> Part:
+    """What reads and writes so many elements of activations."""
+    return Part(name, Load(0, forward * share.element), Load(0, backward * share.element))

@@ -1,0 +1,1 @@
+"""Decoded columns to the tables of a `Trace`."""

@@ -1,0 +1,146 @@
+"""Which files a command line means."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from glob import escape, iglob
+
+from tracelens.errors import ParseError
+from tracelens.limits import limits
+from tracelens.read.remote import Listing, is_url, list_url
+
+TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
+"""What is taken from a directory; a file that is named is read whatever its suffix."""
+
+SIDECAR = "run.json"
+"""What the recorder writes beside the traces of a run."""
+
+MAGIC = re.compile(r"[*?\[]")
+"""What makes a path a pattern."""
+
+_NUMBER = re.compile("([0-9]+)")
+_LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
+
+
+def trace_files(paths: Iterable[str]) -> list[str]:
+    """The files that are meant, each once, in the order given; those of a directory with rank2 before rank10.
+
+    Args:
+        paths: files, directories, patterns (`traces/rank*.json.gz`, `traces/**/*.json`), "-" for stdin, and
+            the same as URLs where fsspec is installed (`s3://bucket/traces/`).
+
+    Raises:
+        ParseError: a directory holds no trace, nothing matches a pattern, or a URL cannot be listed.
+        TracelensError: TRACELENS_LIMITS is wrong.
+        MissingExtra: a URL, and fsspec is not installed.
+    """
+    limits()  # a mistake in TRACELENS_LIMITS is told before any work begins
+    files: dict[str, str] = {}
+    for path in paths:
+        for file in _expand(local_path(path)):
+            files.setdefault(_identity(file), file)
+    return list(files.values())
+
+
+def local_path(path: str) -> str:
+    """Local files given as URLs are read as local files."""
+    return path.removeprefix("file://").removeprefix("local://")
+
+
+def _identity(file: str) -> str:
+    if file == "-" or is_url(file):
+        return file
+    try:
+        return os.path.realpath(file)
+    except ValueError:  # no file name at all; opening it says so
+        return file
+
+
+def _expand(path: str) -> list[str]:
+    found = None if path == "-" else _list(path)
+    if found is None:
+        return [path]
+    traces = _traces(found.files)
+    if not found.pattern:
+        if not traces:
+            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if found.folders else ""
+            raise ParseError(path, f"no trace in this directory ({_LOOKED_FOR}){inner}")
+        return sorted(traces, key=_natural)
+    for folder in found.folders:
+        inside = _list(folder)
+        traces += _traces(inside.files) if inside else []
+    # Where some are named like traces, the others are notes, logs and the like.
+    if not traces and not found.files:
+        bare = f"matches folders without a trace ({_LOOKED_FOR})"
+        raise ParseError(path, bare if found.folders else "no file matches this pattern")
+    return sorted(traces or found.files, key=_natural)
+
+
+def named_like_a_trace(file: str) -> bool:
+    """Whether a file is taken from a directory.
+
+    A leading dot is for what other systems leave beside files (._rank0.json).
+    """
+    name = os.path.basename(file).lower()
+    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".")
+
+
+def _traces(files: Iterable[str]) -> list[str]:
+    """Those named like traces."""
+    found = [file for file in files if named_like_a_trace(file)]
+    # A trace may be called so, but not among others.
+    return [file for file in found if len(found) == 1 or os.path.basename(file) != SIDECAR]
+
+
+def _list(path: str) -> Listing | None:
+    """What is in a directory, or matches a pattern; None for a file, be it there or not."""
+    if is_url(path):
+        return list_url(path, TRACE_SUFFIXES)
+    pattern = False
+    if os.path.isdir(path):
+        try:
+            found = [os.path.join(path, name) for name in os.listdir(path)]
+        except OSError as error:
+            raise ParseError(path, f"cannot be listed ({error.strerror}); check its permissions") from None
+    elif MAGIC.search(path) and not os.path.lexists(path):  # a name may hold such characters
+        pattern, found = True, list(_matches(path))
+    else:
+        return None
+    folders = [name for name in found if os.path.isdir(name)]
+    # A pipe, a socket or a device is read where somebody names it, and never because it lies in a directory.
+    return Listing(pattern, sorted(name for name in {*found} if os.path.isfile(name)), folders)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """What matches a pattern; `**` enters each directory once, so that links in a circle come to an end."""
+    before, deep, behind = f"/{pattern}".partition("/**")
+    before = before[1:]
+    if not deep or (behind and not behind.startswith("/")):
+        yield from iglob(pattern)
+        return
+    root = before or ("/" if pattern.startswith("/") else "")
+    entered: set[tuple[int, int]] = set()
+    for top in iglob(root) if root else ["."]:
+        for folder, folders, files in os.walk(top, followlinks=True):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in entered:
+                folders.clear()
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            here = folder if root else os.path.relpath(folder, ".")
+            if rest := behind.lstrip("/"):
+                yield from _matches(os.path.join(escape(here), rest) if here != "." else rest)
+            else:
+                yield from (
+                    os.path.normpath(os.path.join(here, name))
+                    for name in [*folders, *files]
+                    if not name.startswith(".")
+                )
+
+
+def _natural(path: str) -> tuple[list[str | int], str]:
+    parts = _NUMBER.split(path)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], path

@@ -1,0 +1,1 @@
+"""Gloo: collectives of CPU process groups, from the records of its ops."""

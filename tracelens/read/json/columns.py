@@ -1,0 +1,337 @@
+"""`Event` objects to numpy columns with dictionary codes, so that no Python object per event remains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.arrays import Int
+from tracelens.limits import limits
+from tracelens.read.json.event import NO_TEXT, Args, Decoded, Drop, Event
+from tracelens.read.json.numbers import blocks, identity, integer, integers
+
+_ASYNC_PHASES = frozenset("bneSTFpN")
+
+
+class Codes(dict[Hashable, int]):
+    """Value to small integer, numbered in order of first use."""
+
+    def __missing__(self, key: Hashable) -> int:
+        self[key] = code = len(self)
+        return code
+
+
+class Columns(NamedTuple):
+    """One row an event, in file order.
+
+    `phase, category, name, pid, tid` are codes into the dictionaries of the same name; `correlation` of
+    a flow is its id; `blocks` is the product of a launch grid; absent integers are -1, absent times
+    decode.MISSING.
+    """
+
+    phase: np.ndarray
+    category: np.ndarray
+    name: np.ndarray
+    pid: np.ndarray
+    tid: np.ndarray
+    ts_ns: np.ndarray
+    dur_ns: np.ndarray
+    correlation: np.ndarray
+    external_id: np.ndarray
+    stream: np.ndarray
+    device: np.ndarray
+    bytes: np.ndarray
+    blocks: np.ndarray
+
+
+class OpRows(NamedTuple):
+    """One row an event that has operator arguments; `event` is its row in Columns."""
+
+    event: np.ndarray
+    blob: np.ndarray
+    sequence: np.ndarray
+    forward_thread: np.ndarray
+
+
+class CollectiveRow(NamedTuple):
+    """What a profiler wrote about one collective, texts as JSON."""
+
+    event: int
+    collective: str
+    group: bytes
+    description: bytes
+    ranks: bytes
+    size: int
+    dtype: bytes
+    in_elements: int
+    out_elements: int
+    in_split: bytes
+    out_split: bytes
+    peer: int = -1
+
+
+@dataclass
+class Encoded:
+    """All events of one trace as columns, with the dictionaries of their codes.
+
+    Attributes:
+        blobs: distinct operator arguments, the JSON texts of dims, types, strides and values joined by
+            `SEPARATOR`.
+        metadata: (ph-M event name, pid, tid, args name or labels) of every metadata event.
+        async_ids: row -> id of async begin/end events, as written.
+        repaired: what was mended in events that were kept, to how many.
+    """
+
+    columns: Columns
+    ops: OpRows
+    phases: list[str]
+    categories: list[str]
+    names: list[str]
+    pids: list[int | str]
+    tids: list[int | str]
+    blobs: list[bytes]
+    collectives: list[CollectiveRow]
+    metadata: list[tuple[str, int | str, int | str, str]]
+    async_ids: dict[int, str]
+    drops: list[Drop]
+    repaired: Counter[str]
+
+
+SEPARATOR = b"\x1f"
+OUT_OF_RANGE = "number out of range, left out"
+
+
+@dataclass
+class Part:
+    """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
+
+    blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
+    dictionaries: dict[str, Codes] = field(
+        default_factory=lambda: {key: Codes() for key in ("phase", "category", "name", "pid", "tid", "blob")}
+    )
+    collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
+    metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
+    async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
+    drops: list[Drop] = field(default_factory=list)
+    repaired: Counter[str] = field(default_factory=Counter)
+
+    def add(self, index: int, decoded: Decoded) -> None:
+        """Encode the events of chunk `index`."""
+        events = decoded.events
+        self.drops += decoded.drops
+        self.repaired["text mended"] += decoded.mended
+        args = [event.args for event in events]
+        # Ops, which are most events, carry shapes and never GPU fields; flows and the like carry an id.
+        ops, others, bare = [], [], []
+        for row, arg in enumerate(args):
+            if arg is None:
+                bare.append(row)
+            elif arg.dims is not NO_TEXT or arg.sequence != -1:
+                ops.append(row)
+            else:
+                others.append(row)
+        columns = self._columns(decoded, args, (ops, others, bare))
+        self.blocks[index] = (columns, self._ops(ops, args))
+        self._collectives(index, args)
+        self._rare(index, events, columns.phase)
+
+    def _columns(
+        self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
+    ) -> Columns:
+        events = decoded.events
+        ops, others, bare = (np.array(part, dtype=np.int64) for part in rows)
+        present = [args[row] for row in rows[1]]
+
+        def column(values: list[Any], where: Int = others) -> Int:
+            array = np.full(len(events), -1, dtype=np.int64)
+            array[where] = self._numbers(values)
+            return array
+
+        correlation = column([arg.correlation for arg in present])
+        # Flows carry their id beside the arguments, which they mostly lack.
+        flows = np.concatenate((bare, others[correlation[others] == -1]))
+        correlation[flows] = self._numbers([events[row].id for row in flows.tolist()])
+        external_id = column([arg.external_id for arg in present])
+        external_id[ops] = self._numbers([args[row].external_id for row in rows[0]])
+        sizes = [arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]
+        return Columns(
+            self._code("phase", [event.ph for event in events], np.int32),
+            self._code("category", [event.cat for event in events], np.int32),
+            self._code("name", [event.name for event in events], np.int32),
+            self._code("pid", [event.pid for event in events], np.int32),
+            self._code("tid", [event.tid for event in events], np.int32),
+            decoded.ts_ns,
+            decoded.dur_ns,
+            correlation,
+            external_id,
+            column([arg.stream for arg in present]),
+            column([arg.device for arg in present]),
+            np.maximum(column(sizes), -1),
+            column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
+        )
+
+    def _numbers(self, values: list[Any]) -> Int:
+        column, beyond = integers(values)
+        self.repaired[OUT_OF_RANGE] += beyond
+        return column
+
+    def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> NDArray[Any]:
+        return np.fromiter(map(self.dictionaries[key].__getitem__, values), dtype=dtype, count=len(values))
+
+    def _ops(self, rows: list[int], args: list[Any]) -> OpRows:
+        blobs, join = self.dictionaries["blob"], SEPARATOR.join
+        found = [args[row] for row in rows]
+        return OpRows(
+            np.array(rows, dtype=np.int64),
+            np.fromiter(
+                [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in found],
+                dtype=np.int32,
+                count=len(found),
+            ),
+            self._numbers([arg.sequence for arg in found]),
+            self._numbers([arg.forward_thread for arg in found]),
+        )
+
+    def _collectives(self, index: int, args: list[Any]) -> None:
+        found = [
+            CollectiveRow(
+                row,
+                arg.collective,
+                bytes(arg.group),
+                bytes(arg.group_description),
+                bytes(arg.group_ranks),
+                integer(arg.group_size),
+                bytes(arg.dtype),
+                integer(arg.in_elements),
+                integer(arg.out_elements),
+                bytes(arg.in_split),
+                bytes(arg.out_split),
+            )
+            for row, arg in enumerate(args)
+            if arg is not None and arg.collective is not None
+        ]
+        if found:
+            self.collectives[index] = found
+
+    def _rare(self, index: int, events: list[Event], phase: NDArray[Any]) -> None:
+        """Metadata and async events: few, and their ids and labels are free text."""
+        codes = self.dictionaries["phase"]
+        for row in np.flatnonzero(phase == codes.get("M", -1)).tolist():
+            event = events[row]
+            if event.args is not None:
+                label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
+                self.metadata.setdefault(index, []).append(
+                    (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
+                )
+        wanted = [code for name, code in codes.items() if name in _ASYNC_PHASES]
+        if wanted:
+            rows = np.flatnonzero(np.isin(phase, wanted)).tolist()
+            self.async_ids[index] = {row: str(events[row].id) for row in rows}
+
+
+def merge(parts: list[Part]) -> Encoded:
+    """Join what several processes encoded, in order of the chunks."""
+    keys = list(parts[0].dictionaries)
+    merged = {key: Codes() for key in keys}
+    maps = [
+        {
+            key: np.array([merged[key][value] for value in part.dictionaries[key]], dtype=np.int32)
+            for key in keys
+        }
+        for part in parts
+    ]
+    owner = {index: number for number, part in enumerate(parts) for index in part.blocks}
+    columns: list[Columns] = []
+    ops: list[OpRows] = []
+    collectives: list[CollectiveRow] = []
+    async_ids: dict[int, str] = {}
+    metadata: list[tuple[str, int | str, int | str, str]] = []
+    start = 0
+    for index in sorted(owner):
+        part, codes = parts[owner[index]], maps[owner[index]]
+        block, op_rows = part.blocks[index]
+        columns.append(
+            block._replace(**{key: codes[key][getattr(block, key)] for key in keys if key != "blob"})
+        )
+        ops.append(op_rows._replace(event=op_rows.event + start, blob=codes["blob"][op_rows.blob]))
+        for row in part.collectives.get(index, ()):
+            collectives.append(row._replace(event=row.event + start))
+        metadata += part.metadata.get(index, [])
+        async_ids |= {row + start: value for row, value in part.async_ids.get(index, {}).items()}
+        start += len(block.phase)
+    table, op_table = _concatenate(Columns, columns), _concatenate(OpRows, ops)
+    # Which process met a value first is a matter of luck, and must not decide the order of any table.
+    category, categories = _by_appearance(table.category, list(merged["category"]))
+    name, names = _by_appearance(table.name, list(merged["name"]))
+    blob, blobs = _by_appearance(op_table.blob, list(merged["blob"]))
+    repaired = sum((part.repaired for part in parts), Counter())
+    bounded_names = [_bounded_name(str(value or ""), repaired) for value in names]
+    bounded_blobs = [_bounded_blob(value, repaired) for value in blobs if isinstance(value, bytes)]
+    return Encoded(
+        table._replace(category=category, name=name),
+        op_table._replace(blob=blob),
+        [str(value) for value in merged["phase"]],
+        [str(value or "")[: limits().text_bytes] for value in categories],
+        bounded_names,
+        [identity(value) for value in merged["pid"]],
+        [identity(value) for value in merged["tid"]],
+        bounded_blobs,
+        collectives,
+        metadata,
+        async_ids,
+        sorted(drop for part in parts for drop in part.drops),
+        +repaired,
+    )
+
+
+def _bounded_name(name: str, repaired: Counter[str]) -> str:
+    most = limits().text_bytes
+    if len(name) <= most:
+        return name
+    repaired["name over the limit, cut there"] += 1
+    return name[:most]
+
+
+def _bounded_blob(blob: bytes, repaired: Counter[str]) -> bytes:
+    if len(blob) <= limits().text_bytes:
+        return blob
+    repaired["arguments of an op over the limit, left out"] += 1
+    return SEPARATOR * 3
+
+
+def _by_appearance(codes: NDArray[Any], values: list[Hashable]) -> tuple[NDArray[Any], list[Hashable]]:
+    """The same column with its values numbered in the order in which they appear."""
+    first = np.full(len(values), len(codes))
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of several rows the last assignment stays
+    order = np.argsort(first, kind="stable")
+    place = np.empty(len(values), dtype=codes.dtype)
+    place[order] = np.arange(len(values))
+    return place[codes], [values[row] for row in order.tolist()]
+
+
+def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:
+    if not blocks:
+        return make(*(np.empty(0, dtype=np.int64) for _ in make._fields))  # type: ignore[attr-defined]
+    return make(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True)))
+
+
+def _allocated(args: Args) -> object:
+    """What a memory event says is allocated on its device, -1 where that is the host (type 0)."""
+    return args.allocated if integer(args.device_type) > 0 else -1
+
+
+def plain_text(raw: Any) -> str:
+    """JSON text of an argument as plain text: a string without its quotes, anything else as it stands."""
+    text = bytes(raw).strip()
+    if text.startswith(b'"'):
+        try:
+            return msgspec.json.decode(text, type=str)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            text = text.strip(b'"')
+    return text.decode("utf-8", "replace")

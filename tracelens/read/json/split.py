@@ -1,0 +1,314 @@
+"""Cutting the text of a trace into chunks of whole events, without decoding it.
+
+The separator between two events is learnt from the first two; a chunk ends at its last occurrence in a
+block. A cut in the wrong place (the same text inside a nested list or a string) cannot go unnoticed:
+`[` + chunk + `]` is valid JSON only if it starts and ends at event boundaries. Whoever decodes the
+chunks verifies them that way (see decode.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from tracelens.errors import ParseError
+from tracelens.limits import limits
+from tracelens.read import source as sources
+from tracelens.read.json.event import Drop
+from tracelens.read.json.repair import repair_text
+from tracelens.read.json.scan import BLANK, Effort, Text, ends_events, first_value, is_event, skip, value_end
+
+_EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*+:\s*+\[')
+_BOUNDARY = re.compile(r'\}\s*+,\s*+\{(?:\s*+"[^"\\]{1,40}"\s*+:)?')
+_ARRAY_END = re.compile(r"\s*+(?:,\s*+)?\]")
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
+_BRACE = re.compile(r"\{")
+_DEPTH_OF_EVENTS = 2
+_HEADER_LOST = "the keys before the events are not valid JSON and were left out"
+_OPENING = b"\xef\xbb\xbf \t\r\n"
+_PADDING = b" \t\r\n\0"
+_LONGEST_KEY = 256
+_SAMPLE_EVENTS = 64
+_SAMPLE_BYTES = 4096
+_LEARNT_FROM_BYTES = 1 << 20
+OVERSIZE = "larger than the limit for one event"
+
+_NO_TRACES = (
+    (b"SQLite format 3", "an SQLite database, as of nsys or rocprofv3"),
+    (b"\x7fELF", "a program"),
+    (b"PK\x03\x04", "a zip archive inside of one; unpack it first"),
+    (b"\xfd7zXZ", "compressed with xz; unpack it first"),
+    (b"BZh", "compressed with bzip2; unpack it first"),
+    (b"\x1f\x8b", "gzip inside of other compression; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd inside of other compression; unpack it first"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4; unpack it first"),
+    (b"7z\xbc\xaf", "a 7z archive; unpack it first"),
+    (b"<", "HTML or XML, perhaps a page saved in place of the file"),
+    (b"version https://git-lfs", "a Git LFS pointer; fetch the file itself with git lfs pull"),
+    (b"\x0a", "perhaps a Perfetto protobuf; convert it with Perfetto's traceconv json"),
+)
+_UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")
+
+
+class Chunk(NamedTuple):
+    """A run of whole events.
+
+    Attributes:
+        index: position among the chunks of this trace.
+        offset: byte offset of its first event in the decompressed input.
+        text: the events as a JSON array.
+    """
+
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
+    offset: int
+    text: bytes
+
+
+class Splitter:
+    """Header, chunks and tail of one trace, read front to back once.
+
+    Attributes:
+        header: keys before the events (array form: none).
+        tail: keys after the events; complete once `chunks` is exhausted.
+        ended: the end of the event array was seen; False for a cut-off trace.
+        end_offset: byte offset where the input ends.
+        drops: events that were left out unseen, for their size.
+    """
+
+    def __init__(self, source: sources.Source) -> None:
+        self.source = source
+        self.header: dict[str, object] = {}
+        self.tail: dict[str, object] = {}
+        self.ended = False
+        self.end_offset = 0
+        self.drops: list[Drop] = []
+        self._problems: list[str] = []
+        self._array_form = False
+        self._blocks = source.blocks()
+        self._rest = self._open()
+        while len(self._rest) < min(_SAMPLE_BYTES, sources.BLOCK) and (block := self._more()):
+            self._rest += block
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with header, tail or end, for people; final once all chunks are decoded."""
+        if self.source.damage:
+            return [*self._problems, f"{self.source.damage} at byte {self.end_offset} of its contents"]
+        if self.ended or self._array_form:
+            # The array form may lack its bracket on purpose, so that a crashing program leaves a valid trace.
+            return self._problems
+        cut = f"the file is cut off at byte {self.end_offset}: the event list has no end"
+        return [*self._problems, cut]
+
+    def head(self) -> bytes:
+        """The first bytes of the events, for recognising the kind of trace."""
+        return self._rest[: 1 << 16]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Whole events, a block at a time; the last chunk holds whatever the input ends with.
+
+        Raises:
+            ParseError: an event is too large, and where the next one begins cannot be told.
+        """
+        offset, carry, index = self.end_offset - len(self._rest), bytearray(self._rest), 0
+        separator = _separator(carry)
+        learn_at = 2 * len(carry)
+        largest = limits().event_bytes
+        is_oversize = False
+        for block in self._blocks:
+            self.end_offset += len(block)
+            cut = block.rfind(separator) if separator else -1
+            if is_oversize and cut >= 0:  # what is carried is the rest of that event
+                cut = block.find(separator)
+            if cut >= 0:
+                text = b"".join((b"[", carry, block[: cut + 1], b"]"))
+                if not is_oversize:
+                    yield Chunk(index, offset, text)
+                    index += 1
+                skipped = block.index(b"{", cut + 1) - cut - 1
+                carry = bytearray(block[cut + 1 + skipped :])
+                offset = self.end_offset - len(carry)
+                is_oversize = False
+            elif not is_oversize:
+                carry += block
+                if len(carry) >= learn_at:
+                    separator, learn_at = _separator(carry) or separator, 2 * len(carry)
+                if len(carry) > largest:
+                    self._leave_out(offset, separator)
+                    is_oversize, carry = True, bytearray()
+        if not is_oversize and (index == 0 or carry.strip()):
+            yield from self._last(bytes(carry), offset, index)
+
+    def _leave_out(self, offset: int, separator: bytes) -> None:
+        """Count an event that exceeds its limit."""
+        if not separator:
+            what = f"an event of over {limits().event_bytes:,} bytes, or text without events, begins here"
+            raise ParseError(self.source.path, f"{what}; {limits().exceeded('event_bytes')}", offset)
+        self.drops.append(Drop(offset, OVERSIZE))
+
+    def _last(self, carry: bytes, offset: int, index: int) -> Iterator[Chunk]:
+        end, tail = array_end(carry)
+        events = carry if end < 0 else carry[:end]
+        if events.strip():
+            yield Chunk(index, offset, b"[" + events.rstrip().removesuffix(b",") + b"]")
+        if end >= 0:
+            self.close(carry[tail:])
+
+    def close(self, tail: bytes) -> None:
+        """Take `tail`, the text after the array's closing bracket, as the keys after the events."""
+        self.ended = True
+        if len(tail) > limits().header_bytes:
+            what = f"the {len(tail):,} bytes after the events were left out"
+            self._problems.append(f"{what}: {limits().exceeded('header_bytes')}")
+            return
+        rest = tail.decode("utf-8", "replace")
+        if not self._array_form:
+            value, rest = _object(b"{" + tail.strip(_PADDING).removeprefix(b","))
+            if value is None:
+                self._problems.append("the keys after the events are not valid JSON and were left out")
+                return
+            if value.pop("traceEvents", None):
+                self._problems.append('a second "traceEvents" list was left out')
+            self.tail |= value
+        if rest := rest.strip(_PADDING.decode()):
+            self._problems.append(f"{len(rest)} characters after the end of the trace were left out")
+
+    def _open(self) -> bytes:
+        """Read up to the first event; returns the bytes from there on that were read already."""
+        text = bytearray()
+        while not (text := text.lstrip(_OPENING)) and (block := self._more()):
+            text += block
+            self._check_header(self.end_offset)
+        if not text:
+            what = self.source.damage or "it is empty"
+            raise ParseError(self.source.path, f"nothing to read: {what}; record or copy it again")
+        if text[:2] in _UTF16:
+            raise ParseError(self.source.path, "is UTF-16 text; run: iconv -f UTF-16 -t UTF-8 OLD > NEW", 0)
+        if text[:1] == b"[":
+            self._array_form = True
+            return bytes(text[1:])
+        if text[:1] != b"{":
+            raise ParseError(self.source.path, _not_json(text), 0)
+        end = self._find_events(text)
+        return bytes(text[end:])
+
+    def _find_events(self, text: bytearray) -> int:
+        """Read on until the outermost "traceEvents" list begins in `text`, and take the keys before it."""
+        searched, first = 0, -1
+        measured, depth = 0, 0
+        while True:
+            for found in _EVENTS_KEY.finditer(text, searched):
+                searched = found.end()
+                depth += _opened(text, measured, searched)
+                measured = searched
+                if depth == _DEPTH_OF_EVENTS:
+                    self._take_header(text[:searched])
+                    return searched
+                first = searched if first < 0 else first
+            searched = max(searched, len(text) - _LONGEST_KEY)
+            if not (block := self._more()):
+                break
+            text += block
+            self._check_header(len(text))
+        if first >= 0:
+            self._problems.append(_HEADER_LOST)
+            return first
+        why = f" ({self.source.damage})" if self.source.damage else ""
+        what = f'JSON without a "traceEvents" list is not a profiler trace{why}'
+        raise ParseError(self.source.path, f"{what}; pass what export_chrome_trace wrote")
+
+    def _check_header(self, size: int) -> None:
+        most = limits()
+        if size > most.header_bytes:
+            what = f"no event begins in the first {most.header_bytes:,} bytes"
+            raise ParseError(self.source.path, f"{what}; {most.exceeded('header_bytes')}")
+
+    def _take_header(self, text: bytearray) -> None:
+        """Take the keys before the events."""
+        value, _ = _object(bytes(text) + b"]}")
+        if value is None:
+            self._problems.append(_HEADER_LOST)
+            return
+        value.pop("traceEvents", None)
+        self.header = value
+
+    def _more(self) -> bytes:
+        """The next block, b"" at the end."""
+        block = next(self._blocks, b"")
+        self.end_offset += len(block)
+        return block
+
+
+def _opened(text: bytearray, start: int, end: int) -> int:
+    """How many more objects and lists are open at `end` than at `start`, which lies outside of strings."""
+    count = Counter(found.group()[:1] for found in _STRUCTURE.finditer(text, start, end))
+    return count[b"{"] + count[b"["] - count[b"}"] - count[b"]"]
+
+
+def array_end(text: bytes) -> tuple[int, int]:
+    """Find the end of the event array by walking over whole events.
+
+    Returns:
+        (end of the last event, start of what follows the bracket), or (-1, -1) when the array does not
+        end in `text` or an event before its end is not valid JSON.
+    """
+    source = Text(text.decode("latin-1"))
+    effort = Effort(len(text))
+    pos = 0
+    while True:
+        found = _ARRAY_END.match(source, pos)
+        if found and ends_events(source, found.end() - 1, len(source), True, effort):
+            return pos, found.end()
+        start = skip(source, pos, BLANK + ",")
+        pos = value_end(source, start)
+        if pos < 0:
+            return -1, -1
+
+
+def _object(text: bytes) -> tuple[dict[str, object] | None, str]:
+    """(object at the start of `text`, what follows it); mended where needed, None if that is in vain."""
+    for candidate in _readings(text):
+        try:
+            value, rest = first_value(candidate.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        return (value, rest) if isinstance(value, dict) else (None, "")
+    return None, ""
+
+
+def _readings(text: bytes) -> Iterator[bytes]:
+    """The text as it stands, with the brace that a cut may have cost it, and both again mended."""
+    yield text
+    yield text + b"}"
+    repaired = repair_text(text)
+    yield repaired
+    yield repaired + b"}"
+
+
+def _separator(text: bytearray) -> bytes:
+    """The bytes from the end of one event to the first key of the next one, b"" if `text` does not tell.
+
+    Learnt by walking from event to event, so that objects inside of events have no say.
+    """
+    source = Text(text[:_LEARNT_FROM_BYTES].decode("latin-1"))
+    start = skip(source, 0, BLANK + ",")
+    if value_end(source, start) < 0:
+        braces = islice(_BRACE.finditer(source, start), _SAMPLE_EVENTS)
+        start = next((brace.start() for brace in braces if is_event(source, brace.start())), -1)
+    seen: Counter[str] = Counter()
+    for _ in range(_SAMPLE_EVENTS):
+        end = value_end(source, start)
+        found = _BOUNDARY.match(source, end - 1) if 0 <= start < end else None
+        if not found:
+            break
+        seen[found.group()] += 1
+        start = source.index("{", end)
+    return seen.most_common(1)[0][0].encode("latin-1") if seen else b""
+
+
+def _not_json(text: bytearray) -> str:
+    what = next((what for magic, what in _NO_TRACES if text.startswith(magic)), "")
+    return f"not a JSON trace: it starts with neither {{ nor [{f' ({what})' if what else ''}"

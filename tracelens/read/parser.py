@@ -1,0 +1,74 @@
+"""Bytes to `Trace`: one module a format, found by looking at the content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracelens.registry import Registry
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from tracelens.read.json.columns import Encoded
+    from tracelens.read.json.split import Splitter
+    from tracelens.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A trace format.
+
+    Attributes:
+        name: shown as the trace's format.
+        doc: one line for `tracelens list parsers`.
+        sniff: whether a file looks like this format, from its header keys and the first bytes of events.
+        build: decoded columns to Trace; raises ParseError when nothing usable is in them.
+    """
+
+    name: str
+    doc: str
+    sniff: Callable[[Splitter], bool]
+    build: Callable[[Splitter, Encoded], Trace]
+
+
+PARSERS: Registry[Parser] = Registry("parser", "tracelens.read.formats")
+
+
+def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Callable[..., Trace]]:
+    """Register a function (Splitter, Encoded) -> Trace as the parser of a format."""
+
+    def keep(build: Callable[[Splitter, Encoded], Trace]) -> Callable[[Splitter, Encoded], Trace]:
+        doc = (build.__doc__ or "").strip().splitlines()[0]
+        PARSERS.add(name, Parser(name, doc, sniff, build), build.__module__)
+        return build
+
+    return keep
+
+
+def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
+    """Read one file ("-" is stdin); an archive may hold several traces.
+
+    Args:
+        path: the file.
+        processes: of children.Children, to decode on several cores.
+
+    Raises:
+        ParseError: the file holds no intact trace event; the message says what it is instead.
+    """
+    from tracelens.read.json.split import Splitter
+    from tracelens.read.source import open_source
+    from tracelens.workers.decode import decode_all
+
+    traces = []
+    for source in open_source(path):
+        splitter = Splitter(source)
+        chosen = next(p for _, p in sorted(PARSERS.items(), key=_specific_first) if p.sniff(splitter))
+        traces.append(chosen.build(splitter, decode_all(splitter, processes)))
+    return traces
+
+
+def _specific_first(item: tuple[str, Parser]) -> tuple[bool, str]:
+    """Generic Chrome JSON fits everything, so it is asked last."""
+    return (item[0] == "chrome", item[0])

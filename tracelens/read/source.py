@@ -1,0 +1,305 @@
+"""Where the bytes come from: files, URLs, archives and stdin, decompressed block by block.
+
+The kind of compression is read from the first bytes, never from the file name.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from tracelens.errors import ParseError
+from tracelens.limits import limits
+from tracelens.read.remote import is_url, open_url, shown_url
+
+inflate: Any = zlib
+
+with suppress(ImportError):  # Inflates 2-3 times as fast as zlib, with the same interface.
+    from isal import isal_zlib as inflate
+
+BLOCK = 512 * 1024
+"""Bytes handed on at a time: small enough for the decoded events of one block to stay in the L2 cache."""
+
+HEAD = 4
+_SOME_BLOCKS = 4 * BLOCK
+# Four bytes of zstd can stand for 128 KiB, and its decompressor returns all that its input stands for.
+_ZSTD_INPUT = 512
+_FREE_BYTES = 8 << 20
+"""Any input may inflate to so much, whatever its ratio."""
+
+
+class _Inflater(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class Damage(Exception):
+    """The bytes end here, though not as they should; the text says why."""
+
+
+class Meter:
+    """Bytes that go into a decompressor and come out of it, held to the limits.
+
+    Args:
+        path: of the input, for messages.
+        archive_bytes: size of the archive that the bytes come from; without one what is read is counted.
+    """
+
+    def __init__(self, path: str, archive_bytes: int = 0) -> None:
+        self._path, self._packed, self._unpacked = path, archive_bytes, 0
+        self._counts_packed = not archive_bytes
+        self._limits = limits()
+
+    def packed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The compressed blocks, counted."""
+        for block in blocks:
+            self._packed += len(block) if self._counts_packed else 0
+            yield block
+
+    def unpacked(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The decompressed blocks, counted.
+
+        Raises:
+            ParseError: there are more of them than the limits allow.
+        """
+        for block in blocks:
+            self._unpacked += len(block)
+            self._check()
+            yield block
+
+    def _check(self) -> None:
+        at, most = self._unpacked, self._limits
+        if at > most.decompressed_bytes:
+            what = f"is larger than {most.decompressed_bytes:,} bytes after decompression"
+            raise ParseError(self._path, f"{what}; {most.exceeded('decompressed_bytes')}", at)
+        if at > max(_FREE_BYTES, most.decompression_ratio * self._packed):
+            what = f"{self._packed:,} compressed bytes inflate to more than {at:,}, as no recording does"
+            raise ParseError(self._path, f"{what}; {most.exceeded('decompression_ratio')}", at)
+
+
+@dataclass
+class Source:
+    """One trace as bytes.
+
+    Attributes:
+        path: the input as the user named it; a member of an archive is `archive.zip!member`.
+        compression: "none", "gzip", "zstd" or "zip".
+        damage: why the bytes end too early, "" when they do not; final once `blocks` is exhausted.
+    """
+
+    path: str
+    compression: str
+    _blocks: Iterable[bytes]
+    damage: str = ""
+
+    def blocks(self) -> Iterator[bytes]:
+        """The decompressed bytes in order, once; where they end too early, `damage` is set."""
+        try:
+            for block in self._blocks:
+                if block:
+                    yield block
+        except (zlib.error, inflate.error, EOFError) as error:
+            self.damage = f"compressed data is damaged ({error})"
+        except Damage as error:
+            self.damage = str(error)
+        except OSError as error:
+            self.damage = f"reading failed ({error.strerror or error})"
+
+
+def open_source(path: str) -> list[Source]:
+    """Open a file, a URL, or stdin for "-". A zip archive gives one source a member.
+
+    Raises:
+        ParseError: missing, unreadable, empty or undecodable as a whole.
+        MissingExtra: a URL, and fsspec is not installed.
+    """
+    name = shown_url(path)
+    try:
+        stream = _open(path)
+    except FileNotFoundError:
+        raise ParseError(name, "no such file or directory") from None
+    except IsADirectoryError:
+        raise ParseError(name, "is a directory; name a file in it") from None
+    except OSError as error:
+        raise ParseError(name, f"cannot be read ({error.strerror}); check its permissions") from None
+    except ValueError as error:
+        raise ParseError(name, f"is no file name ({error})") from None
+    sources: list[Source] = []
+    try:
+        sources = _sources(stream, name)
+    except OSError as error:
+        raise ParseError(name, f"cannot be read ({error.strerror or error})") from None
+    finally:
+        if not sources and path != "-":
+            stream.close()
+    return sources
+
+
+def _open(path: str) -> IO[bytes]:
+    if path == "-":
+        return sys.stdin.buffer
+    return open_url(path) if is_url(path) else Path(path).open("rb")
+
+
+def _sources(stream: IO[bytes], path: str) -> list[Source]:
+    head = stream.read(HEAD)
+    if not head:
+        raise ParseError(path, "the file is empty; record or copy it again")
+    if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
+        # The table of contents stands at the end; a pipe has to be read to the end for it.
+        seekable = stream if stream.seekable() else BytesIO(head + _rest_of_archive(stream, path))
+        from tracelens.read.archive import members  # few traces are archives
+
+        return members(seekable, path)
+    kind = "gzip" if _is_gzip(head) else "zstd" if _is_zstd(head) else "none"
+    return [Source(path, kind, _closing(stream, unpacked(stream, head, Meter(path))))]
+
+
+def _rest_of_archive(stream: IO[bytes], path: str) -> bytes:
+    most = limits().piped_archive_bytes
+    data = stream.read(most + 1)
+    if len(data) > most:
+        what = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
+        raise ParseError(path, f"{what}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
+    return data
+
+
+def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
+    with stream:
+        yield from blocks
+
+
+def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
+    """The decompressed content of a stream whose first bytes have been read already.
+
+    Args:
+        stream: behind its first bytes.
+        head: these.
+        meter: holds it to the limits.
+    """
+    if _is_gzip(head):
+        blocks = meter.packed(_read(stream, head, BLOCK // 8))
+        return meter.unpacked(_inflate(blocks, _gunzip, _is_gzip))
+    if _is_zstd(head):
+        return meter.unpacked(_zstd(meter.packed(_read(stream, head, _SOME_BLOCKS))))
+    return meter.unpacked(meter.packed(_read(stream, head, BLOCK)))
+
+
+def _read(stream: IO[bytes], head: bytes, size: int) -> Iterator[bytes]:
+    # Compressed reads are small so that one inflated block stays near BLOCK.
+    size = max(size, HEAD + 1)
+    yield head + stream.read(size - len(head))
+    yield from iter(lambda: stream.read(size), b"")
+
+
+def _is_gzip(head: bytes) -> bool:
+    return head.startswith(b"\x1f\x8b")
+
+
+def _is_zstd(head: bytes) -> bool:
+    """A zstd frame, or a skippable one, which parallel writers put in front."""
+    return head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+
+
+class _Gunzip:
+    """Inflates a bounded amount at a time: 64 KiB of gzip can stand for 64 MiB."""
+
+    def __init__(self) -> None:
+        self._inflater = inflate.decompressobj(31)
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inflater.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        """What is left of the last input: it follows the stream, or has yet to be inflated."""
+        data: bytes = self._inflater.unused_data if self.eof else self._inflater.unconsumed_tail
+        return data
+
+    def decompress(self, data: bytes, /) -> bytes:
+        inflated: bytes = self._inflater.decompress(data, _SOME_BLOCKS)
+        return inflated
+
+
+def _gunzip() -> _Inflater:
+    return _Gunzip()
+
+
+class _Unzstd:
+    """The same for zstd, whose decompressor cannot be told how much to return."""
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._inflater = new()
+        self._left = b""
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inflater.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._left
+
+    def decompress(self, data: bytes, /) -> bytes:
+        inflated: list[bytes] = []
+        size = pos = 0
+        while pos < len(data) and size < BLOCK and not self.eof:
+            inflated.append(self._inflater.decompress(data[pos : pos + _ZSTD_INPUT]))
+            size += len(inflated[-1])
+            pos = min(pos + _ZSTD_INPUT, len(data))
+        behind = self._inflater.unused_data if self.eof else b""
+        self._left = data[pos - len(behind) :]
+        return b"".join(inflated)
+
+
+def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    import zstandard
+
+    window = limits().zstd_window_bytes
+
+    def new() -> _Inflater:
+        return _Unzstd(lambda: zstandard.ZstdDecompressor(max_window_size=window).decompressobj())
+
+    try:
+        yield from _inflate(blocks, new, _is_zstd)
+    except zstandard.ZstdError as error:
+        if "too much memory" in str(error):
+            what = "its zstd frames need a larger window than allowed"
+            raise Damage(f"{what}; {limits().exceeded('zstd_window_bytes')}") from None
+        raise zlib.error(str(error)) from None
+
+
+def _inflate(
+    blocks: Iterable[bytes], new: Callable[[], _Inflater], starts: Callable[[bytes], bool]
+) -> Iterator[bytes]:
+    """Inflate one or more concatenated streams, each of which `starts` recognises by its first bytes."""
+    inflater = new()
+    data = b""
+    for block in blocks:
+        data += block
+        while data:
+            if inflater.eof:
+                data = data.lstrip(b"\0")  # tapes and some file systems pad
+                if len(data) < HEAD:
+                    break
+                if not starts(data[:HEAD]):
+                    raise Damage("what follows the compressed data is not compressed and was left out")
+                inflater = new()
+            yield inflater.decompress(data)
+            data = inflater.unused_data
+    if not inflater.eof:
+        raise Damage("compressed data ends too early")
+    if data:
+        raise Damage("what follows the compressed data is not compressed and was left out")

@@ -1,0 +1,1 @@
+"""Report in, bytes out: one format a module, which knows nothing but tables."""

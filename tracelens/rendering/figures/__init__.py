@@ -1,0 +1,1 @@
+"""Figures: what a result looks like, as plain plotly dictionaries."""

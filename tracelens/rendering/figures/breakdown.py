@@ -1,0 +1,38 @@
+"""Where the GPU time goes, from the step down to the kernel."""
+
+from __future__ import annotations
+
+from tracelens.rendering.figures.base import layout, ranks, table, where
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.icicle import icicle
+from tracelens.rendering.tables.rows import select
+from tracelens.table.result import Result
+
+# Every chosen node may bring one "more" node with it.
+_NODES = 750
+
+
+@figure("breakdown")
+def breakdown(result: Result) -> list[Figure]:
+    """Table `breakdown`: an icicle of `exclusive_ns`; only the lowest rank when there are several.
+
+    Small nodes are folded into one "N more" child of their parent, so that children still add up to it.
+    """
+    found = table(result, "breakdown", "rank", "node", "parent", "level", "name", "exclusive_ns")
+    if found is None:
+        return []
+    rank, *others = ranks(found)
+    which = f", rank {rank}" if others else ""
+    found = where(found, (found.array("rank") == rank) & (found.array("exclusive_ns") > 0))
+    tree = select(found, _NODES)
+    if not tree.rows:
+        return []
+    names, levels = found.texts("name", tree.rows), found.texts("level", tree.rows)
+    trace = icicle(tree, names, levels, found.array("exclusive_ns")[tree.rows].tolist())
+    drawn = layout(
+        f"GPU time from the step down to the kernel{which}; click a box to zoom",
+        560,
+        margin={"l": 4, "r": 4, "t": 30, "b": 8},
+        uniformtext={"minsize": 10, "mode": "hide"},
+    )
+    return [{"data": [trace], "layout": drawn}]

@@ -1,0 +1,252 @@
+"""From one step time to another: what became slower and what faster, and both as boxes beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tracelens.rendering.figures.base import (
+    GREY,
+    ORANGE,
+    TEAL,
+    axis,
+    layout,
+    ms,
+    rows_axis,
+    table,
+    where,
+    wrapped,
+)
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.icicle import category_colors, icicle
+from tracelens.rendering.tables.rows import Tree, select
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+
+_LEVELS = ("cause", "stage", "category", "op")
+_BARS = 14
+_SMALL = 0.01
+"""Differences below this share of the largest one are joined."""
+_CROPPED = 0.25
+"""The axis begins at zero unless all differences lie within this share of the longer step."""
+_NODES = 300
+_LEAST = 0.003
+"""Share of the step that is a box; a thinner one would not be seen and leave a gap."""
+_SIDES = {"base_ns": "base", "cand_ns": "candidate"}
+
+
+@figure("diff")
+def diff(result: Result) -> list[Figure]:
+    """Table `waterfall` as bars from one step time to the other; table `icicle` as an icicle of each."""
+    return [*_waterfall(result), *_icicles(result)]
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A row of the waterfall, in ns: a difference between `start` and `end`, or a step time from 0."""
+
+    name: str
+    start: int
+    end: int
+    base: int
+    cand: int
+    note: str = ""
+    total: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.end / 1e6:,.3f}" if self.total else f"{(self.end - self.start) / 1e6:+,.3f}"
+
+    @property
+    def color(self) -> str:
+        if self.total:
+            return GREY
+        return ORANGE if self.end > self.start else TEAL
+
+
+def _waterfall(result: Result) -> list[Figure]:
+    found = table(result, "waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "share", "noise")
+    if found is None:
+        return []
+    level = np.array(found.texts("level"))
+    parts = {name: where(found, level == name) for name in _LEVELS if (level == name).any()}
+    if not parts:
+        return []
+    cuts = {name: _bars(part) for name, part in parts.items()}
+    views = [_view(bars) for bars in cuts.values()]
+    for number, view in enumerate(views):
+        view["trace"]["visible"] = number == 0
+    drawn = layout(
+        "From the base's step time to the candidate's: what became slower, and what faster",
+        110 + 28 * max(map(len, cuts.values())),
+        showlegend=False,
+        xaxis=axis("", **views[0]["xaxis"]),
+        yaxis=views[0]["yaxis"],
+    )
+    drawn["xaxis"]["title"] = {"text": views[0]["title"]}
+    if len(views) > 1:
+        drawn["updatemenus"] = [_menu(list(cuts), views)]
+    return [{"data": [view["trace"] for view in views], "layout": drawn}]
+
+
+def _bars(part: Table) -> list[_Bar]:
+    """The base, the largest differences, all others as one, and the candidate."""
+    base, cand = (part.array(name) for name in ("base_ns", "cand_ns"))
+    delta = np.abs(cand - base)
+    order = np.argsort(-delta, kind="stable")
+    large = order[delta[order] >= max(_SMALL * delta.max(), 1)][:_BARS]
+    rest = np.setdiff1d(order, large)
+    rows = [
+        (name, base[row], cand[row], _noise(noise))
+        for row, name, noise in zip(large, part.texts("name", large), part.texts("noise", large), strict=True)
+    ]
+    if len(rest):
+        rows.append(
+            ("rest", base[rest].sum(), cand[rest].sum(), f"{len(rest):,} with little difference or none")
+        )
+    whole = int(base.sum()), int(cand.sum())
+    bars = [_Bar("base", 0, whole[0], *whole, total=True)]
+    at = whole[0]
+    for name, before, after, note in rows:
+        bars.append(_Bar(name, at, at + int(after - before), int(before), int(after), note))
+        at = bars[-1].end
+    return [*bars, _Bar("candidate", 0, whole[1], *whole, total=True)]
+
+
+def _noise(text: str) -> str:
+    return "noise between steps unknown" if text == "unknown" else f"{text} the noise between steps"
+
+
+def _view(bars: Sequence[_Bar]) -> dict[str, Any]:
+    """One trace, and what the axes are for it."""
+    ends = [bar.end for bar in bars]
+    high, span = max(ends), max(ends) - min(ends)
+    cropped = 0 < span < _CROPPED * high
+    left = max(min(ends) - span, 0) if cropped else min(*ends, 0)
+    room = 0.13 * (high - left)
+    # A bar that began outside of the axis would have its number there as well.
+    starts = [max(bar.start, left) for bar in bars]
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    whole = bars[0].cand - bars[0].base
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(bars))),
+        "base": ms(starts),
+        "x": ms(lengths),
+        "width": 0.7,
+        "marker": {"color": [bar.color for bar in bars], "line": {"width": 0}},
+        "text": [bar.text for bar in bars],
+        # Long bars have room for their number, and a narrow page has none behind them.
+        "textposition": [
+            "inside" if bar.total and length > room else "outside"
+            for bar, length in zip(bars, lengths, strict=True)
+        ],
+        "insidetextanchor": "end",
+        "insidetextfont": {"color": "#10151c"},
+        "cliponaxis": False,
+        "customdata": [[_hover(bar, whole)] for bar in bars],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
+    }
+    return {
+        "trace": trace,
+        "title": "step time (ms), not from 0" if cropped else "step time (ms)",
+        "xaxis": {"range": ms([left, high + room])},
+        "yaxis": rows_axis([bar.name for bar in bars]),
+    }
+
+
+def _hover(bar: _Bar, whole: int) -> str:
+    if bar.total:
+        return f"{bar.name}: {bar.text} ms a step"
+    lines = [
+        wrapped(bar.name),
+        f"base {bar.base / 1e6:,.3f} ms, candidate {bar.cand / 1e6:,.3f} ms",
+        f"{bar.text} ms" + (f", {(bar.end - bar.start) / whole:.1%} of the difference" if whole else ""),
+        bar.note,
+    ]
+    return "<br>".join(lines)
+
+
+def _menu(names: Sequence[str], views: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Buttons that choose the level."""
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "buttons": [
+            {
+                "label": f"by {name}",
+                "method": "update",
+                "args": [
+                    {"visible": [other is view for other in views]},
+                    {
+                        "xaxis.range": view["xaxis"]["range"],
+                        "xaxis.title.text": view["title"],
+                        "yaxis.range": view["yaxis"]["range"],
+                        "yaxis.tickvals": view["yaxis"]["tickvals"],
+                        "yaxis.ticktext": view["yaxis"]["ticktext"],
+                    },
+                ],
+            }
+            for name, view in zip(names, views, strict=True)
+        ],
+    }
+
+
+def _icicles(result: Result) -> list[Figure]:
+    found = table(result, "icicle", "node", "parent", "level", "name", *_SIDES)
+    if found is None:
+        return []
+    top = found.array("parent") < 0
+    whole = {side: int(found.array(side)[top].sum()) for side in _SIDES}
+    if not all(whole.values()):
+        return []
+    categories = np.flatnonzero(np.array(found.texts("level")) == "category")
+    color = category_colors(found.texts("name", categories))
+    heights = [[round(1 - size / max(whole.values()), 5), 1] for size in whole.values()]
+    traces = []
+    for number, side in enumerate(_SIDES):
+        trace = _icicle(found, side, color)
+        trace["domain"] = {"x": [0.51 * number, 0.49 + 0.51 * number], "y": heights[number]}
+        traces.append(trace)
+    drawn = layout(
+        "Step time by category, op and kernel: base on the left, candidate on the right; click a box to zoom",
+        580,
+        margin={"l": 4, "r": 4, "t": 30, "b": 8},
+        uniformtext={"minsize": 10, "mode": "hide"},
+    )
+    # One scale shows the difference, and leaves little of the faster run to be read.
+    choices = {"one scale": heights, "shares of each": [[0, 1], [0, 1]]}
+    buttons = [
+        {"label": label, "method": "restyle", "args": [{"domain.y": ends}]} for label, ends in choices.items()
+    ]
+    drawn["updatemenus"] = [{"type": "buttons", "direction": "right", "buttons": buttons}]
+    return [{"data": traces, "layout": drawn}]
+
+
+def _icicle(found: Table, side: str, color: dict[str, str]) -> dict[str, Any]:
+    """One side: its largest nodes."""
+    mine = where(found, found.array(side) > 0)
+    # Which nodes are large is told by the first column of times.
+    ordered = sorted(mine.schema.columns, key=lambda column: column.name != side)
+    mine = Table(replace(mine.schema, columns=tuple(ordered)), mine.columns)
+    sizes = mine.array(side)
+    whole = int(sizes[mine.array("parent") < 0].sum())
+    seen = int((sizes >= _LEAST * whole).sum())
+    tree: Tree = select(mine, min(max(seen, 1), _NODES))
+    base, cand = (mine.array(name)[tree.rows] for name in _SIDES)
+    other = cand if side == "base_ns" else base
+    name = "candidate" if side == "base_ns" else "base"
+    notes = [f"{name} {ns / 1e6:,.3f} ms" if ns else f"not in the {name}" for ns in other.tolist()]
+    return icicle(
+        tree,
+        mine.texts("name", tree.rows),
+        mine.texts("level", tree.rows),
+        sizes[tree.rows].tolist(),
+        root=(_SIDES[side], whole),
+        color=color,
+        notes=notes,
+    )

@@ -1,0 +1,14 @@
+"""Kernels with the most GPU time."""
+
+from __future__ import annotations
+
+from tracelens.rendering.figures.base import table, top_bars
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.table.result import Result
+
+
+@figure("kernels")
+def kernels(result: Result) -> list[Figure]:
+    """Table `kernels`: the top kernels by `sum_ns` as bars, coloured by category."""
+    found = table(result, "kernels", "rank", "name", "category", "count", "sum_ns")
+    return [] if found is None else top_bars(found, "sum_ns", "Kernels")

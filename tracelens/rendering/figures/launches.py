@@ -1,0 +1,105 @@
+"""How far the host runs ahead of the GPU, and how long launches wait."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.rendering.figures.base import (
+    BLUE,
+    axis,
+    coded,
+    colors,
+    layout,
+    ms,
+    over_ranks,
+    ranks,
+    rounded,
+    safe,
+    table,
+    where,
+)
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+
+_POINTS = 4000
+_MOST_RANKS = 8
+
+
+@figure("launches")
+def launches(result: Result) -> list[Figure]:
+    """Table `queue`: launch queue over time; table `latency_histogram`: how long launches wait."""
+    return [*_queue(result), *_latency(result)]
+
+
+def _queue(result: Result) -> list[Figure]:
+    found = table(result, "queue", "rank", "ts_ns", "depth_max", "depth_mean")
+    if found is None:
+        return []
+    every = ranks(found)
+    shown = every[:_MOST_RANKS]
+    color = colors(f"rank {rank}" for rank in shown) if len(shown) > 1 else {f"rank {shown[0]}": BLUE}
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"rank {rank}",
+            "line": {"width": 1.2, "shape": "hv", "color": color[f"rank {rank}"]},
+            "hovertemplate": "%{x:,.3f} ms: at most %{y:,}, on average %{customdata:,}",
+            **_thinned(where(found, found.array("rank") == rank), _POINTS // len(shown)),
+        }
+        for rank in shown
+    ]
+    title = "Work launched and not yet finished: at zero the GPU waits for the host"
+    if len(every) > len(shown):
+        title += f" (first {len(shown)} of {len(every)} ranks)"
+    drawn = layout(
+        title,
+        280,
+        showlegend=len(shown) > 1,
+        xaxis=axis("time since the first GPU work (ms)", showgrid=False),
+        yaxis=axis("in the queue", rangemode="tozero"),
+    )
+    return [{"data": traces, "layout": drawn}]
+
+
+def _thinned(rows: Table, points: int) -> dict[str, list[float]]:
+    """At most `points` points in order of time; neighbours are merged so that no peak is lost."""
+    order = np.argsort(rows.array("ts_ns"), kind="stable")
+    first = np.unique(np.arange(min(points, len(order))) * len(order) // min(points, len(order)))
+    count = np.diff(first, append=len(order))
+    return {
+        "x": ms(rows.array("ts_ns")[order][first]),
+        "y": np.maximum.reduceat(rows.array("depth_max")[order], first).tolist(),
+        "customdata": rounded(np.add.reduceat(rows.array("depth_mean")[order], first) / count, 2),
+    }
+
+
+def _latency(result: Result) -> list[Figure]:
+    found = table(result, "latency_histogram", "rank", "bucket", "count")
+    if found is None:
+        return []
+    bucket = coded(found, "bucket")
+    total = np.bincount(bucket.codes, weights=found.array("count"), minlength=len(bucket.values))
+    trace = {
+        "type": "bar",
+        "marker": {"color": BLUE},
+        "x": list(range(len(total))),
+        "y": total.astype(int).tolist(),
+        "hovertemplate": "%{y:,} launches",
+        "name": "",
+    }
+    drawn = layout(
+        f"From launch on the host to start on the GPU{over_ranks(found)}",
+        280,
+        bargap=0.12,
+        showlegend=False,
+        xaxis={
+            "title": {"text": "latency"},
+            "tickvals": trace["x"],
+            "ticktext": [safe(text, 24) for text in bucket.values],
+            "automargin": True,
+        },
+        yaxis=axis("launches", rangemode="tozero"),
+    )
+    return [{"data": [trace], "layout": drawn}]

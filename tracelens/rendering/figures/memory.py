@@ -1,0 +1,175 @@
+"""Memory of each GPU by component: a stacked bar a pipeline rank, or a layout where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tracelens.arrays import Float
+from tracelens.rendering.figures.base import GREY, axis, colors, layout, rounded, safe, table
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+
+# Static memory in blues, activations in warm and green tones, all else pale.
+_COLORS = {
+    "parameters": "#2f5fb3",
+    "gradients": "#4f86d9",
+    "main_parameters": "#86aee8",
+    "optimizer": "#b3cbee",
+    "activations.embedding": "#8a6d3b",
+    "activations.norms": "#dfb32c",
+    "activations.attention": "#d95f76",
+    "activations.mlp": "#a06cd5",
+    "activations.router": "#7c6bd0",
+    "activations.dispatch": "#e8923a",
+    "activations.experts": "#3fae9e",
+    "activations.shared": "#6fa845",
+    "activations.recomputed": "#b07a5a",
+    "loss": "#c04f9e",
+    "buffers.worst_case": "#c9b79c",
+    "buffers.pipeline": "#a9a38f",
+    "buffers.tokens": "#8f8a78",
+    "temporary": GREY,
+    "libraries": "#5c6470",
+}
+_BARS = 64
+"""Bars that are drawn."""
+_LABELLED = 16
+"""So many bars have room for their sum above them."""
+_TOLD = 0.042
+"""Parts of the whole height that have room for their number."""
+_GIB = 2**30
+_GB = 1e9
+
+
+@figure("memory")
+def memory(result: Result) -> list[Figure]:
+    """Table `memory` as stacked bars, the devices of `fits` as lines across."""
+    found = table(result, "memory", "layout", "pp_rank", "component", "bytes")
+    if found is None:
+        return []
+    layouts, ranks = found.texts("layout"), found.array("pp_rank").tolist()
+    names = list(dict.fromkeys(layouts))
+    if len(names) > 1:
+        first = {name: ranks[layouts.index(name)] for name in names}
+        bars = [(name, first[name]) for name in names[:_BARS]]
+        labels = [safe(name, 60).replace(" ", "<br>") for name in names[:_BARS]]
+        title = "Memory of the GPU with most, by layout"
+    else:
+        bars = [(names[0], rank) for rank in sorted(set(ranks))[:_BARS]]
+        labels = [str(rank) for _, rank in bars]
+        of = f": {safe(names[0], 60)}" if names[0] else ""
+        title = f"Memory of each GPU by pipeline rank{of}"
+    place = {bar: number for number, bar in enumerate(bars)}
+    sizes: dict[str, list[float]] = {}
+    components = found.texts("component")
+    for key, component, size in zip(
+        zip(layouts, ranks, strict=True), components, found.array("bytes").tolist(), strict=True
+    ):
+        if key in place:
+            sizes.setdefault(component, [0.0] * len(bars))[place[key]] += size / _GIB
+    return [_drawn(title, "" if len(names) > 1 else "pipeline rank", labels, sizes, result)]
+
+
+def _drawn(
+    title: str, across: str, labels: Sequence[str], sizes: dict[str, list[float]], result: Result
+) -> Figure:
+    order = {name: number for number, name in enumerate(_COLORS)}
+    known = sorted(sizes, key=lambda name: order.get(name, len(order)))
+    whole = np.sum([sizes[name] for name in known], axis=0)
+    lines = _lines(table(result, "fits", "device", "memory_bytes", "reserve_bytes"))
+    top = max([float(whole.max()), *lines.values()]) * 1.08
+    # On narrow and on low bars numbers would lie over each other.
+    few = len(labels) <= _LABELLED
+    least = _TOLD * top if few else float("inf")
+    color = _COLORS | colors([name for name in known if name not in _COLORS])
+    traces = [_part(name, color[name], sizes[name], least) for name in known]
+    if few:
+        traces.append(_sums(whole, in_gb=result.meta.get("convention") == "brief"))
+    drawn = layout(
+        title,
+        520,
+        barmode="stack",
+        showlegend=True,
+        xaxis={
+            "tickvals": list(range(len(labels))),
+            "ticktext": list(labels),
+            "range": [-0.6, len(labels) - 0.4],
+            "automargin": True,
+            "showgrid": False,
+            "fixedrange": True,
+            "tickangle": 0,
+            "title": {"text": across},
+        },
+        yaxis=axis("GiB", range=[0, top]),
+    )
+    return {"data": traces, "layout": drawn | _across(lines)}
+
+
+def _part(name: str, color: str, sizes: Sequence[float], least: float) -> dict[str, Any]:
+    """One component of all bars; sizes from `least` on are told."""
+    return {
+        "type": "bar",
+        "name": safe(name.replace("_", " ").replace(".", ": "), 40),
+        "marker": {"color": color},
+        "width": 0.7,
+        "x": list(range(len(sizes))),
+        "y": rounded(np.array(sizes), 4),
+        "hovertemplate": "%{y:,.2f} GiB",
+        "text": [f"{size:,.1f}" if size > least else "" for size in sizes],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "none",
+    }
+
+
+def _sums(whole: Float, in_gb: bool) -> dict[str, Any]:
+    """What the components of each bar come to, above it; in decimal GB, too, as published charts count."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": list(range(len(whole))),
+        "y": rounded(whole, 4),
+        "text": [
+            f"{value:,.1f}{f' ({value * _GIB / _GB:,.1f} GB)' if in_gb else ''}" for value in whole.tolist()
+        ],
+        "textposition": "top center",
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "cliponaxis": False,
+    }
+
+
+def _across(lines: dict[str, float]) -> dict[str, Any]:
+    """Lines across all bars with a text at their end."""
+    shapes = [
+        {
+            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": round(value, 3), "y1": round(value, 3),
+            "line": {"color": "#d0413e", "width": 1.5, "dash": "dash"},
+        }
+        for value in lines.values()
+    ]  # fmt: skip
+    annotations = [
+        {
+            "xref": "paper", "x": 1, "xanchor": "right", "y": round(value, 3), "yanchor": "bottom",
+            "showarrow": False, "text": safe(text, 60), "font": {"color": "#d0413e", "size": 11},
+            "bgcolor": "rgba(255,255,255,0.8)",
+        }
+        for text, value in lines.items()
+    ]  # fmt: skip
+    return {"shapes": shapes, "annotations": annotations}
+
+
+def _lines(fits: Table | None) -> dict[str, float]:
+    """Text at the line of each device, and its memory less the reserve in GiB."""
+    if fits is None:
+        return {}
+    found = {}
+    columns = (fits.array(name).tolist() for name in ("memory_bytes", "reserve_bytes"))
+    for name, size, reserve in zip(fits.texts("device"), *columns, strict=True):
+        found[f"{name}: {size / _GIB:,.1f} less {reserve / _GIB:,.1f} GiB"] = (size - reserve) / _GIB
+    return found

@@ -1,0 +1,153 @@
+"""How evenly the tokens of MoE layers are spread over ranks, and where the layers' time goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.arrays import Float, Int
+from tracelens.rendering.figures.base import (
+    BLUE,
+    GREY,
+    ORANGE,
+    TEAL,
+    VIOLET,
+    axis,
+    by_row,
+    layout,
+    ms,
+    ranks,
+    rounded,
+    stacked_bars,
+    table,
+)
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+
+_RANKS = 64
+_CELLS = 4000
+_LEAST, _MOST = 0.1, 1.0
+"""The colours span at least this much around 100%, or noise would look like imbalance, and at most."""
+_COLOR = {
+    "router": VIOLET,
+    "dispatch": ORANGE,
+    "permute": TEAL,
+    "experts": BLUE,
+    "combine": "#c06a2e",
+    "shared expert": "#8fb0e8",
+}
+_PHASES = ("forward", "backward", "recompute")
+
+
+@figure("moe")
+def moe(result: Result) -> list[Figure]:
+    """Table `tokens` as layers by ranks, coloured by load; table `stages` as bars of time a rank."""
+    return [*_tokens(result), *_stages(result)]
+
+
+def _tokens(result: Result) -> list[Figure]:
+    found = table(result, "tokens", "rank", "layer", "tokens", "ratio")
+    if found is None:
+        return []
+    # An even layer or rank tells nothing: where not all fit, the most uneven ones are shown.
+    every = {name: np.unique(found.array(name)) for name in ("rank", "layer")}
+    shown_ranks = _most_uneven(found, "rank", _RANKS)
+    shown_layers = _most_uneven(found, "layer", _CELLS // len(shown_ranks))
+    ratio = _matrix(found, "ratio", shown_layers, shown_ranks)
+    known = ratio[~np.isnan(ratio)]
+    if len(every["rank"]) < 2 or not len(known):
+        return []
+    span = min(max(float(np.abs(known - 1).max()), _LEAST), _MOST)
+    tokens = _matrix(found, "tokens", shown_layers, shown_ranks)
+    drawn: dict[str, Any] = {
+        "type": "heatmap",
+        "x": list(map(str, shown_ranks.tolist())),
+        "y": list(map(str, shown_layers.tolist())),
+        "z": _cells(ratio, 4),
+        "customdata": _cells(tokens, 1),
+        "zmin": 1 - span,
+        "zmid": 1,
+        "zmax": 1 + span,
+        "xgap": 1,
+        "ygap": 1,
+        "colorscale": [[0, BLUE], [0.5, "rgba(152,161,173,0.16)"], [1, ORANGE]],
+        "colorbar": {"title": {"text": "of the mean"}, "tickformat": ".0%"},
+        "hoverongaps": False,
+        "hovertemplate": "rank %{x}, layer %{y}: %{customdata:,.1f} tokens, %{z:.1%} of the mean"
+        "<extra></extra>",
+    }
+    few = [
+        f"{len(shown)} of {len(every[name])} {name}s"
+        for name, shown in (("rank", shown_ranks), ("layer", shown_layers))
+        if len(shown) < len(every[name])
+    ]
+    title = "Tokens in the experts of each rank and layer, against the mean of the ranks"
+    if few:
+        title += f" (the most uneven {', '.join(few)})"
+    return [
+        {
+            "data": [drawn],
+            "layout": layout(
+                title,
+                min(max(150 + 26 * len(shown_layers), 240), 760),
+                xaxis=axis("rank", type="category", showgrid=False),
+                yaxis=axis("layer", type="category", autorange="reversed", showgrid=False),
+            ),
+        }
+    ]
+
+
+def _most_uneven(found: Table, name: str, most: int) -> Int:
+    """The ranks or layers, at most so many, in order of their numbers."""
+    numbers, group = np.unique(found.array(name), return_inverse=True)
+    ratio = found.array("ratio")
+    off = np.zeros(len(numbers))
+    np.maximum.at(off, group, np.where(ratio >= 0, np.abs(ratio - 1), 0))
+    chosen: Int = numbers[np.sort(np.argsort(-off, kind="stable")[:most])]
+    return chosen
+
+
+def _matrix(found: Table, value: str, layers: Int, ranks: Int) -> Float:
+    """The values by layer and rank; what is not there or not known is NaN."""
+    layer, rank, values = (found.array(name) for name in ("layer", "rank", value))
+    inside = np.isin(layer, layers) & np.isin(rank, ranks) & (values >= 0)
+    matrix = np.full((len(layers), len(ranks)), np.nan)
+    matrix[np.searchsorted(layers, layer[inside]), np.searchsorted(ranks, rank[inside])] = values[inside]
+    return matrix
+
+
+def _cells(matrix: Float, digits: int) -> list[list[float | None]]:
+    return [[None if np.isnan(number) else number for number in rounded(row, digits)] for row in matrix]
+
+
+def _stages(result: Result) -> list[Figure]:
+    columns = tuple(f"{phase}_ns" for phase in _PHASES)
+    found = table(result, "stages", "rank", "stage", "fraction", *columns)
+    if found is None:
+        return []
+    times = np.stack([found.array(name) for name in columns], axis=1)
+    total = times.sum(axis=1)
+    shown = ranks(found)[:_RANKS]
+    stages = list(dict.fromkeys(found.texts("stage")))
+    keys = zip(found.array("rank").tolist(), found.texts("stage"), strict=True)
+    place = {key: row for row, key in enumerate(keys)}
+    at = {stage: [place.get((rank, stage)) for rank in shown] for stage in stages}
+    few = f" (the first {_RANKS} of {len(ranks(found))} ranks)" if len(ranks(found)) > _RANKS else ""
+    drawn = stacked_bars(
+        f"Time in the MoE layers by stage, of a step{few}",
+        [f"rank {rank}" for rank in shown],
+        {stage: by_row(total, rows) for stage, rows in at.items()},
+        {stage: by_row(found.array("fraction"), rows) for stage, rows in at.items()},
+    )
+    for trace, stage in zip(drawn["data"], stages, strict=True):
+        trace["marker"]["color"] = _COLOR.get(stage, GREY)
+        phases = np.array([times[row] if row is not None else np.zeros(len(columns)) for row in at[stage]])
+        trace["customdata"] = [
+            [share, *ms(split)] for share, split in zip(trace["customdata"], phases, strict=True)
+        ]
+        trace["hovertemplate"] = "%{x:,.3f} ms, %{customdata[0]:.1%} of the step<br>" + ", ".join(
+            f"{phase} %{{customdata[{number}]:,.3f}} ms" for number, phase in enumerate(_PHASES, start=1)
+        )
+    return [drawn]

@@ -1,0 +1,138 @@
+"""Simulated pipeline schedules: makespans and bubbles beside each other, a Gantt chart each, what is held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tracelens.rendering.figures.base import (
+    axis,
+    coded,
+    colors,
+    layout,
+    ms,
+    plain,
+    ranks,
+    rows_axis,
+    safe,
+    stacked_bars,
+    table,
+    where,
+)
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.gantt import MOST_ROWS, PASSES, POINTS, bars, extent, is_text
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+
+_CHARTS = 4
+"""Schedules with a chart of their own."""
+_LINES = 8
+"""Stages whose memory is drawn."""
+
+
+@figure("pipeline_schedule")
+def pipeline_schedule(result: Result) -> list[Figure]:
+    """Table `summary` as bars; of the first schedules `spans` as a Gantt chart and `in_flight` as lines."""
+    summary = table(result, "summary", "schedule", "makespan_ns", "bubble_fraction", "longest_ns")
+    spans = table(
+        result, "spans", "schedule", "rank", "chunk", "microbatch", "phase", "ts_ns", "dur_ns", "paired"
+    )
+    if summary is None or spans is None:
+        return []
+    drawn = [_compared(summary)] if len(summary) > 1 else []
+    held = table(result, "in_flight", "schedule", "rank", "ts_ns", "chunks", "bytes")
+    for number, name in enumerate(summary.texts("schedule")[:_CHARTS]):
+        share = float(summary.array("bubble_fraction")[number])
+        drawn.append(_gantt(where(spans, is_text(spans, "schedule", name)), name, share))
+        if held is not None:
+            drawn.append(_held(where(held, is_text(held, "schedule", name)), name))
+    return drawn
+
+
+def _compared(summary: Table) -> Figure:
+    """Time of the passes and bubble of each schedule."""
+    whole = summary.array("makespan_ns")
+    share = summary.array("bubble_fraction")
+    idle = np.rint(whole * share)
+    return stacked_bars(
+        "Makespan of each schedule: passes, and what stages are idle on average",
+        summary.texts("schedule"),
+        {"passes": (whole - idle).tolist(), "idle": idle.tolist()},
+        {"passes": (1 - share).tolist(), "idle": share.tolist()},
+    )
+
+
+def _gantt(spans: Table, name: str, share: float) -> Figure:
+    """All passes of one schedule on one clock."""
+    every = ranks(spans)
+    shown = every[:MOST_ROWS]
+    begin, end = extent(spans)
+    spans = where(spans, np.isin(spans.array("rank"), shown))
+    # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
+    cut = len(spans) > POINTS
+    if cut:
+        order = np.argsort(spans.array("ts_ns"), kind="stable")[:POINTS]
+        chosen = np.zeros(len(spans), dtype=bool)
+        chosen[order] = True
+        spans = where(spans, chosen)
+        end = extent(spans)[1]
+    known = coded(spans, "phase").values
+    traces = [
+        bars(where(spans, mask), shown, begin, phase, PASSES[phase])
+        for phase in PASSES
+        if phase in known and (mask := is_text(spans, "phase", phase)).any()
+    ]
+    title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
+    if len(shown) < len(every):
+        title += f" ({len(shown)} of {len(every)} stages)"
+    if cut:
+        title += f" (the first {POINTS:,} passes)"
+    about = layout(
+        title,
+        110 + max(22, min(44, 480 // len(shown))) * len(shown),
+        barmode="overlay",
+        showlegend=True,
+        uniformtext={"mode": "hide", "minsize": 7},
+        xaxis=axis("time since the first forward (ms)", showgrid=False, range=ms([0, end - begin])),
+        yaxis=rows_axis([f"stage {rank}" for rank in shown]),
+    )
+    return {"data": traces, "layout": about}
+
+
+def _held(held: Table, name: str) -> Figure:
+    """Chunks in flight over time, or their bytes where known, of some stages."""
+    every = ranks(held)
+    picked = np.linspace(0, len(every) - 1, min(len(every), _LINES)).round().astype(int).tolist()
+    sized = bool((held.array("bytes") >= 0).all())
+    labels = {every[place]: f"stage {every[place]}" for place in picked}
+    color = colors(labels.values())
+    each = POINTS // len(labels)
+    traces: list[dict[str, Any]] = []
+    for rank, label in labels.items():
+        mine = where(held, held.array("rank") == rank)
+        # A line takes long runs of points; every nth of them shows the same shape.
+        step = -(-len(mine) // each)
+        values = mine.array("bytes") / 2**30 if sized else mine.array("chunks")
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label,
+                "line": {"shape": "hv", "width": 1.5, "color": color[label]},
+                "x": ms(mine.array("ts_ns")[::step]),
+                "y": np.round(values[::step], 3).tolist(),
+                "hovertemplate": "%{y:,} from %{x:,.3f} ms",
+            }
+        )
+    what = "activations (GiB)" if sized else "chunks of micro-batches"
+    return {
+        "data": traces,
+        "layout": layout(
+            f"{safe(name, 40)}: in flight on each stage",
+            320,
+            showlegend=True,
+            xaxis=axis("time since the first forward (ms)"),
+            yaxis=axis(what, rangemode="tozero"),
+        ),
+    }

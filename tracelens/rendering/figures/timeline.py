@@ -1,0 +1,215 @@
+"""What every GPU stream did over time, and what each rank's time is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.arrays import Float, Int
+from tracelens.rendering.figures.base import (
+    KINDS,
+    axis,
+    by_row,
+    coded,
+    layout,
+    ms,
+    ranks,
+    rounded,
+    rows_axis,
+    stacked_bars,
+    table,
+)
+from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.table.result import Result
+from tracelens.table.schema import Table
+
+_POINTS = 5000
+_STREAM = ("rank", "device", "stream")
+_MOST_ROWS = 48
+_VISIBLE = 0.05  # share of a lane that even the shortest work fills
+_LANE = 0.8  # height of a row's lane; rows are one apart
+_PARTS = ("computation", "exposed_comm", "exposed_memcpy", "exposed_memset", "idle")
+
+
+@figure("timeline")
+def timeline(result: Result) -> list[Figure]:
+    """Table `strip`: kinds of work per stream over time; table `timeline`: one stacked bar a rank."""
+    return [*_strip(result), *_stack(result)]
+
+
+def _stack(result: Result) -> list[Figure]:
+    found = table(result, "timeline", "rank", "metric", "dur_ns", "fraction")
+    if found is None:
+        return []
+    shown = ranks(found)[:_MOST_ROWS]
+    keys = zip(found.array("rank").tolist(), found.texts("metric"), strict=True)
+    place = {key: row for row, key in enumerate(keys)}
+    rows = {part: [place.get((rank, part)) for rank in shown] for part in _PARTS}
+    times = {part: by_row(found.array("dur_ns"), rows[part]) for part in _PARTS}
+    parts = [part for part in _PARTS if any(times[part])]
+    if not parts:
+        return []
+    return [
+        stacked_bars(
+            "What each rank's time is made of: computation, what it does not hide, and idle",
+            [f"rank {rank}" for rank in shown],
+            {part: times[part] for part in parts},
+            {part: by_row(found.array("fraction"), rows[part]) for part in parts},
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Stretches of one kind of work in the rows of the figure, as arrays of one length."""
+
+    row: Int
+    kind: Int  # index into KINDS
+    ts_ns: Int
+    dur_ns: Int
+    busy: Float
+
+    def moved(self, rows: dict[int, int]) -> _Pieces:
+        """The pieces of these rows, under their new numbers."""
+        row = np.array([rows.get(row, -1) for row in range(int(self.row.max()) + 1)])[self.row]
+        return replace(self, row=row)[row >= 0]
+
+    def __getitem__(self, rows: NDArray[Any]) -> _Pieces:
+        return _Pieces(self.row[rows], self.kind[rows], self.ts_ns[rows], self.dur_ns[rows], self.busy[rows])
+
+
+def _strip(result: Result) -> list[Figure]:
+    found = table(result, "strip", *_STREAM, "kind", "ts_ns", "dur_ns", "busy_fraction")
+    if found is None:
+        return []
+    streams, pieces = _pieces(found)
+    chosen = _busiest(streams, np.bincount(pieces.row, weights=pieces.dur_ns * pieces.busy))
+    shown = [streams[place] for place in chosen]
+    pieces = _coarse(pieces.moved({place: row for row, place in enumerate(chosen)}))
+    below, whole = _stacked(pieces)
+    traces = [
+        _bars(pieces[mine], below[mine], whole[mine], kind)
+        for place, kind in enumerate(KINDS)
+        if (mine := pieces.kind == place).any()
+    ]
+    title = "What each GPU stream did over time; a lane is filled as far as the stream is busy"
+    if len(streams) > len(shown):
+        title += f" (the busiest {len(shown)} of {len(streams)} streams)"
+    drawn = layout(
+        title,
+        110 + max(22, min(44, 360 // len(shown))) * len(shown),
+        barmode="overlay",
+        showlegend=True,
+        shapes=[_lane(index) for index in range(len(shown))],
+        xaxis=axis(
+            "time since the first GPU work (ms)",
+            showgrid=False,
+            range=ms([pieces.ts_ns.min(), (pieces.ts_ns + pieces.dur_ns).max()]),
+        ),
+        yaxis=rows_axis([_row_name(stream, streams) for stream in shown]),
+    )
+    return [{"data": traces, "layout": drawn}]
+
+
+def _pieces(found: Table) -> tuple[list[tuple[int, ...]], _Pieces]:
+    """All (rank, device, stream) in order, and the pieces with their place among them as row."""
+    keys = np.stack([found.array(name) for name in _STREAM], axis=1)
+    streams, row = np.unique(keys, axis=0, return_inverse=True)
+    kind = coded(found, "kind")
+    order = list(KINDS)
+    place = np.array([order.index(text) if text in order else len(order) for text in kind.values])
+    numbers = (found.array(name) for name in ("ts_ns", "dur_ns", "busy_fraction"))
+    return [tuple(stream) for stream in streams.tolist()], _Pieces(row.ravel(), place[kind.codes], *numbers)
+
+
+def _lane(index: int) -> dict[str, Any]:
+    """The faint ground of a row, so that an idle stream is seen as such."""
+    half = _LANE / 2
+    ground = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": index - half, "y1": index + half}
+    return ground | {"layer": "below", "line": {"width": 0}, "fillcolor": "rgba(128,128,128,0.1)"}
+
+
+def _busiest(streams: list[tuple[int, ...]], busy: NDArray[Any]) -> list[int]:
+    """Places of the streams that are drawn, in order: of every rank the same number, those with most work."""
+    ranks_ = sorted({stream[0] for stream in streams})
+    most = max(1, _MOST_ROWS // len(ranks_))
+    chosen: list[int] = []
+    for rank in ranks_[:_MOST_ROWS]:
+        mine = [place for place, stream in enumerate(streams) if stream[0] == rank]
+        chosen += sorted(sorted(mine, key=lambda place: -busy[place])[:most])
+    return chosen
+
+
+def _row_name(stream: tuple[int, ...], streams: list[tuple[int, ...]]) -> str:
+    one_device = len({other[:2] for other in streams}) == len({other[0] for other in streams})
+    device = "" if one_device else f" gpu {stream[1]}"
+    return f"rank {stream[0]}{device} stream {stream[2]}"
+
+
+def _coarse(pieces: _Pieces) -> _Pieces:
+    """The same strip cut at equal intervals when it has more pieces than a figure should hold."""
+    if len(pieces.row) <= _POINTS:
+        return pieces
+    lanes = np.unique(pieces.row * len(KINDS) + pieces.kind)
+    edges = np.linspace(
+        pieces.ts_ns.min(), (pieces.ts_ns + pieces.dur_ns).max(), max(1, _POINTS // len(lanes)) + 1
+    )
+    edges = edges.astype(np.int64)
+    parts = [
+        _recut(pieces[(pieces.row == row) & (pieces.kind == kind)], edges)
+        for row, kind in zip(*np.divmod(lanes, len(KINDS)), strict=True)
+    ]
+    return _Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _recut(lane: _Pieces, edges: Int) -> tuple[NDArray[Any], ...]:
+    """Columns of the pieces between `edges` that one lane is busy in."""
+    lane = lane[np.argsort(lane.ts_ns, kind="stable")]
+    # Busy time so far grows from the start to the end of each piece and rests in between.
+    time = np.stack([lane.ts_ns, lane.ts_ns + lane.dur_ns], axis=1).ravel()
+    work = np.cumsum(lane.dur_ns * lane.busy)
+    so_far = np.stack([np.append(0, work[:-1]), work], axis=1).ravel()
+    busy = np.diff(np.interp(edges, np.maximum.accumulate(time), so_far))
+    kept = np.flatnonzero(busy > 0)
+    width = np.diff(edges)[kept]
+    same = np.ones(len(kept), np.int64)
+    return same * lane.row[0], same * lane.kind[0], edges[kept], width, np.minimum(busy[kept] / width, 1)
+
+
+def _stacked(pieces: _Pieces) -> tuple[Float, Float]:
+    """Of each piece: what kinds before it fill of the lane at the same time, and what all of them fill.
+
+    A stream does one thing at a time, but rounding may take the sum a little over one; it is one then.
+    """
+    order = np.lexsort((pieces.kind, pieces.ts_ns, pieces.row))
+    row, start, busy = pieces.row[order], pieces.ts_ns[order], pieces.busy[order]
+    new = np.append(True, (row[1:] != row[:-1]) | (start[1:] != start[:-1]))
+    first = np.flatnonzero(new)
+    group = np.cumsum(new) - 1
+    before = np.cumsum(busy) - busy
+    below, whole = np.empty(len(order)), np.empty(len(order))
+    below[order] = before - before[first][group]
+    whole[order] = np.maximum(np.add.reduceat(busy, first), 1)[group]
+    return below, whole
+
+
+def _bars(pieces: _Pieces, below: Float, whole: Float, kind: str) -> dict[str, Any]:
+    height = np.maximum(pieces.busy / whole, _VISIBLE) * _LANE
+    # The axis points down: the ground of a lane is at +half, and a bar begins at its upper edge.
+    upper = _LANE / 2 - below / whole * _LANE - height
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": kind,
+        "marker": {"color": KINDS[kind], "line": {"width": 0}},
+        "y": pieces.row.tolist(),
+        "width": rounded(height, 3),
+        "offset": rounded(upper, 3),
+        "base": ms(pieces.ts_ns),
+        "x": ms(pieces.dur_ns),
+        "customdata": rounded(pieces.busy, 3),
+        "hovertemplate": "from %{base:,.3f} ms: %{customdata:.0%} busy",
+    }

@@ -1,0 +1,1 @@
+"""Output formats: console, HTML, Markdown, JSON, CSV, XLSX, notebooks."""

@@ -1,0 +1,219 @@
+"""Plain or coloured text for a terminal: the first rows of every readable table, fitted to its width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from io import StringIO
+from typing import TYPE_CHECKING, Literal
+
+from tracelens.guard import banner
+from tracelens.printable import without_commands
+from tracelens.rendering.renderer import renderer
+from tracelens.rendering.tables.entries import Entry, entries
+from tracelens.rendering.tables.rows import Cut, cut, details, for_people, more, readable, skipped
+from tracelens.rendering.tables.values import PERCENT, Shown, look, meta_items, one_line, shorten
+from tracelens.table.result import Report, Result
+from tracelens.table.schema import Table as Data
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ROWS = 15
+_COMMAND = re.compile(r"^(\s*)(?=::)")  # of GitHub Actions
+_NAME, _TEXT = 44, 20  # what names and other texts keep in a narrow terminal
+_GAP = 2
+_DOT = " · "
+_BESIDE = 60  # columns from which on sentences have their label beside them
+
+
+@renderer("console", suffix=".txt", doc="plain text, as the terminal shows it")
+def files(report: Report) -> Mapping[str, bytes]:
+    """One text file, 160 columns wide, without colour."""
+    return {"report.txt": console(report, width=160).encode()}
+
+
+def console(report: Report, *, width: int = 100, color: bool = False) -> str:
+    """The report as terminal text.
+
+    Args:
+        report: any report.
+        width: of the terminal, in columns.
+        color: with ANSI colours.
+    """
+    from rich.console import Console
+
+    incomplete = banner(report.failures)
+    report = for_people(report)
+    # `_environ` and the explicit settings keep the output the same whatever terminal it is made for.
+    screen = Console(
+        file=StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        _environ={},
+    )
+    screen.print(one_line(report.title), style="bold", soft_wrap=True)
+    if incomplete:
+        screen.print(one_line(incomplete), style="bold red")
+    for name, text in meta_items(report.meta):
+        screen.print(f"{name}: {text}", style="dim")
+    for result in report.results:
+        _result(screen, result)
+    if not report.results:
+        screen.print("This report has no results.")
+    assert isinstance(screen.file, StringIO)
+    return "".join(f"{inert(line.rstrip())}\n" for line in screen.file.getvalue().split("\n")[:-1])
+
+
+def inert(line: str) -> str:
+    r"""A line in which no CI runner reads a command: `::error::` at its start becomes `\::error::`."""
+    return without_commands(_COMMAND.sub(r"\1\\", line) if "::" in line else line)
+
+
+def _result(screen: Console, result: Result) -> None:
+    screen.print()
+    screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
+    if result.doc:
+        screen.print(one_line(result.doc), style="dim")
+    options = meta_items(result.meta)
+    if options:
+        screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
+    for number, data in enumerate(readable(result).values()):
+        # A section that begins with a table of its own name has its heading already.
+        _table(screen, result, data, heading=number > 0 or data.schema.title != result.title)
+    if details(result):
+        screen.print()
+        screen.print(details(result), style="dim")
+    for subjects, reason in skipped(result):
+        screen.print(f"Not computed: {subjects}: {reason}", style="yellow")
+
+
+def _table(screen: Console, result: Result, data: Data, *, heading: bool) -> None:
+    screen.print()
+    if heading:
+        screen.print(one_line(data.schema.title), style="bold")
+    if not len(data):
+        screen.print("no rows", style="dim")
+        return
+    part = cut(data, ROWS)
+    if data.schema.entries:
+        _entries(screen, data.schema.doc, entries(part))
+    else:
+        _rows(screen, data, part)
+    if more(result, part):
+        screen.print(more(result, part), style="dim")
+
+
+def _entries(screen: Console, doc: str, told: list[Entry]) -> None:
+    """Names with their facts, and sentences below them at the full width, an empty line apart."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    if doc:
+        screen.print(one_line(doc), style="dim")
+    places = max(len(entry.number) for entry in told)
+    inner = screen.width - (places + _GAP if places else 0)
+    beside = inner >= _BESIDE
+    for entry in told:
+        prose = Table.grid(padding=(0, _GAP, 0, 0))
+        if beside:
+            prose.add_column(style="dim", no_wrap=True)
+        prose.add_column(overflow="fold")
+        for label, text in entry.prose:
+            prose.add_row(*((label, text) if beside else (f"{label}: {text}",)))
+        facts = _flowing([str(fact) for fact in entry.facts], inner)
+        whole = Table.grid(padding=(0, _GAP, 0, 0))
+        if places:
+            whole.add_column(width=places, justify="right", style="bold")
+        whole.add_column(overflow="fold", width=inner)
+        about = Group(Text(entry.name, "bold"), *(Text(line, "cyan") for line in facts), prose)
+        whole.add_row(*((entry.number, about) if places else (about,)))
+        screen.print()
+        screen.print(whole)
+
+
+def _flowing(facts: list[str], width: int) -> list[str]:
+    """Facts in as few lines as they need; a line breaks between facts only, if they fit."""
+    from rich.cells import cell_len
+
+    lines: list[str] = []
+    for fact in facts:
+        if lines and cell_len(lines[-1]) + cell_len(fact) + len(_DOT) <= width:
+            lines[-1] += f"{_DOT}{fact}"
+        else:
+            lines.append(fact)
+    return lines
+
+
+def _rows(screen: Console, data: Data, part: Cut) -> None:
+    from rich.table import Table
+
+    hows = [look(data, column) for column in part.columns]
+    columns = [how.texts(part.cells(how.column)) for how in hows]
+    if part.depth is not None:
+        columns[0] = [
+            f"{'  ' * min(depth, 8)}{text}" for text, depth in zip(columns[0], part.depth, strict=True)
+        ]
+    widths = _fit(hows, columns, screen.width)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim")
+    # Over sentences of several lines, the other cells stand beside the first one.
+    upright: Literal["top", "bottom"] = (
+        "top" if any(hows[index].column.prose for index in widths) else "bottom"
+    )
+    for index, width in widths.items():
+        side: Literal["left", "right"] = "right" if hows[index].numeric else "left"
+        table.add_column(hows[index].header, width=width, justify=side, vertical=upright, overflow="fold")
+    cells = [
+        columns[index] if hows[index].column.prose else [shorten(cell, width) for cell in columns[index]]
+        for index, width in widths.items()
+    ]
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    screen.print(table)
+    hidden = [how.header for index, how in enumerate(hows) if index not in widths]
+    if hidden:
+        screen.print(f"too narrow for: {', '.join(hidden)}", style="dim")
+
+
+def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, int]:
+    """Width by index of every column that fits: numbers are never cut, names give way to a minimum.
+
+    The names on the left, the first quantity and the first percentage go before the other columns, which are
+    left out from the right.
+    """
+    from rich.cells import cell_len
+
+    full: list[int] = []
+    least: list[int] = []
+    for how, cells in zip(hows, columns, strict=True):
+        heading = max(map(cell_len, how.header.split()), default=1)
+        full.append(max([heading, *map(cell_len, cells)]))
+        name = _NAME if how.column.name == "name" else _TEXT
+        least.append(full[-1] if how.numeric else max(heading, min(full[-1], name)))
+    first = _first(hows)
+    chosen: dict[int, int] = {}
+    left = width
+    for index in dict.fromkeys((*first, *range(len(hows)))):
+        if chosen and least[index] + _GAP > left:
+            continue
+        chosen[index] = min(least[index], width)
+        left -= least[index] + _GAP
+    for index in chosen:
+        wider = min(full[index] - chosen[index], max(left, 0))
+        chosen[index] += wider
+        left -= wider
+    return dict(sorted(chosen.items()))
+
+
+def _first(hows: list[Shown]) -> list[int]:
+    """Index of the columns that no table should lack."""
+    names = next((index for index, how in enumerate(hows) if how.unit), len(hows))
+    found = [index for index, how in enumerate(hows[:names]) if not how.numeric]
+    found += [index for index, how in enumerate(hows) if how.unit][:1]
+    return found + [index for index, how in enumerate(hows) if how.column.unit in PERCENT][:1]

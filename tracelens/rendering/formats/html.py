@@ -1,0 +1,188 @@
+"""HTML: one file that works offline, with figures, sortable tables and collapsible trees.
+
+Names come from traces and are never trusted: the template escapes by default, tables are joined from
+escaped cells, figures travel as JSON without <, > and &, and the page's own policy (CSP) allows no script
+but the three it was written with and no request at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracelens.guard import banner
+from tracelens.rendering.figures.figure import Figure, drawn
+from tracelens.rendering.formats.json import dumps
+from tracelens.rendering.renderer import renderer
+from tracelens.rendering.tables.cards import cards
+from tracelens.rendering.tables.cells import Grid, grid
+from tracelens.rendering.tables.rows import details, for_people, readable, skipped
+from tracelens.rendering.tables.values import meta_items, one_line
+from tracelens.table.result import Report, Result
+from tracelens.table.schema import Table
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+ROWS = 200
+FRAGMENT_ROWS = 20
+
+# Cannot occur in rendered text, where every < of a name is escaped.
+_SCRIPTS = "<!--scripts-->"
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One result, ready for the template."""
+
+    id: str
+    title: str
+    doc: str
+    meta: list[tuple[str, str]]
+    figures: list[tuple[str, str, int]]
+    grids: list[Grid]
+    details: str
+    skips: list[tuple[str, str]]
+
+
+@renderer("html", suffix=".html", doc="a self-contained page with figures, sortable tables and trees")
+def files(report: Report) -> Mapping[str, bytes]:
+    """The page; plotly.js (4.8 MB) is part of it only when there is a figure."""
+    pictured = [drawn(result) for result in report.results]
+    report = replace(report, results=tuple(result for _, result in pictured))
+    incomplete = banner(report.failures)
+    report = for_people(report)
+    figures = {result.analyzer: made for made, result in pictured}
+    placed: list[Figure] = []
+    sections = [_section(result, figures.get(result.analyzer, []), placed) for result in report.results]
+    scripts = [_plotly()] if placed else []
+    scripts.append(_asset("report.js").encode())
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=report.title,
+            policy=_policy(scripts),
+            css=_asset("table.css") + _asset("page.css"),
+            meta=meta_items(report.meta),
+            incomplete=incomplete,
+            cards=cards(report),
+            sections=sections,
+        )
+    )
+    before, after = page.split(_SCRIPTS)
+    data = (b'<script type="application/json" id="figures">', _inert(dumps(placed)), b"</script>\n")
+    tags = (part for script in scripts for part in (b"<script>", script, b"</script>\n"))
+    return {"report.html": b"".join((before.encode(), *data, *tags, after.encode()))}
+
+
+def fragment(result: Result) -> str:
+    """One result as HTML for a notebook cell: title, the first rows of each table, and what was skipped."""
+    return (
+        _environment()
+        .get_template("fragment.html.j2")
+        .render(section=_section(result, [], None), css=_asset("table.css"))
+    )
+
+
+def _section(result: Result, figures: list[Figure], placed: list[Figure] | None) -> _Section:
+    """A section of a page, whose figures are appended to `placed`; None: of a notebook's cell."""
+    anchors = []
+    for figure in figures if placed is not None else ():
+        layout = dict(figure["layout"])
+        caption = str(layout.pop("title", {}).get("text", ""))
+        anchors.append((f"figure-{len(placed or ())}", caption, int(layout["height"])))
+        if placed is not None:
+            placed.append({"data": figure["data"], "layout": layout})
+    return _Section(
+        id=result.analyzer,
+        title=result.title,
+        doc=result.doc,
+        meta=meta_items(result.meta),
+        figures=anchors,
+        grids=[
+            grid(
+                result, name, one, FRAGMENT_ROWS if placed is None else _most(one), buttons=placed is not None
+            )
+            for name, one in readable(result).items()
+        ],
+        details=details(result),
+        skips=skipped(result),
+    )
+
+
+def _most(table: Table) -> int:
+    """Rows shown of a table. A tree is folded, and has room for more when several ranks share it."""
+    if not {"rank", "node", "parent"} <= set(table.columns):
+        return ROWS
+    return ROWS * min(4, len(set(table.array("rank").tolist())) or 1)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    return Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _shown(value: Any) -> Any:
+    """What a template writes: text without characters that cannot be seen; what is HTML already as it is."""
+    return one_line(value) if type(value) is str else value
+
+
+@cache
+def _asset(name: str) -> str:
+    return Path(__file__).parents[1].joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> bytes:
+    """plotly.js as the Python package ships it, fit to stand inside a script element."""
+    # The file only: importing plotly takes 20 ms.
+    spec = find_spec("plotly")
+    assert spec is not None  # a required dependency
+    folder = next(iter(spec.submodule_search_locations or ()))
+    script = Path(folder, "package_data", "plotly.min.js").read_bytes()
+    return re.sub(rb"</(?=script)", rb"<\\/", script, flags=re.IGNORECASE)
+
+
+def _inert(text: bytes) -> bytes:
+    """JSON that cannot end a script element nor, being old JavaScript's line breaks, a line."""
+    for raw, escaped in (
+        (b"<", b"\\u003c"),
+        (b">", b"\\u003e"),
+        (b"&", b"\\u0026"),
+        ("\u2028".encode(), b"\\u2028"),
+        ("\u2029".encode(), b"\\u2029"),
+    ):
+        text = text.replace(raw, escaped)
+    return text
+
+
+def _policy(scripts: list[bytes]) -> str:
+    """A content security policy under which these scripts run, no other, and nothing is fetched."""
+    digests = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    rules = (
+        "default-src 'none'",
+        f"script-src {hashes}",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "form-action 'none'",
+        "base-uri 'none'",
+    )
+    return "; ".join(rules)

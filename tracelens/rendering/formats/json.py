@@ -1,0 +1,125 @@
+"""JSON: a whole report, or one result as `tracelens analyze NAME --json` prints it; raw and in full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tracelens.guard import Failure
+from tracelens.rendering.renderer import renderer
+from tracelens.rendering.tables.values import encodable, values
+from tracelens.table.result import Report, Result
+from tracelens.table.schema import Table
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+
+_COMMAND = re.compile(rb"##(?=\w*\[)")
+# Controls, invisible and bidirectional characters, line separators, tags.
+_HIDDEN = re.compile(
+    "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffc\ufffe\uffff\U000e0000-\U000e007f]"
+)
+
+
+@renderer("json", suffix=".json", doc="one object with every table in full, for programs")
+def files(report: Report) -> Mapping[str, bytes]:
+    """{"results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
+
+    `findings` are the rows of that analyzer's table, empty when it is not part of the report.
+    `meta.failures` names the parts that failed because of a bug. An infinite float is null.
+    """
+    results: dict[str, dict[str, Any]] = {
+        result.analyzer: {"tables": _tables(result), "skips": _skips(result), "meta": dict(result.meta)}
+        for result in report.results
+    }
+    found = results.get("findings", {}).get("tables", {}).get("findings", [])
+    meta = _meta(report.meta, report.failures)
+    return {"report.json": dumps({"results": results, "findings": found, "meta": meta})}
+
+
+def one(result: Result, meta: Mapping[str, Any]) -> bytes:
+    """One result: {"analyzer", "version", "inputs", "tables", "skips", "meta"}.
+
+    Args:
+        result: of any analyzer.
+        meta: as in `Report.meta`; its `version` and `inputs` stand apart, the rest joins the result's meta.
+            Inputs by side, as those of two runs, stand apart as one list and remain in the meta as well.
+    """
+    inputs, rest = meta.get("inputs", []), dict(meta)
+    if isinstance(inputs, Mapping):
+        inputs = [path for paths in inputs.values() for path in paths]
+    else:
+        rest.pop("inputs", None)
+    rest.pop("version", None)
+    return dumps(
+        {
+            "analyzer": result.analyzer,
+            "version": meta.get("version", ""),
+            "inputs": inputs,
+            "tables": _tables(result),
+            "skips": _skips(result),
+            "meta": _meta(rest | dict(result.meta), result.failures),
+        }
+    )
+
+
+def _meta(meta: Mapping[str, Any], failures: Sequence[Failure]) -> dict[str, Any]:
+    """`meta`, with `failures` where parts failed because of a bug: part to class of the exception."""
+    named = {failure.part: failure.error for failure in failures}
+    return {**meta, "failures": named} if named else {**meta}
+
+
+def dumps(value: Any, *, indent: bool = False) -> bytes:
+    """UTF-8 JSON with a final newline; numpy scalars are numbers, anything unknown is its `str`.
+
+    Texts are whole, but for lone surrogates, which become U+FFFD. What a terminal or a CI runner would act on
+    is written as an escape of JSON.
+    """
+    options = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        text = orjson.dumps(value, default=str, option=options)
+    except (
+        orjson.JSONEncodeError
+    ):  # a lone surrogate from a trace; rare, so only then every string is looked at
+        text = orjson.dumps(_clean(value), default=str, option=options)
+    return _inert(text)
+
+
+def _inert(text: bytes) -> bytes:
+    """JSON with escapes for invisible characters and for `##[`, of which a reader gets the same texts."""
+    if b"##" in text:
+        text = _COMMAND.sub(rb"\\u0023#", text)
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    return _HIDDEN.sub(lambda match: _escaped(match[0]), text.decode()).encode()
+
+
+def _escaped(char: str) -> str:
+    """A character as JSON writes it in ASCII."""
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
+    return {name: _records(table) for name, table in result.data.items()}
+
+
+def _records(table: Table) -> list[dict[str, Any]]:
+    columns = [values(table, column) for column in table.schema.columns]
+    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _skips(result: Result) -> list[dict[str, str]]:
+    return [{"subject": skip.subject, "reason": skip.reason} for skip in result.skips]
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value

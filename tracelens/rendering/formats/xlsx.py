@@ -1,0 +1,164 @@
+"""An Excel workbook: an index, then one sheet a table in raw units, formatted by unit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from tracelens.errors import MissingExtra
+from tracelens.guard import banner
+from tracelens.rendering.formats.sheet_text import safe
+from tracelens.rendering.renderer import renderer
+from tracelens.rendering.tables.values import is_text, meta_items, one_line, values
+from tracelens.table.result import Report
+from tracelens.table.schema import Column, Table
+
+if TYPE_CHECKING:
+    import xlsxwriter  # type: ignore[import-untyped]
+
+MOST_ROWS = 1_048_575  # of a sheet, below the header
+MOST_CHARACTERS = 32_767  # of a cell
+_EXACT = 2**53  # Excel's numbers are doubles
+_ILLEGAL = re.compile(r"[\[\]:*?/\\\x00-\x1f]")
+_NUMBER = {
+    "ns": "#,##0",
+    "bytes": "#,##0",
+    "count": "#,##0",
+    "flops": "0.000E+00",
+    "flops/s": "0.000E+00",
+    "bytes/s": "0.000E+00",
+    "flops/byte": "#,##0.0",
+    "fraction": "0.0%",
+    "ratio": "0.0%",
+}
+
+
+@renderer("xlsx", suffix=".xlsx", doc="an Excel workbook: an index and one sheet a table, in full")
+def files(report: Report) -> Mapping[str, bytes]:
+    """The workbook. Raises MissingExtra when xlsxwriter is not installed."""
+    try:
+        import xlsxwriter
+    except ModuleNotFoundError as error:
+        raise MissingExtra("Excel output", "xlsx") from error
+
+    buffer = BytesIO()
+    plain = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False}
+    with xlsxwriter.Workbook(buffer, {"constant_memory": True, **plain}) as book:
+        # Without a fixed date the same report would give other bytes every second.
+        book.set_properties({"title": text(report.title), "created": datetime(2000, 1, 1)})
+        sheets = _sheets(report)
+        _index(book, report, sheets)
+        for result, name, sheet in sheets:
+            _write(book, sheet, report[result].data[name])
+    return {"report.xlsx": buffer.getvalue()}
+
+
+def text(value: str) -> str:
+    """`value` as a cell takes it: safe as in CSV, which sheets are saved as, and no longer than it holds."""
+    return safe(value)[:MOST_CHARACTERS]
+
+
+def _sheets(report: Report) -> list[tuple[str, str, str]]:
+    """(analyzer, table, sheet name); names are legal, 31 characters at most, unique whatever their case."""
+    used = {"index", "history"}  # ours, and one that Excel keeps for itself
+    sheets = []
+    for result in report.results:
+        for name in result.data:
+            whole = result.analyzer if name == result.analyzer else f"{result.analyzer}.{name}"
+            base = _ILLEGAL.sub("_", whole).strip("'") or "table"
+            sheet = base[:31].rstrip("'")
+            number = 1
+            while sheet.casefold() in used:
+                number += 1
+                sheet = f"{base[: 30 - len(str(number))]}~{number}"
+            used.add(sheet.casefold())
+            sheets.append((result.analyzer, name, sheet))
+    return sheets
+
+
+def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, str, str]]) -> None:
+    sheet = book.add_worksheet("index")
+    bold = book.add_format({"bold": True})
+    sheet.set_column(0, 0, 32)
+    sheet.set_column(1, 3, 40)
+    incomplete = banner(report.failures)
+    title = [(report.title,), (incomplete,)] if incomplete else [(report.title,)]
+    lines: list[tuple[str, ...]] = [*title, *meta_items(report.meta), ()]
+    lines.append(("sheet", "analyzer", "table", "what it shows", "rows"))
+    headings = {0, len(lines) - 1}
+    links = range(len(lines), len(lines) + len(sheets))
+    for analyzer, name, target in sheets:
+        table = report[analyzer].data[name]
+        schema, rows = table.schema, len(table)
+        shown = f"{rows:,}"
+        if rows > MOST_ROWS:
+            shown = f"first {MOST_ROWS:,} of {rows:,}; CSV and JSON hold all of them"
+        lines.append((target, report[analyzer].title, schema.title, schema.doc, shown))
+    headings.add(len(lines) + 1)
+    lines += [(), ("not computed", "analyzer", "reason")]
+    for result in report.results:
+        lines += [(one_line(skip.subject), result.title, one_line(skip.reason)) for skip in result.skips]
+    for row, line in enumerate(lines):
+        for column, cell in enumerate(line):
+            if row in links and column == 0:
+                target = cell.replace("'", "''")
+                sheet.write_url(row, column, f"internal:'{target}'!A1", string=cell)
+            else:
+                sheet.write_string(row, column, text(cell), bold if row in headings else None)
+
+
+def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
+    sheet = book.add_worksheet(name)
+    bold = book.add_format({"bold": True, "bottom": 1})
+    sheet.freeze_panes(1, 0)
+    rows = min(len(table), MOST_ROWS)
+    cells = []
+    for index, column in enumerate(table.schema.columns):
+        column_cells = _clean(values(table, column, slice(rows)), column)
+        sheet.set_column(index, index, _width(column, column_cells))
+        sheet.write_string(0, index, text(column.name), bold)
+        cells.append((_format(book, column), column_cells))
+    for row in range(rows):
+        for index, (form, column_cells) in enumerate(cells):
+            _cell(sheet, row + 1, index, column_cells[row], form)
+    if rows:
+        sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)
+
+
+def _clean(cells: list[Any], column: Column) -> list[Any]:
+    if not is_text(column):
+        return cells
+    cache = {cell: text(cell) for cell in set(cells)}
+    return [cache[cell] for cell in cells]
+
+
+def _width(column: Column, cells: list[Any]) -> int:
+    content = max(map(len, cells[:200]), default=0) if is_text(column) else 12
+    return min(max(content, len(column.name) + 3), 60)
+
+
+def _format(book: xlsxwriter.Workbook, column: Column) -> xlsxwriter.format.Format | None:
+    if column.dtype not in ("int64", "float64"):
+        return None
+    plain = "0" if column.dtype == "int64" else "#,##0.000"
+    return book.add_format({"num_format": _NUMBER.get(column.unit, plain)})
+
+
+def _cell(
+    sheet: xlsxwriter.worksheet.Worksheet,
+    row: int,
+    column: int,
+    value: Any,
+    form: xlsxwriter.format.Format | None,
+) -> None:
+    if isinstance(value, bool):
+        sheet.write_boolean(row, column, value)
+    elif isinstance(value, str):
+        sheet.write_string(row, column, value)
+    elif abs(value) <= _EXACT:
+        sheet.write_number(row, column, value, form)
+    else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
+        sheet.write_string(row, column, str(value))

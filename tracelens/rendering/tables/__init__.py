@@ -1,0 +1,1 @@
+"""Tables as people read them: values with units, rows, cards, entries."""

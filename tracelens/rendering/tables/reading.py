@@ -1,0 +1,90 @@
+"""Tables as people read them: a table for each level, and places in traces as one column."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.rendering.tables.values import look
+from tracelens.table.schema import Coded, Column, Table
+
+_LEVELS = 12
+_RANK, _AT = "_rank", "_at_ns"
+_CLOCK = "Places are in time since the first event of that trace, as Perfetto shows it."
+
+
+def by_level(name: str, table: Table) -> dict[str, Table]:
+    """A table with levels as one table for each of them, any other as it is.
+
+    The first level is what one came for; the others are brief. A level of one row repeats the whole and is
+    left out where another has more; so is a column with the level's own name, which repeats the rows' names.
+
+    Args:
+        name: of the table.
+        table: its columns but `level` are those of the parts.
+
+    Returns:
+        name to table, in order.
+    """
+    if not table.schema.levels or not len(table):
+        return {name: table}
+    level = table.texts("level")
+    names = list(dict.fromkeys(level))
+    if len(names) > _LEVELS:
+        return {name: table}
+    rows = {text: np.flatnonzero(np.array([one == text for one in level])) for text in names}
+    telling = [text for text in names if len(rows[text]) > 1] or names
+    schema = table.schema
+    found = {}
+    for number, text in enumerate(telling):
+        columns = tuple(column for column in schema.columns[1:] if column.name != text)
+        doc = "" if number else schema.doc
+        part = replace(schema, title=f"{schema.title} by {text}", columns=columns, doc=doc, brief=number > 0)
+        anchor = re.sub(r"\W+", "-", text)
+        found[f"{name}-{anchor}"] = Table(part, {one: _taken(table, one, rows[text]) for one in part.names})
+    return found
+
+
+def _taken(table: Table, name: str, rows: NDArray[np.intp]) -> Any:
+    column = table.columns[name]
+    if isinstance(column, Coded):
+        return Coded(column.codes[rows], column.values)
+    return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+
+
+def with_places(table: Table) -> Table:
+    """A table whose columns `x_rank` and `x_at_ns` are one, `in x`: 'rank 0 at 551.890 ms'."""
+    names = table.schema.names
+    found = [name.removesuffix(_AT) for name in names if name.endswith(_AT)]
+    places = {one: f"in_{one}" for one in found if one + _RANK in names}
+    if not places:
+        return table
+    columns: list[Column] = []
+    data = dict(table.columns)
+    for column in table.schema.columns:
+        which = column.name.removesuffix(_AT)
+        if column.name in (one + _RANK for one in places):
+            continue
+        if which == column.name or which not in places:
+            columns.append(column)
+            continue
+        columns.append(Column(places[which], "str", doc=column.doc))
+        data[places[which]] = _places(table, column, which + _RANK)
+    doc = f"{table.schema.doc} {_CLOCK}".strip()
+    schema = replace(table.schema, columns=tuple(columns), doc=doc)
+    return Table(schema, {one.name: data[one.name] for one in columns})
+
+
+def _places(table: Table, at: Column, rank: str) -> list[str]:
+    """A place of each row, "" where it is not known."""
+    how = look(table, at)
+    times = table.array(at.name).tolist()
+    ranks = table.array(rank).tolist()
+    return [
+        f"rank {number} at {text} {how.unit}" if number >= 0 and time >= 0 else ""
+        for number, time, text in zip(ranks, times, how.texts(times), strict=True)
+    ]

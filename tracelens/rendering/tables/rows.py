@@ -1,0 +1,211 @@
+"""Which rows and columns of a table a reader sees: the first ones, or the largest nodes of a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tracelens.arrays import Float, Int
+from tracelens.rendering.tables.reading import by_level, with_places
+from tracelens.rendering.tables.values import is_text, one_line, values
+from tracelens.table.result import Report, Result, Skip
+from tracelens.table.schema import Column, Table
+
+_BRIEF = 3
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The chosen nodes of a table with `node` and `parent`, depth first, larger siblings first.
+
+    Attributes:
+        rows: row position in the table, of every chosen node.
+        depth: of every chosen node, roots are 0.
+        parent: index into `rows` of the node's parent, -1 for roots.
+        left_out: per chosen node, how many of its own children were not chosen.
+    """
+
+    rows: list[int]
+    depth: list[int]
+    parent: list[int]
+    left_out: list[int]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is shown of one table.
+
+    Attributes:
+        table: the whole table.
+        rows: the shown rows, in the order shown.
+        count: number of them.
+        columns: the shown columns; a tree leaves out `node` and `parent` and begins with the name.
+        depth: nesting of every row of a tree, None for other tables.
+    """
+
+    table: Table
+    rows: slice | list[int]
+    count: int
+    columns: list[Column]
+    depth: list[int] | None
+
+    def cells(self, column: Column) -> list[Any]:
+        """The shown values of a column."""
+        return values(self.table, column, self.rows)
+
+
+def cut(table: Table, limit: int) -> Cut:
+    """At most `limit` rows: the first ones, or the largest nodes of a tree with their ancestors.
+
+    Of a table that is to be brief, a third of them.
+    """
+    if table.schema.brief:
+        limit = max(limit // _BRIEF, 1)
+    columns = list(table.schema.columns)
+    if not {"node", "parent"} <= set(table.schema.names):
+        return Cut(table, slice(limit), min(limit, len(table)), columns, None)
+    tree = select(table, limit)
+    columns = [column for column in columns if column.name not in ("node", "parent")]
+    text = list(filter(is_text, columns))
+    first = next((column for column in text if column.name == "name"), text[0] if text else columns[0])
+    columns.sort(key=lambda column: column is not first)
+    return Cut(table, tree.rows, len(tree.rows), columns, tree.depth)
+
+
+def more(result: Result, part: Cut) -> str:
+    """The line under a table that was cut; empty when every row is shown."""
+    if part.count == len(part.table):
+        return ""
+    which = "the smallest are left out; " if part.depth is not None else ""
+    command = result.command or f"tracelens analyze {result.analyzer} PATH"
+    return (
+        f"{part.count:,} of {len(part.table):,} rows; {which}all of them: {command} --json or -o DIR for CSV"
+    )
+
+
+def details(result: Result) -> str:
+    """The line that names the tables whose rows only the machine formats hold; empty when there are none."""
+    names = [
+        f"{table.schema.title} ({len(table):,} rows)"
+        for table in result.data.values()
+        if table.schema.detail and not _says_nothing(result)
+    ]
+    return f"Only in JSON, CSV and XLSX: {', '.join(names)}" if names else ""
+
+
+def skipped(result: Result) -> list[tuple[str, str]]:
+    """(subjects, reason) of what was skipped; what has the same reason, as on every rank, is one entry."""
+    subjects: dict[str, list[str]] = {}
+    for skip in result.skips:
+        subjects.setdefault(one_line(skip.reason), []).append(one_line(skip.subject))
+    return [("; ".join(names), reason) for reason, names in subjects.items()]
+
+
+def readable(result: Result) -> dict[str, Table]:
+    """The tables as they are meant to be read, in order; none where all are empty and the skips say why."""
+    if _says_nothing(result):
+        return {}
+    found: dict[str, Table] = {}
+    for name, table in result.data.items():
+        if not table.schema.detail:
+            found |= by_level(name, with_places(table))
+    return found
+
+
+def for_people(report: Report) -> Report:
+    """The report with the results that say nothing gathered in one at the end, if others say something."""
+    silent = [result for result in report.results if _is_silent(result)]
+    if not silent or len(silent) == len(report.results):
+        return report
+    spoken = tuple(result for result in report.results if not _is_silent(result))
+    reasons = {result.title: dict.fromkeys(reason for _, reason in skipped(result)) for result in silent}
+    gathered = Result(
+        "not_in_these_traces",
+        "Not in these traces",
+        {},
+        doc="What a report tells of traces that have it.",
+        skips=tuple(Skip(title, "; ".join(texts)) for title, texts in reasons.items()),
+    )
+    return replace(report, results=(*spoken, gathered))
+
+
+def _is_silent(result: Result) -> bool:
+    """Whether the traces have nothing for this result; one that failed is not silent about it."""
+    return _says_nothing(result) and not result.failures
+
+
+def _says_nothing(result: Result) -> bool:
+    return bool(result.skips) and not any(len(table) for table in result.data.values())
+
+
+def select(table: Table, limit: int) -> Tree:
+    """The `limit` largest nodes by the first column in ns (else bytes, else count), with all their ancestors.
+
+    Node numbers are per rank when there is a `rank` column. A parent that is not in the table makes a root.
+    """
+    parents = _parent_rows(table)
+    sizes = _sizes(table)
+    order = np.argsort(-sizes, kind="stable")
+    kept = set(range(len(table))) if len(table) <= limit else _largest(order, parents, limit)
+    children: dict[int, list[int]] = {}
+    for row in order if len(kept) == len(table) else sorted(kept, key=lambda row: (-sizes[row], row)):
+        children.setdefault(int(parents[row]), []).append(int(row))
+    counts = np.bincount(parents[parents >= 0], minlength=len(table))
+    tree = Tree([], [], [], [])
+    # A cycle has no root to be reached from; its nodes follow as roots, so that no row is lost.
+    for root in (*sorted(children.get(-1, ())), *sorted(kept)):
+        _walk(root, children, kept, tree)
+    tree.left_out.extend(int(counts[row]) - len(children.get(row, ())) for row in tree.rows)
+    return tree
+
+
+def _walk(root: int, children: dict[int, list[int]], kept: set[int], tree: Tree) -> None:
+    stack = [(root, -1, 0)]
+    while stack:
+        row, parent, depth = stack.pop()
+        if row not in kept:
+            continue
+        kept.discard(row)
+        index = len(tree.rows)
+        tree.rows.append(row)
+        tree.parent.append(parent)
+        tree.depth.append(depth)
+        stack.extend((child, index, depth + 1) for child in reversed(children.get(row, ())))
+
+
+def _largest(order: Int, parents: Int, limit: int) -> set[int]:
+    kept: set[int] = set()
+    for start in order:
+        chain: list[int] = []
+        row = int(start)
+        while row >= 0 and row not in kept and row not in chain:
+            chain.append(row)
+            row = int(parents[row])
+        kept.update(chain[::-1][: limit - len(kept)])  # the ancestors first: a node never stands alone
+        if len(kept) == limit:
+            break
+    return kept
+
+
+def _parent_rows(table: Table) -> Int:
+    node, parent = table.array("node"), table.array("parent")
+    if not len(table):
+        return np.zeros(0, np.int64)
+    offset: Int = np.zeros(len(table), np.int64)
+    if "rank" in table.columns:
+        offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
+    keys = node + offset
+    order = np.argsort(keys, kind="stable")
+    wanted = parent + offset
+    found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    return np.where((parent >= 0) & (keys[found] == wanted), found, -1)
+
+
+def _sizes(table: Table) -> Float:
+    for unit in ("ns", "bytes", "count"):
+        for column in table.schema.columns:
+            if column.unit == unit:
+                return table.array(column.name).astype(np.float64)
+    return np.zeros(len(table))

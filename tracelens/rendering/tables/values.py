@@ -1,0 +1,247 @@
+"""How values look to people: units, decimals, headers and shortened names, the same in every human format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.table.schema import Column, Table, Unit
+
+ABSENT = "–"
+PERCENT = ("fraction", "ratio")
+"""Units that are shown as percentages."""
+
+# unit -> (shown from this peak on, divisor, name, decimals), largest first. Times switch at ten of the
+# larger unit, so that the small values of a column keep their digits.
+_SCALES: Mapping[Unit, tuple[tuple[float, float, str, int], ...]] = {
+    "ns": ((1e10, 1e9, "s", 3), (1e7, 1e6, "ms", 3), (0, 1e3, "µs", 2)),
+    "bytes": (
+        (2**40, 2**40, "TiB", 2),
+        (2**30, 2**30, "GiB", 2),
+        (2**20, 2**20, "MiB", 2),
+        (2**10, 2**10, "KiB", 2),
+        (0, 1, "B", 0),
+    ),
+    "bytes/s": ((1e12, 1e12, "TB/s", 2), (1e9, 1e9, "GB/s", 2), (0, 1e6, "MB/s", 2)),
+    "flops": (
+        (1e15, 1e15, "PFLOP", 2),
+        (1e12, 1e12, "TFLOP", 2),
+        (1e9, 1e9, "GFLOP", 2),
+        (0, 1e6, "MFLOP", 2),
+    ),
+    "flops/s": ((1e15, 1e15, "PFLOP/s", 2), (1e12, 1e12, "TFLOP/s", 1), (0, 1e9, "GFLOP/s", 2)),
+    "flops/byte": ((0, 1, "FLOP/B", 1),),
+}
+_UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
+    ("flops_per_byte", "flops/byte"),
+    ("flops_per_s", "flops/s"),
+    ("bytes_per_s", "bytes/s"),
+    ("fraction", "fraction"),
+    ("coverage", "fraction"),
+    ("bytes", "bytes"),
+    ("flops", "flops"),
+    ("ns", "ns"),
+)
+_SUFFIX = re.compile(r"(^|_)(flops_per_byte|flops_per_s|bytes_per_s|bytes|flops|ns)$")
+_BARE: Mapping[Unit, str] = {
+    "ns": "time",
+    "bytes": "size",
+    "bytes/s": "bandwidth",
+    "flops": "work",
+    "flops/s": "rate",
+    "flops/byte": "intensity",
+}
+_LIST_WIDTH = 160
+_WORDS = {"dur": "time", "ts": "start"}
+_SIDES = ("base", "cand", "delta")
+_SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
+
+
+class _Shown(dict[int, str]):
+    """Characters by number as people see them, for `str.translate`.
+
+    Controls move a terminal's cursor or break a file, bidirectional marks reorder a line, characters without
+    width hide in names.
+    """
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        self[code] = " " if char.isspace() else char if char.isprintable() else "\ufffd"
+        return self[code]
+
+
+_SHOWN = _Shown(dict.fromkeys(range(28, 32), "�"))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How one column is written: built from the whole column, so that every cut of it has the same unit."""
+
+    column: Column
+    divisor: float
+    unit: str
+    decimals: int
+    absent: bool
+
+    @property
+    def numeric(self) -> bool:
+        """True when the cells are numbers, and are aligned to the right."""
+        return self.column.dtype in ("int64", "float64")
+
+    @property
+    def header(self) -> str:
+        """What stands above the column: `dur_ns` becomes 'time (ms)'."""
+        return f"{label(self.column)} ({self.unit})" if self.unit else label(self.column)
+
+    def texts(self, values: list[Any]) -> list[str]:
+        """The cells as text; names are whole, on one line and without control characters."""
+        if self.column.dtype == "bool":
+            return ["yes" if value else "no" for value in values]
+        if not self.numeric:
+            return [one_line(value) for value in values]
+        if self.column.unit in PERCENT:
+            cells = [f"{value:,.{self.decimals}%}" for value in values]
+        elif self.decimals == 0 and self.divisor == 1:
+            cells = [f"{value:,.0f}" if isinstance(value, float) else f"{value:,}" for value in values]
+        else:
+            divisor, spec = self.divisor, f",.{self.decimals}f"
+            cells = [format(value / divisor, spec) for value in values]
+        if self.absent:
+            return [ABSENT if value == -1 else cell for value, cell in zip(values, cells, strict=True)]
+        return cells
+
+
+def shown(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> Shown:
+    """Choose unit and decimals for a column from its largest magnitude.
+
+    -1 means absent and is shown as a dash, unless the column is signed: its name says so (delta, offset, ...)
+    or it holds a value below -1. A text column needs no `numbers`.
+
+    Args:
+        column: which.
+        numbers: all of it.
+        least: the unit is that of a column with a magnitude of at least this.
+    """
+    if numbers is None or column.dtype not in ("int64", "float64"):
+        return Shown(column, 1, "", 0, False)
+    ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
+    absent = ends[0] == -1 and not _SIGNED.search(column.name)
+    peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
+    if column.unit in _SCALES:
+        _, divisor, unit, decimals = next(scale for scale in _SCALES[column.unit] if peak >= scale[0])
+        return Shown(column, divisor, unit, decimals, absent)
+    if column.unit in PERCENT:
+        return Shown(column, 1, "", 1 if peak >= 0.1 else 2, absent)
+    if column.dtype == "int64":
+        return Shown(column, 1, "", 0, absent)
+    return Shown(column, 1, "", 1 if peak >= 1000 else 2 if peak >= 10 else 3, absent)
+
+
+def label(column: Column) -> str:
+    """The column's name in words, without the unit: `exclusive_ns` becomes 'exclusive'."""
+    stem = _SUFFIX.sub("", column.name) if column.unit in _SCALES else column.name
+    words = [_WORDS.get(word, word) for word in stem.split("_") if word]
+    return " ".join(words) or _BARE[column.unit]
+
+
+def one_line(text: str) -> str:
+    """`text` on one line: breaks and tabs become spaces, whatever else cannot be seen U+FFFD."""
+    return text if text.isprintable() else text.translate(_SHOWN)
+
+
+def encodable(text: str) -> str:
+    """`text` that UTF-8 can take: lone surrogates, which JSON may hold, become U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters: the middle is cut out, since C++ names differ at both ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 2 // 5
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def is_text(column: Column) -> bool:
+    """True for a column of names."""
+    return column.dtype in ("str", "category")
+
+
+def look(table: Table, column: Column) -> Shown:
+    """How a column of a table is written; base, candidate and their difference have one unit."""
+    if is_text(column):
+        return shown(column, None)
+    peaks = [np.abs(table.array(name)).max(initial=0) for name in _compared(column) if name in table.columns]
+    return shown(column, table.array(column.name), float(max(peaks, default=0)))
+
+
+def _compared(column: Column) -> list[str]:
+    """Names of the columns that are read against this one: base_ns, cand_ns, delta_ns."""
+    side, _, what = column.name.partition("_")
+    return [f"{other}_{what}" for other in _SIDES] if side in _SIDES and column.unit in _SCALES else []
+
+
+def values(table: Table, column: Column, rows: slice | list[int] = slice(None)) -> list[Any]:
+    """The cells of a column as plain Python values."""
+    if is_text(column):
+        return table.texts(column.name, rows)
+    cells: list[Any] = table.array(column.name)[rows].tolist()
+    return cells
+
+
+def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) of every entry of a `meta` mapping; `step_ns` gets a unit as a column would."""
+    return [_meta_item(key, value, meta) for key, value in meta.items()]
+
+
+def _meta_item(key: str, value: Any, meta: Mapping[str, Any]) -> tuple[str, str]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        column = Column(key, "int64" if isinstance(value, int) else "float64", _unit_of(key))
+        others = (meta.get(name) for name in _compared(column))
+        peak = max((abs(other) for other in others if isinstance(other, int | float)), default=0)
+        return label(column), quantity(column, value, float(peak))
+    return one_line(key.replace("_", " ")), one_line(_plain(value))
+
+
+def _unit_of(name: str) -> Unit:
+    for suffix, unit in _UNIT_OF_SUFFIX:
+        if name == suffix or name.endswith(f"_{suffix}"):
+            return unit
+    return ""
+
+
+def quantity(column: Column, value: float, least: float = 0.0) -> str:
+    """One number of a column with its unit: '12.300 ms'; `least` as in `shown`."""
+    how = shown(column, np.array([value]), least)
+    return f"{how.texts([value])[0]} {how.unit}".rstrip()
+
+
+def rounded(column: Column, low: float, high: float) -> str:
+    """A number, or a range of numbers, to about three digits: '412 ms', '86.6 – 88.4 ms', '62.0%'."""
+    if column.unit in PERCENT:
+        return " – ".join(dict.fromkeys(f"{value:,.1%}" for value in (low, high)))
+    scales = _SCALES[column.unit]
+    fitting = next((scale for scale in scales if high >= scale[1]), scales[-1])
+    _, divisor, unit, _ = fitting
+    digits = 0 if high >= 100 * divisor else 1 if high >= 10 * divisor else 2
+    ends = dict.fromkeys(f"{value / divisor:,.{digits}f}" for value in (low, high))
+    return f"{' – '.join(ends)} {unit}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple | set | frozenset):
+        items = list(map(_plain, value))
+        if len(items) > 3 and sum(map(len, items)) > _LIST_WIDTH:
+            return f"{items[0]}, …, {items[-1]} ({len(items)})"
+        return ", ".join(items) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,182 @@
+"""Collectives as standalone scripts of several ranks, with the traced message sizes, types and split sizes.
+
+A rank that comes early waits for the others inside its kernel. What a trace and a replay have in common is
+the rank that waits least, so they are compared by the shortest duration over the ranks of each call: in the
+trace `Instance.latency_ns`, in the replay the least of the ranks' device times, where all ranks are held up
+before each call until the last one is there. The median over calls is the script's time (`median_us`); that
+of the slowest rank (`max_us`) and of each rank (`rank_us`) stand beside it. nccl-tests averages over ranks
+instead, and over calls in a row. Bandwidths are nccl-tests', of the largest message of a rank. Where only
+some ranks of a group were recorded, the shortest of their durations may contain waiting.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+
+from tracelens.analysis.comm.matching import SEND_RECV
+from tracelens.analysis.comm.records import comms
+from tracelens.analysis.comm.waiting import bus_factor
+from tracelens.reproducers.collectives.batches import Batch, batches, middle
+from tracelens.reproducers.collectives.messages import Matrix, Message, message
+from tracelens.reproducers.folder import Script
+from tracelens.reproducers.inputs.arguments import Unreplayable
+from tracelens.reproducers.scripts.collective_kinds import COLLECTIVE_KINDS
+from tracelens.reproducers.scripts.render import render
+from tracelens.reproducers.scripts.source import WIDTH, Source, about, literal, plain, timed
+from tracelens.table.result import Skip
+from tracelens.trace.activities import Scope
+from tracelens.trace.run import Run
+from tracelens.trace.trace import Trace
+
+_WAITING = "Only rank {} of {} recorded it: the traced time may contain waiting for the others."
+_CUT = "The group has {} ranks; only messages among its first {} are kept, so no traced time compares."
+_NO_KERNEL = "none of them launched a GPU kernel, and of others (gloo) the profiler records no sizes"
+_EXACT = {
+    "float64": 1 << 53, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int64": 1 << 62,
+    "int32": 1 << 30, "float8_e4m3fn": 1 << 4, "float8_e4m3fnuz": 1 << 4, "float8_e5m2": 1 << 3,
+    "float8_e5m2fnuz": 1 << 3,
+}  # fmt: skip
+"""Whole numbers up to which all have a value of their own, by element type; 127 at least of other ones."""
+
+
+def collectives(
+    run: Run, *, ranks: int | None = None, scope: Scope = "all"
+) -> tuple[list[Script], list[Skip]]:
+    """A script for each different collective: same name, size of the group, element type and sizes.
+
+    Args:
+        run: the ranks of a job; also some of them, though all_to_allv needs all of its group.
+        ranks: cut groups down to their first ranks, so that fewer GPUs will do; such a script has no traced
+            time to be compared with.
+        scope: "all", or "linked" for work whose launch call is in the trace.
+
+    Returns:
+        the scripts, those with most time first, and what could not be made, with the reason.
+    """
+    found, skips = batches([comms(trace, scope=scope) for trace in run.traces])
+    devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
+    same: dict[Message, list[Batch]] = {}
+    odd: Counter[tuple[str, str]] = Counter()
+    for batch in found:
+        try:
+            same.setdefault(message(batch), []).append(batch)
+        except Unreplayable as error:
+            subject = f"{batch.instances[0].collective} of group {batch.record.group}"
+            odd[subject, str(error)] += 1
+    scripts = []
+    for one, some in same.items():
+        cut = one if ranks is None else one.cut(ranks)
+        if cut.bytes and cut.ranks > 1:
+            try:
+                scripts.append(_script(one, cut, some, devices))
+            except Unreplayable as error:
+                odd[one.name, str(error)] += len(some)
+        else:
+            odd[one.name, f"nothing is sent among the first {ranks} ranks of its group"] += len(some)
+    skips += [Skip(f"{count} {subject}", reason) for (subject, reason), count in odd.items()]
+    if not found and not skips and any(_on_cpu(trace) for trace in run.traces):
+        skips.append(Skip("all collectives", _NO_KERNEL))
+    return sorted(scripts, key=lambda script: -script.total_us), skips
+
+
+def _on_cpu(trace: Trace) -> bool:
+    return any(name.startswith("c10d::") for name in trace.arrays.names)
+
+
+def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> Script:
+    """The script for batches of one message, of which it runs what `cut` leaves."""
+    times = [batch.latency_ns / 1e3 for batch in some]
+    same, typical = cut == traced, middle(some)
+    kept = typical.members[: cut.ranks] if len(typical.members) == traced.ranks else ()
+    note = "traced_us may contain waiting" if same and not all(batch.whole for batch in some) else ""
+    on_cpu = _on_cpu_instead(cut)
+    text = render(
+        "collective.py.j2",
+        {
+            "kind": COLLECTIVE_KINDS[cut.kind],
+            "matrix": not isinstance(cut.elements, int),
+            "by_rank": same and bool(kept),
+            "starts_known": bool(kept),
+            "other_on_cpu": bool(on_cpu),
+            "paired": cut.kind == SEND_RECV,
+            "bytewise": cut.dtype.startswith("float8"),
+            "inexact": COLLECTIVE_KINDS[cut.kind].reduces and cut.ranks > _EXACT.get(cut.dtype, 127),
+        },
+        about=about(_about(traced, cut, some, devices)),
+        note=note,
+        note_on_cpu="; ".join(filter(None, (note, on_cpu))),
+        name=cut.name,
+        ranks=cut.ranks,
+        dtype=cut.dtype,
+        elements=_elements(cut.elements),
+        bytes=cut.bytes,
+        factor=bus_factor(cut.kind, cut.ranks),
+        traced_us=round(median(times), 3) if same else None,
+        traced_on=plain(", ".join(devices)),
+        traced_rank_us=_row([(one.end - one.start) / 1e3 for one in kept] if same else []),
+        start_us=_row([late / 1e3 for late in typical.late_ns[: len(kept)]]),
+        most=max(2, min(128, _EXACT.get(cut.dtype, 127) // cut.ranks)),
+    )
+    return Script(
+        name=cut.name.strip("_").replace("/", "_"),
+        kind="collective",
+        subject=cut.name,
+        shapes=f"{cut.bytes:,} bytes {cut.dtype}, {cut.ranks} ranks",
+        text=text,
+        count=len(some),
+        traced_us=round(median(times), 3) if same else 0.0,
+        total_us=sum(times),
+        processes=cut.ranks,
+    )
+
+
+def _about(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> list[str]:
+    """What the script is of, as far as the trace says."""
+    times = [batch.latency_ns / 1e3 for batch in some]
+    names = dict.fromkeys(name.partition("(")[0] for batch in some for name in batch.kernels)
+    groups = dict.fromkeys(batch.record.description or batch.record.group for batch in some)
+    lines = [
+        f"{traced.name}: {traced.ranks} ranks, up to {traced.bytes:,} bytes {traced.dtype} each, in "
+        f"{', '.join(groups)}",
+        f"{timed(times, devices)}: {', '.join(names)}",
+    ]
+    part = next((batch for batch in some if not batch.whole), None)
+    if part:
+        there = ", ".join(str(member.rank) for member in part.members)
+        lines.append(_WAITING.format(there, traced.ranks))
+    if cut != traced:
+        lines.append(_CUT.format(traced.ranks, cut.ranks))
+    assumed = [
+        "a sum" if COLLECTIVE_KINDS[cut.kind].reduces else "",
+        "the first rank as the root" if cut.kind in ("broadcast", "reduce", "gather", "scatter") else "",
+        "one tensor of all the bytes" if "coalesced" in cut.name else "",
+    ]
+    if any(assumed):
+        lines.append(f"Assumed, as the trace does not say: {', '.join(filter(None, assumed))}.")
+    return lines
+
+
+def _on_cpu_instead(message: Message) -> str:
+    """What gloo runs in the place of the traced collective; "" if it runs the same."""
+    if message.dtype.startswith("float8"):
+        return f"gloo has no {message.dtype}: bytes were sent"
+    return COLLECTIVE_KINDS[message.kind].instead[1]
+
+
+def _row(values: Sequence[float]) -> Source:
+    """Source of a list of times in us."""
+    text = literal([round(value, 1) for value in values])
+    return Source("\n".join(textwrap.wrap(text, WIDTH - len("TRACED_RANK_US = "), subsequent_indent="    ")))
+
+
+def _elements(elements: int | Matrix) -> Source:
+    """Source of COUNT: each row of a matrix begins a line."""
+    if isinstance(elements, int):
+        return Source(literal(elements))
+    indent = " " * len("COUNT = [")
+    wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
+    rows = [line for row in elements for line in wrap.wrap(f"{literal(list(row))},")]
+    return Source("\n".join(rows).strip().removesuffix(",").join("[]"))

@@ -1,0 +1,153 @@
+"""The directory of scripts: the files, and `replay.json`, which lists them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import orjson
+
+from tracelens.errors import TracelensError
+from tracelens.outputs import FolderKind, check_folder, write_folder
+from tracelens.outputs.inputs import Output, check_outputs
+from tracelens.table.result import Skip
+from tracelens.version import __version__
+
+LIST = "replay.json"
+Kind = Literal["op", "collective", "sequence"]
+_FIELDS: dict[str, Any] = {
+    "file": str, "kind": str, "subject": str, "shapes": str, "count": int, "traced_us": (float, int),
+    "total_us": (float, int), "processes": int, "sha256": str,
+}  # fmt: skip
+_LARGEST = {"count": 1 << 53, "traced_us": 1e15, "total_us": 1e15, "processes": 1 << 20}
+_HASH = re.compile(r"[0-9a-f]{64}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.py")
+
+
+class Script(NamedTuple):
+    """A reproducer.
+
+    Attributes:
+        name: of its file, without a number and an ending: aten_mm.
+        kind: one op, one collective, or a sequence of ops.
+        subject: op, collective, or what the sequence is of.
+        shapes: its arguments as short text.
+        text: the source.
+        count: calls in the trace that it stands for.
+        traced_us: median time of one in the trace; 0 where it is another one's (scaled down).
+        total_us: time of all of them.
+        processes: how many run it together, 1 or the ranks of a collective.
+    """
+
+    name: str
+    kind: Kind
+    subject: str
+    shapes: str
+    text: str
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    traced_us: float
+    total_us: float
+    processes: int = 1
+
+
+class Entry(NamedTuple):
+    """A script in a directory; attributes as in Script.
+
+    Attributes:
+        sha256: of the file's bytes, in hexadecimal; "" in lists of an older version.
+    """
+
+    file: str
+    kind: str
+    subject: str
+    shapes: str
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    traced_us: float
+    total_us: float
+    processes: int
+    sha256: str
+
+
+def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> list[Entry]:
+    """Write scripts, numbered in their order, and the list of them.
+
+    Raises:
+        TracelensError: the directory cannot be written, or holds files that are no replay.
+    """
+    digits = max(2, len(str(len(scripts))))
+    entries = [
+        Entry(f"{number:0{digits}d}_{one.name}.py", one.kind, one.subject, one.shapes, one.count,
+              one.traced_us, one.total_us, one.processes, hashlib.sha256(one.text.encode()).hexdigest())
+        for number, one in enumerate(scripts, start=1)
+    ]  # fmt: skip
+    listed = {
+        "tracelens": __version__,
+        "scripts": [entry._asdict() for entry in entries],
+        "skips": [{"subject": skip.subject, "reason": skip.reason} for skip in skips],
+    }
+    contents = {entry.file: one.text.encode() for entry, one in zip(entries, scripts, strict=True)}
+    contents[LIST] = orjson.dumps(listed, option=orjson.OPT_INDENT_2)
+    write_folder(folder, contents, FOLDER)
+    return entries
+
+
+def check(folder: str, inputs: Iterable[str]) -> None:
+    """Refuse, before the work, a directory that cannot or must not be written.
+
+    Raises:
+        TracelensError: it is or holds an input, holds files that are no replay, or cannot be written.
+    """
+    check_outputs([Output(folder, LIST)], inputs)
+    check_folder(folder, FOLDER)
+
+
+def read(folder: Path) -> list[Entry]:
+    """The scripts of a directory.
+
+    Raises:
+        TracelensError: it is no directory of scripts, or one of an older version.
+    """
+    entries = _listed(folder)
+    if not all(entry.sha256 for entry in entries):
+        raise TracelensError(
+            f"{folder / LIST}: an older tracelens wrote it, without hashes of the scripts; make them again: "
+            "tracelens replay TRACE -o DIR"
+        )
+    return entries
+
+
+def _listed(folder: Path) -> list[Entry]:
+    """The scripts of a directory; those that an older version wrote have no hash."""
+    path = folder / LIST
+    try:
+        listed = orjson.loads(path.read_bytes())
+        found = [_entry(item) for item in listed["scripts"]]
+    except OSError:
+        raise TracelensError(
+            f"{folder}: no {LIST} there; make one with tracelens replay TRACE -o DIR"
+        ) from None
+    except (KeyError, TypeError, ValueError):
+        raise TracelensError(f"{path}: not a list of scripts as tracelens writes it") from None
+    return found
+
+
+def _entry(item: Any) -> Entry:
+    item = {"sha256": "", **item}
+    if not all(isinstance(item[name], kind) for name, kind in _FIELDS.items()):
+        raise ValueError
+    if item["kind"] not in get_args(Kind) or (item["processes"] > 1 and item["kind"] != "collective"):
+        raise ValueError
+    if not all(0 <= item[name] <= most for name, most in _LARGEST.items()):
+        raise ValueError
+    if item["sha256"] and not _HASH.fullmatch(item["sha256"]):
+        raise ValueError
+    # Only what lies in the directory itself is ever run.
+    if not _FILE.fullmatch(item["file"]):
+        raise ValueError
+    return Entry(**{name: item[name] for name in Entry._fields})
+
+
+FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in _listed(folder)])

@@ -1,0 +1,1 @@
+"""Inputs of reproducer scripts: recorded arguments, and tensors made to fit them."""

@@ -1,0 +1,68 @@
+"""Index tensors that a trace does not have, from the launch grid of the kernel that reads them.
+
+The profiler records nothing of a list of index tensors (Tensor?[]), but the grids of PyTorch's kernels tell
+how many rows were asked for:
+
+    vectorized_gather_kernel<A, ...>   rows x ceil(bytes of a row / (256 A)) blocks
+    index_elementwise_kernel<T, V>     ceil(elements / (T V)) blocks; exact to T V elements
+
+Source: PyTorch, ATen/native/cuda/IndexKernelUtils.cu and IndexKernel.cu.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.reproducers.inputs.arguments import WIDTHS, Argument, Tensor
+from tracelens.trace.activities import Work
+from tracelens.trace.trace import Trace
+
+INDEXED = ("aten::index", "aten::_unsafe_index")
+_ROWS = re.compile(r"vectorized_gather_kernel<(\d{1,3})[,>]")
+_ELEMENTS = re.compile(r"index_elementwise_kernel<(\d{1,4}), (\d{1,2})[,>]")
+_THREADS = 256
+
+
+def grids(trace: Trace, work: Work, op: Int) -> tuple[Int, Int]:
+    """Kernel and its thread blocks, of work whose op has index tensors that are not recorded.
+
+    Args:
+        trace: of the rank.
+        work: GPU work.
+        op: event row of the op of each piece, -1 for none.
+
+    Returns:
+        code into the trace's names and number of blocks of each piece, -1 for all other work.
+    """
+    events = trace.arrays
+    wanted = [code for code, name in enumerate(events.names) if name in INDEXED]
+    mine = (op >= 0) & np.isin(events.name[op], wanted) & work.is_kernel
+    blocks = trace.tables["events"].array("blocks")[work.event]
+    return np.where(mine, work.name, -1), np.where(mine, blocks, -1)
+
+
+def complete(op: str, arguments: Sequence[Argument], kernel: str, blocks: int) -> list[Argument]:
+    """The arguments with the index tensor over the first dimension, where the kernel tells its length."""
+    found = list(arguments)
+    target = found[0] if found else None
+    if op in INDEXED and len(found) > 1 and isinstance(target, Tensor) and target.shape:
+        rows = _rows(target, kernel, blocks)
+        if rows > 0:
+            found[1] = [Tensor("int64", (rows,), (1,))]
+    return found
+
+
+def _rows(target: Tensor, kernel: str, blocks: int) -> int:
+    """Number of rows that a kernel reads, 0 where its grid does not tell."""
+    if found := _ROWS.search(kernel):
+        row = prod(target.shape[1:]) * WIDTHS[target.dtype]
+        each = -(-row // (_THREADS * int(found[1]))) if row else 0
+        return blocks // each if each and blocks > 0 and blocks % each == 0 else 0
+    if (found := _ELEMENTS.search(kernel)) and len(target.shape) == 1 and blocks > 0:
+        return blocks * int(found[1]) * int(found[2])
+    return 0

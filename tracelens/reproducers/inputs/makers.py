@@ -1,0 +1,240 @@
+"""What the values of inputs have to be for an op to accept them: indices in range, groups that add up.
+
+Values are not in a trace. Most ops take any; for the others this says which function of a script makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tracelens.reproducers.inputs.arguments import NUMBERS, Argument, Tensor, Unreplayable
+
+Rule = Callable[[list[Argument]], None]
+
+_ATEN = "aten::"
+INDICES_UNKNOWN = "the profiler records nothing of a list of index tensors (Tensor?[])"
+EVEN_GROUPS = "sizes of the groups are on the GPU and not in the trace: even ones are taken"
+
+
+def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
+    """The arguments with what makes the values of each tensor.
+
+    Args:
+        op: name.
+        arguments: of a call.
+
+    Raises:
+        Unreplayable: the trace does not say enough.
+    """
+    filled = list(arguments)
+    _python_numbers(filled)
+    if not op.startswith(_ATEN):
+        return filled
+    name = _plain(op)
+    if name in _RULES:
+        _RULES[name](filled)
+    if name in _GROUPED:
+        _ends(filled, _GROUPED[name])
+    return filled
+
+
+def _plain(op: str) -> str:
+    """Name of an op of torch without its namespace and the mark of the in-place variant."""
+    name = op.removeprefix(_ATEN)
+    return name if name.startswith("__") else name.removesuffix("_")
+
+
+def _python_numbers(arguments: list[Argument]) -> None:
+    """A tensor without dimensions that is not the first argument is a Python number, by its type."""
+    for place, one in enumerate(arguments):
+        if place and isinstance(one, Tensor) and not one.shape and one.dtype in NUMBERS:
+            arguments[place] = one.made("number")
+
+
+def _tensor(arguments: Sequence[Argument], place: int) -> Tensor:
+    found = arguments[place] if place < len(arguments) else None
+    if not isinstance(found, Tensor):
+        raise Unreplayable(f"argument {place} is not a recorded tensor")
+    return found
+
+
+def _whole(arguments: Sequence[Argument], place: int) -> int:
+    found = arguments[place] if place < len(arguments) else None
+    if not isinstance(found, int):
+        raise Unreplayable(f"argument {place} has no recorded value")
+    return found
+
+
+def _size(shape: Sequence[int], dim: int) -> int:
+    """A size of a shape; of one without dimensions 1, as torch has it."""
+    if not shape:
+        return 1
+    if not -len(shape) <= dim < len(shape):
+        raise Unreplayable(f"dimension {dim} is none of the {len(shape)} recorded ones")
+    return shape[dim]
+
+
+def _set(arguments: list[Argument], place: int, maker: str, *given: int | list[int]) -> None:
+    arguments[place] = _tensor(arguments, place).made(maker, *given)
+
+
+def _into(place: int, of: int, dim: int) -> Rule:
+    """Argument `place` holds indices into a dimension of argument `of`."""
+
+    def rule(arguments: list[Argument]) -> None:
+        shape = _tensor(arguments, of).shape
+        _set(arguments, place, "places", _size(shape, dim if len(shape) > 1 else 0))
+
+    return rule
+
+
+def _along(place: int, distinct: bool = False) -> Rule:
+    """Argument `place` holds indices into the first argument, along the dimension that argument 1 names."""
+
+    def rule(arguments: list[Argument]) -> None:
+        into, index = _tensor(arguments, 0).shape, _tensor(arguments, place).shape
+        if arguments[1] is None and len(into) < 2:
+            arguments[1] = 0  # older profilers record no values, but there is only one dimension
+        dim = _whole(arguments, 1)
+        below = _size(into, dim)
+        if distinct and index and _size(index, dim) <= below:
+            _set(arguments, place, "distinct", below, dim % len(index))
+        else:
+            _set(arguments, place, "places", below)
+
+    return rule
+
+
+def _below(place: int, value: int) -> Rule:
+    """Argument `place` holds indices below the number that is argument `value`."""
+    return lambda arguments: _set(arguments, place, "places", _whole(arguments, value))
+
+
+def _positive(*places: int) -> Rule:
+    """These arguments are above 0, such as variances."""
+
+    def rule(arguments: list[Argument]) -> None:
+        for place in places:
+            one = arguments[place] if place < len(arguments) else None
+            if isinstance(one, Tensor):
+                arguments[place] = one.made("positive")
+            elif isinstance(one, list):
+                arguments[place] = [item.made("positive") for item in one if isinstance(item, Tensor)]
+
+    return rule
+
+
+def _index_put(arguments: list[Argument]) -> None:
+    """One index tensor over the first dimension, which is what the shapes of values and target leave."""
+    target, values = _tensor(arguments, 0), _tensor(arguments, 2)
+    if not target.shape or not values.shape or values.shape[1:] != target.shape[1:]:
+        raise Unreplayable(INDICES_UNKNOWN)
+    index = Tensor("int64", values.shape[:1], (1,), "places", (target.shape[0],))
+    arguments[1] = [index]
+
+
+def _index(arguments: list[Argument]) -> None:
+    """An index tensor over the first dimension, see indices.py."""
+    given = arguments[1] if len(arguments) > 1 else None
+    if not isinstance(given, list) or not given:
+        raise Unreplayable(INDICES_UNKNOWN)
+    arguments[1] = [one.made("places", _size(_tensor(arguments, 0).shape, 0)) for one in given]
+
+
+def _masked_scatter(arguments: list[Argument]) -> None:
+    """The mask, broadcast to the target, asks for no more elements than the source has."""
+    target, mask, source = (_tensor(arguments, place) for place in range(3))
+    copies = max(target.numel // max(mask.numel, 1), 1)
+    _set(arguments, 1, "some", min(source.numel // copies, mask.numel))
+
+
+def _packed(*places: int, backward: bool = False) -> Rule:
+    """These say where sequences begin and end that lie behind each other; even ones are taken."""
+
+    def rule(arguments: list[Argument]) -> None:
+        query = 1 if backward else 0
+        for place, tokens in zip(places, (query, query + 1), strict=True):
+            ends = arguments[place] if place < len(arguments) else None
+            if isinstance(ends, Tensor) and ends.numel > 1:
+                shape = _tensor(arguments, tokens).shape
+                rows = _size(shape, 0 if len(shape) < 4 else 1)  # with four, the first is a batch of one
+                arguments[place] = ends.made("ends", [0, *_even(rows, ends.numel - 1)])
+
+    return rule
+
+
+def _even(rows: int, groups: int) -> list[int]:
+    """Sizes of so many groups of rows, as even as can be."""
+    return [rows * (at + 1) // groups - rows * at // groups for at in range(groups)]
+
+
+def _optimizer(arguments: list[Argument]) -> None:
+    """Second moments and numbers of steps are above 0; the latter are in single precision for all types."""
+    _positive(3, 5)(arguments)
+    steps = arguments[5] if len(arguments) > 5 else None
+    if isinstance(steps, list):
+        arguments[5] = [replace(one, dtype="float32") for one in steps if isinstance(one, Tensor)]
+
+
+def _divided(arguments: list[Argument]) -> None:
+    """Texts are not recorded; a quotient in integers is rounded down."""
+    if len(arguments) > 2 and _tensor(arguments, 0).dtype.startswith("int"):
+        arguments[2] = "floor"
+
+
+def _ends(arguments: list[Argument], place: int) -> None:
+    """Argument `place` says where the rows of each group end, see costs/grouped_gemm.py for the layouts."""
+    if len(arguments) <= place or not isinstance(arguments[place], Tensor):
+        return
+    first, second, ends = (_tensor(arguments, at) for at in (0, 1, place))
+    if not {len(first.shape), len(second.shape)} <= {2, 3}:
+        raise Unreplayable("a grouped product is of tensors of two or three dimensions")
+    rows = second.shape[-1] if len(first.shape) == 3 else first.shape[-2 if len(second.shape) == 3 else -1]
+    arguments[place] = ends.made("ends", _even(rows, ends.numel))
+
+
+_GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
+
+_RULES: dict[str, Rule] = {
+    "_flash_attention_forward": _packed(3, 4),
+    "_flash_attention_backward": _packed(6, 7, backward=True),
+    "_efficient_attention_forward": _packed(4, 5),
+    "_efficient_attention_backward": _packed(6, 7, backward=True),
+    "_cudnn_attention_forward": _packed(4, 5),
+    "_cudnn_attention_backward": _packed(9, 10, backward=True),
+    "index_select": _along(2),
+    "index_add": _along(2),
+    "index_fill": _along(2),
+    "index_copy": _along(2, distinct=True),
+    "gather": _along(2),
+    "scatter": _along(2, distinct=True),
+    "scatter_add": _along(2),
+    "scatter_reduce": _along(2),
+    "index": _index,
+    "_unsafe_index": _index,
+    "index_put": _index_put,
+    "_unsafe_index_put": _index_put,
+    "_index_put_impl": _index_put,
+    "masked_scatter": _masked_scatter,
+    "embedding": _into(1, 0, 0),
+    "embedding_renorm": _into(1, 0, 0),
+    "embedding_dense_backward": _below(1, 2),
+    "nll_loss_forward": _into(1, 0, 1),
+    "nll_loss2d_forward": _into(1, 0, 1),
+    "nll_loss_backward": _into(2, 1, 1),
+    "nll_loss2d_backward": _into(2, 1, 1),
+    "div": _divided,
+    "multinomial": _positive(0),
+    "sqrt": _positive(0),
+    "rsqrt": _positive(0),
+    "log": _positive(0),
+    "log2": _positive(0),
+    "native_batch_norm": _positive(4),
+    "native_batch_norm_backward": _positive(4, 6),
+    "_scaled_mm": _positive(2, 3),
+    "_scaled_grouped_mm": _positive(2, 3),
+    "_fused_adam": _optimizer,
+    "_fused_adamw": _optimizer,
+    "_foreach_sqrt": _positive(0),
+}

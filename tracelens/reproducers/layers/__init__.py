@@ -1,0 +1,1 @@
+"""Whole MoE layers as scripts: the sequence of their op calls."""

@@ -1,0 +1,177 @@
+"""Which calls one pass through an MoE layer is made of, and which of the passes stands for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.common.call_time import call_time
+from tracelens.analysis.moe.regions import PHASES, Visit, regions
+from tracelens.analysis.moe.stages import STAGES
+from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.analysis.roofline.transfers import direction
+from tracelens.arrays import Bool, Int
+from tracelens.reproducers.inputs.arguments import RECORDED
+from tracelens.reproducers.inputs.indices import grids
+from tracelens.reproducers.inputs.opaque import callable_op
+from tracelens.reproducers.select.cases import Call
+from tracelens.table.groups import codes, sums
+from tracelens.trace.activities import Work
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.steps import is_step
+from tracelens.trace.trace import Trace
+
+_COPIES = ("aten::copy_", "aten::copy", "aten::_to_copy")
+"""Ops that copy from device to device as their arguments lie, which is not recorded."""
+
+
+class Item(NamedTuple):
+    """A call, or GPU work that is none.
+
+    Attributes:
+        call: the op and its recorded arguments; None for communication and what no op stands for.
+        name: of the op, the collective, or the work.
+        stage: one of STAGES.
+        ns: GPU time, the union of what it launched.
+        comm: whether it is communication.
+        link: whether it copies between GPU and host, as its arguments lay.
+    """
+
+    call: Call | None
+    name: str
+    stage: str
+    ns: int
+    comm: bool
+    link: bool
+
+
+class Pass(NamedTuple):
+    """One micro-batch passing through one MoE layer, in one direction.
+
+    Attributes:
+        visit: what is known of it.
+        phase: one of PHASES.
+        step: name.
+        rows: its GPU work, positions in the trace's work.
+        event: event row of the op of each of its calls in order of launch, or a number beyond all event rows.
+        span_ns: from the start of its first GPU work to the end of the last.
+        compute_ns: GPU time but for communication.
+    """
+
+    visit: Visit
+    phase: str
+    step: str
+    rows: Int
+    event: Int
+    span_ns: int
+    compute_ns: int
+
+
+def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: str) -> list[Pass]:
+    """The passes of one phase in order of launch, without those that the recording or a window cut.
+
+    Args:
+        trace: of the rank.
+        phase: one of PHASES.
+        stages: of STAGES, which work counts.
+        layer: number among the rank's MoE layers, -1: all.
+        step: "2" for ProfilerStep#2, or the whole name; "": all.
+    """
+    found, work = trace.once(regions), trace.work
+    chosen = np.isin(found.stage, [STAGES.index(stage) for stage in stages])
+    chosen &= (found.visit >= 0) & (found.phase == PHASES.index(phase))
+    key = _keys(trace)
+    comm = work.kind == WORK_KINDS.index("comm")
+    result = []
+    for number in np.unique(found.visit[chosen]).tolist():
+        visit = found.visits[number]
+        label = found.labels[visit.step]
+        if layer not in (-1, visit.layer) or (step and label not in (step, f"ProfilerStep#{step}")):
+            continue
+        rows = np.flatnonzero(chosen & (found.visit == number))
+        rows = rows[np.argsort(trace.arrays.start[work.caller[rows]], kind="stable")]
+        _, first = np.unique(key[rows], return_index=True)
+        event = key[rows][np.sort(first)]
+        span = int(work.end[rows].max() - work.start[rows].min())
+        computed = work.take(rows[~comm[rows]])
+        _, ns = call_time(computed, key[rows[~comm[rows]]])
+        result.append(Pass(visit, phase, label, rows, event, span, int(ns.sum())))
+    in_steps = [one for one in result if is_step(one.step)]
+    return in_steps or result
+
+
+def median_pass(found: Sequence[Pass]) -> Pass:
+    """The one with the median of GPU time, of two the shorter."""
+    return sorted(found, key=lambda one: one.compute_ns)[(len(found) - 1) // 2]
+
+
+def same_ops(trace: Trace, one: Pass, others: Sequence[Pass]) -> tuple[int, int]:
+    """How many of the passes call the same ops, and how many of these with the same arguments."""
+    ops, count = trace.once(OpCalls), len(trace.arrays.start)
+
+    def signature(of: Pass) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        event = np.where(of.event < count, of.event, -1)
+        name, *recorded = ops.keys(event)
+        return tuple(name.tolist()), tuple(tuple(key.tolist()) for key in recorded)
+
+    mine, found = signature(one), [signature(other) for other in others]
+    alike = [other for other in found if other[0] == mine[0]]
+    return len(alike), sum(other == mine for other in alike)
+
+
+def items(trace: Trace, one: Pass) -> list[Item]:
+    """The calls of a pass in order of launch."""
+    found, work = trace.once(regions), trace.work.take(one.rows)
+    key = _keys(trace)[one.rows]
+    ops, table, count = trace.once(OpCalls), trace.tables["ops"], len(trace.arrays.start)
+    texts = [table.columns[name] for name in RECORDED]
+    group, (events,) = codes(key)
+    _, ns = call_time(work, key)
+    longest = _longest(work, group)
+    comm = work.kind[longest] == WORK_KINDS.index("comm")
+    link = _over_link(work, group, len(events))
+    recorded = trace.tables["collectives"]
+    collectives = dict(zip(recorded.array("kernel_id").tolist(), recorded.texts("collective"), strict=True))
+    kernel, blocks = grids(trace, work, np.where(key < count, key, -1))
+    result = []
+    for at in np.searchsorted(events, one.event).tolist():
+        event, piece = int(events[at]), int(longest[at])
+        call = None
+        if event < count:
+            row = int(ops.row[event])
+            call = Call(ops.name(event), *(text.values[text.codes[row]] for text in texts))
+            if blocks[piece] >= 0:
+                call = call._replace(kernel=work.names[kernel[piece]], blocks=int(blocks[piece]))
+        op = int(work.op[piece])
+        name = ops.name(op) if op >= 0 and not comm[at] else work.names[work.name[piece]]
+        name = collectives.get(int(work.event[piece]), name)
+        stage = STAGES[int(found.stage[one.rows[piece]])]
+        far = bool(link[at]) and name in _COPIES
+        result.append(Item(call, call.op if call else name, stage, int(ns[at]), bool(comm[at]), far))
+    return result
+
+
+def _keys(trace: Trace) -> Int:
+    """What each piece of work belongs to: the op to call, else a number beyond all event rows."""
+    call = trace.once(_calls)
+    return np.where(call >= 0, call, len(trace.arrays.start) + np.arange(len(call)))
+
+
+def _calls(trace: Trace) -> Int:
+    return callable_op(trace, trace.work)
+
+
+def _longest(work: Work, group: Int) -> Int:
+    """Of each group its longest piece of work."""
+    order = np.lexsort((work.dur, group))
+    return order[np.flatnonzero(np.diff(group[order], append=-1))]
+
+
+def _over_link(work: Work, group: Int, groups: int) -> Bool:
+    """Which groups are nothing but copies between GPU and host."""
+    far = {code: direction(work.names[code]) in ("htod", "dtoh") for code in np.unique(work.name).tolist()}
+    copied = np.array([far[code] for code in work.name.tolist()], dtype=bool) & ~work.is_kernel
+    whole: Bool = sums(group, copied.astype(np.int64), groups) == np.bincount(group)
+    return whole

@@ -1,0 +1,1 @@
+"""Scripts: text of a trace enters them as data only."""

@@ -1,0 +1,144 @@
+"""Ops that need more than a call: another reference, a stand-in, what a forward pass leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracelens.reproducers.inputs.arguments import Argument, Tensor
+
+
+class Kit(NamedTuple):
+    """What a script for an op is made of besides the common parts.
+
+    Attributes:
+        template: under templates/reference/, "" for none.
+        reference: whether it has `reference(given)`; without it the op in double precision is the reference.
+        stand_in: whether it has `stand_in(given)`, for devices without a kernel of the op.
+        prepare: whether it has `prepare(given)`, which completes the arguments.
+        slack: how many roundings of the least precise input type a result may be off.
+        compared: how many results are compared with the reference; -1: all.
+        unchecked: why none is.
+        whole: whether the op has but one way to be called, and returns all that it makes.
+        data: what the template is given.
+    """
+
+    template: str = ""
+    reference: bool = True
+    stand_in: bool = False
+    prepare: bool = False
+    slack: int = 3
+    compared: int = -1
+    unchecked: str = ""
+    whole: bool = False
+    data: Mapping[str, Any] = {}
+
+
+def kit(op: str, arguments: Sequence[Argument]) -> Kit:
+    """What a script for this op with these arguments needs."""
+    found = _KITS.get(op.removeprefix("aten::").removesuffix("_"), Kit())
+    if found.template == "scaled_mm" and not _plain_scales(arguments):
+        return Kit(compared=0, unchecked="its scales are in an order of their own (swizzled)")
+    if found.template == "attention":
+        return _attended(found, arguments)
+    if found is _SCALED_GROUPED and not _rows_of_weights(arguments):
+        return Kit(compared=0, unchecked="no reference for scaled groups of columns")
+    return found
+
+
+def _attended(found: Kit, arguments: Sequence[Argument]) -> Kit:
+    """The kit of an attention, without a reference where that is not plain attention."""
+    at = found.data["dropout"]
+    if at < len(arguments) and arguments[at]:
+        return found._replace(compared=0, unchecked="its results are random")
+    if any(isinstance(one, Tensor) and one.maker == "ends" for one in arguments):
+        return found._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
+    return found
+
+
+def _plain_scales(arguments: Sequence[Argument]) -> bool:
+    """Whether each scale is one for all, or lies beside its rows, columns or blocks."""
+    scales = [one for one in arguments[2:4] if isinstance(one, Tensor)]
+    return all(len(one.shape) == 2 or one.numel == 1 for one in scales)
+
+
+def _rows_of_weights(arguments: Sequence[Argument]) -> bool:
+    """Whether groups are rows of the first operand, times a matrix each."""
+    dims = [len(one.shape) if isinstance(one, Tensor) else 0 for one in arguments[:2]]
+    return dims == [2, 3]
+
+
+def _attention(
+    forward: str, backward: str, dropout: tuple[int, int], heads_first: bool, bias: str = "attn_bias",
+    causal: str = 'by["is_causal"]',
+) -> dict[str, Kit]:  # fmt: skip
+    """Kits of a forward op and its backward op; `dropout` is the place of its probability in both."""
+    data = {"heads_first": heads_first, "bias": bias, "causal": causal, "forward": forward}
+    one = Kit("attention", stand_in=True, whole=True)
+    ahead = {**data, "backward": False, "dropout": dropout[0]}
+    back = {**data, "backward": True, "dropout": dropout[1]}
+    return {
+        forward: one._replace(compared=1, data=ahead),
+        backward: one._replace(prepare=True, slack=12, compared=3, data=back),
+    }
+
+
+_SDPA = "_scaled_dot_product_"
+_CONVOLUTION = Kit("convolution", stand_in=True, whole=True)
+_SCALED_GROUPED = Kit("grouped", stand_in=True, whole=True, data={"ends_at": 4, "scaled": True})
+_FIRST = Kit(compared=1)
+_RANDOM = Kit(compared=0, unchecked="its results are random")
+
+_KITS: dict[str, Kit] = {
+    **_attention("_cudnn_attention_forward", "_cudnn_attention_backward", (9, 13), True),
+    **_attention("_flash_attention_forward", "_flash_attention_backward", (7, 10), False),
+    **_attention(
+        "_efficient_attention_forward", "_efficient_attention_backward", (8, 11), False, "bias",
+        'by["custom_mask_type"] == 1',
+    ),
+    **_attention(f"{_SDPA}flash_attention", f"{_SDPA}flash_attention_backward", (3, 10), True),
+    **_attention(f"{_SDPA}efficient_attention", f"{_SDPA}efficient_attention_backward", (5, 9), True),
+    **_attention(f"{_SDPA}cudnn_attention", f"{_SDPA}cudnn_attention_backward", (5, 13), True),
+    "miopen_convolution": _CONVOLUTION,
+    "miopen_depthwise_convolution": _CONVOLUTION,
+    "miopen_convolution_transpose": _CONVOLUTION,
+    "cudnn_convolution": _CONVOLUTION,
+    "cudnn_convolution_transpose": _CONVOLUTION,
+    "mkldnn_convolution": _CONVOLUTION,
+    "miopen_batch_norm": Kit("batch_norm", stand_in=True, compared=1, whole=True, data={"backward": False}),
+    "cudnn_batch_norm": Kit("batch_norm", stand_in=True, compared=1, whole=True, data={"backward": False}),
+    "miopen_batch_norm_backward": Kit("batch_norm", stand_in=True, whole=True, data={"backward": True}),
+    "cudnn_batch_norm_backward": Kit("batch_norm", stand_in=True, whole=True, data={"backward": True}),
+    "native_batch_norm_backward": Kit("single", stand_in=True, whole=True),
+    "histc": Kit("single", stand_in=True),
+    "max_pool2d_with_indices_backward": Kit("max_pool_backward", reference=False, prepare=True),
+    "_grouped_mm": Kit("grouped", whole=True, data={"ends_at": 2, "scaled": False}),
+    "_scaled_grouped_mm": _SCALED_GROUPED,
+    "_scaled_mm": Kit("scaled_mm", whole=True),
+    "_fused_adam": Kit("fused_optimizer"),
+    "_fused_adamw": Kit("fused_optimizer"),
+    "_softmax_backward_data": Kit("softmax_backward"),
+    "_log_softmax_backward_data": Kit("softmax_backward"),
+    "sort": _FIRST,
+    "topk": _FIRST,
+    "max": _FIRST,
+    "min": _FIRST,
+    "median": _FIRST,
+    "kthvalue": _FIRST,
+    "mode": _FIRST,
+    "cummax": _FIRST,
+    "cummin": _FIRST,
+    "native_dropout": _RANDOM,
+    "_fused_dropout": _RANDOM,
+    "bernoulli": _RANDOM,
+    "normal": _RANDOM,
+    "uniform": _RANDOM,
+    "exponential": _RANDOM,
+    "random": _RANDOM,
+    "multinomial": _RANDOM,
+    "rand": _RANDOM,
+    "randn": _RANDOM,
+    "randint": _RANDOM,
+    "randperm": _RANDOM,
+    "rrelu_with_noise": _RANDOM,
+}  # fmt: skip

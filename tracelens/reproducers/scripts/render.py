@@ -1,0 +1,69 @@
+"""Scripts from templates: what a trace says goes in as data, and the result is held against the template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tracelens.reproducers.inputs.arguments import Unreplayable
+from tracelens.reproducers.scripts.collective_kinds import Kind
+from tracelens.reproducers.scripts.kits import Kit
+from tracelens.reproducers.scripts.outline import MAKERS, difference, is_outline
+from tracelens.reproducers.scripts.source import Source, literal
+from tracelens.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+Choice = bool | Kit | Kind | frozenset[str]
+"""What a template's structure depends on; never text of a trace. A set is one of outline.MAKERS."""
+
+
+UNFAITHFUL = "the script made of it was not written: "
+"""How the reason begins where a script would be more than its template and data."""
+
+
+def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
+    """A script from a template.
+
+    The template is rendered twice: with the data, and with DATA in its place. If the two differ in more than
+    that, text of a trace got into the script in a way that nobody meant.
+
+    Args:
+        template: name.
+        choices: what its structure depends on.
+        data: what it is filled with: numbers, texts, lists, which become literals, or Source.
+
+    Raises:
+        Unreplayable: the script is not its template with other data.
+    """
+    for name, choice in choices.items():
+        if not (choice <= MAKERS if isinstance(choice, frozenset) else isinstance(choice, bool | Kit | Kind)):
+            raise TypeError(f"{name} is nothing that the structure of a script may depend on")
+    sources = {
+        name: value if isinstance(value, Source) else Source(literal(value)) for name, value in data.items()
+    }
+    if wrong := [name for name, source in sources.items() if not is_outline(source.outline)]:
+        raise TypeError(f"the outline of {', '.join(wrong)} has data in it")
+    fixed = {**choices, "version": __version__}
+    made = _environment().get_template(template)
+    text = made.render(fixed, **{name: source.text for name, source in sources.items()})
+    outline = made.render(fixed, **{name: source.outline for name, source in sources.items()})
+    if why := difference(text.encode("utf-8", "surrogatepass"), outline):
+        raise Unreplayable(f"{UNFAITHFUL}{why}; please report this as a bug")
+    return text
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("tracelens.reproducers"),
+        autoescape=False,  # Python, not HTML; `render` checks what comes out
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )

@@ -1,0 +1,1 @@
+"""Which calls of a trace are worth a script."""

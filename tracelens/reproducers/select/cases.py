@@ -1,0 +1,142 @@
+"""The calls of a trace that differ: same op, same arguments, with all their times."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.common.call_time import call_time
+from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.arrays import Int
+from tracelens.costs.cost import OpCost
+from tracelens.reproducers.inputs.arguments import RECORDED
+from tracelens.reproducers.inputs.indices import grids
+from tracelens.reproducers.inputs.opaque import callable_op
+from tracelens.table.groups import codes
+from tracelens.trace.activities import Work
+from tracelens.trace.trace import Trace
+
+
+class Call(NamedTuple):
+    """What tells calls apart: the op and its recorded arguments, as the JSON texts of the ops table.
+
+    Attributes:
+        op: its name.
+        shapes, dtypes, strides, values: of its arguments.
+        kernel, blocks: the kernel and its grid, where they have to stand for arguments: see indices.py.
+    """
+
+    op: str
+    shapes: str
+    dtypes: str
+    strides: str
+    values: str
+    kernel: str = ""
+    blocks: int = -1
+
+    @property
+    def recorded(self) -> tuple[str, str, str, str]:
+        """The texts of the ops table, in the order of RECORDED."""
+        return self.shapes, self.dtypes, self.strides, self.values
+
+
+class Case(NamedTuple):
+    """All calls of one op with the same arguments.
+
+    Attributes:
+        call: the op and its arguments.
+        times: GPU time of each call, ns: the union of what it launched.
+        ranks: on which they are.
+        kernels: names of what one call launches, the longest first.
+        devices: GPU names.
+        cost: what a call must do at least, None where that cannot be counted.
+        at_ns: where the longest call is, since the first event of its trace.
+    """
+
+    call: Call
+    times: Int
+    ranks: tuple[int, ...]
+    kernels: tuple[str, ...]
+    devices: tuple[str, ...]
+    cost: OpCost | None
+    at_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """Time of all calls together."""
+        return int(self.times.sum())
+
+
+def cases(trace: Trace, work: Work) -> list[Case]:
+    """The different calls behind this GPU work, those with most time first; see opaque.callable_op."""
+    ops = trace.once(OpCalls)
+    op_of = callable_op(trace, work)
+    mine, op_of = work.take(op_of >= 0), op_of[op_of >= 0]
+    if not len(mine.event):
+        return []
+    calls, dur = call_time(mine, op_of)
+    table = trace.tables["ops"]
+    texts = {name: table.columns[name] for name in RECORDED}
+    row = ops.row[calls]
+    kernel, blocks = (_largest(values, op_of, calls) for values in grids(trace, mine, op_of))
+    recorded = (texts[name].codes[row] for name in RECORDED)
+    group, _ = codes(trace.arrays.name[calls], *recorded, kernel, blocks)
+    order = np.lexsort((dur, group))
+    last = np.flatnonzero(np.diff(group[order], append=-1))
+    first = np.concatenate(([0], last[:-1] + 1))
+    of_call = np.argsort(op_of, kind="stable")
+    begin = np.searchsorted(op_of[of_call], calls)
+    end = np.searchsorted(op_of[of_call], calls, side="right")
+    origin = int(trace.arrays.start.min())
+    found = []
+    for low, high in zip(first.tolist(), (last + 1).tolist(), strict=True):
+        members = order[low:high]
+        longest = int(members[-1])
+        op, pieces = int(calls[longest]), of_call[begin[longest] : end[longest]]
+        pieces = pieces[np.argsort(-mine.dur[pieces], kind="stable")]
+        at = int(row[longest])
+        call = Call(ops.name(op), *(texts[name].values[texts[name].codes[at]] for name in RECORDED))
+        if blocks[longest] >= 0:
+            by = trace.arrays.names[kernel[longest]]
+            call = call._replace(kernel=by, blocks=int(blocks[longest]))
+        found.append(
+            Case(
+                call,
+                dur[members],
+                (trace.meta.rank,),
+                tuple(dict.fromkeys(mine.names[mine.name[piece]] for piece in pieces.tolist())),
+                tuple(sorted(set(trace.meta.devices.values()))),
+                ops.cost(op, *_launch(trace, mine, int(pieces[0]))),
+                int(trace.arrays.start[op]) - origin,
+            )
+        )
+    return sorted(found, key=lambda case: -case.total_ns)
+
+
+def _largest(values: Int, op_of: Int, calls: Int) -> Int:
+    """The largest value among the pieces of each call."""
+    found = np.full(len(calls), -1, dtype=np.int64)
+    np.maximum.at(found, np.searchsorted(calls, op_of), values)
+    return found
+
+
+def merged(ranks: list[list[Case]]) -> list[Case]:
+    """The cases of several ranks as one list, those with most time first."""
+    found: dict[Call, Case] = {}
+    for case in (case for rank in ranks for case in rank):
+        other = found.get(case.call)
+        if other is None:
+            found[case.call] = case
+            continue
+        longer = max(case, other, key=lambda one: int(one.times.max()))
+        found[case.call] = longer._replace(
+            times=np.concatenate((other.times, case.times)), ranks=(*other.ranks, *case.ranks)
+        )
+    return sorted(found.values(), key=lambda case: -case.total_ns)
+
+
+def _launch(trace: Trace, work: Work, piece: int) -> tuple[str, int, int]:
+    """Kernel, thread blocks and forward op of a piece of work."""
+    blocks = trace.tables["events"].array("blocks")[work.event[piece]]
+    return work.names[work.name[piece]], int(blocks), int(work.forward[piece])

@@ -1,0 +1,43 @@
+"""When the GPU work of a finding runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis.common.device import own_device
+from tracelens.devices.catalogue import Device
+from tracelens.errors import TracelensError
+from tracelens.findings.detectors.detector import DETECTORS, JOB, Signal
+from tracelens.findings.rank_context import Scene
+from tracelens.trace.intervals import Union
+from tracelens.trace.run import Run
+
+
+def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Union]:
+    """When time is lost to what a detector finds, by rank.
+
+    Args:
+        run: the ranks.
+        name: of the detector, as in the findings table.
+        device: whose figures count, instead of those of the trace's own.
+
+    Raises:
+        TracelensError: no such detector, or it finds nothing; the message says why.
+    """
+    detector = DETECTORS.get(name)
+    found: Mapping[int, Signal] | str
+    if detector.needs:
+        found = detector.of_run({need: ANALYZERS.get(need)(run) for need in detector.needs})
+    else:
+        each = {
+            trace.meta.rank: detector.of_rank(Scene(trace, device or own_device(trace)))
+            for trace in run.traces
+        }
+        signals = {rank: one for rank, one in each.items() if isinstance(one, Signal)}
+        found = signals or "; ".join(dict.fromkeys(str(reason) for reason in each.values()))
+    if isinstance(found, str):
+        raise TracelensError(f"no finding {name!r} in this trace: {found}")
+    if JOB in found:
+        return dict.fromkeys(run.ranks, found[JOB].where)
+    return {rank: signal.where for rank, signal in found.items()}

@@ -1,0 +1,124 @@
+"""Which calls of a trace to replay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracelens.arrays import Bool
+from tracelens.errors import TracelensError
+from tracelens.reproducers.inputs.arguments import Unreplayable, read, tensors
+from tracelens.reproducers.select.cases import Call, Case
+from tracelens.table.forest import nearest
+from tracelens.trace.activities import Work
+from tracelens.trace.intervals import Union
+from tracelens.trace.names import matching, wildcards
+from tracelens.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is asked for; everything given has to hold.
+
+    Attributes:
+        op: pattern of op names (aten::*mm*), "" for all.
+        ops: names of ops, empty for all.
+        shapes: sizes of which each has to be that of a tensor among the arguments.
+        module: pattern of a name around the call, or around the forward call whose gradient it computes: a
+            record_function scope or a Python frame.
+        rank: -1 for all.
+        at_ns: of one event, since the first of its trace: what starts or runs there, with all that it calls.
+        during: by rank, when the GPU work has to run.
+    """
+
+    op: str = ""
+    ops: Sequence[str] = ()
+    shapes: Sequence[tuple[int, ...]] = ()
+    module: str = ""
+    rank: int = -1
+    at_ns: int | None = None
+    during: Mapping[int, Union] | None = field(default=None, hash=False)
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is asked for in particular."""
+        return not (self.op or self.about_calls)
+
+    @property
+    def about_calls(self) -> bool:
+        """Whether anything is asked that only calls of ops can meet, not collectives."""
+        of_rank = self.rank >= 0 or self.at_ns is not None
+        return bool(of_rank or self.ops or self.shapes or self.module or self.during is not None)
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """The sizes that a user writes as 4096,2048 or 4096x2048; raises TracelensError for anything else."""
+    words = re.split(r"[,x]", text.strip("[]() "))
+    if not all(word.strip().isdecimal() for word in words):
+        raise TracelensError(f"{text!r} is no shape; write sizes such as 4096,2048")
+    return tuple(int(word) for word in words)
+
+
+def chosen(trace: Trace, wanted: Selection) -> Work:
+    """The GPU work of the calls that are asked for; shapes are for `fits`."""
+    work = trace.work
+    if wanted.rank >= 0 and trace.meta.rank != wanted.rank:
+        return work.take(np.zeros(len(work.event), dtype=bool))
+    keep = work.op >= 0
+    op = np.maximum(work.op, 0)
+    if wanted.op:
+        keep &= matching(trace.arrays.names, wildcards(wanted.op))[trace.arrays.name[op]]
+    if wanted.ops:
+        named = np.array([name in wanted.ops for name in trace.arrays.names], dtype=bool)
+        keep &= named[trace.arrays.name[op]]
+    if wanted.module:
+        keep &= _inside(trace, work, _named(trace, wanted.module))
+    if wanted.at_ns is not None:
+        keep &= _at(trace, work, int(trace.arrays.start.min()) + wanted.at_ns)
+    if wanted.during is not None:
+        keep &= _during(work, wanted.during.get(trace.meta.rank))
+    return work.take(keep)
+
+
+def fits(case: Case, wanted: Selection) -> bool:
+    """Whether the arguments of a case have the shapes that are asked for."""
+    return not wanted.shapes or set(wanted.shapes) <= _shapes(case.call)
+
+
+def _shapes(call: Call) -> set[tuple[int, ...]]:
+    try:
+        return {one.shape for one in tensors(read(*call.recorded, of_lists="float32"))}
+    except Unreplayable:
+        return set()
+
+
+def _named(trace: Trace, pattern: str) -> Bool:
+    """Events around calls that are named so."""
+    events = trace.arrays
+    around = events.where("annotation", "python", "slice")
+    return around & matching(events.names, wildcards(pattern))[events.name]
+
+
+def _inside(trace: Trace, work: Work, around: Bool) -> Bool:
+    """Work whose op, or the forward op that it belongs to, is inside one of these events."""
+    inside = nearest(trace.arrays.parent, trace.arrays.depth, around) >= 0
+    of_op = inside[np.maximum(work.op, 0)] & (work.op >= 0)
+    of_forward = inside[np.maximum(work.forward, 0)] & (work.forward >= 0)
+    return of_op | of_forward
+
+
+def _at(trace: Trace, work: Work, time: int) -> Bool:
+    """Work of the calls that start at a time, and that runs on the GPU then."""
+    events = trace.arrays
+    starts = (events.start == time) & events.where("op", "annotation", "python", "launch", "slice")
+    return _inside(trace, work, starts) | ((work.start <= time) & (time < work.end))
+
+
+def _during(work: Work, when: Union | None) -> Bool:
+    """Work that runs at these times."""
+    if when is None or not len(when.start):
+        return np.zeros(len(work.event), dtype=bool)
+    return np.asarray(when.covered(work.start, work.end) > 0)

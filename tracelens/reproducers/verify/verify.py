@@ -1,0 +1,268 @@
+"""Run all scripts of a directory and hold their times against the traced ones."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracelens.errors import TracelensError
+from tracelens.reproducers import folder as folders
+from tracelens.reproducers.folder import Entry
+from tracelens.reproducers.verify.isolation import ISOLATED, Refused, absolute, private_copy
+from tracelens.reproducers.verify.processes import Ran, run_together
+from tracelens.reproducers.verify.rows import STATUSES, Row, judged, unrun
+from tracelens.reproducers.verify.worker import Machine, Workers
+from tracelens.table.result import Result
+from tracelens.table.schema import Column, Schema, Table
+
+TIMEOUT_S = 180.0
+RANKS = 8
+"""Processes that a collective starts at most where it runs on the CPU."""
+
+TOLERANCE = 0.1
+BROKEN = ("wrong", "failed", "timeout")
+DIFFERENT = ("slower", "faster", "other device")
+
+SUMMARY = Schema(
+    "Scripts by status",
+    (
+        Column("status", "str"),
+        Column("count", "int64", "count", "scripts"),
+        Column("traced_ns", "float64", "ns", "time of the calls that they stand for, in the trace"),
+        Column("fraction", "float64", "fraction", "of the traced time of all scripts"),
+        Column("meaning", "str", prose=True),
+    ),
+)
+SCRIPTS = Schema(
+    "Scripts",
+    (
+        Column("status", "str", doc="; ".join(f"{name}: {why}" for name, why in STATUSES.items())),
+        Column("file", "str"),
+        Column("traced_ns", "float64", "ns", "median GPU time of a call in the trace"),
+        Column("replayed_ns", "float64", "ns", "the same here, as far as kernels are known, else elapsed"),
+        Column("ratio", "float64", "ratio", "replayed / traced"),
+        Column("roofline", "float64", "ratio", "least time that this device needs / replayed"),
+        Column("subject", "str", doc="op, collective, or what a sequence of ops is of"),
+        Column("shapes", "str", doc="of its arguments"),
+        Column("elapsed_ns", "float64", "ns", "median here from event to event, gaps included"),
+        Column("p10_ns", "float64", "ns", "10th percentile of that"),
+        Column("p90_ns", "float64", "ns", "90th percentile"),
+        Column("warm_ns", "float64", "ns", "median here of calls with the same arguments, which caches hold"),
+        Column("flops_per_s", "float64", "flops/s", "of a replayed call"),
+        Column("bytes_per_s", "float64", "bytes/s", "of a replayed call; of a collective the bus bandwidth"),
+        Column("count", "int64", "count", "calls in the trace that it stands for"),
+        Column("check", "str", doc="of the result: ok, wrong, or none where there is no reference"),
+    ),
+    doc="Those that are wrong or did not run come first, then those with most time in the trace. Calls take "
+    "other arguments each time, so that caches are cold as in most of a model.",
+)  # fmt: skip
+NOTES = Schema(
+    "Notes",
+    (
+        Column("status", "str"),
+        Column("file", "str"),
+        Column("note", "str", doc="what went wrong, or why the time may differ", prose=True),
+    ),
+    doc="What went wrong, and why a time may differ from the traced one, as far as the numbers tell.",
+)
+
+
+def _quiet(_: str) -> None:
+    """Report nothing."""
+
+
+def verify(
+    folder: Path,
+    *,
+    device: str | None = None,
+    iters: int | None = None,
+    max_bytes: int | None = None,
+    tolerance: float = TOLERANCE,
+    python: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    ranks: int | None = None,
+    only: re.Pattern[str] | None = None,
+    progress: Callable[[str], None] = _quiet,
+) -> Result:
+    """Does what the scripts of a directory do take as long as in the trace, and is it right?
+
+    Args:
+        folder: as `tracelens replay -o` wrote it; only what replay.json lists is run, as isolation.py says.
+        device: "cuda" or "cpu"; None: a GPU where there is one.
+        iters: timed calls of each script; None: as many as each takes by itself.
+        max_bytes: scale messages of collectives down to this size; None: as traced.
+        tolerance: by which part of the traced time a matching one may differ.
+        python: interpreter with torch; None: this one.
+        timeout_s: for each script.
+        ranks: processes that a collective may start; None: as many as there are GPUs, or RANKS on the CPU.
+        only: found in the file's name, the subject or the shapes; None: all.
+        progress: called with a line of text before each script.
+
+    Returns:
+        tables `summary`, one row a status; `notes`, of those scripts that need one; and `scripts`, those of
+        BROKEN first. Meta: device, torch, scripts by status, and `matching_fraction`, of the traced time.
+
+    Raises:
+        TracelensError: no directory of scripts, nothing that `only` names, an interpreter without torch, or
+            no GPU for device "cuda".
+    """
+    entries = [entry for entry in folders.read(folder) if only is None or _named(entry, only)]
+    if not entries:
+        raise TracelensError(f"{folder}: no script " + (f"fits {only.pattern!r}" if only else "in the list"))
+    interpreter = absolute(python or sys.executable)
+    arguments = ["--json", *_option("--device", device), *_option("--iters", iters)]
+    number = count(1)
+
+    def row(entry: Entry, run: Callable[[Path], Ran]) -> Row:
+        progress(f"script {next(number)} of {len(entries)}: {entry.file}")
+        return _row(folder, entry, run, tolerance)
+
+    with Workers(interpreter, gpu=device != "cpu") as workers:
+        machine = workers.machine
+        if device == "cuda" and not machine.devices:
+            raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; take --device cpu")
+        alone = partial(workers.run, arguments=arguments, timeout_s=timeout_s)
+        rows = {entry: row(entry, alone) for entry in entries if entry.processes <= 1}
+    # Only now: the worker would hold memory of a GPU that these need.
+    most = RANKS if ranks is None else ranks
+    of_ranks = [*arguments, *_option("--max-bytes", max_bytes), "--ranks", str(most)]
+    together = partial(_together, [interpreter, ISOLATED], of_ranks, timeout_s)
+    for entry in (entry for entry in entries if entry.processes > 1):
+        why = _too_many(entry, len(machine.devices), ranks)
+        rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)
+    return _told([rows[entry] for entry in entries], machine, tolerance)
+
+
+def _row(folder: Path, entry: Entry, run: Callable[[Path], Ran], tolerance: float) -> Row:
+    """The row of a script, which is run if it is as it was written."""
+    try:
+        with private_copy(folder, entry) as path:
+            return judged(entry, run(path), tolerance)
+    except Refused as why:
+        return unrun(entry, "failed", str(why))
+
+
+def failed(result: Result, *, strict: bool = False) -> bool:
+    """Whether a result of `verify` is an error, for a command's exit status.
+
+    A script that is wrong, did not run or had to be stopped is one. A time that differs is not: another
+    machine, library or clock is no fault of a script.
+
+    Args:
+        result: of `verify`.
+        strict: the times count as well: none is slower, faster or of another device, and one or more match.
+    """
+    statuses = set(result.data["scripts"].texts("status"))
+    if statuses.intersection(BROKEN):
+        return True
+    return strict and (bool(statuses.intersection(DIFFERENT)) or "match" not in statuses)
+
+
+def _option(name: str, value: object) -> list[str]:
+    return [] if value is None else [name, str(value)]
+
+
+def _together(command: Sequence[str], arguments: Sequence[str], timeout_s: float, path: Path) -> Ran:
+    return run_together([*command, str(path), *arguments], timeout_s)
+
+
+def _too_many(entry: Entry, gpus: int, ranks: int | None) -> str:
+    """Why a script starts more processes than it may; "" if it does not.
+
+    Args:
+        entry: which.
+        gpus: GPUs that it can use; 0: it runs on the CPU.
+        ranks: processes that were allowed, None where nothing was said.
+    """
+    if 0 < gpus < entry.processes:
+        return f"needs {entry.processes} GPUs, {gpus} here; --device cpu runs it through gloo"
+    most = ranks if ranks is not None else gpus or RANKS
+    if entry.processes > most:
+        where = "" if gpus else " on the CPU"
+        return f"starts {entry.processes} processes{where}, over {most}; --ranks {entry.processes} allows it"
+    return ""
+
+
+def _named(entry: Entry, pattern: re.Pattern[str]) -> bool:
+    return any(map(pattern.search, (entry.file, entry.subject, entry.shapes)))
+
+
+def _told(rows: Sequence[Row], machine: Machine, tolerance: float) -> Result:
+    ordered = sorted(rows, key=lambda row: row.status not in BROKEN)
+    summary = _summary(rows)
+    statuses = summary.texts("status")
+    fractions = dict(zip(statuses, summary.array("fraction").tolist(), strict=True))
+    counts = dict(zip(statuses, summary.array("count").tolist(), strict=True))
+    on = dict.fromkeys(row.device for row in rows if row.device)
+    return Result(
+        "replay_verify",
+        "Replay",
+        {"summary": summary, "notes": _notes(ordered), "scripts": SCRIPTS.table(_columns(ordered))},
+        doc="Whether scripts made of a trace give right results, in the time that the trace shows.",
+        meta={
+            "device": ", ".join(on) or ", ".join(dict.fromkeys(machine.devices)) or "cpu",
+            "torch": machine.torch,
+            "tolerance": tolerance,
+            "scripts": len(rows),
+            "statuses": counts,
+            "matching_fraction": fractions.get("match", 0.0),
+        },
+        command="tracelens replay verify DIR",
+    )
+
+
+def _summary(rows: Sequence[Row]) -> Table:
+    found = {status: [row.entry.total_us for row in rows if row.status == status] for status in STATUSES}
+    found = {status: times for status, times in found.items() if times}
+    total = sum(row.entry.total_us for row in rows)
+    return SUMMARY.table(
+        {
+            "status": list(found),
+            "count": [len(times) for times in found.values()],
+            "traced_ns": [1e3 * sum(times) for times in found.values()],
+            "fraction": [sum(times) / total if total > 0 else 0.0 for times in found.values()],
+            "meaning": [STATUSES[status] for status in found],
+        }
+    )
+
+
+def _notes(rows: Sequence[Row]) -> Table:
+    noted = [row for row in rows if row.note]
+    return NOTES.table(
+        {
+            "status": [row.status for row in noted],
+            "file": [row.entry.file for row in noted],
+            "note": [row.note for row in noted],
+        }
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Any]:
+    def ns(times: list[float]) -> Any:
+        return np.array([1e3 * time if time > 0 else -1.0 for time in times])
+
+    return {
+        "status": [row.status for row in rows],
+        "file": [row.entry.file for row in rows],
+        "subject": [row.entry.subject for row in rows],
+        "shapes": [row.entry.shapes for row in rows],
+        "count": [row.entry.count for row in rows],
+        "traced_ns": ns([row.traced_us for row in rows]),
+        "replayed_ns": ns([row.replayed_us for row in rows]),
+        "ratio": [row.ratio for row in rows],
+        "elapsed_ns": ns([row.elapsed_us for row in rows]),
+        "p10_ns": ns([row.low_us for row in rows]),
+        "p90_ns": ns([row.high_us for row in rows]),
+        "warm_ns": ns([row.warm_us for row in rows]),
+        "roofline": [row.of_roofline for row in rows],
+        "flops_per_s": [row.flops_per_s for row in rows],
+        "bytes_per_s": [row.bytes_per_s for row in rows],
+        "check": [row.check for row in rows],
+    }

@@ -1,0 +1,1 @@
+"""Tables: declared columns with units, results, and the operations on them."""

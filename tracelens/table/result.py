@@ -1,0 +1,155 @@
+"""What an analysis returns: tables, and what could not be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tracelens.errors import SchemaError
+from tracelens.guard import Failure
+from tracelens.table.schema import Schema, Table
+from tracelens.table.stack import stack
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class _Frames(Mapping[str, "pd.DataFrame"]):
+    """Tables by name as DataFrames, made when first asked for."""
+
+    def __init__(self, data: Mapping[str, Table]) -> None:
+        self._data = data
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self._data[name].frame
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something that could not be computed, and why: what is missing and how to record it next time."""
+
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one analyzer found.
+
+    Attributes:
+        analyzer: its registered name.
+        title: heading of its section.
+        data: name to Table; the first one is the headline. A table that cannot be computed is absent here
+            and present in `skips`.
+        doc: what the section answers, one or two sentences.
+        skips: what could not be computed.
+        meta: scalars that belong to the result as a whole (options used, totals).
+        command: what makes it on the command line, "" for `tracelens analyze`.
+    """
+
+    analyzer: str
+    title: str
+    data: Mapping[str, Table]
+    doc: str = ""
+    skips: tuple[Skip, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Of the skips those that are due to a bug."""
+        return tuple(skip.reason for skip in self.skips if isinstance(skip.reason, Failure))
+
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """Name to DataFrame."""
+        return _Frames(self.data)
+
+    @property
+    def schemas(self) -> Mapping[str, Schema]:
+        """Name to schema of every table."""
+        return {name: table.schema for name, table in self.data.items()}
+
+    def __getitem__(self, table: str) -> pd.DataFrame:
+        """The table of that name as a DataFrame.
+
+        Raises:
+            SchemaError: no such table; the message carries the reason when it was skipped.
+        """
+        if table in self.data:
+            return self.data[table].frame
+        why = "; ".join(f"{skip.subject}: {skip.reason}" for skip in self.skips)
+        raise SchemaError(f"{self.analyzer}: no table {table!r} (has: {', '.join(self.data)}) {why}")
+
+    def _repr_html_(self) -> str:
+        """The result as it shows itself where HTML can be shown."""
+        from tracelens.rendering.formats.html import fragment
+
+        return fragment(self)
+
+    def _ipython_display_(self) -> None:
+        """The result as it shows itself in Jupyter."""
+        from tracelens.rendering.formats.notebook import show
+
+        show(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Several results about the same run, in reading order: what every renderer takes.
+
+    Attributes:
+        results: one per analyzer.
+        title: heading of the whole.
+        meta: tracelens version, inputs, ranks, device names, options; JSON-able values only.
+    """
+
+    results: tuple[Result, ...]
+    title: str = "tracelens report"
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What is missing because of a bug."""
+        return tuple(failure for result in self.results for failure in result.failures)
+
+    def __getitem__(self, analyzer: str) -> Result:
+        """The result of that analyzer; raises SchemaError when it is not part of the report."""
+        for result in self.results:
+            if result.analyzer == analyzer:
+                return result
+        raise SchemaError(f"no result of {analyzer!r} (has: {', '.join(r.analyzer for r in self.results)})")
+
+    def _ipython_display_(self) -> None:
+        """The report as it shows itself in Jupyter."""
+        from tracelens.rendering.formats.notebook import show_report
+
+        show_report(self)
+
+
+def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any) -> Result:
+    """A Result without name and text, which the registration adds."""
+    return Result("", "", tables, skips=tuple(skips), meta=meta)
+
+
+def join(results: Sequence[Result]) -> Result:
+    """One result from those of single ranks: tables one below the other, what has no rank once."""
+    found: dict[str, list[Table]] = {}
+    for one in results:
+        for name, table in one.data.items():
+            found.setdefault(name, []).append(table)
+    tables = {
+        name: stack(same[0].schema, [table.columns for table in same])
+        if "rank" in same[0].schema.names
+        else same[0]
+        for name, same in found.items()
+    }
+    skips = dict.fromkeys(skip for one in results for skip in one.skips)
+    return Result("", "", tables, skips=tuple(skips), meta=results[0].meta)

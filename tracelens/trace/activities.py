@@ -1,0 +1,168 @@
+"""GPU work of one rank as aligned arrays: what most analyzers start from.
+
+In a trace without a GPU it is the work of the host (see host.py), in the same form: each piece is an op, or
+gloo's communication, and there is no launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int
+from tracelens.trace.classify import WORK_KINDS as WORK_KINDS
+from tracelens.trace.classify import OPAQUE, classify_kernels, classify_op, kind_of
+from tracelens.trace.classify import classes as kernel_classes
+from tracelens.trace.intervals import Union, clip, union
+
+if TYPE_CHECKING:
+    from tracelens.trace.trace import Events, Trace
+
+Scope = Literal["all", "linked"]
+"""`all`: every GPU event; `linked`: only those with an arrow from a launch call (links.is_linked)."""
+
+SCOPES: tuple[Scope, ...] = ("all", "linked")
+
+
+class Work(NamedTuple):
+    """GPU events of one rank in order of start; one element an event.
+
+    Attributes:
+        event: row in the trace's events table.
+        start, end: ns.
+        kind: code into classify.KINDS (computation, comm, memcpy, memset).
+        category: code into `categories` (the kernel classes of kernels.toml).
+        name: code into `names`.
+        device, stream: of a GPU; of work of the host -1 and its thread.
+        launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
+        is_kernel: no copy or fill by the runtime; of work of the host all of it.
+        on_host: whether it is work of the host.
+    """
+
+    event: Int
+    start: Int
+    end: Int
+    kind: Int
+    category: Int
+    name: Int
+    device: Int
+    stream: Int
+    launch: Int
+    op: Int
+    forward: Int
+    linked: Bool
+    is_kernel: Bool
+    categories: list[str]
+    names: list[str]
+    on_host: bool = False
+
+    def take(self, rows: Int | Bool) -> Work:
+        """The work at these positions or under this mask."""
+        return self._replace(**{name: getattr(self, name)[rows] for name in self._fields[:-3]})
+
+    @property
+    def unlinked(self) -> Bool:
+        """Work that nothing in the trace launched: it was launched before the recording began."""
+        return (self.launch < 0) & (self.op < 0)
+
+    @property
+    def caller(self) -> Int:
+        """Event row of the host's call behind each piece: of its launch, else its op; -1 if there is none."""
+        return np.where(self.launch >= 0, self.launch, self.op)
+
+    @property
+    def asked(self) -> Int:
+        """Event row of the call with which the host asked for each piece, -1 if there is none.
+
+        That is the launch; work of the host is asked for by its op, which mostly is the work itself.
+        """
+        return self.op if self.on_host else self.launch
+
+    @property
+    def lane(self) -> Int:
+        """One number for each stream of each device."""
+        if len(self.device) and (
+            np.abs(self.device).max() >= 1 << 20 or np.abs(self.stream).max() >= 1 << 52
+        ):
+            device = np.unique(self.device, return_inverse=True)[1]
+            streams, stream = np.unique(self.stream, return_inverse=True)
+            return device * len(streams) + stream
+        return self.device * (1 << 32) + self.stream
+
+    @property
+    def dur(self) -> Int:
+        """Durations in ns."""
+        return self.end - self.start
+
+    def union(self, *kinds: str) -> Union:
+        """When work of these kinds ran; of any kind without arguments."""
+        mask = np.isin(self.kind, [WORK_KINDS.index(kind) for kind in kinds or WORK_KINDS])
+        return union(self.start[mask], self.end[mask])
+
+
+def gpu_work(trace: Trace, scope: Scope = "all") -> Work:
+    """The GPU work of a trace, in order of start."""
+    work = trace.work
+    return work if scope == "all" else work.take(work.linked)
+
+
+def build(trace: Trace) -> Work:
+    """Assemble it; use `gpu_work`, which keeps the result."""
+    events, links = trace.arrays, trace.tables["links"]
+    gpu = links.array("kernel_id")
+    order = np.argsort(events.start[gpu], kind="stable")
+    gpu = gpu[order]
+
+    def link(name: str) -> Int:
+        return links.array(name)[order]
+
+    start, end = events.start[gpu], events.end[gpu]
+    if trace.window is not None:
+        inside = ((end > trace.window.start) | (start >= trace.window.start)) & (start < trace.window.end)
+        gpu, order = gpu[inside], order[inside]
+        start, end = clip(start[inside], end[inside], trace.window.start, trace.window.end)
+    on_host = trace.meta.on_host
+    is_kernel = events.where("kernel")[gpu] | on_host
+    op = link("op_id")
+    category, categories = _categories(events, gpu, op, is_kernel, on_host)
+    kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)
+    return Work(
+        event=gpu,
+        start=start,
+        end=end,
+        kind=kinds[category],
+        category=category,
+        name=events.name[gpu],
+        device=events.device[gpu],
+        stream=events.tid[gpu] if on_host else events.stream[gpu],
+        launch=link("launch_id"),
+        op=op,
+        forward=link("forward_op_id"),
+        linked=events.linked[gpu] | on_host,
+        is_kernel=is_kernel,
+        categories=categories,
+        names=events.names,
+        on_host=on_host,
+    )
+
+
+def _categories(events: Events, gpu: Int, op: Int, is_kernel: Bool, on_host: bool) -> tuple[Int, list[str]]:
+    """Class of each GPU event: copies and fills by kind, kernels by name, opaque ones by their op."""
+    used = np.unique(events.name[gpu[is_kernel]])
+    names = [events.names[code] for code in used]
+    found_classes = [classify_op(name) or "other" for name in names] if on_host else classify_kernels(names)
+    by_name = dict(zip(used.tolist(), found_classes, strict=True))
+    classes = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in kernel_classes())})
+    code = {name: place for place, name in enumerate(classes)}
+    lookup = np.full(len(events.names), code["copy"], dtype=np.int64)
+    for name, found in by_name.items():
+        lookup[name] = code[found]
+    category = lookup[events.name[gpu]]
+    category[~is_kernel] = np.where(events.where("memset")[gpu[~is_kernel]], code["fill"], code["copy"])
+    opaque = np.flatnonzero(is_kernel & (op >= 0) & np.isin(category, [code[name] for name in OPAQUE]))
+    op_names = events.name[op[opaque]]
+    for name in np.unique(op_names):
+        if found := classify_op(events.names[name]):
+            category[opaque[op_names == name]] = code[found]
+    return category, classes

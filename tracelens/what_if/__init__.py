@@ -1,0 +1,1 @@
+"""What if: the run as a graph, replayed with something changed."""

@@ -1,0 +1,101 @@
+"""Collectives, and sends with their receives, as meetings of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.comm.clocks import clocks
+from tracelens.analysis.comm.matching import Instance, base_ns, match
+from tracelens.analysis.comm.records import RankComms, comms
+from tracelens.arrays import Bool, Int
+from tracelens.table.result import Skip
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.run import Run
+from tracelens.what_if.graph.device import Device
+from tracelens.what_if.graph.graph import ARRIVAL, MEET, OWN, TRANSFER, Draft
+
+
+class Exchanges(NamedTuple):
+    """The communication of a run.
+
+    Attributes:
+        instances: collectives that several ranks recorded; times by the first rank's base.
+        work: position in its trace's `work` of each communication kernel of each rank.
+        kernels: rank to its kernels of these collectives, places in `work`.
+        shift: added to the times of each trace to get those by the clock of the first.
+        skips: what could not be matched.
+    """
+
+    instances: list[Instance]
+    work: list[Int]
+    kernels: dict[int, list[int]]
+    shift: list[int]
+    skips: list[Skip]
+
+    def shared(self, rank: int, at: int, count: int) -> Bool:
+        """Which of the `count` pieces of work of a rank (at place `at`) belong to a matched collective."""
+        found = np.zeros(count, dtype=bool)
+        found[self.work[at][self.kernels.get(rank, [])]] = True
+        return found
+
+
+def exchanges(run: Run) -> Exchanges:
+    """The collectives of a run, matched across its ranks."""
+    ranks: list[RankComms] = [comms(trace) for trace in run.traces]
+    found = match(ranks)
+    clock = {one.rank: one.offset_ns for one in clocks(ranks, found.instances)}
+    comm = WORK_KINDS.index("comm")
+    kernels: dict[int, list[int]] = {}
+    for instance in found.instances:
+        for member in instance.members:
+            kernels.setdefault(member.rank, []).append(member.record.kernel)
+    return Exchanges(
+        found.instances,
+        [np.flatnonzero(trace.work.kind == comm) for trace in run.traces],
+        kernels,
+        [base_ns(one, ranks[0]) - clock[one.rank] for one in ranks],
+        found.skips,
+    )
+
+
+def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) -> None:
+    """Add the meetings to the graph.
+
+    All ranks are there when the last of their kernels has started. The transfer lasts from then to the first
+    end of a kernel. A rank whose kernel ends before all are there needed not all of them (the root of a
+    broadcast, a small message that is sent without waiting): it takes its own time.
+    """
+    place = {trace.meta.rank: at for at, trace in enumerate(run.traces)}
+    members = [
+        (number, place[member.rank], int(found.work[place[member.rank]][member.record.kernel]))
+        for number, instance in enumerate(found.instances)
+        for member in instance.members
+    ]
+    if not members:
+        return
+    number, rank, work = (np.array(column, dtype=np.int64) for column in zip(*members, strict=True))
+    begin, finish, start, end = (np.empty(len(number), dtype=np.int64) for _ in range(4))
+    for at, one in enumerate(devices):
+        mine, own = rank == at, run.traces[at].work
+        begin[mine], finish[mine] = one.begin[work[mine]], one.finish[work[mine]]
+        start[mine], end[mine] = (times[work[mine]] + found.shift[at] for times in (own.start, own.end))
+    count = len(found.instances)
+    there = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(there, number, start)
+    done = np.full(count, np.iinfo(np.int64).max)
+    late = end >= there[number]
+    np.minimum.at(done, number[late], end[late])
+    lowest = np.full(count, len(run.traces))
+    np.minimum.at(lowest, number, rank)
+    node = np.empty(count, dtype=np.int64)
+    for at in np.unique(lowest).tolist():
+        mine = np.flatnonzero(lowest == at)
+        node[mine] = draft.add(MEET, at, there[mine], dur=done[mine] - there[mine], instance=mine)
+    draft.join(ARRIVAL, begin, node[number])
+    draft.join(TRANSFER, node[number[late]], finish[late], end[late] - done[number[late]])
+    # A kernel may serve several meetings; where one of them holds it up, its own time is part of that.
+    held = np.isin(finish, finish[late])
+    draft.join(OWN, begin, finish, np.where(held, 0, end - start))

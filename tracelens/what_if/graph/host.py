@@ -1,0 +1,170 @@
+"""The host's part of the graph: calls and step marks on its threads, and which thread waits for which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.host.idle import blocking_calls
+from tracelens.analysis.host.stacks import threads
+from tracelens.arrays import Bool, Int
+from tracelens.trace.activities import Work
+from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.names import matching
+from tracelens.trace.steps import STEP_MARK
+from tracelens.trace.trace import Trace
+from tracelens.what_if.graph.gloo import Chain, Returns, returns
+from tracelens.what_if.graph.graph import HANDOVER, HOST, ORDER, POINT, WAITED, WORK, Draft
+from tracelens.what_if.graph.handovers import handovers
+
+
+class Calls(NamedTuple):
+    """The calls of one rank that are nodes.
+
+    Attributes:
+        event: row of each call, ascending in time.
+        begin: node of its start.
+        returned: node of its end where it waits for a GPU, else -1.
+    """
+
+    event: Int
+    begin: Int
+    returned: Int
+
+
+class Host(NamedTuple):
+    """The host of one rank.
+
+    Attributes:
+        calls: launches and calls that wait.
+        marks: (row of the step mark, node of its start, node of its end), ascending.
+        work: node of each piece of work that runs on a host thread itself, -1 for all other work.
+        thread: number of the thread of each event.
+        nodes: thread to its nodes in order, with the times at which they begin and end.
+        returns: thread to its waits for collectives of the host.
+    """
+
+    calls: Calls
+    marks: tuple[Int, Int, Int]
+    work: Int
+    thread: Int
+    nodes: dict[int, Chain]
+    returns: dict[int, Returns]
+
+
+def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
+    """Add the host of one rank to the graph.
+
+    A call is a point where it starts; the time until the next point of its thread is the host's own. A call
+    that waits for a GPU has a second point where it returns. Where one thread falls silent while another one
+    works and then goes on (the backward pass has a thread of its own), it waited for that one, see
+    `handovers`.
+
+    Args:
+        trace: of the rank.
+        rank: its place in the run.
+        shift: from its clock to that of the first rank, ns.
+        draft: what is added to.
+    """
+    events, work, thread = trace.arrays, trace.work, threads(trace.arrays)
+    event, waits = _chosen(trace, work, thread)
+    begin = draft.add(POINT, rank, events.start[event] + shift, event=event)
+    returned = np.full(len(event), -1, dtype=np.int64)
+    returned[waits] = draft.add(WAITED, rank, events.end[event[waits]] + shift, event=event[waits])
+    mark = np.flatnonzero(matching(events.names, STEP_MARK)[events.name] & events.where("annotation"))
+    mark = mark[np.argsort(events.start[mark], kind="stable")]
+    opened = draft.add(POINT, rank, events.start[mark] + shift, event=mark)
+    closed = draft.add(POINT, rank, events.end[mark] + shift, event=mark)
+    own = np.full(len(work.event), -1, dtype=np.int64)
+    rows = np.flatnonzero(work.kind != WORK_KINDS.index("comm")) if work.on_host else np.empty(0, dtype=np.int64)
+    own[rows] = draft.add(
+        WORK, rank, work.start[rows] + shift, dur=work.dur[rows], event=work.event[rows], work=rows
+    )
+    parts = (
+        (begin, event, events.start[event], events.start[event]),
+        (returned[waits], event[waits], events.end[event[waits]], events.end[event[waits]]),
+        (opened, mark, events.start[mark], events.start[mark]),
+        (closed, mark, events.end[mark], events.end[mark]),
+        (own[rows], work.event[rows], work.start[rows], work.end[rows]),
+    )
+    chains = _chains(parts, events.start, thread)
+    back = returns(trace, chains)
+    _join(trace, thread, chains, back, returned[waits], draft)
+    return Host(Calls(event, begin, returned), (mark, opened, closed), own, thread, chains, back)
+
+
+def _chosen(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
+    """Rows of the calls that are nodes, and which of them wait for a GPU.
+
+    Threads that launch nothing (the watchdog of a communication library asks for events all the time) make
+    nobody wait.
+    """
+    events = trace.arrays
+    if work.on_host:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+    launches = np.zeros(len(events.start), dtype=bool)
+    launches[work.launch[work.launch >= 0]] = True
+    called = events.where("launch")
+    inner = (events.parent >= 0) & called[np.maximum(events.parent, 0)]
+    waiting = blocking_calls(trace, work)
+    busy = np.unique(thread[launches])
+    rows = np.flatnonzero((launches | (waiting & ~inner)) & np.isin(thread, busy))
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    return rows, waiting[rows]
+
+
+def _chains(parts: Iterable[tuple[Int, Int, Int, Int]], begun: Int, thread: Int) -> dict[int, Chain]:
+    """Nodes by thread, from (node, event row, start, end); `begun` and `thread` of each event."""
+    node, row, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # A call that returns when the next one starts comes first.
+    order = np.lexsort((begun[row], end, start, thread[row]))
+    numbers, first = np.unique(thread[row[order]], return_index=True)
+    parts_of = (np.split(column[order], first[1:]) for column in (node, start, end))
+    return {number: Chain(*part) for number, *part in zip(numbers.tolist(), *parts_of, strict=False)}
+
+
+def _join(
+    trace: Trace,
+    thread: Int,
+    chains: dict[int, Chain],
+    back: dict[int, Returns],
+    returned: Int,
+    draft: Draft,
+) -> None:
+    """Host time within threads, and what one thread waits for in another.
+
+    What the host itself does in a call that waits is told with what the call waits for, see `device`.
+    """
+    links = handovers(trace, thread, chains)
+    replaced = links.after
+    told = np.zeros(draft.count, dtype=bool)
+    told[replaced] = told[returned] = True
+    for number, chain in chains.items():
+        src, dst, lag = chain.node[:-1], chain.node[1:], chain.start[1:] - chain.end[:-1]
+        lag[back[number].after - 1] = back[number].lag
+        keep = ~told[dst]
+        draft.join(HOST, src[keep], dst[keep], lag[keep])
+    draft.join(HANDOVER, *links)
+    _openings(chains, replaced, draft)
+
+
+def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
+    """Threads that nobody handed over to keep their place behind what other threads did before."""
+    if not chains:
+        return
+    node = np.concatenate([chain.node for chain in chains.values()])
+    end = np.concatenate([chain.end for chain in chains.values()])
+    lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
+    first = np.array([int(chain.node[0]) for chain in chains.values()])
+    opened = np.array([int(chain.start[0]) for chain in chains.values()])
+    order = np.lexsort((node, end))
+    # What ended last before each thread began, on another thread: the thread itself had not begun then, but
+    # for nodes without extent at that very time.
+    at = np.searchsorted(end[order], opened, side="right") - 1
+    own = np.arange(len(chains))
+    while (same := (at >= 0) & (lane[order[np.maximum(at, 0)]] == own)).any():
+        at[same] -= 1
+    rows = np.flatnonzero((at >= 0) & ~np.isin(first, replaced))
+    draft.join(ORDER, node[order[at[rows]]], first[rows])

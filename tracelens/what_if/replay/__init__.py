@@ -1,0 +1,1 @@
+"""Replaying the graph: new times, the critical path, and how well the recorded run is met."""

@@ -1,0 +1,49 @@
+"""How much of a step the graph explains: replays in which delays that nothing explains are left out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.trace.grouping import rows_by_code
+from tracelens.what_if.graph.graph import LAUNCH, Graph
+from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.replay.schedule import binding
+
+
+def typical_launches(graph: Graph) -> Edit:
+    """All launches by calls of one name take the same time: the median of those that nothing else held up.
+
+    Nothing of what was measured between these calls and kernels is left, so that giving back the step's time
+    is no consequence of how the graph was made.
+    """
+    edit = Edit.of(graph)
+    last = binding(graph)
+    launches = graph.edge == LAUNCH
+    held = np.zeros(len(graph.edge), dtype=bool)
+    held[last[last >= 0]] = True
+    # What a graph launches behind its first kernel waits for others of the graph.
+    rows = np.flatnonzero(launches)
+    launches[:] = False
+    launches[rows[np.unique(graph.src[rows], return_index=True)[1]]] = True
+    held &= launches
+    rows = np.flatnonzero(launches)
+    of_rank = rows_by_code(graph.rank[graph.dst[rows]])
+    for rank, trace in enumerate(graph.run.traces):
+        if trace.meta.on_host or rank not in of_rank:
+            continue
+        mine = rows[of_rank[rank]]
+        name = trace.arrays.name[graph.event[graph.src[mine]]]
+        for code in np.unique(name).tolist():
+            same = mine[name == code]
+            free = same[held[same]]
+            if len(free):
+                edit.lag[same] = int(np.median(graph.lag[free] + graph.delay[graph.dst[free]]))
+                edit.delay[graph.dst[free]] = 0
+    return edit
+
+
+def edges_alone(graph: Graph) -> Edit:
+    """No delay without a reason: everything starts when its edges allow it to."""
+    edit = Edit.of(graph)
+    edit.delay[:] = 0
+    return edit

@@ -1,0 +1,142 @@
+"""Experts computed in a loop become grouped GEMMs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.analysis.moe.regions import BACKWARD, Visit, regions
+from tracelens.analysis.moe.stages import EXPERTS
+from tracelens.analysis.roofline.gemm_rate import gemm_rate
+from tracelens.arrays import Int
+from tracelens.devices.catalogue import Device
+from tracelens.trace.trace import Trace
+from tracelens.what_if.graph.graph import HOST, LAUNCH, POINT, STREAM, SYNC, WAITED, WORK
+from tracelens.what_if.replay.edit import Edit, whole_ns
+from tracelens.what_if.scenario import NotApplicable, Scene, efficiency, scenario
+from tracelens.what_if.scenarios.devices import counted, device_of
+from tracelens.what_if.scenarios.loops import Loop, loops, turns
+
+
+@scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",))
+def grouped_gemm(scene: Scene, edit: Edit, argument: str) -> str:
+    """Experts in a loop become one grouped GEMM a weight, at a share of what the device achieves."""
+    share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
+    graph = scene.recorded.graph
+    if all(trace.meta.on_host for trace in graph.run.traces):
+        raise NotApplicable("the host does all the work of this run, and no GPU's figures hold for it")
+    if not any(turns(visit) for trace in graph.run.traces for visit in trace.once(regions).visits):
+        raise NotApplicable("no loop over experts: no 4 products with weights of one size in an MoE layer")
+    passes, launches, rates = 0, 0, []
+    for at, trace in enumerate(graph.run.traces):
+        device = device_of(scene, trace)
+        rate = _rate(trace, device, share)
+        found = loops(trace, device.hbm_bytes_per_s if device else 0.0)
+        for one in found:
+            _products(edit, _nodes(scene, at), one, trace, rate, device)
+        launches += _remove(scene, edit, at, found)
+        passes += len(found)
+        rates.append(rate)
+    how = f"{share:g} of what the device achieves" if share else "the rate of the run's own large products"
+    return (
+        f"{passes:,} loops become one turn over the rows of all experts, {launches:,} launches go; their "
+        f"products run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({how}) or at the memory's bandwidth, other "
+        "work takes what it took less the fixed cost of the calls that go, and reads of sizes and gradients "
+        "put together expert by expert vanish"
+    )
+
+
+def _rate(trace: Trace, device: Device | None, share: float) -> float:
+    """FLOP/s of a grouped product.
+
+    What a run's own large products reach is what its shapes, power and clocks allow; it leaves out what
+    tiles cut off at the borders of small groups.
+    """
+    if not share:
+        found = gemm_rate(trace, device, trace.once(regions).stage == EXPERTS)
+        if not found:
+            raise NotApplicable("no large product in the trace, and its device is not known: give --device")
+        return found
+    dtype = _dtype(trace)
+    peak = (device.max_achievable(dtype) or device.peak("matrix", dtype)) if device else None
+    if not peak:
+        raise NotApplicable(f"the device's rate for {dtype} products is not known: give --device")
+    return share * peak
+
+
+def _dtype(trace: Trace) -> str:
+    """Element type of the experts' products."""
+    found, costs = trace.once(regions), trace.once(counted)
+    items = costs.item[(found.stage == EXPERTS) & (costs.item >= 0)]
+    known = [costs.items[item].cost for item in np.unique(items).tolist()]
+    return next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
+
+
+def _nodes(scene: Scene, at: int) -> Int:
+    """The node of each piece of a rank's work, -1 for none."""
+    graph = scene.recorded.graph
+    mine = graph.of_rank[at]
+    mine = mine[graph.kind[mine] == WORK]
+    found = np.full(len(graph.run.traces[at].work.event), -1, dtype=np.int64)
+    found[graph.work[mine]] = mine
+    return found
+
+
+def _products(edit: Edit, node: Int, one: Loop, trace: Trace, rate: float, device: Device | None) -> None:
+    """Durations of the work that stays, in the proportion in which other scenarios changed it."""
+    own = trace.work.dur[one.products].astype(float)
+    least = product_ns(one.visit, one.phase, rate, device.hbm_bytes_per_s if device else 0.0)
+    for rows, took, now in (
+        (one.products, own, least * own / max(own.sum(), 1)),
+        (one.stays, trace.work.dur[one.stays].astype(float), one.ns),
+    ):
+        factor = now / np.maximum(took, 1)
+        was = edit.dur[node[rows]]
+        edit.dur[node[rows]] = whole_ns(was * factor, was)
+
+
+def product_ns(visit: Visit, phase: int, rate: float, bytes_per_s: float) -> float:
+    """Ns of the grouped products of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
+
+    T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
+    The backward pass has two products of that size for each: for the rows' gradients and for the weights'.
+    """
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for one in visit.products:
+        sizes.setdefault((one.depth, one.columns), []).append(one.rows)
+    count = turns(visit)
+    total = 0.0
+    for (depth, columns), rows in sizes.items():
+        # Gate and up projections of one size are as many products.
+        weights = len(rows) / count
+        whole = sum(rows)
+        moved = (whole * (depth + columns) + weights * count * depth * columns) * visit.itemsize
+        memory = moved / bytes_per_s if bytes_per_s else 0.0
+        total += max(2 * whole * depth * columns / rate, memory)
+    return total * 1e9 * (2 if phase == BACKWARD else 1)
+
+
+def _remove(scene: Scene, edit: Edit, at: int, found: list[Loop]) -> int:
+    """Take work and calls out of the graph of a rank; how many launches go."""
+    graph = scene.recorded.graph
+    node = _nodes(scene, at)
+    work = np.zeros(len(graph), dtype=bool)
+    for one in found:
+        work[node[one.gone]] = True
+    launch = graph.edge == LAUNCH
+    # A call goes when all that it launched goes.
+    busy, idle = np.zeros(len(graph), dtype=bool), np.zeros(len(graph), dtype=bool)
+    idle[graph.src[launch & work[graph.dst]]] = True
+    busy[graph.src[launch & ~work[graph.dst]]] = True
+    calls = np.zeros(len(graph.run.traces[at].arrays.start), dtype=bool)
+    for one in found:
+        calls[one.calls] = True
+    mine = (graph.rank == at) & np.isin(graph.kind, (POINT, WAITED)) & (graph.event >= 0)
+    waits = mine.copy()
+    waits[mine] = calls[graph.event[mine]]
+    point = (idle & ~busy) | (waits & ~busy)
+    edit.dur[work] = 0
+    edit.delay[work | point] = 0
+    edit.lag[(graph.edge == HOST) & point[graph.dst]] = 0
+    edit.lag[(graph.edge == STREAM) & work[graph.dst]] = 0
+    edit.kept &= ~((graph.edge == SYNC) & waits[graph.dst])
+    return int((idle & ~busy).sum())

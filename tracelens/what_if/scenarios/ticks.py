@@ -1,0 +1,74 @@
+"""The steps of a serving engine in a graph: what ranks ran side by side, and the nodes of each step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.serving.global_steps import Common, by_one_clock, lockstep
+from tracelens.analysis.serving.steps import rank_steps
+from tracelens.arrays import Int
+from tracelens.what_if.graph.graph import LAUNCH, MEET, POINT, TRANSFER, WAITED
+from tracelens.what_if.scenario import NotApplicable, Scene
+
+
+class Ticks(NamedTuple):
+    """The common steps of a run.
+
+    Attributes:
+        steps: in order of time.
+        of: of each node, place in `steps`, -1 for none.
+    """
+
+    steps: list[Common]
+    of: Int
+
+
+def ticks(scene: Scene) -> Ticks:
+    """The steps that all ranks of a serving run ran together.
+
+    Raises:
+        NotApplicable: there are no labelled steps, or no rank to compare with.
+    """
+    run = scene.recorded.graph.run
+    labelled = [one for one in by_one_clock([rank_steps(trace) for trace in run.traces]) if one.steps]
+    if not labelled:
+        raise NotApplicable("no step labels of a serving engine in the trace")
+    found = lockstep(labelled)
+    if not found:
+        raise NotApplicable("no steps that several serving ranks ran together; give the traces of all ranks")
+    return Ticks(found, _places(scene, found))
+
+
+def _places(scene: Scene, found: list[Common]) -> Int:
+    """The step of each node: GPU work by its time, a call by what it launches, a meeting by its end."""
+    graph = scene.recorded.graph
+    place = np.full(len(graph), -1, dtype=np.int64)
+    for at, rank in enumerate(graph.run.ranks):
+        ran = [
+            (number, one.step.start, one.step.end)
+            for number, step in enumerate(found)
+            for one in step.members
+            if one.rank == rank
+        ]
+        if not ran:
+            continue
+        number, start, end = (np.array(column, dtype=np.int64) for column in zip(*ran, strict=True))
+        nodes = np.flatnonzero((graph.rank == at) & (graph.work >= 0))
+        before = np.maximum(np.searchsorted(start, graph.start[nodes], side="right") - 1, 0)
+        inside = (graph.start[nodes] >= start[before]) & (graph.start[nodes] <= end[before])
+        place[nodes[inside]] = number[before[inside]]
+    launch = np.flatnonzero(graph.edge == LAUNCH)
+    launches = np.zeros(len(graph), dtype=bool)
+    launches[graph.src[launch]] = True
+    place[graph.src[launch]] = place[graph.dst[launch]]
+    for at, trace in enumerate(graph.run.traces):
+        # A call that launches nothing belongs to what was launched before it; marks of steps are no calls.
+        own = np.flatnonzero((graph.rank == at) & np.isin(graph.kind, (POINT, WAITED)))
+        own = own[trace.arrays.where("launch")[graph.event[own]]]
+        last = np.maximum.accumulate(np.where(launches[own], np.arange(len(own)), -1))
+        place[own] = np.where(last >= 0, place[own[np.maximum(last, 0)]], -1)
+    moved = np.flatnonzero((graph.edge == TRANSFER) & (graph.kind[graph.src] == MEET))
+    place[graph.src[moved]] = place[graph.dst[moved]]
+    return place

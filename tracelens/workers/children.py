@@ -1,0 +1,103 @@
+"""Child processes, started before anything heavy is imported so that both sides start up at once.
+
+Plain child processes instead of multiprocessing: a script without a `__main__` guard, a notebook and an
+embedding server can all load traces, and a child imports neither the caller's modules nor pandas.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tracelens.errors import TracelensError
+from tracelens.read.remote import is_url
+
+_JOBS = re.compile(r"0*[1-9][0-9]{0,2}", re.ASCII)
+
+DECODE = "from tracelens.workers.decode_worker import main; main()"
+"""What a child that decodes runs: it serves one trace after the other (see worker.py)."""
+
+# Ended at once: taking its dictionaries apart would keep the parent waiting.
+_CODE = "import os, sys; sys.path[:] = sys.argv[1:]; {serve}; os._exit(0)"
+
+_WORTH_BYTES = 400_000
+"""Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""
+
+
+def jobs() -> int:
+    """Number of processes that decode: TRACELENS_JOBS, else the cores this process may use, at most 8."""
+    configured = os.environ.get("TRACELENS_JOBS", "")
+    if configured:
+        if not _JOBS.fullmatch(configured):
+            raise TracelensError(f"TRACELENS_JOBS={configured!r}: give a number of processes, 1 to 999")
+        return int(configured)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
+
+
+_PIPE_BYTES = 1 << 20
+
+
+class Children:
+    """Child processes for some files, one less than the cores; a context manager that ends them.
+
+    Args:
+        files: what will be read; small ones are not worth a process.
+        serve: statements that each child runs.
+        most: never more children than this.
+
+    Attributes:
+        processes: running children, which take their work from stdin and answer on stdout.
+    """
+
+    def __init__(self, files: Sequence[str], serve: str = DECODE, most: int = 64) -> None:
+        count = min(jobs() - 1, most) if sys.executable and _size(files) >= _WORTH_BYTES else 0
+        self.processes = [_start(serve) for _ in range(count)]
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            if error is not None:
+                process.kill()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with suppress(BrokenPipeError):  # a child that died has unread bytes in its pipe
+                        stream.close()
+            process.wait()
+
+
+def _start(serve: str) -> subprocess.Popen[bytes]:
+    # -S -E: the child gets this process's search path as arguments and needs no start-up of its own.
+    # One chunk fits into the pipe, so handing it over is one call that does not wait.
+    root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", code, root, *(path or os.getcwd() for path in sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pipesize=_PIPE_BYTES,
+        process_group=0,  # Ctrl-C is the parent's to answer; it ends its children without a traceback
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _size(files: Sequence[str]) -> int:
+    """Bytes on disk; stdin and URLs count as large, what cannot be read as nothing (opening it says why)."""
+    total = 0
+    for file in files:
+        if file == "-" or is_url(file):
+            return _WORTH_BYTES
+        try:
+            total += os.stat(file).st_size
+        except OSError:
+            continue
+    return total

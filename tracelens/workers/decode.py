@@ -1,0 +1,176 @@
+"""Decoding one trace on several cores: chunks go to child processes and to this one, whoever is free."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from tracelens.errors import ParseError, TracelensError
+from tracelens.read.json.columns import Encoded, Part, merge
+from tracelens.read.json.decode import decode
+from tracelens.read.json.split import Chunk, Splitter
+from tracelens.workers.decode_worker import FRAME, encode
+
+_TURN_S = 0.0002
+
+_MIN_CHUNKS = 4
+"""Traces of fewer chunks (2 MiB) are not worth the hand-over."""
+
+
+def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] = ()) -> Encoded:
+    """Decode every chunk of a trace.
+
+    Args:
+        splitter: the trace.
+        processes: idle children (children.py); without any everything is decoded here.
+
+    Raises:
+        ParseError: a chunk could not be read (for instance an encrypted archive member).
+        TracelensError: a decoding process died.
+    """
+    feed = _Feed(splitter)
+    part, unsettled = Part(), []
+    with _quick_hand_over():
+        enough = bool(processes) and feed.peek(_MIN_CHUNKS) == _MIN_CHUNKS
+        helpers = [_Helper(process, feed) for process in processes] if enough else []
+        for chunk in feed:
+            if (back := encode(part, chunk)) is not None:
+                unsettled.append(back)
+        parts = [part]
+        for helper in helpers:
+            other, more = helper.result()
+            parts.append(other)
+            unsettled += more
+        feed.check()
+        _settle(sorted(unsettled), parts, splitter)
+        part.drops += splitter.drops
+        return merge(parts)
+
+
+class _Feed:
+    """The chunks of a splitter, handed to whichever thread asks next."""
+
+    def __init__(self, splitter: Splitter) -> None:
+        self._chunks = splitter.chunks()
+        self._ahead: list[Chunk] = []
+        self._lock = threading.Lock()
+        self._error: ParseError | None = None
+
+    def peek(self, count: int) -> int:
+        """Read up to `count` chunks ahead; returns how many there are."""
+        while len(self._ahead) < count and (chunk := next(self._chunks, None)):
+            self._ahead.append(chunk)
+        return len(self._ahead)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while (chunk := self._next()) is not None:
+            yield chunk
+
+    def _next(self) -> Chunk | None:
+        with self._lock:
+            if self._ahead:
+                return self._ahead.pop(0)
+            try:
+                return next(self._chunks, None)
+            except ParseError as error:  # raised again by `check`, in the thread of the caller
+                self._error = error
+                return None
+
+    def check(self) -> None:
+        """Raise what went wrong while reading."""
+        if self._error is not None:
+            raise self._error
+
+
+class _Helper:
+    """The thread that feeds one child and takes its answer."""
+
+    def __init__(self, process: subprocess.Popen[bytes], feed: _Feed) -> None:
+        self._process = process
+        self._feed = feed
+        self._answer: tuple[Part, list[Chunk]] | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            for chunk in self._feed:
+                _send(stdin, chunk)
+            _send(stdin, Chunk(-1, 0, b""))
+            stdin.flush()
+            self._answer = pickle.load(stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            self._answer = None
+
+    def result(self) -> tuple[Part, list[Chunk]]:
+        """Wait for the child; raises TracelensError when it died, since its events would be missing."""
+        self._thread.join()
+        if self._answer is None:
+            code = self._process.wait()
+            raise TracelensError(f"a decoding process died (exit code {code}); try TRACELENS_JOBS=1")
+        return self._answer
+
+
+def _send(stream: IO[bytes], chunk: Chunk) -> None:
+    stream.write(FRAME.pack(chunk.index, chunk.offset, len(chunk.text)))
+    stream.write(chunk.text)
+
+
+def _settle(chunks: list[Chunk], parts: list[Part], splitter: Splitter) -> None:
+    """Decode chunks that may have been cut inside an event: neighbours are joined again first."""
+    last = max(
+        (*(chunk.index for chunk in chunks), *(index for part in parts for index in part.blocks)), default=0
+    )
+    while chunks:
+        run = [chunks.pop(0)]
+        while chunks and chunks[0].index == run[-1].index + 1:
+            run.append(chunks.pop(0))
+        text = _joined(run)
+        decoded = decode(text, run[0].offset, run[-1].index == last)
+        parts[0].add(run[0].index, decoded)
+        if decoded.end >= 0:
+            _forget(parts, run[-1].index, run[0].offset + decoded.end)
+            splitter.close(text[decoded.end : -1])
+            return
+
+
+def _joined(run: list[Chunk]) -> bytes:
+    """One array of the events of neighbouring chunks; events keep their distance from the first one."""
+    text = bytearray(run[0].text[:-1])
+    for chunk in run[1:]:
+        text += b",".ljust(chunk.offset - run[0].offset - len(text) + 1) + chunk.text[1:-1]
+    return bytes(text + b"]")
+
+
+def _forget(parts: list[Part], last: int, end: int) -> None:
+    """Leave out what looked like events behind the end of the list: the keys there may hold lists as well."""
+    for part in parts:
+        part.blocks = {index: block for index, block in part.blocks.items() if index <= last}
+        part.drops = [drop for drop in part.drops if drop.offset < end]
+
+
+@contextmanager
+def _quick_hand_over() -> Iterator[None]:
+    """Let the feeding threads in often, and the cyclic collector not at all.
+
+    A thread that feeds a child needs the interpreter for microseconds between two blocking calls; at the
+    usual 5 ms a turn the children starve. The collector would walk every decoded event for nothing.
+    """
+    interval, was_enabled = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(_TURN_S)
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if was_enabled:
+            gc.enable()

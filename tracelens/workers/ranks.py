@@ -1,0 +1,66 @@
+"""From files to results: tasks go out, the tables of all ranks come back and are combined."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracelens.errors import ParseError
+from tracelens.limits import VARIABLE
+from tracelens.table.result import Result
+from tracelens.trace.run import check_ranks, named_ranks
+from tracelens.workers.task import Executor, Portion, Task
+
+
+def analyze_files(
+    files: Sequence[str],
+    names: Sequence[str],
+    execute: Executor,
+    *,
+    progress: Callable[[str], None],
+    step: str | None = None,
+    partial: bool = False,
+    **options: Any,
+) -> tuple[list[Portion], list[Result]]:
+    """Analyze the ranks of one job.
+
+    Args:
+        files: of the ranks; an archive may hold several.
+        names: analyzers, in the order of the results.
+        execute: where the work is done.
+        progress: called with a line of text.
+        step: only this step.
+        partial: whether ranks may be missing between others.
+        options: of the analyzers.
+
+    Returns:
+        what is known of each rank, in order of rank, and one result an analyzer.
+
+    Raises:
+        TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
+    """
+    from tracelens.analysis.analyzer import ANALYZERS, with_needed
+
+    needed = with_needed([ANALYZERS.get(name) for name in names])
+    limits = os.environ.get(VARIABLE, "")
+    asked = (tuple(item.name for item in needed), step, tuple(options.items()), limits)
+    tasks = [Task(file, rank, *asked) for file, rank in zip(files, named_ranks(files), strict=True)]
+    found: list[Portion] = []
+    for portion in execute(tasks):
+        found.append(portion)
+        progress(f"analyzed {portion.meta.path} ({len(found)} of {len(files)})")
+    place = {file: number for number, file in reversed([*enumerate(files)])}
+    found.sort(key=lambda portion: place[portion.file])
+    metas, spans = ([getattr(portion, name) for portion in found] for name in ("meta", "span"))
+    ranks = check_ranks(metas, spans, partial=partial)
+    for rank, portion in zip(ranks, found, strict=True):
+        if rank != portion.rank:
+            raise ParseError(portion.meta.path, "its rank is not clear; name the files rank<N>.json")
+    found.sort(key=lambda portion: portion.rank)
+    results: dict[str, Result] = {}
+    for item in needed:
+        progress(f"combining {item.name}")
+        parts = [portion.parts[item.name] for portion in found]
+        results[item.name] = item.combine(parts, results, **options)
+    return found, [results[name] for name in names]

@@ -15,7 +15,8 @@ import tracelens
 from tests.builders import aligned, events, write
 from tracelens.analysis.analyzer import ANALYZERS
 from tracelens.cli import run as run_cli
-from tracelens.costs.cost import COSTS, OpCall, Uncounted
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import COSTS
 from tracelens.errors import SchemaError, TracelensError
 from tracelens.findings.detectors.detector import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard

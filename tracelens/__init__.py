@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
-    from tracelens.analysis.analyzer import Analyzer
+    from tracelens.analysis import Analyzer
     from tracelens.recording import record
-    from tracelens.table.result import Report, Result
-    from tracelens.trace.run import Run
-    from tracelens.trace.trace import TraceMeta
-    from tracelens.what_if.whatif import whatif
+    from tracelens.table import Report, Result
+    from tracelens.trace import Run, TraceMeta
+    from tracelens.what_if import whatif
 else:
 
     def __getattr__(name: str) -> Any:
@@ -35,7 +34,7 @@ else:
 
             return record
         if name == "whatif":
-            from tracelens.what_if.whatif import whatif
+            from tracelens.what_if import whatif
 
             return whatif
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -73,14 +72,14 @@ def load(
     Raises:
         ParseError: a file holds no intact trace, or two claim one rank; the message names them.
     """
-    from tracelens.read.files import trace_files
-    from tracelens.workers.children import Children
+    from tracelens.read import trace_files
+    from tracelens.workers import Children
 
     files = trace_files(str(path) for path in paths)
     with Children(files) as children:  # before the imports below, which take as long as they do
         meanwhile()
-        from tracelens.read.parser import parse
-        from tracelens.trace.run import make_run
+        from tracelens.read import parse
+        from tracelens.trace import make_run
 
         traces = []
         for number, file in enumerate(files, start=1):
@@ -103,8 +102,8 @@ def analyze(run: Run, name: str, **options: Any) -> Result:
     Raises:
         UnknownName: no analyzer of this name.
     """
-    from tracelens.analysis.analyzer import ANALYZERS
-    from tracelens.analysis.common.cpu_only import noted
+    from tracelens.analysis import ANALYZERS
+    from tracelens.analysis.common import noted
 
     return noted(ANALYZERS.get(name)(run, **options), [trace.meta for trace in run.traces])
 
@@ -131,10 +130,10 @@ def report(
     Returns:
         their results in reading order, ready for `render`.
     """
-    from tracelens.analysis.analyzer import ANALYZERS, in_order, with_needed
+    from tracelens.analysis import ANALYZERS, in_order, with_needed
 
     if step is not None:
-        from tracelens.trace.steps import select_step
+        from tracelens.trace import select_step
 
         run = select_step(run, step)
         options["step"] = step
@@ -154,8 +153,7 @@ def _run(
     options: Mapping[str, Any],
 ) -> dict[str, Result]:
     """The results of all analyzers by name, those in `slow` from a copy of this process beside it."""
-    from tracelens.workers.aside import beside
-    from tracelens.workers.children import jobs
+    from tracelens.workers import beside, jobs
 
     # What both processes need is made before there are two of them.
     events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
@@ -183,8 +181,8 @@ def _run(
 def _report(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
-    from tracelens.analysis.common.cpu_only import device_names, noted
-    from tracelens.table.result import Report
+    from tracelens.analysis.common import device_names, noted
+    from tracelens.table import Report
 
     meta = {
         "version": __version__,
@@ -226,18 +224,18 @@ def report_files(
     Raises:
         TracelensError: a file cannot be read, or they are not the ranks of one job.
     """
-    from tracelens.read.files import trace_files
+    from tracelens.read import trace_files
 
     files = trace_files(str(path) for path in paths)
     if len(files) == 1 and dask is None:
         run = load(*files, partial=partial, progress=progress, meanwhile=meanwhile)
         return report(run, names, step=step, fork=fork, progress=progress, **options)
-    from tracelens.workers.start import start
+    from tracelens.workers import start
 
     with start(files, dask) as execute:
         meanwhile()
-        from tracelens.analysis.analyzer import ANALYZERS, in_order
-        from tracelens.workers.ranks import analyze_files
+        from tracelens.analysis import ANALYZERS, in_order
+        from tracelens.workers import analyze_files
 
         chosen = [item.name for item in in_order()] if names is None else list(names)
         for name in chosen:
@@ -269,13 +267,13 @@ def diff(
     """
     from dataclasses import replace
 
-    from tracelens.analysis.common.cpu_only import noted
-    from tracelens.compare.diff.diff import diff as compare
-    from tracelens.table.result import Report
+    from tracelens.analysis.common import noted
+    from tracelens.compare.diff import diff as compare
+    from tracelens.table import Report
 
     sides = {"base": base, "cand": cand}
     if step is not None:
-        from tracelens.trace.steps import select_step
+        from tracelens.trace import select_step
 
         sides = {side: select_step(run, step) for side, run in sides.items()}
     progress("comparing the runs")
@@ -302,6 +300,6 @@ def render(report: Report, path: str | os.PathLike[str]) -> None:
     Raises:
         TracelensError: unknown suffix, missing library, or the path cannot be written.
     """
-    from tracelens.rendering.renderer import write
+    from tracelens.rendering import write
 
     write(report, os.fspath(path))

@@ -30,7 +30,7 @@ def purpose(function: Callable[..., object]) -> str:
 
 
 class Registry(Generic[T]):
-    """Name to thing, filled by importing the modules of `packages`; a name taken twice is an error that names both."""
+    """Name to thing, filled by importing `packages`; a name taken twice is an error that names both."""
 
     def __init__(self, kind: str, *packages: str) -> None:
         self.kind = kind

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracelens.costs.call import BITS
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import BITS, OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 
 
 def recorded(name: str, *arguments: object, forward: OpCall | None = None, kernel: str = "") -> OpCall:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.call import BITS, LONG_LIST, NO_SHAPES, size
-from tracelens.costs.cost import OpCall, Tensor, Uncounted
+from tracelens.costs.call import BITS, LONG_LIST, NO_SHAPES, OpCall, Tensor, Uncounted, size
 
 CALL = OpCall(
     "aten::op",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tracelens.costs.cost as costs
-from tracelens.costs.cost import COSTS, OpCall, OpCost, Uncounted, cost, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import COSTS, OpCost, cost, find
 from tracelens.errors import TracelensError
 
 FOLDER = Path(costs.__file__).parent

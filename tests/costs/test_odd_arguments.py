@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.costs.recorded import only_uncounted
-from tracelens.costs.cost import COSTS, OpCall, Uncounted
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import COSTS
 
 MODELS = [model for _, model in COSTS.items()]
 NAMES = sorted(model.name.replace("*", "") for model in MODELS)

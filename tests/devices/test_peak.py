@@ -4,7 +4,8 @@ import pytest
 
 from tests.devices.test_bundled import each_device
 from tracelens.costs.call import BITS
-from tracelens.devices.catalogue import DTYPES, Device, device
+from tracelens.devices.catalogue import device
+from tracelens.devices.spec import DTYPES, Device
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.outputs import write_folder
 from tracelens.rendering.formats.csv import files as csv_files
-from tracelens.rendering.formats.csv import renderer
 from tracelens.rendering.formats.sheet_text import safe
 from tracelens.rendering.formats.xlsx import files as xlsx_files
+from tracelens.rendering.renderer import renderer
 from tracelens.table.result import Report
 
 assert renderer  # the format registers itself

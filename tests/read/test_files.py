@@ -23,9 +23,9 @@ import tracelens
 from tests.builders import events, write
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.read.files import trace_files
+from tracelens.read.open import open_source
 from tracelens.read.parser import parse
 from tracelens.read.remote import is_url, shown_url
-from tracelens.read.source import open_source
 from tracelens.workers import children
 
 DRAWING = events("s7 k | === ==")

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tracelens
 from tests.recording.traces import Scope, names, only, read, scopes
-from tracelens.recording import RecordingWarning
 from tracelens.recording.scopes import scoped
+from tracelens.recording.warning import RecordingWarning
 
 STEPS = 2
 pytestmark = [

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import tracelens
 from tests.recording.traces import names, only, read, scopes
 from tracelens.errors import TracelensError
-from tracelens.recording import RecordingWarning
 from tracelens.recording.scopes import recording
+from tracelens.recording.warning import RecordingWarning
 
 # torch warns of its own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch.*")

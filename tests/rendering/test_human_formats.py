@@ -14,7 +14,8 @@ from tests.rendering import sample
 from tracelens.rendering.formats.console import console
 from tracelens.rendering.formats.html import files as html_files
 from tracelens.rendering.formats.html import fragment
-from tracelens.rendering.formats.markdown import escaped, markdown
+from tracelens.rendering.formats.markdown import markdown
+from tracelens.rendering.formats.markdown_text import escaped
 from tracelens.rendering.tables.cards import cards
 from tracelens.table.result import Report, Result
 from tracelens.table.schema import Column, Schema

@@ -19,8 +19,8 @@ import pytest
 from tracelens.errors import SchemaError, UnknownName
 from tracelens.trace import classify
 from tracelens.trace.classify import (
-    WORK_KINDS,
     OPAQUE,
+    WORK_KINDS,
     classes,
     classify_kernels,
     classify_op,

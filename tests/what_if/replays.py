@@ -6,8 +6,8 @@ from tests.builders import aligned, draw_run
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import Recorded, build
+from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import EDGES, NODES
-from tracelens.what_if.replay.edit import Edit
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.whatif import whatif
 

@@ -19,9 +19,9 @@ from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 from tracelens.what_if.graph.build import build
+from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import HANDOVER, HOST, LAUNCH, WORK, Graph
 from tracelens.what_if.graph.windows import Window
-from tracelens.what_if.replay.edit import Edit
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.scenario import Scene, wish
 from tracelens.what_if.scenarios.grouped_gemm import product_ns

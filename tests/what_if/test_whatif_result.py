@@ -12,7 +12,7 @@ from tests.builders import aligned, draw_run, events, records, write
 from tests.what_if.replays import interval, run_of
 from tracelens import load
 from tracelens.what_if.graph.build import build
-from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.whatif import whatif
 

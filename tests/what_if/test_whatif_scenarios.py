@@ -13,7 +13,7 @@ from tests.what_if.replays import assert_identity, interval, projected, run_of
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
-from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.scenario import SCENARIOS, Scene, wish
 from tracelens.what_if.scenarios.work import balanced

@@ -12,8 +12,8 @@ from tracelens.errors import TracelensError
 from tracelens.rendering.tables.values import values
 from tracelens.table.result import Report
 from tracelens.workers import children
+from tracelens.workers.executor import start
 from tracelens.workers.local import Local
-from tracelens.workers.start import start
 from tracelens.workers.task import Task
 
 RECORD = "op record_param_comms collective=allreduce group=0 ranks=[0,1,2] size=3 in=5 out=5 dtype=Half"

@@ -19,8 +19,8 @@ from tracelens import analyze, load
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import override, preset
 from tracelens.trace.run import Run
+from tracelens.workload.fault_injection import hindered, sleeping
 from tracelens.workload.faults import KINDS, Fault
-from tracelens.workload.hinder import hindered, sleeping
 from tracelens.workload.launch import Job, measure
 from tracelens.workload.parallel import Groups, make_groups
 from tracelens.workload.train import Trainer

@@ -175,7 +175,7 @@ def test_what_torch_must_be_there_to_tell(
 
 def test_an_older_ladder_and_a_launcher_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="the workload needs torch")
-    from tracelens.workload.climb import Ladder
+    from tracelens.workload.ladder_runner import Ladder
 
     (tmp_path / "ladder.json").write_text("{}")
     with pytest.raises(TracelensError, match="has a ladder already"):
@@ -189,7 +189,7 @@ def test_an_older_ladder_and_a_launcher_are_refused(tmp_path: Path, monkeypatch:
 def test_what_a_machine_lacks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the workload needs torch")
     from tracelens.workload import binding
-    from tracelens.workload.climb import lacking
+    from tracelens.workload.ladder_runner import lacking
 
     lacks = lacking("cpu")
     assert lacks(tiny("experts=grouped", "sync_free=2")) == ""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry, purpose
-from tracelens.table.result import Result, Skip, join, result
-from tracelens.trace.run import Run
+from tracelens.table import Result, Skip, join, result
+from tracelens.trace import Run
 
 if TYPE_CHECKING:
-    from tracelens.trace.trace import Trace
+    from tracelens.trace import Trace
 
 
 EMPTY: Mapping[str, Result] = MappingProxyType({})

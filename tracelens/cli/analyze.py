@@ -48,7 +48,7 @@ def analyze(
     tracelens analyze roofline trace.json.gz --device mi355x
     """
     import tracelens
-    from tracelens.analysis.analyzer import ANALYZERS
+    from tracelens.analysis import ANALYZERS
 
     ANALYZERS.get(name)
     given = options(scope, device, device_file)

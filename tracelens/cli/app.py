@@ -9,8 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from tracelens import __version__
-from tracelens.cli import analyze, diff, fuse, gate, listing, replay, report
-from tracelens.cli.project.app import app as project
+from tracelens.cli import replay
+from tracelens.cli.analyze import analyze
+from tracelens.cli.diff import diff
+from tracelens.cli.fuse import fuse
+from tracelens.cli.gate import gate
+from tracelens.cli.listing import listing
+from tracelens.cli.project import app as project
+from tracelens.cli.report import report
 from tracelens.guard import DEBUG
 
 _DEBUG = "--debug"
@@ -33,7 +39,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, None if there is none."""
         if cmd_name not in self.commands:  # it, or a misspelt name, for which it may be suggested
-            from tracelens.cli.workload.app import app as workload
+            from tracelens.cli.workload import app as workload
 
             self.commands["workload"] = typer.main.get_command(workload)
         return super().get_command(ctx, cmd_name)
@@ -49,16 +55,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("report")(report.report)
-app.command("analyze")(analyze.analyze)
-app.command("diff")(diff.diff)
-app.command("gate")(gate.gate)
-app.command("fuse")(fuse.fuse)
+app.command("report")(report)
+app.command("analyze")(analyze)
+app.command("diff")(diff)
+app.command("gate")(gate)
+app.command("fuse")(fuse)
 app.add_typer(
     replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
 )
 app.add_typer(project, name="project")
-app.command("list")(listing.listing)
+app.command("list")(listing)
 
 
 def _debug(wanted: bool) -> None:

@@ -20,7 +20,7 @@ from tracelens.limits import set_limits
 from tracelens.printable import printable
 
 if TYPE_CHECKING:
-    from tracelens.table.result import Report
+    from tracelens.table import Report
 
 Paths = Annotated[
     list[str],
@@ -101,7 +101,7 @@ Limit = Annotated[
 def options(scope: ScopeChoice, device: str | None, device_file: str | None) -> dict[str, Any]:
     """What the analyzers are given; a wrong device is told here, before the work begins."""
     if device or device_file:
-        from tracelens.analysis.common.device import choose_device
+        from tracelens.analysis.common import choose_device
 
         choose_device(device, device_file)
     return {"scope": scope.value, "device": device, "device_file": device_file}
@@ -172,7 +172,7 @@ def check_outputs(output: Iterable[str], inputs: Iterable[str] = (), others: Ite
         inputs: all that the command reads.
         others: files that it writes besides.
     """
-    from tracelens.rendering.renderer import check
+    from tracelens.rendering import check
 
     check(output, inputs, others)
 
@@ -192,12 +192,12 @@ def deliver(report: Report, output: Sequence[str], json: bool) -> None:
 def print_report(report: Report, *, json: bool = False) -> None:
     """Print its first result as JSON, or all of it, as wide and as colourful as the terminal allows."""
     if json:
-        from tracelens.rendering.formats.json import one
+        from tracelens.rendering.formats import one
 
         write_stdout(one(report.results[0], report.meta))
         return
-    from tracelens.rendering.formats.console import console
-    from tracelens.rendering.renderer import rendered
+    from tracelens.rendering import rendered
+    from tracelens.rendering.formats import console
 
     width = shutil.get_terminal_size((120, 24)).columns
     color = sys.stdout is not None and sys.stdout.isatty()

@@ -73,7 +73,7 @@ def diff(
 def _prepare(output: Sequence[str]) -> None:
     """Import what the outputs need while a trace is decoded."""
     import tracelens.compare.diff  # noqa: F401
-    from tracelens.rendering.renderer import by_path
+    from tracelens.rendering import by_path
 
     for path in output:
         if by_path(path).name == "html":

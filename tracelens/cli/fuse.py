@@ -11,7 +11,7 @@ from tracelens.cli.common import Limit, Partial, Paths, check_outputs, progress,
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from tracelens.trace.run import Run
+    from tracelens.trace import Run
 
 _PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
@@ -39,9 +39,9 @@ def fuse(
     tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
     """
     import tracelens
-    from tracelens.analysis.comm.collectives import alignment
-    from tracelens.merge.merge import check_suffix
-    from tracelens.merge.merge import fuse as write
+    from tracelens.analysis.comm import alignment
+    from tracelens.merge import check_suffix
+    from tracelens.merge import fuse as write
 
     check_suffix(output)
     check_outputs((), paths, [output])
@@ -79,7 +79,7 @@ def pick(run: Run, wanted: list[tuple[int, int]]) -> Run:
     Raises:
         TracelensError: it does not have one of them.
     """
-    from tracelens.trace.run import Run
+    from tracelens.trace import Run
 
     present = set(run.ranks)
     for low, high in wanted:

@@ -22,8 +22,7 @@ from tracelens.cli.common import (
 from tracelens.outputs import write_file
 
 if TYPE_CHECKING:
-    from tracelens.compare.gate.gate import Verdict
-    from tracelens.compare.gate.samples import Samples
+    from tracelens.compare.gate import Samples, Verdict
 
 _WHAT = "traces (a file, a directory of ranks, a pattern) or a JSON report that `tracelens report` wrote."
 
@@ -87,10 +86,8 @@ def gate(
 
     tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
     """
-    from tracelens.compare.gate.config import settings
-    from tracelens.compare.gate.gate import CONFIDENCE
-    from tracelens.compare.gate.gate import gate as judge
-    from tracelens.compare.gate.rules import read_rule
+    from tracelens.compare.gate import CONFIDENCE, read_rule, settings
+    from tracelens.compare.gate import gate as judge
 
     chosen = settings(config)
     written = [path for path in (junit, markdown) if path is not None]
@@ -109,7 +106,7 @@ def gate(
 def _samples(path: str, scope: ScopeChoice, partial: bool, line: Callable[[str], None]) -> Samples:
     """One side, from traces or a saved report."""
     import tracelens
-    from tracelens.compare.gate.samples import from_result, read_saved
+    from tracelens.compare.gate import from_result, read_saved
 
     saved = read_saved(path)
     if saved is not None:
@@ -122,10 +119,9 @@ def _samples(path: str, scope: ScopeChoice, partial: bool, line: Callable[[str],
 def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | None, github: bool) -> None:
     """Write and print the verdict in every form asked for."""
     import tracelens
-    from tracelens.compare.gate.github import commands
-    from tracelens.compare.gate.junit import junit as to_junit
-    from tracelens.compare.gate.verdict import report
-    from tracelens.rendering.formats.markdown import markdown as to_markdown
+    from tracelens.compare.gate import commands, report
+    from tracelens.compare.gate import junit as to_junit
+    from tracelens.rendering.formats import markdown as to_markdown
 
     told = report(verdict, version=tracelens.__version__, inputs=[verdict.base, verdict.candidate])
     if junit is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tracelens.devices.catalogue import Device
+    from tracelens.devices import Device
 
 
 class Kind(StrEnum):
@@ -36,7 +36,7 @@ def listing(
     tracelens list devices
     """
     if kind is Kind.models:
-        from tracelens.cli.workload.app import models
+        from tracelens.cli.workload import models
 
         _table(models())
     elif kind is Kind.devices:
@@ -59,28 +59,28 @@ def _table(rows: list[tuple[str, ...]]) -> None:
 
 def _rows(kind: Kind) -> list[tuple[str, ...]]:
     if kind is Kind.analyzers:
-        from tracelens.analysis.analyzer import in_order
+        from tracelens.analysis import in_order
 
         return [(item.name, item.doc) for item in in_order()]
     if kind is Kind.detectors:
-        from tracelens.findings.detectors.detector import DETECTORS
+        from tracelens.findings.detectors import DETECTORS
 
         return [(name, item.doc) for name, item in DETECTORS.items()]
     if kind is Kind.parsers:
-        from tracelens.read.parser import PARSERS
+        from tracelens.read import PARSERS
 
         return [(name, item.doc) for name, item in PARSERS.items()]
     if kind is Kind.scenarios:
-        from tracelens.what_if.scenario import SCENARIOS
+        from tracelens.what_if import SCENARIOS
 
         return [(item.grammar, item.doc) for _, item in SCENARIOS.items()]
-    from tracelens.rendering.renderer import RENDERERS
+    from tracelens.rendering import RENDERERS
 
     return [(name, item.doc) for name, item in RENDERERS.items()]
 
 
 def _costs() -> list[tuple[str, ...]]:
-    from tracelens.costs.cost import COSTS
+    from tracelens.costs import COSTS
 
     return [
         (name, model.function.__module__.removeprefix("tracelens.costs."), model.doc)
@@ -94,13 +94,13 @@ _DEVICE_COLUMNS = (
 
 
 def _devices() -> list[tuple[str, ...]]:
-    from tracelens.devices.catalogue import devices
+    from tracelens.devices import devices
 
     return [_DEVICE_COLUMNS, *map(_device, devices())]
 
 
 def _device(device: Device) -> tuple[str, ...]:
-    from tracelens.devices.read import SECONDARY
+    from tracelens.devices import SECONDARY
 
     secondary = sum(text.endswith(SECONDARY) for text in device.sources.values())
     return (

@@ -27,10 +27,10 @@ from tracelens.cli.common import (
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from tracelens.devices.catalogue import Device as Peaks
-    from tracelens.reproducers.select.select import Selection
-    from tracelens.table.result import Result
-    from tracelens.trace.run import Run
+    from tracelens.devices import Device as Peaks
+    from tracelens.reproducers.select import Selection
+    from tracelens.table import Result
+    from tracelens.trace import Run
 
 
 class _Group(TyperGroup):
@@ -181,10 +181,10 @@ def scripts(
 
     tracelens replay verify replay/
     """
-    from tracelens.analysis.common.device import choose_device
-    from tracelens.reproducers.folder import check as check_folder_output
-    from tracelens.reproducers.make import replay as write
-    from tracelens.reproducers.make import replay_layers
+    from tracelens.analysis.common import choose_device
+    from tracelens.reproducers import check as check_folder_output
+    from tracelens.reproducers import replay as write
+    from tracelens.reproducers import replay_layers
 
     check_folder_output(output, [*paths, *filter(None, (diff, device_file))])
     peaks = choose_device(device, device_file)
@@ -207,7 +207,7 @@ def scripts(
 
 def _loaded(paths: list[str], step: str | None, partial: bool, line: Callable[[str], None]) -> Run:
     import tracelens
-    from tracelens.trace.steps import select_step
+    from tracelens.trace import select_step
 
     run = tracelens.load(*paths, partial=partial, progress=line)
     return run if step is None else select_step(run, step)
@@ -224,8 +224,7 @@ def _wanted(
     peaks: Peaks | None,
 ) -> Selection:
     """The options as a selection."""
-    from tracelens.reproducers.select.finding import time_of
-    from tracelens.reproducers.select.select import Selection, sizes
+    from tracelens.reproducers.select import Selection, sizes, time_of
 
     if rank is not None and rank not in run.ranks:
         raise TracelensError(f"no rank {rank} in the trace, only {', '.join(map(str, run.ranks))}")
@@ -318,9 +317,9 @@ def verify(
 
     tracelens replay verify replay/ --device cpu --iters 1 --only mm
     """
-    from tracelens.reproducers.folder import LIST
-    from tracelens.reproducers.verify.verify import failed
-    from tracelens.reproducers.verify.verify import verify as run_all
+    from tracelens.reproducers import LIST
+    from tracelens.reproducers.verify import failed
+    from tracelens.reproducers.verify import verify as run_all
 
     check_outputs(output or (), [str(Path(folder, LIST))])
     with progress() as line:
@@ -347,7 +346,7 @@ def _tell(
 ) -> None:
     """Print the result or write it."""
     import tracelens
-    from tracelens.table.result import Report
+    from tracelens.table import Report
 
     report = Report((found,), f"tracelens {title}", {"version": tracelens.__version__, **meta})
     deliver(report, outputs, json)

@@ -94,10 +94,10 @@ def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
     An unknown analyzer is better said before the work than after it, and the decoding processes make better
     use of this time than they would of it later.
     """
-    from tracelens.analysis.analyzer import ANALYZERS
-    from tracelens.costs.cost import COSTS
-    from tracelens.rendering.renderer import by_path
-    from tracelens.trace.classify import classes
+    from tracelens.analysis import ANALYZERS
+    from tracelens.costs import COSTS
+    from tracelens.rendering import by_path
+    from tracelens.trace import classes
 
     for path in output:
         if by_path(path).name == "html":

@@ -1,1 +1,5 @@
 """What to fix first: detections over the analyzed ranks, ordered by what they cost."""
+
+from tracelens.findings.rank_context import Scene
+
+__all__ = ["Scene"]

@@ -7,16 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.device import choose_device, own_device
-from tracelens.findings.detectors.detector import DETECTORS, JOB, Detector, Found, Signal
+from tracelens.analysis import analyzer
+from tracelens.analysis.common import choose_device, own_device
+from tracelens.findings.detectors import DETECTORS, JOB, Detector, Found, Signal
 from tracelens.findings.rank_context import Scene
 from tracelens.guard import Failure
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema, Table
-from tracelens.table.stack import stack
-from tracelens.trace.intervals import Union, both
-from tracelens.trace.trace import Trace
+from tracelens.table import Column, Result, Schema, Skip, Table, result, stack
+from tracelens.trace import Trace, Union, both
 
 NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read."""

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.costs.call import BITS
-from tracelens.costs.cost import OpCost
-from tracelens.devices.catalogue import Device
+from tracelens.costs import BITS, OpCost
+from tracelens.devices import Device
 from tracelens.findings.rank_context import Scene
-from tracelens.table.groups import codes, sums
-from tracelens.trace.classify import WORK_KINDS
+from tracelens.table import codes, sums
+from tracelens.trace import WORK_KINDS
 
 REDUCE, SCATTER, GATHER = "all-reduce", "reduce-scatter", "all-gather"
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.host.idle import GAP_NS, GARBAGE, Gaps, find_gaps, named
-from tracelens.analysis.host.stacks import calls, longest
+from tracelens.analysis.host import GAP_NS, GARBAGE, Gaps, calls, find_gaps, longest, named
 from tracelens.arrays import Bool, Int
 from tracelens.findings.rank_context import Scene
-from tracelens.table.groups import codes
-from tracelens.trace.trace import Events
+from tracelens.table import codes
+from tracelens.trace import Events
 
 
 def gaps_of(scene: Scene) -> Gaps:

@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common.recompute import NODE
+from tracelens.analysis.common import NODE
 from tracelens.arrays import Bool, Int
-from tracelens.costs.call import BITS, Tensor, Uncounted
-from tracelens.costs.cost import OpCall
+from tracelens.costs import BITS, OpCall, Tensor, Uncounted
 from tracelens.findings.rank_context import Scene
-from tracelens.table.forest import nearest
-from tracelens.table.groups import codes
-from tracelens.trace.classify import WORK_KINDS
+from tracelens.table import codes, nearest
+from tracelens.trace import WORK_KINDS
 
 VOCABULARY = 4096
 """Fewer classes are no vocabulary: those of language models start at some 30,000 tokens, of which a

@@ -6,14 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from tracelens.analysis.host.idle import blocking_calls
-from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.analysis.host import blocking_calls
+from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int
-from tracelens.devices.catalogue import Device
-from tracelens.trace.activities import Work
-from tracelens.trace.intervals import Union, union
-from tracelens.trace.steps import Steps, find_steps
-from tracelens.trace.trace import Trace
+from tracelens.devices import Device
+from tracelens.trace import Steps, Trace, Union, Work, find_steps, union
 
 
 class Scene:

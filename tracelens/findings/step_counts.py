@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tracelens.arrays import Bool
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
-from tracelens.trace.steps import is_step
+from tracelens.table import Result, Table
+from tracelens.trace import is_step
 
 
 def in_steps(table: Table) -> Bool:

@@ -8,8 +8,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.merge.text import quote
-from tracelens.trace.arguments import describe
-from tracelens.trace.trace import Events, Trace
+from tracelens.trace import Events, Trace, describe
 
 
 class Arrows(NamedTuple):

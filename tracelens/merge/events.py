@@ -11,7 +11,7 @@ from tracelens.merge.arguments import Arrows, arguments, find_arrows
 from tracelens.merge.layout import Layout
 from tracelens.merge.text import microseconds, process, quote, thread
 from tracelens.merge.tracks import Track, numbered
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 _AT_ONCE = 1 << 14
 """Events whose text is made in one go."""

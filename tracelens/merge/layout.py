@@ -9,8 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int
 from tracelens.merge.lanes import cut_overruns, has_crossings, lanes
-from tracelens.trace.tables import GPU_KINDS
-from tracelens.trace.trace import Events, Trace
+from tracelens.trace import GPU_KINDS, Events, Trace
 
 _ON_GPU = (*GPU_KINDS, "gpu_annotation", "sync")
 """What is drawn on GPU rows, GPU work or not."""

@@ -16,9 +16,8 @@ from tracelens.merge.events import Writer
 from tracelens.merge.layout import drawn_events, lay_out
 from tracelens.merge.tracks import Slice, Track, Wait, rows, steps_track, wait_tracks
 from tracelens.merge.write import check_suffix, write_events
-from tracelens.outputs.inputs import Output, check_outputs
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.outputs import Output, check_outputs
+from tracelens.trace import Run, Trace
 
 __all__ = ["Slice", "Track", "Wait", "check_suffix", "fuse"]
 

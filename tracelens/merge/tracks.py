@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.merge.lanes import lanes
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, find_steps, gpu_work
 
 
 class Slice(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from tracelens.errors import TracelensError
-from tracelens.outputs.files import cannot_write, whole_file
+from tracelens.outputs import cannot_write, whole_file
 
 deflate: Any = zlib
 

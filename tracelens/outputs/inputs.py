@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.outputs.files import cannot_write, is_stream, status
-from tracelens.read.files import MAGIC, local_path, named_like_a_trace, trace_files
-from tracelens.read.remote import is_url
+from tracelens.read import MAGIC, is_url, local_path, named_like_a_trace, trace_files
 
 _STDIN = "/dev/stdin"
 

@@ -6,3 +6,8 @@
 
 Each is a function of the module of its name and returns a `tracelens.table.schema.Result`.
 """
+
+from tracelens.planner.bubble import Batch, bubble
+from tracelens.planner.collectives import Rates, all_to_all_seconds, ring_seconds
+
+__all__ = ["Batch", "Rates", "all_to_all_seconds", "bubble", "ring_seconds"]

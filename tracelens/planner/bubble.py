@@ -13,10 +13,9 @@ from fractions import Fraction
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.checks import at_least_one
+from tracelens.planner.config import at_least_one
 from tracelens.registry import purpose
-from tracelens.table.result import Result, Skip
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.table import Column, Result, Schema, Skip, Table
 
 CONVENTIONS = ("of the whole time", "of the ideal time (Megatron-LM)")
 """How a bubble is told: as a share of the pipeline's time with it, or without it."""

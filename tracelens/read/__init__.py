@@ -1,1 +1,27 @@
 """Bytes to `Trace`: files, archives and URLs, JSON that may be broken, and the formats it holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracelens.lazy import lazy
+
+if TYPE_CHECKING:
+    from tracelens.read.files import MAGIC, local_path, named_like_a_trace, trace_files
+    from tracelens.read.parser import PARSERS, parse
+    from tracelens.read.remote import is_url
+
+__all__ = ["MAGIC", "PARSERS", "is_url", "local_path", "named_like_a_trace", "parse", "trace_files"]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "MAGIC": "read.files",
+        "PARSERS": "read.parser",
+        "is_url": "read.remote",
+        "local_path": "read.files",
+        "named_like_a_trace": "read.files",
+        "parse": "read.parser",
+        "trace_files": "read.files",
+    },
+)

@@ -11,9 +11,8 @@ from tracelens.registry import Registry
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from tracelens.read.json.columns import Encoded
-    from tracelens.read.json.split import Splitter
-    from tracelens.trace.trace import Trace
+    from tracelens.read.json import Encoded, Splitter
+    from tracelens.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,8 @@ def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
     """
-    from tracelens.read.json.split import Splitter
-    from tracelens.read.source import open_source
-    from tracelens.workers.decode import decode_all
+    from tracelens.read.json import Splitter, decode_all
+    from tracelens.read.open import open_source
 
     traces = []
     for source in open_source(path):

@@ -15,13 +15,14 @@ import torch.autograd.profiler as _autograd_profiler
 from torch.profiler import ProfilerAction, profile
 
 from tracelens.errors import TracelensError
-from tracelens.recording import RecordingWarning, scopes, sidecar, software
+from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.describe import Options, content, metadata
 from tracelens.recording.garbage import Collections
 from tracelens.recording.modules import Hooks, choose
 from tracelens.recording.pack import Packed, pack
 from tracelens.recording.place import Place, find_place
 from tracelens.recording.scrub import scrub
+from tracelens.recording.warning import RecordingWarning
 from tracelens.recording.window import Window
 
 

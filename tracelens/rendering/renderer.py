@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
-from tracelens.outputs import FolderKind, check_folder, write_file, write_folder
-from tracelens.outputs.files import is_stream
+from tracelens.outputs import FolderKind, check_folder, is_stream, write_file, write_folder
 from tracelens.registry import Registry
-from tracelens.table.result import Report, Result, Skip
+from tracelens.table import Report, Result, Skip
 
 T = TypeVar("T")
 
@@ -116,7 +115,7 @@ def check(paths: Iterable[str | os.PathLike[str]], inputs: Iterable[str], others
         TracelensError: an unknown format, an output that is an input or another output, a directory that
             holds something else, or a place where nothing can be written.
     """
-    from tracelens.outputs.inputs import Output, check_outputs
+    from tracelens.outputs import Output, check_outputs
 
     chosen = [(os.fspath(path), by_path(path).folder) for path in paths]
     outputs = [Output(path, folder.index if folder else "") for path, folder in chosen]

@@ -6,3 +6,8 @@
 A script is one Python file that needs nothing but torch: no model, no weights, no trace. Nothing of a trace
 is evaluated on the way: names of ops must be registered with torch, everything else is checked numbers.
 """
+
+from tracelens.reproducers.folder import LIST, check
+from tracelens.reproducers.make import replay, replay_layers
+
+__all__ = ["LIST", "check", "replay", "replay_layers"]

@@ -11,9 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import orjson
 
 from tracelens.errors import TracelensError
-from tracelens.outputs import FolderKind, check_folder, write_folder
-from tracelens.outputs.inputs import Output, check_outputs
-from tracelens.table.result import Skip
+from tracelens.outputs import FolderKind, Output, check_folder, check_outputs, write_folder
+from tracelens.table import Skip
 from tracelens.version import __version__
 
 LIST = "replay.json"

@@ -8,24 +8,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tracelens.analysis.common.device import own_device
-from tracelens.analysis.roofline.bounds import least_ns
-from tracelens.devices.catalogue import Device
+from tracelens.analysis.common import own_device
+from tracelens.analysis.roofline import least_ns
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.reproducers.collectives.collectives import collectives
+from tracelens.reproducers.collectives import collectives
 from tracelens.reproducers.folder import Script, write
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.inputs.opaque import unreplayed
-from tracelens.reproducers.layers.sequences import sequences
-from tracelens.reproducers.scripts.render import UNFAITHFUL
-from tracelens.reproducers.scripts.scripts import script
-from tracelens.reproducers.select.cases import Case, cases, merged
-from tracelens.reproducers.select.select import Selection, chosen, fits
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.arguments import describe
-from tracelens.trace.run import Run
+from tracelens.reproducers.inputs import Unreplayable, unreplayed
+from tracelens.reproducers.layers import sequences
+from tracelens.reproducers.scripts import UNFAITHFUL, script
+from tracelens.reproducers.select import Case, Selection, cases, chosen, fits, merged
+from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.trace import Run, describe
 
 Order = Literal["time", "recoverable"]
 TOP = 20

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import SchemaError
 from tracelens.guard import Failure
+from tracelens.registry import Registry
 from tracelens.table.schema import Schema, Table
 from tracelens.table.stack import stack
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+VIEWS: Registry[Callable[[Any], object]] = Registry("view", "tracelens.rendering.formats")
+"""How results and reports show themselves in notebooks; rendering is not imported before it is needed."""
 
 
 class _Frames(Mapping[str, "pd.DataFrame"]):
@@ -90,15 +95,11 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The result as it shows itself where HTML can be shown."""
-        from tracelens.rendering.formats.html import fragment
-
-        return fragment(self)
+        return str(VIEWS.get("html")(self))
 
     def _ipython_display_(self) -> None:
         """The result as it shows itself in Jupyter."""
-        from tracelens.rendering.formats.notebook import show
-
-        show(self)
+        VIEWS.get("notebook")(self)
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,7 @@ class Report:
 
     def _ipython_display_(self) -> None:
         """The report as it shows itself in Jupyter."""
-        from tracelens.rendering.formats.notebook import show_report
-
-        show_report(self)
+        VIEWS.get("notebook report")(self)
 
 
 def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any) -> Result:

@@ -1,1 +1,111 @@
 """The trace model: one rank (`Trace`) and all ranks of a job (`Run`)."""
+
+from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.trace.arguments import (
+    argument_dtypes,
+    argument_lists,
+    argument_texts,
+    decoded,
+    describe,
+    element_count,
+    short_dtype,
+)
+from tracelens.trace.callstack import enclosing_op, nest
+from tracelens.trace.classify import WORK_KINDS, classes
+from tracelens.trace.cpu_only import Stack, host_work
+from tracelens.trace.grouping import rows_by_code
+from tracelens.trace.intervals import (
+    Union,
+    both,
+    clip,
+    cut,
+    difference,
+    exclusive,
+    intersection,
+    shares,
+    union,
+)
+from tracelens.trace.links import (
+    PASSED_THROUGH,
+    Calls,
+    Flows,
+    find_launches,
+    find_ops,
+    forward_ops,
+    is_linked,
+    launches_by_flow,
+)
+from tracelens.trace.names import matching, wildcards
+from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
+from tracelens.trace.steps import STEP_MARK, Steps, find_steps, is_step, select_step
+from tracelens.trace.tables import (
+    COLLECTIVES,
+    EVENT_KINDS,
+    EVENTS,
+    GPU_KINDS,
+    GPU_SIGNS,
+    LINKS,
+    OPS,
+    STACK_KINDS,
+)
+from tracelens.trace.trace import Events, Trace, TraceMeta, Window
+
+__all__ = [
+    "COLLECTIVES",
+    "EVENTS",
+    "EVENT_KINDS",
+    "GPU_KINDS",
+    "GPU_SIGNS",
+    "LINKS",
+    "OPS",
+    "PASSED_THROUGH",
+    "STACK_KINDS",
+    "STEP_MARK",
+    "WORK_KINDS",
+    "Calls",
+    "Events",
+    "Flows",
+    "Run",
+    "Scope",
+    "Stack",
+    "Steps",
+    "Trace",
+    "TraceMeta",
+    "Union",
+    "Window",
+    "Work",
+    "argument_dtypes",
+    "argument_lists",
+    "argument_texts",
+    "both",
+    "check_ranks",
+    "classes",
+    "clip",
+    "cut",
+    "decoded",
+    "describe",
+    "difference",
+    "element_count",
+    "enclosing_op",
+    "exclusive",
+    "find_launches",
+    "find_ops",
+    "find_steps",
+    "forward_ops",
+    "gpu_work",
+    "host_work",
+    "intersection",
+    "is_linked",
+    "is_step",
+    "launches_by_flow",
+    "make_run",
+    "matching",
+    "named_ranks",
+    "nest",
+    "rows_by_code",
+    "select_step",
+    "shares",
+    "short_dtype",
+    "union",
+    "wildcards",
+]

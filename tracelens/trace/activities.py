@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.trace.classify import WORK_KINDS as WORK_KINDS
 from tracelens.trace.classify import OPAQUE, classify_kernels, classify_op, kind_of
+from tracelens.trace.classify import WORK_KINDS as WORK_KINDS
 from tracelens.trace.classify import classes as kernel_classes
 from tracelens.trace.intervals import Union, clip, union
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table.forest import depths, nearest
+from tracelens.table import depths, nearest
 
 if TYPE_CHECKING:
     from tracelens.trace.trace import Trace

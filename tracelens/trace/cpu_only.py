@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.table.forest import nearest
+from tracelens.table import nearest
 from tracelens.trace.classify import classify_op, host_role, level_of
 
 

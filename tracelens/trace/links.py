@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int
-from tracelens.table.forest import nearest
+from tracelens.table import nearest
 
 PASSED_THROUGH = ("execute",)
 """Ops that only run other ops: a launch directly inside one belongs to the op around it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.table.schema import Table
+from tracelens.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from tracelens.errors import TracelensError
 from tracelens.registry import Registry
-from tracelens.what_if.graph.build import Recorded
-from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.graph import Edit, Recorded
 
 _LEAST, _MOST = 1e-9, 1e9
 """Numbers of arguments are in between: what is beyond is a slip, and no duration times it is one."""

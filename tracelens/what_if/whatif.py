@@ -25,14 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tracelens.analysis.common.cpu_only import noted
+from tracelens.analysis.common import noted
 from tracelens.guard import Failure, guard
 from tracelens.registry import purpose
-from tracelens.table.result import Result, Skip
-from tracelens.table.schema import Table
-from tracelens.trace.run import Run
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.replay.replay import Outcome, Replay, doubt
+from tracelens.table import Result, Skip, Table
+from tracelens.trace import Run
+from tracelens.what_if.graph import build
+from tracelens.what_if.replay import Outcome, Replay, doubt
 from tracelens.what_if.scenario import NotApplicable, Scene, Wish, usual, wish
 
 

@@ -9,3 +9,28 @@
 
 No process holds more than one trace at a time.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracelens.lazy import lazy
+
+if TYPE_CHECKING:
+    from tracelens.workers.aside import beside
+    from tracelens.workers.children import Children, jobs
+    from tracelens.workers.executor import start
+    from tracelens.workers.ranks import analyze_files
+
+__all__ = ["Children", "analyze_files", "beside", "jobs", "start"]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Children": "workers.children",
+        "analyze_files": "workers.ranks",
+        "beside": "workers.aside",
+        "jobs": "workers.children",
+        "start": "workers.executor",
+    },
+)

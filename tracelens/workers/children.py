@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 
 from tracelens.errors import TracelensError
-from tracelens.read.remote import is_url
+from tracelens.read import is_url
 
 _JOBS = re.compile(r"0*[1-9][0-9]{0,2}", re.ASCII)
 
-DECODE = "from tracelens.workers.decode_worker import main; main()"
+DECODE = "from tracelens.read.json.worker import main; main()"
 """What a child that decodes runs: it serves one trace after the other (see worker.py)."""
 
 # Ended at once: taking its dictionaries apart would keep the parent waiting.

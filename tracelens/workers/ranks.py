@@ -8,8 +8,8 @@ from typing import Any
 
 from tracelens.errors import ParseError
 from tracelens.limits import VARIABLE
-from tracelens.table.result import Result
-from tracelens.trace.run import check_ranks, named_ranks
+from tracelens.table import Result
+from tracelens.trace import check_ranks, named_ranks
 from tracelens.workers.task import Executor, Portion, Task
 
 
@@ -40,7 +40,7 @@ def analyze_files(
     Raises:
         TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
     """
-    from tracelens.analysis.analyzer import ANALYZERS, with_needed
+    from tracelens.analysis import ANALYZERS, with_needed
 
     needed = with_needed([ANALYZERS.get(name) for name in names])
     limits = os.environ.get(VARIABLE, "")

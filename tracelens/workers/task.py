@@ -13,7 +13,7 @@ from tracelens.limits import applied
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from tracelens.trace.trace import TraceMeta
+    from tracelens.trace import TraceMeta
 
 
 class Task(NamedTuple):
@@ -73,10 +73,9 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
 
 
 def _carry_out(task: Task, processes: Sequence[Popen[bytes]]) -> list[Portion]:
-    from tracelens.analysis.analyzer import ANALYZERS
-    from tracelens.read.parser import parse
-    from tracelens.trace.run import make_run
-    from tracelens.trace.steps import select_step
+    from tracelens.analysis import ANALYZERS
+    from tracelens.read import parse
+    from tracelens.trace import make_run, select_step
 
     portions = []
     for trace in parse(task.path, processes):

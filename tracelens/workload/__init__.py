@@ -1,6 +1,11 @@
 """The bundled reference workload: a DeepSeek-style Mixture-of-Experts model, trained, profiled and recorded.
 
 What a run is made of is in `tracelens.planner.config`, and what it must come to in
-`tracelens.planner.expected`; both need nothing but the standard library. Everything here needs torch (`pip install 'tracelens[workload]'`), so
-importing this package imports none of it. Begin with `model`.
+`tracelens.planner.expected`; both need nothing but the standard library. Most modules here need torch
+(`pip install 'tracelens[workload]'`); importing the package does not. Begin with `model`.
 """
+
+from tracelens.workload.faults import Fault
+from tracelens.workload.ladder import Rung, bundled, climb, from_file, from_texts, with_baseline
+
+__all__ = ["Fault", "Rung", "bundled", "climb", "from_file", "from_texts", "with_baseline"]

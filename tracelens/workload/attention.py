@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.workload.exchange import AllGather, exchange
 from tracelens.workload.parallel import Groups, shard
 from tracelens.workload.tensor import gather_matmul, matmul_scatter

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.layout import Layout
+from tracelens.planner.config import Config, Layout
 from tracelens.workload.parallel import Groups
 
 

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.toggles import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, ExpertsName
+from tracelens.planner.config import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, Config, ExpertsName
 from tracelens.workload.kernels import kernels
 from tracelens.workload.parallel import Groups, shard
 

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 
 
 class Kind(NamedTuple):

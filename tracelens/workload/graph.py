@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import span
+from tracelens.planner.config import Config
+from tracelens.recording import span
 
 INSTEAD = "take graph=off"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.planner.config.config import Config, override
-from tracelens.planner.config.toggles import Toggles
+from tracelens.planner.config import Config, Toggles, override
 
 BASELINE = "baseline"
 _KEYS = ("name", "adds", "purpose")

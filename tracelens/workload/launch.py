@@ -21,15 +21,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tracelens.errors import TracelensError
-from tracelens.planner import expected
-from tracelens.planner.config.checks import at_least_one
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config, at_least_one
 from tracelens.planner.expected import Routing
-from tracelens.recording import record
-from tracelens.recording.window import Window
+from tracelens.planner.expected import summary as expected_summary
+from tracelens.recording import Window, record
 from tracelens.workload.binding import bind
+from tracelens.workload.fault_injection import hindered
 from tracelens.workload.faults import Fault
-from tracelens.workload.hinder import hindered
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.routing_log import RoutingLog
 from tracelens.workload.train import Measured, Trainer
@@ -291,7 +289,7 @@ def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str
     # A rank without experts has no routing to tell of.
     routings: list[Routing | None] = [*log.read()] or [None] * steps
     mine = [
-        {"step": step, "rank": rank, **expected.summary(trainer.config, rank, trainer.device.type, routing)}
+        {"step": step, "rank": rank, **expected_summary(trainer.config, rank, trainer.device.type, routing)}
         for step, routing in enumerate(routings)
     ]
     if ranks == 1:

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.toggles import FusionName
+from tracelens.planner.config import FusionName
 from tracelens.workload.kernels import kernels
 
 

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import region, scoped, span
+from tracelens.planner.config import Config
+from tracelens.recording import region, scoped, span
 from tracelens.workload import spans
 from tracelens.workload.attention import RMSNorm, make_attention
-from tracelens.workload.dispatch import make_dispatcher
-from tracelens.workload.dispatch.base import enter
+from tracelens.workload.dispatch import enter, make_dispatcher
 from tracelens.workload.experts import EXPERTS
 from tracelens.workload.parallel import Groups, shard
 from tracelens.workload.router import Router

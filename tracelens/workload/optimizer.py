@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import span
+from tracelens.planner.config import Config
+from tracelens.recording import span
 from tracelens.workload.parallel import Groups
 from tracelens.workload.reduction import REPLICAS, Message, Move, make_reductions, share, whole_team
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tracelens.planner.config.layout import Layout
+from tracelens.planner.config import Layout
 from tracelens.workload.exchange import Group
 
 GROUPS = {

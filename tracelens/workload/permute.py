@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tracelens.planner.config.toggles import FusionName
+from tracelens.planner.config import FusionName
 from tracelens.workload.kernels import kernels
 from tracelens.workload.rows import RowMap
 

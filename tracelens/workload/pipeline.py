@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import scoped, span
+from tracelens.planner.config import Config
+from tracelens.recording import scoped, span
 from tracelens.workload.graph import StepGraph, require
 from tracelens.workload.loss import token_loss
 from tracelens.workload.model import Transformer

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.toggles import ReductionName
+from tracelens.planner.config import ReductionName
 from tracelens.workload.exchange import Group, all_gather_into, reduce_scatter_into
 from tracelens.workload.parallel import GROUPS, Groups, description
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.model import Model
+from tracelens.planner.config import Config, Model
 from tracelens.workload.exchange import all_reduce
 from tracelens.workload.kernels import kernels
 from tracelens.workload.parallel import Groups, shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tracelens.planner.config.model import Model
+from tracelens.planner.config import Model
 
 
 def scores(logits_TE: Tensor, model: Model) -> Tensor:

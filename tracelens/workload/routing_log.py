@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.planner.expected import Routed, Routing
 from tracelens.workload.exchange import all_gather_into
 from tracelens.workload.parallel import Groups

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from tracelens.planner.config.toggles import TensorOverlapName
+from tracelens.planner.config import TensorOverlapName
 from tracelens.workload import tensor_chunked, tensor_symmetric
 from tracelens.workload.exchange import AllGather, Group, ReduceScatter, exchange
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import span
+from tracelens.planner.config import Config
+from tracelens.recording import span
 from tracelens.workload.data import Batches
 from tracelens.workload.exchange import all_reduce
 from tracelens.workload.model import INIT_STD

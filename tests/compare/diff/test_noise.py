@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracelens.arrays import Float
 from tracelens.compare.diff.noise import (
     Spread,
     absolute,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.costs.recorded import costed
 from tracelens.costs.attention.forward import Mask, twice_unmasked
-from tracelens.costs.cost import Uncounted
+from tracelens.costs.call import Uncounted
 
 _FLASH = (None, None, "559", "559", "0.", "True", "False", "0.125", None, None, None, None)
 

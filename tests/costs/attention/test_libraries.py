@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.cost import Uncounted
+from tracelens.costs.call import Uncounted
 
 _Q, _KV = "bf16 2 1024 32 128", "bf16 2 1024 8 128"
 _FULL = 4 * 2 * 32 * 1024 * 1024 * 128

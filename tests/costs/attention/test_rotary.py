@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.cost import Uncounted
+from tracelens.costs.call import Uncounted
 
 _X = 2048 * 2 * 16 * 128
 

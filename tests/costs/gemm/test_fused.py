@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 
 M, N, K = 256, 512, 128
 FLOPS = 2 * M * N * K

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 
 MESSAGE = st.integers(0, 1 << 36)  # whole messages stay below 2**48 bytes, more than any tensor has
 RANKS = st.integers(2, 4096)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 
 T, H, E, K, F = 4096, 2048, 64, 6, 1408
 """Tokens, hidden size, experts, experts a token, inner size of an expert."""

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.cost import OpCost, Uncounted
+from tracelens.costs.call import Uncounted
+from tracelens.costs.cost import OpCost
 
 _ONES = "[1, 1]"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.cost import Uncounted
+from tracelens.costs.call import Uncounted
 
 _ROWS = 4 * 197
 _X = _ROWS * 768

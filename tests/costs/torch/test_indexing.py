@@ -3,7 +3,8 @@
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 
 GATHER = (
     "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long)"

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 
 
 def copied(name: str, size: int) -> OpCost:

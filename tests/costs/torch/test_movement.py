@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 from tracelens.costs.torch.movement import upper
 
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<"

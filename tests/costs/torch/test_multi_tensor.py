@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tracelens
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, find
 from tracelens.costs.torch.multi_tensor import CHUNK, ONE_FACTOR, Functor, functor
 from tracelens.trace.activities import gpu_work
 

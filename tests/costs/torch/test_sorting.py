@@ -3,7 +3,8 @@
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.cost import OpCall, Uncounted, find
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import find
 
 
 def test_sort() -> None:

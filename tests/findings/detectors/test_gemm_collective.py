@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.costs.cost import OpCall, OpCost, find
-from tracelens.devices.catalogue import Device
+from tracelens.costs.call import OpCall
+from tracelens.costs.cost import OpCost, find
 from tracelens.devices.catalogue import device as device_named
+from tracelens.devices.spec import Device
 from tracelens.findings.detectors.detector import Found, Signal
 from tracelens.findings.detectors.gemm_collective import gemm_collective
 from tracelens.findings.fusable import GATHER, REDUCE, SCATTER, fused_ns

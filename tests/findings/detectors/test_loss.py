@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.devices.catalogue import Device, device
+from tracelens.devices.catalogue import device
+from tracelens.devices.spec import Device
 from tracelens.findings.detectors.detector import Found, Signal
 from tracelens.findings.detectors.loss import loss_unfused
 from tracelens.findings.rank_context import Scene

@@ -10,7 +10,7 @@ import pytest
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import HELP, PARTS, Config, override, preset
-from tracelens.planner.config.model import MODELS
+from tracelens.planner.config.model_file import MODELS
 from tracelens.planner.config.toggles import CHOICES, Toggles
 
 

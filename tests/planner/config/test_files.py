@@ -14,8 +14,9 @@ import pytest
 
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.planner.config.files import ModelFile, read_config, read_file, read_model
-from tracelens.planner.config.model import MODELS, Model
-from tracelens.planner.expected import totals
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.expected.parameters import totals
 
 FOLDER = Path(sys.modules[Model.__module__].__file__ or "").parent / "models"
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import Config, Training, override, preset
 from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import MODELS, Model
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.model_file import MODELS
 from tracelens.planner.expected import (
     Message,
     Routed,
     Routing,
-    Work,
     attention_kernel,
     balanced,
     buffer_bytes,
@@ -26,9 +26,9 @@ from tracelens.planner.expected import (
     messages,
     parameters,
     summary,
-    totals,
 )
-from tracelens.planner.expected.flops import scores_work
+from tracelens.planner.expected.flops import Work, scores_work
+from tracelens.planner.expected.parameters import totals
 from tracelens.planner.expected.share import Share
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")

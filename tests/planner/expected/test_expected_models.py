@@ -9,8 +9,9 @@ import pytest
 
 from tracelens.planner.config.config import Config, preset
 from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import MODELS
-from tracelens.planner.expected import parameters, totals
+from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.expected import parameters
+from tracelens.planner.expected.parameters import totals
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 

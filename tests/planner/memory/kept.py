@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tracelens.planner.config.config import Config
-from tracelens.planner.memory.memory import Assumptions
+from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.stage import Stages
 from tracelens.planner.memory.tape import total
 from tracelens.workload.parallel import Groups, initialise, make_groups

@@ -12,7 +12,8 @@ from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.planner import expected
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.memory.memory import Assumptions, memory, stages, worst
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.memory import memory, stages, worst
 from tracelens.planner.memory.tables import COMPONENTS
 from tracelens.planner.memory.tape import total
 

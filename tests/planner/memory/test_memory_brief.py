@@ -10,7 +10,8 @@ import pytest
 from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.memory.memory import Assumptions, memory, worst
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.memory import memory, worst
 
 BRIEF = Assumptions(convention="brief")
 

@@ -13,7 +13,8 @@ from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.partition import best_partition, shortest
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
 from tracelens.planner.pipeline.schedule import round_robin
-from tracelens.planner.pipeline.sources import Layers, LayerTimes, Uniform, even_shares
+from tracelens.planner.pipeline.sources import Layers, Uniform, even_shares
+from tracelens.planner.step_time.layer_times import LayerTimes
 
 COSTS = st.lists(st.integers(1, 30), min_size=2, max_size=8)
 ENDS = st.tuples(st.integers(0, 40), st.integers(0, 40))

@@ -6,7 +6,7 @@ import pytest
 
 from tracelens.devices.catalogue import device
 from tracelens.planner.config.files import read_config
-from tracelens.planner.memory.memory import Assumptions
+from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.stage import Stages
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
 from tracelens.planner.pipeline.roofline import activations, roofline

@@ -11,9 +11,11 @@ from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import Config, Training
 from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import MODELS
+from tracelens.planner.config.model_file import MODELS
 from tracelens.planner.config.toggles import Toggles
-from tracelens.planner.memory.memory import Assumptions, room, worst
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.fits import room
+from tracelens.planner.memory.memory import worst
 from tracelens.planner.search import BATCH, Question, Space, search
 from tracelens.planner.search.footprint import at_least, footprint
 from tracelens.planner.search.space import Refusal, candidates, divisors, variants

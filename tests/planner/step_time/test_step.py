@@ -16,8 +16,9 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config.config import PARTS as CONFIG_PARTS
 from tracelens.planner.config.config import Config, Training, override, preset
 from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import MODELS
-from tracelens.planner.expected import buffer_bytes, parameters, totals
+from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.expected import buffer_bytes, parameters
+from tracelens.planner.expected.parameters import totals
 from tracelens.planner.expected.share import Share
 from tracelens.planner.pipeline.schedules import make_schedule
 from tracelens.planner.pipeline.simulate import simulate

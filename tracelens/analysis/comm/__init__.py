@@ -1,1 +1,26 @@
 """Communication: collectives matched across ranks, clocks, waiting against transfer, overlap."""
+
+from tracelens.analysis.comm.clocks import aligned, clocks
+from tracelens.analysis.comm.collectives import alignment
+from tracelens.analysis.comm.matching import SEND_RECV, Group, Instance, Member, base_ns, match
+from tracelens.analysis.comm.messages import exchanged
+from tracelens.analysis.comm.records import POINT_TO_POINT, RankComms, Record, comms
+from tracelens.analysis.comm.waiting import bus_factor
+
+__all__ = [
+    "POINT_TO_POINT",
+    "SEND_RECV",
+    "Group",
+    "Instance",
+    "Member",
+    "RankComms",
+    "Record",
+    "aligned",
+    "alignment",
+    "base_ns",
+    "bus_factor",
+    "clocks",
+    "comms",
+    "exchanged",
+    "match",
+]

@@ -12,12 +12,8 @@ from tracelens.analysis.comm.messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_al
 from tracelens.analysis.comm.participants import MEMBERS, member_rows
 from tracelens.analysis.comm.records import RankComms, comms
 from tracelens.analysis.comm.waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope
-from tracelens.trace.arguments import short_dtype
-from tracelens.trace.run import Run
+from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.trace import Run, Scope, short_dtype
 
 INSTANCES = Schema(
     "Collectives, each on all its ranks",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankComms, Record
-from tracelens.table.result import Skip
+from tracelens.table import Skip
 
 SEND_RECV = "send/recv"
 # How many collectives one rank's recording may begin before another's.

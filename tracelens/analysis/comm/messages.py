@@ -9,8 +9,7 @@ import numpy as np
 
 from tracelens.analysis.comm.matching import Instance
 from tracelens.arrays import Float
-from tracelens.table.result import Skip
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema, Skip
 
 ALL_TO_ALL = Schema(
     "All-to-all exchanges",

@@ -9,17 +9,10 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.slowdown import SLOWDOWN, slowdown
-from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table.groups import codes
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Coded, Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, union
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stack
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Union, Work, gpu_work, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
 # What the host recorded around a batch or a wait; its kernel is better named by what was in the batch.

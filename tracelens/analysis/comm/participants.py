@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.comm.matching import Instance, Member
 from tracelens.analysis.comm.records import RankComms
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema
 
 MEMBERS = Schema(
     "Collectives by rank",

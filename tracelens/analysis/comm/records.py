@@ -6,13 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common.integers import integers
+from tracelens.analysis.common import integers
 from tracelens.arrays import Int
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, difference
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.trace import WORK_KINDS, Scope, Trace, Union, Work, difference, find_steps, gpu_work
 
 POINT_TO_POINT = ("send", "recv")
 # Records of the host's doing, which no rank's kernel stands for.

@@ -8,14 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Float, Int
-from tracelens.table.groups import codes, sums
-from tracelens.table.result import Skip
-from tracelens.table.schema import Column, Schema
-from tracelens.trace.activities import Work
-from tracelens.trace.arguments import describe
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import union
-from tracelens.trace.trace import Trace
+from tracelens.table import Column, Schema, Skip, codes, sums
+from tracelens.trace import WORK_KINDS, Trace, Work, describe, union
 
 ALL = "(all)"
 FEWEST = 3

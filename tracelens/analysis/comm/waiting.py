@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tracelens.analysis.comm.matching import SEND_RECV, Instance
 from tracelens.analysis.comm.records import RankComms
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema
 
 RANKS = Schema(
     "Communication of each rank",

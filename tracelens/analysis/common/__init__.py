@@ -1,1 +1,22 @@
 """What several rooms of the analysis need: CPU-only traces, devices, recomputed ops, time of op calls."""
+
+from tracelens.analysis.common.call_time import call_time
+from tracelens.analysis.common.cpu_only import HOST, NO_GPU, NO_LAUNCH, device_names, no_gpu_work, noted
+from tracelens.analysis.common.device import choose_device, own_device
+from tracelens.analysis.common.integers import integers
+from tracelens.analysis.common.recompute import NODE, recomputed
+
+__all__ = [
+    "HOST",
+    "NODE",
+    "NO_GPU",
+    "NO_LAUNCH",
+    "call_time",
+    "choose_device",
+    "device_names",
+    "integers",
+    "no_gpu_work",
+    "noted",
+    "own_device",
+    "recomputed",
+]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tracelens.arrays import Int
-from tracelens.table.groups import codes, sums
-from tracelens.trace.activities import Work
-from tracelens.trace.intervals import exclusive
+from tracelens.table import codes, sums
+from tracelens.trace import Work, exclusive
 
 
 def call_time(work: Work, call: Int) -> tuple[Int, Int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tracelens.table.result import Result
-from tracelens.trace.activities import Scope, gpu_work
-from tracelens.trace.trace import Trace, TraceMeta
+from tracelens.table import Result
+from tracelens.trace import Scope, Trace, TraceMeta, gpu_work
 
 HOST = "cpu (host ops)"
 """In the place of a device's name."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tracelens.devices.catalogue import Device, match, read_device
-from tracelens.devices.catalogue import device as device_named
+from tracelens.devices import Device, match, read_device
+from tracelens.devices import device as device_named
 from tracelens.errors import TracelensError
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 
 def choose_device(name: str | None, file: str | None) -> Device | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.trace.arguments import decoded
+from tracelens.trace import decoded
 
 _LARGEST = 1 << 53
 """No rank, count or size is larger, and sums of them stay within 64 bits."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.arrays import Bool
-from tracelens.table.forest import nearest
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import Trace
 
 NODE = "autograd::engine::evaluate_function: "
 """Name of the event around each node of the backward pass, less the node's name."""

@@ -8,21 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host.reads import reads
 from tracelens.analysis.host.stacks import calls, innermost, longest, stack_rows, threads
 from tracelens.arrays import Bool, Int
-from tracelens.table.groups import codes, stats
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.callstack import enclosing_op
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.names import matching
-from tracelens.trace.run import Run
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Events, Trace
+from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, stats
+from tracelens.trace import (
+    WORK_KINDS,
+    Events,
+    Run,
+    Scope,
+    Trace,
+    Work,
+    enclosing_op,
+    find_steps,
+    gpu_work,
+    matching,
+)
 
 GAP_NS = 1000
 """Gaps up to this are how kernels follow each other on any GPU; they are summed, not explained."""

@@ -8,14 +8,8 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.arrays import Int
-from tracelens.table.groups import stats
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.intervals import clip, union
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.table import Column, Result, Schema, Skip, result, stack, stats
+from tracelens.trace import Run, Scope, Trace, Work, clip, gpu_work, union
 
 SMALL_NS = 10_000
 """A kernel shorter than this costs about as much to launch as to run."""

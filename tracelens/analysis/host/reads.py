@@ -7,9 +7,8 @@ import re
 import numpy as np
 
 from tracelens.arrays import Bool
-from tracelens.table.forest import nearest
-from tracelens.trace.names import matching
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import Trace, matching
 
 _READS = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
 # All that is recorded of .tolist() where there is nothing to copy; ops call it on their way, programs hardly.

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table.groups import codes, sums
-from tracelens.trace.tables import STACK_KINDS
-from tracelens.trace.trace import Events
+from tracelens.table import codes, sums
+from tracelens.trace import STACK_KINDS, Events
 
 
 class Pieces(NamedTuple):

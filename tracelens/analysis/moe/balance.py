@@ -11,8 +11,8 @@ import numpy as np
 from tracelens.analysis.moe.passes import RankPasses
 from tracelens.analysis.moe.regions import PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS
-from tracelens.table.schema import Column, Schema
-from tracelens.trace.steps import is_step
+from tracelens.table import Column, Schema
+from tracelens.trace import is_step
 
 BALANCE = Schema(
     "Balance of the experts",

@@ -6,17 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host.idle import blocking_calls
-from tracelens.analysis.host.stacks import threads
+from tracelens.analysis.host import blocking_calls, threads
 from tracelens.analysis.moe.kernel_lexer import HOST_COPY
 from tracelens.analysis.moe.regions import regions
 from tracelens.analysis.moe.stages import STAGES
 from tracelens.analysis.moe.windows import stage_of
 from tracelens.arrays import Int
-from tracelens.table.forest import nearest
-from tracelens.trace.callstack import enclosing_op
-from tracelens.trace.names import matching
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import Trace, enclosing_op, matching
 
 
 class Blocking(NamedTuple):

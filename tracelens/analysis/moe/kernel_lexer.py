@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common.recompute import recomputed
-from tracelens.analysis.pipeline.microbatches import in_autograd
-from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
+from tracelens.analysis.common import recomputed
+from tracelens.analysis.pipeline import gradient_sync, in_autograd, stage_messages
 from tracelens.arrays import Bool, Int
-from tracelens.table.forest import nearest
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.names import matching
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import WORK_KINDS, Trace, matching
 
 OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, SQUARE = range(12)
 """Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router

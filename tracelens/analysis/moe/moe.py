@@ -21,11 +21,8 @@ from tracelens.analysis.moe.balance import (
 from tracelens.analysis.moe.passes import RankPasses, passes_of
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, ROUTER, STAGES
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope
-from tracelens.trace.grouping import rows_by_code
+from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.trace import Scope, rows_by_code
 
 _STAGE_COLUMNS = tuple(f"{name.replace(' ', '_')}_ns" for name in STAGES)
 

@@ -6,16 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common.integers import integers
+from tracelens.analysis.common import integers
 from tracelens.analysis.moe.host_syncs import blocking
 from tracelens.analysis.moe.regions import PHASES, Regions, Visit, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
 from tracelens.arrays import Bool, Int
-from tracelens.trace.activities import Scope, Work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import exclusive
-from tracelens.trace.steps import find_steps, is_step
-from tracelens.trace.trace import Trace
+from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, find_steps, is_step
 
 
 class RankPasses(NamedTuple):

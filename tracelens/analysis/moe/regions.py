@@ -11,14 +11,11 @@ import numpy as np
 from tracelens.analysis.moe.kernel_lexer import GEMM, TOPK, Tokens, callers, tokens
 from tracelens.analysis.moe.stages import STAGES, Layer, stages
 from tracelens.analysis.moe.windows import MAX_EXPERTS, Product, Window, origins, windows
-from tracelens.analysis.pipeline.stage_messages import gradient_sync
-from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.analysis.pipeline import gradient_sync
+from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Int
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Uncounted
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.costs import OpCall, OpCost, Uncounted, size
+from tracelens.trace import WORK_KINDS, Trace, find_steps
 
 PHASES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, RECOMPUTE = range(3)
@@ -194,7 +191,9 @@ def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: In
     same = (before >= 0) & (thread[np.maximum(before, 0)] == thread)
     filled = np.where(same, result[:, order[np.maximum(before, 0)]], -1)
     result[:, order] = filled
-    result[:, ~linked & (gradient_sync(trace, work)[back] | (work.kind[back] == WORK_KINDS.index("comm")))] = -1
+    result[
+        :, ~linked & (gradient_sync(trace, work)[back] | (work.kind[back] == WORK_KINDS.index("comm")))
+    ] = -1
     return result[0], result[1]
 
 

@@ -23,9 +23,8 @@ from tracelens.analysis.moe.kernel_lexer import (
     Tokens,
 )
 from tracelens.arrays import Bool, Int
-from tracelens.table.forest import nearest
-from tracelens.trace.links import forward_ops
-from tracelens.trace.trace import Events, Trace
+from tracelens.table import nearest
+from tracelens.trace import Events, Trace, forward_ops
 
 MAX_EXPERTS = 1024
 """A top-k over more is no router: vocabularies are larger, and the largest models have 512 experts."""

@@ -8,20 +8,26 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table.forest import outermost, subtree_sums
-from tracelens.table.groups import sums
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Coded, Column, Schema
-from tracelens.table.stack import stack, used
-from tracelens.table.tree import Leaves, Level, depth_first, levels
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.arguments import describe
-from tracelens.trace.intervals import shares
-from tracelens.trace.run import Run
-from tracelens.trace.steps import Steps, find_steps
-from tracelens.trace.trace import Trace
+from tracelens.table import (
+    Coded,
+    Column,
+    Leaves,
+    Level,
+    Result,
+    Schema,
+    Skip,
+    depth_first,
+    levels,
+    outermost,
+    result,
+    stack,
+    subtree_sums,
+    sums,
+    used,
+)
+from tracelens.trace import Run, Scope, Steps, Trace, Work, describe, find_steps, gpu_work, shares
 
 Label = tuple[str, str]
 """Name and forward op of a row."""

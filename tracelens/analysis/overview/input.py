@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import HOST, NO_GPU
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.run import Run
+from tracelens.analysis.common import HOST, NO_GPU
+from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.trace import Run, gpu_work
 
 INPUT = Schema(
     "Traces read",

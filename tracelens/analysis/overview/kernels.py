@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.table.groups import codes, stats
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack, used
-from tracelens.trace.activities import Scope, gpu_work
-from tracelens.trace.run import Run
+from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, stats, used
+from tracelens.trace import Run, Scope, gpu_work
 
 KERNELS = Schema(
     "Kernels by name",

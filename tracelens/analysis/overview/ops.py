@@ -7,17 +7,23 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.call_time import call_time
+from tracelens.analysis.common import call_time
 from tracelens.arrays import Int
-from tracelens.table.forest import outermost, subtree_sums
-from tracelens.table.groups import codes, stats, sums
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack, used
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.table import (
+    Column,
+    Result,
+    Schema,
+    Skip,
+    codes,
+    outermost,
+    result,
+    stack,
+    stats,
+    subtree_sums,
+    sums,
+    used,
+)
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work
 
 OPS = Schema(
     "Ops by name",

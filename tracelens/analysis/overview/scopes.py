@@ -8,21 +8,24 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import no_gpu_work
-from tracelens.analysis.common.recompute import NODE, recomputed
-from tracelens.analysis.roofline.gemm_flops import MatrixFlops, matrix_flops
+from tracelens.analysis.common import NODE, no_gpu_work, recomputed
+from tracelens.analysis.roofline import MatrixFlops, matrix_flops
 from tracelens.arrays import Bool, Int
-from tracelens.table.forest import depths, nearest, subtree_sums
-from tracelens.table.groups import codes, sums
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.table.tree import depth_first
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.intervals import shares
-from tracelens.trace.run import Run
-from tracelens.trace.steps import STEP_MARK, find_steps
-from tracelens.trace.trace import Trace
+from tracelens.table import (
+    Column,
+    Result,
+    Schema,
+    Skip,
+    codes,
+    depth_first,
+    depths,
+    nearest,
+    result,
+    stack,
+    subtree_sums,
+    sums,
+)
+from tracelens.trace import STEP_MARK, Run, Scope, Trace, Work, find_steps, gpu_work, shares
 
 MODULE_MARK = "nn.Module: "
 _LIBRARY_SCOPE = re.compile(r"^(?:nccl:|gloo:|c10d::|mpi:|ucc:)")

@@ -7,11 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table.groups import codes, sums
-from tracelens.trace.activities import Work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.table import codes, sums
+from tracelens.trace import WORK_KINDS, Trace, Work, find_steps
 
 
 class Windows(NamedTuple):

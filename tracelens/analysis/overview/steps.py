@@ -9,21 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import no_gpu_work
-from tracelens.analysis.moe.host_syncs import blocking
-from tracelens.analysis.moe.regions import regions
-from tracelens.analysis.moe.stages import STAGES
+from tracelens.analysis.common import no_gpu_work
+from tracelens.analysis.moe import STAGES, blocking, regions
 from tracelens.analysis.overview.step_windows import Windows, step_windows
 from tracelens.arrays import Bool, Int
-from tracelens.table.groups import codes, sums
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Coded, Column, Schema
-from tracelens.table.stack import stack, used
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import shares, union
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stack, sums, used
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, shares, union
 
 Values = NDArray[Any]
 

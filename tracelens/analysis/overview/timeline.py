@@ -8,18 +8,22 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import no_gpu_work
+from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table.groups import codes, sums
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, both, difference, union
-from tracelens.trace.run import Run
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, sums
+from tracelens.trace import (
+    WORK_KINDS,
+    Run,
+    Scope,
+    Trace,
+    Union,
+    Work,
+    both,
+    difference,
+    find_steps,
+    gpu_work,
+    union,
+)
 
 METRICS = {
     "total": "first start to last end of GPU work; of a step: its window",

@@ -6,15 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.records import RankComms, comms
+from tracelens.analysis.comm import RankComms, comms
 from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
 from tracelens.arrays import Bool, Int
-from tracelens.table.forest import nearest
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.intervals import Union, union
-from tracelens.trace.steps import STEP_MARK, find_steps
-from tracelens.trace.trace import Trace, Window
+from tracelens.table import nearest
+from tracelens.trace import STEP_MARK, Scope, Trace, Union, Window, Work, find_steps, gpu_work, union
 
 FORWARD, BACKWARD = "forward", "backward"
 _BACKWARD_OP = "autograd::engine::evaluate_function"

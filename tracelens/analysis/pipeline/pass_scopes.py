@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 # Numbers become sizes of tables: no model has ten thousand stages.
 _GRAMMARS = (

@@ -22,10 +22,8 @@ from tracelens.analysis.pipeline.stages import (
     shape,
     whole,
 )
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope
+from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.trace import Scope
 
 BUBBLE = Schema(
     "Bubble",

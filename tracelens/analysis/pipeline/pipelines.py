@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm.clocks import clocks
-from tracelens.analysis.comm.matching import base_ns, match
+from tracelens.analysis.comm import base_ns, clocks, match
 from tracelens.analysis.pipeline.microbatches import Passes
 from tracelens.analysis.pipeline.stages import Lane
-from tracelens.table.result import Skip
-from tracelens.trace.intervals import Union
+from tracelens.table import Skip
+from tracelens.trace import Union
 
 _LISTED = 16
 

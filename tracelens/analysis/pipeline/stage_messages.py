@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.records import POINT_TO_POINT
-from tracelens.analysis.common.integers import integers
+from tracelens.analysis.comm import POINT_TO_POINT
+from tracelens.analysis.common import integers
 from tracelens.arrays import Bool, Int
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, Work
 
 _PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
 # Groups whose collectives run beside the backward of whatever micro-batch is the last one.

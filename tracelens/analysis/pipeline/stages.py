@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.pipeline.microbatches import BACKWARD, FORWARD, Span
 from tracelens.arrays import Int
-from tracelens.trace.intervals import Union, union
+from tracelens.trace import Union, union
 
 RAMP, P2P_WAIT, IMBALANCE, OTHER_IDLE = PARTS = ("ramp", "p2p_wait", "imbalance", "other_idle")
 

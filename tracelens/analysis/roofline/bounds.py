@@ -9,9 +9,9 @@ import numpy as np
 
 from tracelens.analysis.roofline.costing import Counted
 from tracelens.arrays import Float, Int
-from tracelens.costs.cost import OpCost
-from tracelens.devices.catalogue import Device, devices
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.costs import OpCost
+from tracelens.devices import Device, devices
+from tracelens.table import Column, Schema, Table
 
 BOUNDS = ("compute", "memory", "host link", "gpu link", "")
 """What limits a call; "" where it has nothing to do or the device's figures lack."""

@@ -33,13 +33,10 @@ from tracelens.analysis.roofline.reasons import (
 from tracelens.analysis.roofline.repeat import repeats
 from tracelens.analysis.roofline.transfers import Found, collectives, copies, copy_cost
 from tracelens.arrays import Bool, Int
-from tracelens.costs.call import NO_SHAPES
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
+from tracelens.costs import NO_SHAPES, OpCall, OpCost, Uncounted, find
 from tracelens.guard import Failure
-from tracelens.table.forest import nearest
-from tracelens.table.groups import codes
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.table import codes, nearest
+from tracelens.trace import Trace, Work
 
 _LOCAL = ("dtod", "memset")
 # A call with more FLOPs or bytes than this would take minutes on any device: its sizes are wrong.

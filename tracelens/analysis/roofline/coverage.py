@@ -10,11 +10,8 @@ from tracelens.analysis.roofline.costing import Costing
 from tracelens.analysis.roofline.reasons import NO_MODEL, REPEATED
 from tracelens.arrays import Int
 from tracelens.guard import Failure
-from tracelens.table.groups import codes, sums
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import used
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.table import Column, Schema, codes, sums, used
+from tracelens.trace import Trace, Work
 
 HOW = ("cost model", "cost model, arguments of a repeat", "named reason", "no cost model")
 """How a piece of work is counted or not. The last one is a hole of tracelens, not of the trace."""

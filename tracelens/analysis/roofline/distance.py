@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.common.call_time import call_time
+from tracelens.analysis.common import call_time
 from tracelens.analysis.roofline.bounds import BOUNDS, Bounds, explain
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.arrays import Float, Int
-from tracelens.devices.catalogue import Device
-from tracelens.table.groups import sums
-from tracelens.table.schema import Column, Schema
-from tracelens.trace.activities import Work
+from tracelens.devices import Device
+from tracelens.table import Column, Schema, sums
+from tracelens.trace import Work
 
 ROOFLINE = Schema(
     "Distance from the roofline, by op and arguments",

@@ -8,8 +8,7 @@ import numpy as np
 
 from tracelens.analysis.roofline.costing import matrix_costing
 from tracelens.arrays import Bool, Int
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, Work
 
 _PRODUCTS = ("gemm", "grouped_gemm", "attention", "convolution")
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from tracelens.analysis.roofline.op_calls import OpCalls
 from tracelens.arrays import Bool
-from tracelens.devices.catalogue import Device
-from tracelens.table.groups import codes
-from tracelens.trace.trace import Trace
+from tracelens.devices import Device
+from tracelens.table import codes
+from tracelens.trace import Trace
 
 _LARGE_FLOPS = 20e9
 """A product of this size keeps all units of a GPU busy for tens of microseconds."""

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
-from tracelens.table.schema import Coded
-from tracelens.trace.arguments import argument_dtypes, argument_lists, argument_texts, describe
-from tracelens.trace.trace import Trace
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.table import Coded
+from tracelens.trace import Trace, argument_dtypes, argument_lists, argument_texts, describe
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
 _EXPANDED = re.compile(r"[\[,\s]0[\],\s]")

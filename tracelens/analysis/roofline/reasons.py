@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.trace.activities import Work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.trace import Events, Trace
+from tracelens.trace import WORK_KINDS, Events, Trace, Work
 
 NO_MODEL = "no cost model"
 """The one reason that is a hole of tracelens and not of the trace."""

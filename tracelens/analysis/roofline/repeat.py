@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.trace.activities import Work
+from tracelens.trace import Work
 
 
 def repeats(work: Work) -> Int:

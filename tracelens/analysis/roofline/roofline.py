@@ -6,20 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common.cpu_only import no_gpu_work
-from tracelens.analysis.common.device import choose_device, own_device
+from tracelens.analysis.common import choose_device, no_gpu_work, own_device
 from tracelens.analysis.roofline.bounds import bounds, roofs
 from tracelens.analysis.roofline.costing import costing
 from tracelens.analysis.roofline.coverage import COVERAGE, HOW, UNCOVERED, coverage, uncovered
 from tracelens.analysis.roofline.distance import ROOFLINE, distances
 from tracelens.analysis.roofline.utilisation import UTILISATION, utilisation
-from tracelens.devices.catalogue import Device, match
+from tracelens.devices import Device, match
 from tracelens.guard import Failure
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Table
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope, gpu_work
-from tracelens.trace.trace import Trace
+from tracelens.table import Result, Skip, Table, result, stack
+from tracelens.trace import Scope, Trace, gpu_work
 
 _TABLES = {"roofline": ROOFLINE, "utilisation": UTILISATION, "coverage": COVERAGE, "uncovered": UNCOVERED}
 

@@ -7,15 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracelens.analysis.common.integers import integers
+from tracelens.analysis.common import integers
 from tracelens.arrays import Int
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, find
-from tracelens.table.groups import codes
-from tracelens.table.schema import Table
-from tracelens.trace.activities import Work
-from tracelens.trace.arguments import short_dtype
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.trace import Trace
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.table import Table, codes
+from tracelens.trace import WORK_KINDS, Trace, Work, short_dtype
 
 Found = tuple[str, str, OpCost]
 """Name, arguments as text and cost of a call."""

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analysis.common.recompute import recomputed
+from tracelens.analysis.common import recomputed
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.arrays import Float
-from tracelens.table.schema import Column, Schema
-from tracelens.trace.activities import Work
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.table import Column, Schema
+from tracelens.trace import Trace, Work, find_steps
 
 UTILISATION = Schema(
     "Utilisation of the matrix units",

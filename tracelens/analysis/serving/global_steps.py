@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from tracelens.analysis.comm.clocks import clocks
-from tracelens.analysis.comm.matching import base_ns, match
+from tracelens.analysis.comm import base_ns, clocks, match
 from tracelens.analysis.serving.steps import RankSteps, Step
 
 

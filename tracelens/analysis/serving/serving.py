@@ -11,9 +11,8 @@ from tracelens.analysis.serving.global_steps import Common, by_one_clock, delay,
 from tracelens.analysis.serving.labels import KINDS, grammar
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
 from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope
+from tracelens.table import Result, Skip, result, stack
+from tracelens.trace import Scope
 
 
 @analyzer("serving", title="Serving", order=90, part=rank_steps)

@@ -7,12 +7,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tracelens.analysis.comm.records import RankComms, comms
+from tracelens.analysis.comm import RankComms, comms
 from tracelens.analysis.serving.labels import Label, grammar
 from tracelens.arrays import Bool, Int
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.intervals import union
-from tracelens.trace.trace import Events, Trace
+from tracelens.trace import Events, Scope, Trace, Work, gpu_work, union
 
 T = TypeVar("T")
 

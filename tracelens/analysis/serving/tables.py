@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracelens.analysis.serving.labels import KINDS
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema
 
 SUMMARY = Schema(
     "Serving steps of all ranks",

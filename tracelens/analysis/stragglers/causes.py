@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import SEND_RECV, Instance, Member
+from tracelens.analysis.comm import SEND_RECV, Instance, Member
 from tracelens.analysis.stragglers.segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
 from tracelens.analysis.stragglers.spans import Span, Spans
 from tracelens.analysis.stragglers.workload import Excess, Workloads, duration

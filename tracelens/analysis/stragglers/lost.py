@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import Instance
-from tracelens.analysis.comm.records import RankComms
+from tracelens.analysis.comm import Instance, RankComms
 from tracelens.analysis.stragglers.causes import Verdict
 from tracelens.arrays import Int
-from tracelens.table.schema import Column, Schema
-from tracelens.trace.intervals import cut, difference, exclusive, union
+from tracelens.table import Column, Schema
+from tracelens.trace import cut, difference, exclusive, union
 
 LOST = Schema(
     "Waiting beside which a GPU does nothing else",

@@ -6,17 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.records import RankComms, comms
-from tracelens.analysis.host.idle import CAUSES, Explained, Gaps, causes, find_gaps, host_names, waiting_calls
-from tracelens.analysis.host.reads import reads
-from tracelens.analysis.host.stacks import threads
+from tracelens.analysis.comm import RankComms, comms
+from tracelens.analysis.host import (
+    CAUSES,
+    Explained,
+    Gaps,
+    causes,
+    find_gaps,
+    host_names,
+    reads,
+    threads,
+    waiting_calls,
+)
 from tracelens.arrays import Bool, Float, Int
-from tracelens.table.groups import codes, sums
-from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.arguments import describe
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, shares, union
-from tracelens.trace.trace import Trace
+from tracelens.table import codes, sums
+from tracelens.trace import WORK_KINDS, Scope, Trace, Union, Work, describe, gpu_work, shares, union
 
 TIMES = ("work", "comm", "late", "blocked", "garbage", "other")
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;

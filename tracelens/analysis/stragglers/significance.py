@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import SEND_RECV, Instance
+from tracelens.analysis.comm import SEND_RECV, Instance
 from tracelens.analysis.stragglers.causes import SMALL_NS, Verdict
 from tracelens.analysis.stragglers.segments import Segments
 from tracelens.arrays import Bool, Float

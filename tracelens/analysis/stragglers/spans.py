@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import Instance, Member
+from tracelens.analysis.comm import Instance, Member
 from tracelens.analysis.stragglers.segments import Segments
 from tracelens.arrays import Int
 

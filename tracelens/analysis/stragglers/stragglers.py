@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm.clocks import aligned, clocks
-from tracelens.analysis.comm.matching import Instance, base_ns, match
+from tracelens.analysis.comm import Instance, aligned, base_ns, clocks, match
 from tracelens.analysis.stragglers.causes import CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import Segments, segments
 from tracelens.analysis.stragglers.significance import ALIKE, RARE, Noise, noise
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.activities import Scope
+from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.trace import Scope
 
 SHOWN = 20
 

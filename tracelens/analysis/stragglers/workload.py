@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.stragglers.segments import Key, Segments
 from tracelens.arrays import Float, Int
-from tracelens.table.groups import codes, sums
+from tracelens.table import codes, sums
 
 # A GPU that is slower than this at equal work over the whole recording is slow at unequal work as well.
 _SLOWER = 1.05

@@ -1,1 +1,5 @@
 """`tracelens project`: memory, pipeline and what-if projections."""
+
+from tracelens.cli.project.app import app
+
+__all__ = ["app"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from tracelens.cli.project import bubble as project_bubble
-from tracelens.cli.project import memory as project_memory
-from tracelens.cli.project import pipeline as project_pipeline
-from tracelens.cli.project import whatif as project_whatif
+from tracelens.cli.project.bubble import bubble
+from tracelens.cli.project.memory import memory
+from tracelens.cli.project.pipeline import pipeline
+from tracelens.cli.project.whatif import whatif
 
 app = typer.Typer(name="project", rich_markup_mode=None, add_completion=False)
 
@@ -19,7 +19,7 @@ def project(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-app.command("memory")(project_memory.memory)
-app.command("bubble")(project_bubble.bubble)
-app.command("pipeline")(project_pipeline.pipeline)
-app.command("whatif")(project_whatif.whatif)
+app.command("memory")(memory)
+app.command("bubble")(bubble)
+app.command("pipeline")(pipeline)
+app.command("whatif")(whatif)

@@ -30,8 +30,8 @@ def bubble(
     tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
     """
     check_outputs(output or ())
-    from tracelens.planner.bubble import Batch
-    from tracelens.planner.bubble import bubble as project
+    from tracelens.planner import Batch
+    from tracelens.planner import bubble as project
 
     result = project(Batch(pp, global_tokens, seq, nodes, mbs, gpus_per_node, cp, tp), vpp)
     share = result.data["bubble"].array("fraction")[0]

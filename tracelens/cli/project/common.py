@@ -11,7 +11,7 @@ import typer
 from tracelens.cli.common import deliver, say
 
 if TYPE_CHECKING:
-    from tracelens.table.result import Result
+    from tracelens.table import Result
 
 Output = Annotated[
     list[str] | None,
@@ -33,7 +33,7 @@ def files_of(*names: str | None) -> list[str]:
 
 def tell_notes(model: str) -> None:
     """Say what a model's file says and the model leaves out."""
-    from tracelens.planner.config.files import read_file
+    from tracelens.planner.config import read_file
 
     for note in read_file(model).notes:
         say(f"{model}: {note}")
@@ -56,7 +56,7 @@ def tell(
         inputs: what was read.
     """
     import tracelens
-    from tracelens.table.result import Report
+    from tracelens.table import Report
 
     meta = {"version": tracelens.__version__, "inputs": list(inputs)}
     report = Report((result,), title=f"tracelens project {title}", meta=meta)

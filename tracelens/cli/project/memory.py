@@ -14,10 +14,10 @@ from tracelens.cli.project.search import search as search_layouts
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from tracelens.devices.catalogue import Device
-    from tracelens.planner.config.config import Config
-    from tracelens.planner.memory.memory import Assumptions
-    from tracelens.table.result import Result
+    from tracelens.devices import Device
+    from tracelens.planner.config import Config
+    from tracelens.planner.memory import Assumptions
+    from tracelens.table import Result
 
 GIB = 2**30
 GB = 1e9
@@ -99,7 +99,7 @@ def _check(asked: dict[str, Any]) -> None:
 
 def _memory(asked: dict[str, Any]) -> None:
     """Project the layouts that are asked for."""
-    from tracelens.planner.memory.memory import memory as project
+    from tracelens.planner.memory import memory as project
 
     again, more = recomputation(asked["recompute"])
     asked_for = [name for name in (*_SIZES, "gpus", "mbs", "micro_batches") if asked[name] is not None]
@@ -156,7 +156,7 @@ def _search(asked: dict[str, Any]) -> None:
 
 def _common(asked: dict[str, Any]) -> list[str]:
     """Fields that hold for all layouts, whichever they are."""
-    from tracelens.planner.config.toggles import OPTIMISED
+    from tracelens.planner.config import OPTIMISED
 
     found = [] if asked["seq"] is None else [f"seq={asked['seq']}"]
     if asked["optimised"]:
@@ -165,7 +165,7 @@ def _common(asked: dict[str, Any]) -> list[str]:
 
 
 def _assumptions(asked: dict[str, Any], again: Any) -> Assumptions:
-    from tracelens.planner.memory.memory import Assumptions
+    from tracelens.planner.memory import Assumptions
 
     wide = asked["precision"] is given.Precision.bf16_fp32_gradients
     return Assumptions(
@@ -201,7 +201,7 @@ def recomputation(text: str | None) -> tuple[Any, list[str]]:
 
 def configured(model: str, assignments: list[str]) -> Config:
     """The run of a bundled model or a file, with enough micro-batches to fill a pipeline."""
-    from tracelens.planner.config.files import read_config, read_file
+    from tracelens.planner.config import read_config, read_file
 
     file = read_file(model)
     fields = {name: value for name, _, value in (one.partition("=") for one in assignments)}
@@ -215,7 +215,7 @@ def chosen(names: list[str] | None, files: list[str] | None) -> list[Device]:
     """The devices of these names and files."""
     if not names and not files:
         return []
-    from tracelens.devices.catalogue import device, read_device
+    from tracelens.devices import device, read_device
 
     found = [*map(device, dict.fromkeys(names or [])), *map(read_device, files or [])]
     told = [one.name for one in found]

@@ -11,7 +11,7 @@ from tracelens.cli.project.common import Json, Output, files_of, tell
 from tracelens.cli.project.pipeline_times import Asked, Modelled, Recorded, check_owners, find, whole
 
 if TYPE_CHECKING:
-    from tracelens.table.result import Result
+    from tracelens.table import Result
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:
@@ -155,7 +155,7 @@ def pipeline(
     modelled = Modelled(model, device, gpus, fields, assignments or []) if model is not None else None
     found = find(asked, recorded, modelled, forward_ms, backward_ms, exchange_share)
     setting = found.setting(p2p_us, weight_share, -1 if activation_gb is None else whole(activation_gb * 1e9))
-    from tracelens.planner.pipeline.pipeline import pipeline as project
+    from tracelens.planner.pipeline import pipeline as project
 
     result = project(setting, found.source, found.measured)
     tell(result, _title(result), output, json_output, source or ())

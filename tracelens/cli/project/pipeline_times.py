@@ -9,11 +9,8 @@ from tracelens.cli.common import progress
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from tracelens.planner.memory.stage import Kept
-    from tracelens.planner.pipeline.measured import Measured
-    from tracelens.planner.pipeline.pipeline import Setting
-    from tracelens.planner.pipeline.sources import Source
-    from tracelens.planner.pipeline.times import Costs
+    from tracelens.planner.memory import Kept
+    from tracelens.planner.pipeline import Costs, Measured, Setting, Source
 
 _EVERY = "all"
 _MOST = 1e12
@@ -73,7 +70,7 @@ class Found(NamedTuple):
 
     def setting(self, p2p_us: float | None, weight_share: float, activation_bytes: int) -> Setting:
         """All of it, with what the command line says of costs."""
-        from tracelens.planner.pipeline.pipeline import Setting
+        from tracelens.planner.pipeline import Setting
 
         costs = self.costs._replace(weight_share=weight_share)
         if p2p_us is not None:
@@ -129,12 +126,10 @@ def _measured(asked: Asked, recorded: Recorded) -> Found:
 
     with progress() as line:
         run = tracelens.load(*recorded.paths, partial=recorded.partial, progress=line)
-        from tracelens.planner.pipeline.measured import measure
-        from tracelens.planner.pipeline.measured_source import measured_costs, measured_source
-        from tracelens.planner.pipeline.schedule_file import find_chunks
+        from tracelens.planner.pipeline import find_chunks, measure, measured_costs, measured_source
 
         if recorded.step is not None:
-            from tracelens.trace.steps import select_step
+            from tracelens.trace import select_step
 
             run = select_step(run, recorded.step)
         line("reading the passes of the pipeline")
@@ -157,9 +152,9 @@ def _roofline(asked: Asked, run: Modelled) -> Found:
         raise TracelensError("a roofline needs --device: see `tracelens list devices`")
     if asked.layers:
         raise TracelensError("--layers is for a model that nothing else tells of; --model does: leave it out")
-    from tracelens.devices.catalogue import device as named
-    from tracelens.planner.config.files import read_config
-    from tracelens.planner.pipeline.roofline import activations, roofline
+    from tracelens.devices import device as named
+    from tracelens.planner.config import read_config
+    from tracelens.planner.pipeline import activations, roofline
 
     for name in (text.partition("=")[0].strip() for text in run.assignments):
         if option := _OWN_OPTION.get(name):
@@ -179,8 +174,7 @@ def _roofline(asked: Asked, run: Modelled) -> Found:
 
 def _given(asked: Asked, forward_ms: float, backward_ms: float | None, exchange_share: float) -> Found:
     """The times of the command line."""
-    from tracelens.planner.pipeline.sources import Uniform
-    from tracelens.planner.pipeline.times import Costs
+    from tracelens.planner.pipeline import Costs, Uniform
 
     stages, count, chunks = _numbers(asked)
     back = 2 * forward_ms if backward_ms is None else backward_ms
@@ -197,7 +191,7 @@ def _numbers(asked: Asked) -> tuple[int, int, int]:
 
 def _names(given: list[str] | None, chunks: int) -> list[str]:
     """The schedules that are asked for; without any, the usual ones."""
-    from tracelens.planner.pipeline.schedules import SCHEDULES
+    from tracelens.planner.pipeline import SCHEDULES
 
     if given and _EVERY in given:
         return [name for name in SCHEDULES if chunks > 1 or SCHEDULES[name].chunks != "any"]
@@ -206,8 +200,7 @@ def _names(given: list[str] | None, chunks: int) -> list[str]:
 
 def _check_used(asked: Asked, names: Sequence[str]) -> None:
     """Raise TracelensError for chunks or turns that none of the schedules has."""
-    from tracelens.planner.pipeline.schedule_file import find_chunks
-    from tracelens.planner.pipeline.schedules import SCHEDULES
+    from tracelens.planner.pipeline import SCHEDULES, find_chunks
 
     if asked.turn and not any(name in SCHEDULES and SCHEDULES[name].chunks == "any" for name in names):
         raise TracelensError("--turn is for interleaved schedules: add --vpp, or leave it out")

@@ -11,8 +11,8 @@ from tracelens.cli.project.common import tell
 from tracelens.errors import TracelensError, UnknownName
 
 if TYPE_CHECKING:
-    from tracelens.devices.catalogue import Device
-    from tracelens.planner.memory.memory import Assumptions
+    from tracelens.devices import Device
+    from tracelens.planner.memory import Assumptions
     from tracelens.planner.search import Space
     from tracelens.planner.step_time import Machine
 
@@ -68,7 +68,7 @@ def search(
     json_output: bool,
 ) -> None:
     """Search, and write or print what was found."""
-    from tracelens.planner.config.files import read_config, read_file
+    from tracelens.planner.config import read_config, read_file
     from tracelens.planner.search import BATCH, Question
     from tracelens.planner.search import search as project
 
@@ -140,7 +140,7 @@ def machine(texts: Sequence[str], imbalance: float = 1.0) -> Machine:
     Raises:
         TracelensError: a text is not of the form name=value, or there is no such name or value.
     """
-    from tracelens.planner.config.config import parse_value
+    from tracelens.planner.config import parse_value
     from tracelens.planner.step_time import Machine
 
     known = {item.name: item.default for item in fields(Machine) if item.name != "imbalance"}

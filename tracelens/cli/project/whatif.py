@@ -51,7 +51,7 @@ def whatif(
     check_outputs(output or (), [*paths, *filter(None, [device_file])])
     options(_Scope.all, device, device_file)
     import tracelens
-    from tracelens.what_if.scenario import wish
+    from tracelens.what_if import wish
 
     for text in scenario or ():
         wish(text)

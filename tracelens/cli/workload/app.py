@@ -10,8 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from tracelens.cli.common import say
-from tracelens.cli.workload import ladder as workload_ladder
-from tracelens.cli.workload import serve as workload_serve
 from tracelens.cli.workload.common import (
     Assignments,
     Device,
@@ -24,6 +22,9 @@ from tracelens.cli.workload.common import (
     torch_part,
     with_settings,
 )
+from tracelens.cli.workload.ladder import ladder
+from tracelens.cli.workload.serve import serve
+from tracelens.cli.workload.serve import settings as serving_settings
 
 app = typer.Typer(
     name="workload",
@@ -34,7 +35,7 @@ app = typer.Typer(
 
 def _settings() -> dict[str, str]:
     """Each field of a run's layout, training and toggles, with its help."""
-    from tracelens.planner.config.config import HELP, PARTS
+    from tracelens.planner.config import HELP, PARTS
 
     return {
         item.name: HELP[item.name]
@@ -90,9 +91,9 @@ def run(
 
     tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
     """
-    from tracelens.planner.config.config import override
-    from tracelens.planner.config.config import preset as named
-    from tracelens.workload.faults import Fault
+    from tracelens.planner.config import override
+    from tracelens.planner.config import preset as named
+    from tracelens.workload import Fault
 
     config = override(named(preset), assigned(settings, layers, assignments))
     faults = tuple(Fault.parse(text) for text in inject or [])
@@ -106,8 +107,8 @@ def run(
 
 
 app.command("run")(with_settings(run, _settings()))
-app.command("ladder")(with_settings(workload_ladder.ladder, _settings()))
-app.command("serve")(with_settings(workload_serve.serve, workload_serve.settings()))
+app.command("ladder")(with_settings(ladder, _settings()))
+app.command("serve")(with_settings(serve, serving_settings()))
 
 
 def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
@@ -128,7 +129,7 @@ def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
 
 def models() -> list[tuple[str, ...]]:
     """Names and sizes of the presets, with a line of headings."""
-    from tracelens.planner.config.model import MODELS
+    from tracelens.planner.config import MODELS
 
     heads = (
         "name",

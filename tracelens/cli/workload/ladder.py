@@ -13,8 +13,8 @@ from tracelens.cli.workload.common import Assignments, Device, Layers, Preset, S
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from tracelens.table.result import Report
-    from tracelens.workload.ladder import Rung
+    from tracelens.table import Report
+    from tracelens.workload import Rung
 
 Traces = Annotated[
     Path | None,
@@ -111,7 +111,7 @@ def ladder(
 def _chosen(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
     """The rungs, and whether they are somebody's own."""
     from tracelens.errors import UnknownName
-    from tracelens.workload.ladder import bundled, from_file, from_texts, with_baseline
+    from tracelens.workload import bundled, from_file, from_texts, with_baseline
 
     if texts and file is not None:
         raise TracelensError("give the rungs by --rung or in a file by --rungs, not both")
@@ -130,9 +130,9 @@ def _run(
     rungs: tuple[tuple[Rung, ...], bool],
     options: dict[str, Any],
 ) -> None:
-    from tracelens.planner.config.config import override
-    from tracelens.planner.config.config import preset as named
-    from tracelens.workload.ladder import climb
+    from tracelens.planner.config import override
+    from tracelens.planner.config import preset as named
+    from tracelens.workload import climb
 
     config = override(named(preset), assignments)
     # What is wrong with the rungs themselves needs no torch to be told.
@@ -149,9 +149,9 @@ def _run(
 def _report(folder: Path) -> Report:
     """The report on a ladder that ran; it needs no torch."""
     import tracelens
-    from tracelens.compare.ladder.ladder import ladder as compare
-    from tracelens.compare.ladder.rungs import read
-    from tracelens.table.result import Report
+    from tracelens.compare.ladder import ladder as compare
+    from tracelens.compare.ladder import read
+    from tracelens.table import Report
 
     climbed = read(folder)
     with progress() as line:

@@ -15,7 +15,7 @@ from tracelens.cli.workload.common import Device, Layers, Output, Preset, Scrub,
 
 def settings() -> dict[str, str]:
     """Each setting of serving, with its help."""
-    from tracelens.workload.serving.settings import HELP, Serving
+    from tracelens.workload.serving import HELP, Serving
 
     return {item.name: HELP[item.name] for item in fields(Serving)}
 
@@ -55,8 +55,7 @@ def serve(
 
     tracelens workload serve --preset small --ranks 4 --prefill-delayer on --tbo token --graph on -o traces/
     """
-    from tracelens.workload.serving.config import model_config
-    from tracelens.workload.serving.settings import override_serving, serving_preset
+    from tracelens.workload.serving import model_config, override_serving, serving_preset
 
     given = {name: value for name, value in settings.items() if value is not None}
     serving = override_serving(serving_preset(preset), given)

@@ -13,7 +13,7 @@ from tracelens.compare.diff.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPE
 from tracelens.compare.diff.forest import Forest
 from tracelens.compare.diff.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Aligned, Pairing
 from tracelens.compare.diff.sides import Side
-from tracelens.table.groups import codes
+from tracelens.table import codes
 
 _SHOWN = 3
 """Ops that are named of each side of an exchange, those with most GPU time."""

@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host.idle import CAUSES as IDLE_CAUSES
-from tracelens.analysis.moe.regions import regions
-from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, STAGES
-from tracelens.analysis.overview.breakdown import NO_OP, shape_texts
+from tracelens.analysis.host import CAUSES as IDLE_CAUSES
+from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, regions
+from tracelens.analysis.overview import NO_OP, shape_texts
 from tracelens.arrays import Int
 from tracelens.compare.diff.ledger import Level
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
 from tracelens.compare.diff.sides import OUTSIDE, Side
-from tracelens.table.groups import codes
-from tracelens.trace.intervals import Union
+from tracelens.table import codes
+from tracelens.trace import Union
 
 GROUPED, UNGROUPED = "experts: loop to grouped GEMM", "experts: grouped GEMM to loop"
 ALL_CAUSES = (*CAUSES, GROUPED, UNGROUPED, "idle")

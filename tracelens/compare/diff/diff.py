@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis import ANALYZERS
 from tracelens.compare.diff.changes import KINDS, Change, Key, changes, each
 from tracelens.compare.diff.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
 from tracelens.compare.diff.icicle import ICICLE, icicle_rows
@@ -19,12 +19,8 @@ from tracelens.compare.diff.pairing import ONE_SIDED, Pairing, pair
 from tracelens.compare.diff.sides import Side
 from tracelens.compare.diff.substitutions import SUBSTITUTIONS, substitution_rows
 from tracelens.registry import purpose
-from tracelens.table.groups import codes
-from tracelens.table.result import Result, Skip, result
-from tracelens.table.schema import Column, Schema
-from tracelens.table.stack import stack
-from tracelens.trace.intervals import Union, union
-from tracelens.trace.run import Run
+from tracelens.table import Column, Result, Schema, Skip, codes, result, stack
+from tracelens.trace import Run, Union, union
 
 TAIL = 0.025
 """Of each end of the interval that a difference has to leave to be beyond the noise."""

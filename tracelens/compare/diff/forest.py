@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Int
-from tracelens.table.forest import depths, nearest, subtree_sums
-from tracelens.table.groups import codes
-from tracelens.trace.steps import STEP_MARK
-from tracelens.trace.trace import Trace
+from tracelens.table import codes, depths, nearest, subtree_sums
+from tracelens.trace import STEP_MARK, Trace
 
 Hash = NDArray[np.uint64]
 

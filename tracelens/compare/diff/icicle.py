@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.overview.breakdown import NO_OP
+from tracelens.analysis.overview import NO_OP
 from tracelens.compare.diff.cuts import IDLE
 from tracelens.compare.diff.ledger import apportion
 from tracelens.compare.diff.sides import Side
-from tracelens.table.groups import codes
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema, codes
 
 ICICLE = Schema(
     "Step time by category, op and kernel",

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Float, Int
 from tracelens.compare.diff.noise import Spread
-from tracelens.table.groups import codes
+from tracelens.table import codes
 
 
 class Rows(NamedTuple):

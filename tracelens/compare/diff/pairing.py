@@ -11,9 +11,8 @@ from tracelens.compare.diff.align import RENAMED, REPLACED, Alignment, align
 from tracelens.compare.diff.forest import Forest, Hash, text_hashes
 from tracelens.compare.diff.sides import Side
 from tracelens.compare.diff.threads import Threads
-from tracelens.table.groups import codes
-from tracelens.table.result import Skip
-from tracelens.trace.classify import WORK_KINDS
+from tracelens.table import Skip, codes
+from tracelens.trace import WORK_KINDS
 
 CAUSES = (
     "same kernels",

@@ -6,17 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tracelens.analysis.host.idle import CAUSES, causes, find_gaps
-from tracelens.analysis.moe.regions import regions
-from tracelens.analysis.moe.stages import STAGES
-from tracelens.analysis.roofline.repeat import repeats
+from tracelens.analysis.host import CAUSES, causes, find_gaps
+from tracelens.analysis.moe import STAGES, regions
+from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Float, Int
 from tracelens.compare.diff.forest import Forest, forest
 from tracelens.errors import TracelensError
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, cut, shares
-from tracelens.trace.steps import find_steps
-from tracelens.trace.trace import Trace
+from tracelens.trace import WORK_KINDS, Trace, Union, cut, find_steps, shares
 
 OUTSIDE = "outside of MoE layers"
 

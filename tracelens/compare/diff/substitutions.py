@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.arrays import Int
 from tracelens.compare.diff.pairing import OTHER_KERNELS, RENAMED_CALLS, Pairing
 from tracelens.compare.diff.sides import Side
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema
 
 SUBSTITUTIONS = Schema(
     "Kernels side by side",

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.compare.diff.forest import Forest
-from tracelens.table.groups import codes
+from tracelens.table import codes
 
 _PAIRS = 1 << 20
 """A name that so many pairs of threads have in common says nothing about which of them belong together."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int
 from tracelens.compare.diff.forest import Forest, Hash
-from tracelens.table.groups import codes
+from tracelens.table import codes
 
 Border = tuple[int, int]
 

@@ -1,1 +1,23 @@
 """Gate: rules that a candidate run must keep against a baseline."""
+
+from tracelens.compare.gate.config import settings
+from tracelens.compare.gate.gate import CONFIDENCE, Verdict, gate
+from tracelens.compare.gate.github import commands
+from tracelens.compare.gate.junit import junit
+from tracelens.compare.gate.rules import read_rule
+from tracelens.compare.gate.samples import Samples, from_result, read_saved
+from tracelens.compare.gate.verdict import report
+
+__all__ = [
+    "CONFIDENCE",
+    "Samples",
+    "Verdict",
+    "commands",
+    "from_result",
+    "gate",
+    "junit",
+    "read_rule",
+    "read_saved",
+    "report",
+    "settings",
+]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracelens.arrays import Float
-from tracelens.compare.diff.noise import Interval, absolute, difference, ratio, varies
+from tracelens.compare.diff import Interval, absolute, difference, ratio, varies
 from tracelens.compare.gate.rules import Rule, default_rules
 from tracelens.compare.gate.samples import Samples, is_named, nearest
 from tracelens.errors import TracelensError
-from tracelens.table.result import Skip
+from tracelens.table import Skip
 
 CONFIDENCE = 0.98
 """Of the verdict as a whole: with which no rule fails where nothing has changed."""

@@ -16,7 +16,7 @@ import orjson
 
 from tracelens.arrays import Float
 from tracelens.errors import TracelensError
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 ANALYZER, TABLE = "steps", "metrics"
 _COLUMNS: Mapping[str, type | tuple[type, ...]] = {

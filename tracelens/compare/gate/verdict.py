@@ -6,8 +6,7 @@ from math import inf
 from typing import Any
 
 from tracelens.compare.gate.gate import Outcome, Verdict
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Report, Result, Schema
 
 _STEPS: dict[str, tuple[tuple[float, str, str], ...]] = {
     "ns": ((1e9, "s", ".4g"), (1e6, "ms", ".4g"), (0, "µs", ".4g")),

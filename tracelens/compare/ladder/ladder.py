@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.common.cpu_only import device_names, noted
-from tracelens.compare.diff.diff import TAIL
-from tracelens.compare.diff.noise import ratio
+from tracelens.analysis.common import device_names, noted
+from tracelens.compare.diff import TAIL, ratio
 from tracelens.compare.ladder.rungs import Climb, Rung
 from tracelens.compare.ladder.steps import LEVELS, WATERFALL, Stride, in_words, strides
 from tracelens.registry import purpose
-from tracelens.table.result import Result, Skip
-from tracelens.table.schema import Column, Schema, Table
-from tracelens.table.stack import stack
-from tracelens.trace.run import Run
+from tracelens.table import Column, Result, Schema, Skip, Table, stack
+from tracelens.trace import Run
 
 RUNGS = Schema(
     "Rungs",

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.compare.diff.diff import diff
+from tracelens.compare.diff import diff
 from tracelens.compare.ladder.rungs import Climb
-from tracelens.table.result import Skip
-from tracelens.table.schema import Column, Schema, Table
-from tracelens.trace.run import Run
-from tracelens.trace.trace import TraceMeta
+from tracelens.table import Column, Schema, Skip, Table
+from tracelens.trace import Run, TraceMeta
 
 LEVELS = ("category", "cause", "stage")
 """Those of the diff's waterfall in which a ladder is told."""

@@ -19,8 +19,8 @@ from tracelens.costs.attention.forward import (
     tokens_first,
     twice_unmasked,
 )
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, cost
+from tracelens.costs.call import OpCall, Tensor, size
+from tracelens.costs.cost import OpCost, cost
 
 
 def backward_cost(

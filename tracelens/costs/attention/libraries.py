@@ -19,7 +19,8 @@ from tracelens.costs.attention.forward import (
     tokens_first,
     twice_unmasked,
 )
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted
+from tracelens.costs.cost import OpCost, cost
 
 _WORDS = ("true", "false")
 

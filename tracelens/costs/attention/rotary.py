@@ -8,8 +8,8 @@ unless it works in place.
 
 from __future__ import annotations
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 
 
 @cost(

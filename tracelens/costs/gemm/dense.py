@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from math import prod
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 
 _TF32 = re.compile(r"tf32|xf32|_s1688", re.IGNORECASE)
 

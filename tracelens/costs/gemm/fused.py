@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from math import prod
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.gemm.dense import math_dtype
-from tracelens.costs.torch.tensors import asked_dtype
+from tracelens.costs.torch import asked_dtype
 
 
 @cost(

@@ -18,7 +18,8 @@ hundreds of times slower than they are.
 
 from __future__ import annotations
 
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, cost
+from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.cost import OpCost, cost
 
 _ALONE = "group of one rank: a copy within its memory"
 _ROOT = "upper bound: what the root moves, which the record does not name"

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from math import prod
 
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
-from tracelens.costs.gemm.dense import product
+from tracelens.costs.call import OpCall, Tensor, Uncounted
+from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.gemm import product
 
 _NOTE = "every argument once, read or written; operations: 1 an element of the largest argument"
 

@@ -7,9 +7,9 @@ elements is read and the other written, whichever comes first: the libraries do 
 
 from __future__ import annotations
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
-from tracelens.costs.torch.pointwise import GELU, GELU_BACKWARD
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.torch import GELU, GELU_BACKWARD
 
 _SILU, _SILU_BACKWARD = 5, 9
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 
 _EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
 _ROUTING = 5

@@ -13,9 +13,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
-from tracelens.costs.gemm.dense import math_dtype
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.gemm import math_dtype
 
 
 class Places(NamedTuple):

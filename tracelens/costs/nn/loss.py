@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, cost
+from tracelens.costs.call import OpCall, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 
 
 @cost(

@@ -13,8 +13,8 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 
 
 class Pool(NamedTuple):

@@ -12,8 +12,8 @@ ops of their own inside it.
 
 from __future__ import annotations
 
-from tracelens.costs.call import LONG_LIST, NO_SHAPES, size
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, cost
+from tracelens.costs.call import LONG_LIST, NO_SHAPES, OpCall, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.torch.multi_tensor import ONE_FACTOR, functor
 
 _UNARY = (

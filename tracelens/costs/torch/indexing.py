@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from math import prod
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Tensor, Uncounted, cost
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.torch.tensors import axis, length, natural, outputs
 
 _GATHER = re.compile(r"vectorized_gather_kernel<(\d+)")

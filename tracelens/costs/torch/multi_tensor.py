@@ -26,8 +26,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from tracelens.costs.call import size
-from tracelens.costs.cost import OpCall, OpCost, Uncounted, cost
+from tracelens.costs.call import OpCall, Uncounted, size
+from tracelens.costs.cost import OpCost, cost
 
 ONE_FACTOR = "both factors taken as one tensor, as in Adam"
 """Assumption about addcmul."""

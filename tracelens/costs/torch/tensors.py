@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tracelens.costs.call import NO_SHAPES
-from tracelens.costs.cost import OpCall, Tensor, Uncounted
+from tracelens.costs.call import NO_SHAPES, OpCall, Tensor, Uncounted
 
 # Category and place within it: a higher category wins, within one the wider type.
 _RANK = {

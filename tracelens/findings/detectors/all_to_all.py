@@ -6,14 +6,11 @@ from math import comb
 
 import numpy as np
 
-from tracelens.analysis.moe.passes import exchange_group, exchanges
-from tracelens.analysis.moe.regions import BACKWARD, Visit, regions
-from tracelens.analysis.moe.stages import COMBINE, DISPATCH
+from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, Visit, exchange_group, exchanges, regions
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import difference, intersection
+from tracelens.trace import WORK_KINDS, difference, intersection
 
 _NOTHING = 0.001
 """A smaller share of the exchange than this is the edge between two kernels."""

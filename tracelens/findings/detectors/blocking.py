@@ -6,14 +6,11 @@ from collections import Counter
 
 import numpy as np
 
-from tracelens.analysis.moe.host_syncs import Blocking, blocking
-from tracelens.analysis.moe.regions import regions
-from tracelens.analysis.moe.stages import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
+from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.callstack import enclosing_op
-from tracelens.trace.intervals import Union, intersection, union
+from tracelens.trace import Union, enclosing_op, intersection, union
 
 _OPS = 3
 

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host.stacks import threads
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.host import threads
+from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.intervals import Union, cut, union
-from tracelens.trace.tables import STACK_KINDS
+from tracelens.trace import STACK_KINDS, Union, cut, union
 
 # The function's own name, with or without namespaces, template arguments and parameters. The cached kinds
 # (cached_notify_dispatch) know all sizes before.

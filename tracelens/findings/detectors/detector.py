@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from tracelens.analysis.common.cpu_only import NO_LAUNCH
+from tracelens.analysis.common import NO_LAUNCH
 from tracelens.findings.rank_context import Scene
 from tracelens.guard import guard
 from tracelens.registry import Registry
-from tracelens.table.result import Result
-from tracelens.table.schema import Unit
-from tracelens.trace.intervals import Union
+from tracelens.table import Result, Unit
+from tracelens.trace import Union
 
 __all__ = ["DETECTORS", "JOB", "Detector", "Found", "Quantity", "Scene", "Signal", "detector"]
 

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, Visit, regions
-from tracelens.analysis.moe.stages import EXPERTS
-from tracelens.analysis.roofline.gemm_rate import gemm_rate
+from tracelens.analysis.moe import BACKWARD, EXPERTS, FORWARD, PHASES, Visit, regions
+from tracelens.analysis.roofline import gemm_rate
 from tracelens.arrays import Bool, Float, Int
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.intervals import union
+from tracelens.trace import union
 
 _LOOP = 4
 """So many products with weights of one size in one layer are a loop over experts."""

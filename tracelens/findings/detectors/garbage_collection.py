@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tracelens.analysis.host.idle import GARBAGE
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.host import GARBAGE
+from tracelens.analysis.stragglers import duration
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.intervals import Union, difference, intersection, union
-from tracelens.trace.steps import find_steps
+from tracelens.trace import Union, difference, find_steps, intersection, union
 
 _EVENT = "Python GC"
 """What torch calls a collection; the other names that GARBAGE knows are calls of the program itself."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from tracelens.findings.detectors.detector import Quantity, Signal, detector
 from tracelens.findings.step_counts import in_steps, step_count
-from tracelens.table.result import Result
-from tracelens.trace.intervals import union
+from tracelens.table import Result
+from tracelens.trace import union
 
 _EVEN = 1.02
 """Kernels of equal work differ by as much."""

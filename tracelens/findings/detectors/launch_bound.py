@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.host.idle import GAP_NS, Gaps
-from tracelens.analysis.host.launches import launch_bound as share_idle
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.host import GAP_NS, Gaps
+from tracelens.analysis.host import launch_bound as share_idle
+from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.host_late import gaps_of, host_late
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.intervals import union
+from tracelens.trace import union
 
 _SHARE = 0.01
 """Any eager program has some late launches; up to this share of the time they are no problem of launching."""

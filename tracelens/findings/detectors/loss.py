@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
-from tracelens.costs.cost import OpCall
+from tracelens.costs import OpCall
 from tracelens.findings import logits as _logits
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.logits import LossWork, Size, distinct, of_size, operands, width

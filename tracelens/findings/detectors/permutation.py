@@ -7,13 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.moe.regions import FORWARD, PHASES, regions
-from tracelens.analysis.moe.stages import PERMUTATION, ROUTER
+from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, union
+from tracelens.trace import WORK_KINDS, Union, union
 
 _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_block", re.IGNORECASE)
 _FUSED_ROUTER = re.compile(

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.stragglers import duration
 from tracelens.findings.detectors.detector import Confidence, Quantity, Signal, detector
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
-from tracelens.trace.intervals import Union, union
+from tracelens.table import Result, Table
+from tracelens.trace import Union, union
 
 Signals = Mapping[int, Signal] | str
 """Signals by rank, or why there are none."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.common.recompute import NODE, recomputed
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.common import NODE, recomputed
+from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.table.forest import nearest
-from tracelens.table.groups import codes, sums
-from tracelens.trace.intervals import difference
+from tracelens.table import codes, nearest, sums
+from tracelens.trace import difference
 
 _SHOWN = 3
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import JOB, Quantity, Signal, detector
 from tracelens.findings.step_counts import step_count
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
-from tracelens.trace.intervals import Union, union
+from tracelens.table import Result, Table
+from tracelens.trace import Union, union
 
 Signals = Mapping[int, Signal] | str
 """Signals by rank or JOB, or why there are none."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
 from tracelens.findings.rank_context import Scene
-from tracelens.trace.intervals import union
+from tracelens.trace import union
 
 SMALL_NS = 10_000
 # Below this share of the launches they are the odd reduction and counter, as every program has them.

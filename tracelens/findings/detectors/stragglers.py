@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import SEND_RECV
-from tracelens.analysis.stragglers.workload import duration
+from tracelens.analysis.comm import SEND_RECV
+from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Confidence, Quantity, Signal, detector
 from tracelens.findings.step_counts import in_steps, step_count
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
-from tracelens.trace.intervals import union
+from tracelens.table import Result, Table
+from tracelens.trace import union
 
 EXPLAINED = ("slow_kernels", "late_launch", "blocking_call", "garbage_collection")
 """Causes that can be removed on the late rank."""

@@ -11,7 +11,8 @@ from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config import layout, toggles
 from tracelens.planner.config.checks import at_least_one, one_of
 from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import MODELS, Model
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.model_file import MODELS
 from tracelens.planner.config.toggles import Toggles
 
 DtypeName = Literal["bfloat16", "float32"]

@@ -21,8 +21,8 @@ from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config.config import Config, override, preset
 from tracelens.planner.config.huggingface import read_huggingface
 from tracelens.planner.config.megatron import read_megatron
-from tracelens.planner.config.model import MODELS, Model
-from tracelens.planner.config.model_file import read_text, read_toml
+from tracelens.planner.config.model import Model
+from tracelens.planner.config.model_file import MODELS, read_text, read_toml
 
 KINDS = (".toml", ".json", ".yaml", ".yml")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -136,26 +135,3 @@ class Model:
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers
-
-
-class _Bundled(Mapping[str, Model]):
-    """The models of `models/*.toml`, read when the first of them is asked for."""
-
-    def __getitem__(self, name: str) -> Model:
-        return self._models[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._models)
-
-    def __len__(self) -> int:
-        return len(self._models)
-
-    @property
-    def _models(self) -> Mapping[str, Model]:
-        from tracelens.planner.config.model_file import bundled
-
-        return bundled()
-
-
-MODELS: Mapping[str, Model] = _Bundled()
-"""The bundled models by name, from small to large."""

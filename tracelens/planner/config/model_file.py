@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -108,3 +108,26 @@ def _check_source(path: Path, source: Any) -> None:
 def _size(model: Model) -> int:
     """Weights of the routed experts, which are nearly all there are."""
     return model.layers * model.experts_count * model.hidden * model.expert_ffn
+
+
+class _Bundled(Mapping[str, Model]):
+    """The models of `models/*.toml`, read when the first of them is asked for."""
+
+    def __getitem__(self, name: str) -> Model:
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def _models(self) -> Mapping[str, Model]:
+        from tracelens.planner.config.model_file import bundled
+
+        return bundled()
+
+
+MODELS: Mapping[str, Model] = _Bundled()
+"""The bundled models by name, from small to large."""

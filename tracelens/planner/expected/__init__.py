@@ -4,29 +4,35 @@ Nothing here knows the model's code, torch, or the analyzers, so that each of th
 depends on the weights, where the routers send tokens, a run reports as a `Routing` (see `routing_log`).
 """
 
-from __future__ import annotations
-
-from tracelens.planner.expected.flops import AttentionKernel, Work, attention_kernel, flops
-from tracelens.planner.expected.message import Message
-from tracelens.planner.expected.messages import messages
-from tracelens.planner.expected.parameters import Totals, parameters, totals
+from tracelens.planner.expected.flops import AttentionKernel, attention_kernel, flops, scores_work
+from tracelens.planner.expected.layer import CHUNKS
+from tracelens.planner.expected.message import Collective, Message, group_ranks
+from tracelens.planner.expected.messages import is_routed, layer_messages
+from tracelens.planner.expected.parameters import REPLICAS, parameters
 from tracelens.planner.expected.routed import Routed, Routing, balanced
-from tracelens.planner.expected.step import buffer_bytes
+from tracelens.planner.expected.share import ELEMENT_BYTES, Share
+from tracelens.planner.expected.step import buffer_bytes, step_messages
 from tracelens.planner.expected.summary import summary
 
 __all__ = [
+    "CHUNKS",
+    "ELEMENT_BYTES",
+    "REPLICAS",
     "AttentionKernel",
+    "Collective",
     "Message",
     "Routed",
     "Routing",
-    "Totals",
-    "Work",
+    "Share",
     "attention_kernel",
     "balanced",
     "buffer_bytes",
     "flops",
-    "messages",
+    "group_ranks",
+    "is_routed",
+    "layer_messages",
     "parameters",
+    "scores_work",
+    "step_messages",
     "summary",
-    "totals",
 ]

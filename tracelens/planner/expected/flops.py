@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.planner.expected.routed import Routing, known
 from tracelens.planner.expected.share import Share
 

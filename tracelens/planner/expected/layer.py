@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracelens.planner.config.toggles import STATIC
+from tracelens.planner.config import STATIC
 from tracelens.planner.expected.message import Collective
 from tracelens.planner.expected.routed import Routed
 from tracelens.planner.expected.share import Share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from tracelens.planner.config.layout import Layout
+from tracelens.planner.config import Layout
 
 Collective = Literal[
     "all_to_all", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "recv", "deepep"

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.toggles import STATIC
+from tracelens.planner.config import STATIC, Config
 from tracelens.planner.expected.layer import Exchange, Step, layer_steps
 from tracelens.planner.expected.message import Message, Phase, group_ranks
 from tracelens.planner.expected.routed import Routed, Routing, known

@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
+from tracelens.planner.config import Config, Layout, Model
 from tracelens.planner.expected.share import Share
 
 REPLICAS = ("stage", "dense", "edp")

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.planner.expected.share import Share
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 

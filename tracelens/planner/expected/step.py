@@ -11,9 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, DtypeName, Training
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
+from tracelens.planner.config import Config, DtypeName, Layout, Model, Training
 from tracelens.planner.expected.message import Collective, Message, Phase, group_ranks
 from tracelens.planner.expected.parameters import REPLICAS, each_parameter
 from tracelens.planner.expected.share import Share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.planner.expected.flops import attention_kernel, flops
 from tracelens.planner.expected.messages import messages
 from tracelens.planner.expected.parameters import parameters

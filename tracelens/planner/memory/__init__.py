@@ -1,1 +1,10 @@
 """Memory: bytes a GPU, by component and pipeline rank, of a model and a layout."""
+
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.brief import brief_stage
+from tracelens.planner.memory.fits import room
+from tracelens.planner.memory.memory import DEFAULT, memory
+from tracelens.planner.memory.stage import Kept, Stages
+from tracelens.planner.memory.static import static
+
+__all__ = ["DEFAULT", "Assumptions", "Kept", "Stages", "brief_stage", "memory", "room", "static"]

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Literal, get_args
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.checks import one_of
+from tracelens.planner.config import one_of
 
 ConventionName = Literal["exact", "brief"]
 OptimizerName = Literal["adamw", "momentum", "sgd"]

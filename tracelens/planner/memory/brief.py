@@ -10,7 +10,7 @@ bytes each.
 from __future__ import annotations
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import warm_up
 from tracelens.planner.memory.stage import Stage

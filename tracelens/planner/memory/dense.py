@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.planner.expected.flops import AttentionKernel
+from tracelens.planner.expected import AttentionKernel
 from tracelens.planner.memory.sizes import FLOAT32, INT64, Sizes
 from tracelens.planner.memory.tape import Tape, Value
 

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tracelens.devices.catalogue import Device
-from tracelens.devices.catalogue import device as bundled
+from tracelens.devices import Device
+from tracelens.devices import device as bundled
 from tracelens.errors import TracelensError
 from tracelens.planner.memory.assumptions import ConventionName
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.planner.bubble import in_flight
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 
 
 class Flight(NamedTuple):

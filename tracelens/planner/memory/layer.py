@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.expected.flops import AttentionKernel
+from tracelens.planner.config import Config
+from tracelens.planner.expected import AttentionKernel
 from tracelens.planner.memory import dense
 from tracelens.planner.memory.experts import experts
 from tracelens.planner.memory.routing import bring_back, router, send

@@ -14,16 +14,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tracelens.devices.catalogue import Device
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.toggles import OPTIMISED
+from tracelens.devices import Device
+from tracelens.planner.config import OPTIMISED, Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.brief import brief_stage
 from tracelens.planner.memory.fits import room
 from tracelens.planner.memory.stage import Stage, Stages
 from tracelens.planner.memory.tables import fits_table, memory_table, ranks_table
 from tracelens.registry import purpose
-from tracelens.table.result import Result, Skip
+from tracelens.table import Result, Skip
 
 __all__ = ["Assumptions", "Stage", "memory", "room", "stages", "worst"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.config.toggles import DEVICE_PERMUTE
+from tracelens.planner.config import DEVICE_PERMUTE
 from tracelens.planner.memory.sizes import FLOAT32, INT64, Sizes
 from tracelens.planner.memory.tape import Tape, Value
 

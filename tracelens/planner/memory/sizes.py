@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import comb
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.toggles import STATIC
-from tracelens.planner.expected.share import ELEMENT_BYTES
+from tracelens.planner.config import STATIC, Config, Model
+from tracelens.planner.expected import ELEMENT_BYTES
 
 INT64 = 8
 FLOAT32 = 4

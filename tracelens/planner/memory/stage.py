@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.expected.flops import attention_kernel
+from tracelens.planner.config import Config, Layout
+from tracelens.planner.expected import attention_kernel
 from tracelens.planner.memory import dense, layer
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import Flight, flight

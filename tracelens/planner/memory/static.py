@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.expected.message import group_ranks
-from tracelens.planner.expected.share import Share
-from tracelens.planner.expected.step import buffer_bytes
+from tracelens.planner.config import Config
+from tracelens.planner.expected import Share, buffer_bytes, group_ranks
 from tracelens.planner.memory.assumptions import STATES, Assumptions
 from tracelens.planner.memory.sizes import FLOAT32
 from tracelens.planner.memory.tape import Held

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracelens.devices.catalogue import Device
-from tracelens.planner.config.config import Config
+from tracelens.devices import Device
+from tracelens.planner.config import Config
 from tracelens.planner.memory.assumptions import ConventionName
 from tracelens.planner.memory.fits import room
 from tracelens.planner.memory.stage import Stage
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.table import Column, Schema, Table
 
 COMPONENTS = {
     "parameters": "weights, filled up to equal shares",

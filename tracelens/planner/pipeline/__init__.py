@@ -1,1 +1,26 @@
 """Pipeline: the idle time of a schedule, by simulation."""
+
+from tracelens.planner.pipeline.measured import Measured, measure
+from tracelens.planner.pipeline.measured_source import measured_costs, measured_source
+from tracelens.planner.pipeline.pipeline import Setting, pipeline
+from tracelens.planner.pipeline.roofline import activations, roofline
+from tracelens.planner.pipeline.schedule_file import find_chunks
+from tracelens.planner.pipeline.schedules import SCHEDULES
+from tracelens.planner.pipeline.sources import Source, Uniform
+from tracelens.planner.pipeline.times import Costs
+
+__all__ = [
+    "SCHEDULES",
+    "Costs",
+    "Measured",
+    "Setting",
+    "Source",
+    "Uniform",
+    "activations",
+    "find_chunks",
+    "measure",
+    "measured_costs",
+    "measured_source",
+    "pipeline",
+    "roofline",
+]

@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.pipeline.microbatches import passes
-from tracelens.analysis.pipeline.stages import Shape
+from tracelens.analysis.pipeline import Shape, passes
 from tracelens.arrays import Float
 from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.measured_layers import LayerWalls, exposed, layer_walls
 from tracelens.planner.pipeline.measured_lines import Line, lines_of
-from tracelens.planner.pipeline.sources import LayerTimes
 from tracelens.planner.pipeline.times import ChunkTimes, Costs
-from tracelens.table.result import Skip
-from tracelens.trace.run import Run
+from tracelens.planner.step_time import LayerTimes
+from tracelens.table import Skip
+from tracelens.trace import Run
 
 
 class Measured(NamedTuple):

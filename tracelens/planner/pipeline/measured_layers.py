@@ -8,14 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.pipeline.microbatches import FORWARD, Span
-from tracelens.analysis.pipeline.pass_scopes import pipeline_scopes
-from tracelens.analysis.pipeline.stage_messages import stage_messages
+from tracelens.analysis.pipeline import FORWARD, Span, pipeline_scopes, stage_messages
 from tracelens.arrays import Int
-from tracelens.table.forest import nearest
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.intervals import union
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import Trace, gpu_work, union
 
 _PART = re.compile(
     r"(?P<layer>L\d+)(?:\.(?P<inner>\w+))?(?:\..*)?|(?P<embedding>embedding)\b.*|(?:head|loss)\b.*"

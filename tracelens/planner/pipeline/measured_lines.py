@@ -7,13 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, Span
-from tracelens.analysis.pipeline.pipelines import Stage, lane_of, pipelines, window_of
-from tracelens.analysis.pipeline.stages import Lane, Shape, numbered, shape, whole
+from tracelens.analysis.pipeline import (
+    FORWARD,
+    Lane,
+    Passes,
+    Shape,
+    Span,
+    Stage,
+    lane_of,
+    numbered,
+    pipelines,
+    shape,
+    whole,
+    window_of,
+)
 from tracelens.arrays import Int
 from tracelens.planner.pipeline.schedule import BACKWARD, Pass, Schedule, singles
 from tracelens.planner.pipeline.times import Costs, Times
-from tracelens.table.result import Skip
+from tracelens.table import Skip
 
 
 @dataclass(frozen=True)

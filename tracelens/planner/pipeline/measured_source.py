@@ -8,8 +8,9 @@ import numpy as np
 
 from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.measured import Measured
-from tracelens.planner.pipeline.sources import Fixed, Layers, LayerTimes, Source, even_shares
+from tracelens.planner.pipeline.sources import Fixed, Layers, Source, even_shares
 from tracelens.planner.pipeline.times import Costs
+from tracelens.planner.step_time import LayerTimes
 
 
 def measured_source(

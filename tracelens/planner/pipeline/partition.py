@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.sources import LayerTimes
+from tracelens.planner.step_time import LayerTimes
 
 Shares = tuple[int, ...]
 

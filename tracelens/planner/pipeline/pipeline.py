@@ -27,10 +27,10 @@ from tracelens.planner.pipeline.sources import Fixed, Layers, Source, even_share
 from tracelens.planner.pipeline.times import FREE, Costs, make_times
 from tracelens.planner.pipeline.verify import CHUNK_MEANS, LAYER_MEANS, fit, verify
 from tracelens.registry import purpose
-from tracelens.table.result import Result, Skip
+from tracelens.table import Result, Skip
 
 if TYPE_CHECKING:
-    from tracelens.planner.memory.stage import Kept
+    from tracelens.planner.memory import Kept
     from tracelens.planner.pipeline.measured import Measured
 
 _MOST_PASSES = 4_000_000

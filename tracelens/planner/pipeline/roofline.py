@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tracelens.devices.catalogue import Device
-from tracelens.planner.config.config import Config
-from tracelens.planner.memory.memory import DEFAULT
-from tracelens.planner.memory.stage import Kept, Stages
+from tracelens.devices import Device
+from tracelens.planner.config import Config
+from tracelens.planner.memory import DEFAULT, Kept, Stages
 from tracelens.planner.pipeline.sources import Layers
 from tracelens.planner.pipeline.times import Costs
-from tracelens.planner.step_time.layers import Timer, layer_times
-from tracelens.planner.step_time.machine import Machine
+from tracelens.planner.step_time import Machine, Timer, layer_times
 
 
 def roofline(config: Config, device: Device, machine: Machine | None = None) -> tuple[Layers, Costs]:

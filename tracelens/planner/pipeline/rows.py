@@ -12,7 +12,7 @@ from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, PHASES, WEIGH
 from tracelens.planner.pipeline.simulate import Played
 from tracelens.planner.pipeline.tables import IN_FLIGHT, PARTITION, SPANS, STAGES, SUMMARY
 from tracelens.planner.pipeline.times import ChunkTimes
-from tracelens.table.schema import Schema, Table
+from tracelens.table import Schema, Table
 
 
 class Case(NamedTuple):

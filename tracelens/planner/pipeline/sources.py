@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.planner.config.layout import Layout
+from tracelens.planner.config import Layout
 from tracelens.planner.pipeline.times import ChunkTimes
+from tracelens.planner.step_time import LayerTimes
 
 _MOST_LAYERS = 10_000
 
@@ -64,26 +65,6 @@ class Uniform:
 
         whole = self.forward, self.backward
         return ChunkTimes(*map(cut, whole), *(cut(ns * self.exchange) for ns in whole))
-
-
-class LayerTimes(NamedTuple):
-    """Times of a micro-batch, ns.
-
-    Attributes:
-        forward: of each layer.
-        backward: of each layer.
-        forward_exchange: of each layer's forward, what ranks exchange and nothing hides.
-        backward_exchange: of its backward, likewise.
-        embedding: forward and backward of what comes before the first layer.
-        head: forward and backward of what comes behind the last one, loss included.
-    """
-
-    forward: Int
-    backward: Int
-    forward_exchange: Int
-    backward_exchange: Int
-    embedding: tuple[int, int] = (0, 0)
-    head: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

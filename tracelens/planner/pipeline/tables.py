@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracelens.planner.pipeline.schedule import PHASES
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema
 
 SUMMARY = Schema(
     "Schedules",

@@ -11,7 +11,7 @@ from tracelens.planner.pipeline.simulate import simulate
 from tracelens.planner.pipeline.sources import Layers
 from tracelens.planner.pipeline.tables import CHECK
 from tracelens.planner.pipeline.times import Times, make_times
-from tracelens.table.schema import Table
+from tracelens.table import Table
 
 if TYPE_CHECKING:
     from tracelens.planner.pipeline.measured import Measured

@@ -8,8 +8,6 @@
 - `result`, `tables`: what comes out.
 """
 
-from __future__ import annotations
-
 from tracelens.planner.search.ranking import BATCH, Question
 from tracelens.planner.search.result import search
 from tracelens.planner.search.space import Space

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from tracelens.planner.config.config import Config, Training
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.brief import brief_stage
-from tracelens.planner.memory.stage import Stages
-from tracelens.planner.memory.static import static
+from tracelens.planner.config import Config, Layout, Model, Training
+from tracelens.planner.memory import Assumptions, Stages, brief_stage, static
 
 
 def footprint(config: Config, assumptions: Assumptions) -> int:

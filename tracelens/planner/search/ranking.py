@@ -6,14 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tracelens.devices.catalogue import Device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, Training
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.toggles import Toggles
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.fits import room as room_of
+from tracelens.planner.config import Config, Layout, Model, Toggles, Training
+from tracelens.planner.memory import Assumptions
+from tracelens.planner.memory import room as room_of
 from tracelens.planner.search.footprint import at_least, footprint
 from tracelens.planner.search.space import (
     NONE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tracelens.devices.catalogue import Device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.search.ranking import (
     GIB,
@@ -20,10 +20,9 @@ from tracelens.planner.search.ranking import (
 )
 from tracelens.planner.search.space import Refusal, Space
 from tracelens.planner.search.tables import ASSUMED, LAYOUTS, PARTS, REFUSED
-from tracelens.planner.step_time.step import PARTS as STEP_PARTS
+from tracelens.planner.step_time import PARTS as STEP_PARTS
 from tracelens.registry import purpose
-from tracelens.table.result import Result, Skip
-from tracelens.table.schema import Table
+from tracelens.table import Result, Skip, Table
 
 _COMPUTING = ("forward", "backward", "recompute")
 _EXCHANGES = ("experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "gradients")

@@ -10,10 +10,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, Training
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.toggles import Toggles
+from tracelens.planner.config import Config, Layout, Model, Toggles, Training
 
 NONE, FULL = "none", "full"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Schema
 
 LAYOUTS = Schema(
     "Layouts",

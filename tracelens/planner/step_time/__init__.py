@@ -16,10 +16,9 @@ that fall under load are not in it. So the times are a lower bound, to compare l
 - `step`: stages, bubble, gradients, optimizer.
 """
 
-from __future__ import annotations
-
-from tracelens.planner.step_time.layers import layer_times
+from tracelens.planner.step_time.layer_times import LayerTimes
+from tracelens.planner.step_time.layers import Timer, layer_times
 from tracelens.planner.step_time.machine import Machine
-from tracelens.planner.step_time.step import Estimate, estimate
+from tracelens.planner.step_time.step import PARTS, Estimate, estimate
 
-__all__ = ["Estimate", "Machine", "estimate", "layer_times"]
+__all__ = ["PARTS", "Estimate", "LayerTimes", "Machine", "Timer", "estimate", "layer_times"]

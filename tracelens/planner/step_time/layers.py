@@ -10,14 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.devices.catalogue import Device
-from tracelens.planner.config.config import Config
-from tracelens.planner.expected.layer import CHUNKS
-from tracelens.planner.expected.message import Message
-from tracelens.planner.expected.messages import is_routed, layer_messages
-from tracelens.planner.expected.routed import Routed, balanced
-from tracelens.planner.expected.share import Share
-from tracelens.planner.pipeline.sources import LayerTimes
+from tracelens.devices import Device
+from tracelens.planner.config import Config
+from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
+from tracelens.planner.step_time.layer_times import LayerTimes
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
 from tracelens.planner.step_time.work import (

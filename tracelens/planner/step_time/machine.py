@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Literal, NamedTuple, get_args
 
-from tracelens.devices.catalogue import Device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.collectives import Rates
-from tracelens.planner.config.checks import at_least_one, one_of
+from tracelens.planner.config import at_least_one, one_of
 
 RateName = Literal["achievable", "peak"]
 LinksName = Literal["auto", "mesh", "switch"]

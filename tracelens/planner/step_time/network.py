@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tracelens.devices.catalogue import Device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.collectives import Rates, all_to_all_seconds, pair_seconds, ring_seconds
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.expected.message import Collective
+from tracelens.planner.config import Layout
+from tracelens.planner.expected import Collective
 from tracelens.planner.step_time.machine import Machine
 
 _REDUCTIONS = ("all_gather", "reduce_scatter")

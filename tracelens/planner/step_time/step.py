@@ -9,17 +9,19 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from tracelens.devices.catalogue import Device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, Training
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.toggles import Toggles
-from tracelens.planner.expected.flops import flops
-from tracelens.planner.expected.message import Message, group_ranks
-from tracelens.planner.expected.parameters import REPLICAS, parameters
-from tracelens.planner.expected.share import ELEMENT_BYTES, Share
-from tracelens.planner.expected.step import step_messages
+from tracelens.planner.config import Config, Layout, Model, Toggles, Training
+from tracelens.planner.expected import (
+    ELEMENT_BYTES,
+    REPLICAS,
+    Message,
+    Share,
+    flops,
+    group_ranks,
+    parameters,
+    step_messages,
+)
 from tracelens.planner.step_time.layers import LayerKind, Pass, Timer
 from tracelens.planner.step_time.machine import SHORT, Machine
 

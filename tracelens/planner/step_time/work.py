@@ -1,15 +1,14 @@
 """FLOPs and bytes of the parts of a layer, in one micro-batch on one rank.
 
 Bytes are the least that can be moved: each operand of a GEMM is read once and its result written once; what
-kernels could fuse (bias, cast, mask) moves nothing of its own. FLOPs are those of `tracelens.planner.expected`.
+kernels could fuse (bias, cast, mask) moves nothing of its own. FLOPs come from `planner.expected`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.expected.flops import scores_work
-from tracelens.planner.expected.share import Share
+from tracelens.planner.expected import Share, scores_work
 
 _FLOAT32 = 4
 

@@ -15,18 +15,41 @@ from tracelens.errors import ParseError
 from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
 from tracelens.read.build.pairs import pair_begin_end
-from tracelens.read.gloo.records import THREADS_KEY
-from tracelens.read.json.columns import OUT_OF_RANGE, SEPARATOR, Columns, Encoded
-from tracelens.read.json.event import MISSING
-from tracelens.read.json.group_ranks import ranks_of_header
-from tracelens.read.json.numbers import FIRST_NS, LAST_NS, integer, summable
-from tracelens.read.json.split import Splitter
-from tracelens.table.forest import nearest
-from tracelens.table.schema import Coded, Table
-from tracelens.trace.links import Calls, Flows, PASSED_THROUGH, find_launches, find_ops, forward_ops, is_linked, launches_by_flow
-from tracelens.trace.callstack import nest
-from tracelens.trace.tables import EVENTS, GPU_KINDS, EVENT_KINDS, LINKS, OPS, STACK_KINDS
-from tracelens.trace.trace import Trace, TraceMeta
+from tracelens.read.build.rows import Rows
+from tracelens.read.gloo import THREADS_KEY
+from tracelens.read.json import (
+    FIRST_NS,
+    LAST_NS,
+    MISSING,
+    OUT_OF_RANGE,
+    SEPARATOR,
+    Columns,
+    Encoded,
+    Splitter,
+    integer,
+    ranks_of_header,
+    summable,
+)
+from tracelens.table import Coded, Table, nearest
+from tracelens.trace import (
+    EVENT_KINDS,
+    EVENTS,
+    GPU_KINDS,
+    LINKS,
+    OPS,
+    PASSED_THROUGH,
+    STACK_KINDS,
+    Calls,
+    Flows,
+    Trace,
+    TraceMeta,
+    find_launches,
+    find_ops,
+    forward_ops,
+    is_linked,
+    launches_by_flow,
+    nest,
+)
 
 OVERRUN_NS = 1_000_000
 """GPU work that lasts this far into the next one on its stream has a corrupt duration (seen on ROCm)."""
@@ -44,17 +67,6 @@ class Dialect(NamedTuple):
     name: str
     kinds: Mapping[str, str]
     launch_flows: frozenset[str] = frozenset()
-
-
-class Rows(NamedTuple):
-    """The events that become rows, and what happened to the others."""
-
-    table: Columns
-    source: Int
-    dropped: Counter[str]
-    first_drop: dict[str, int]
-    repaired: Counter[str]
-    kept: int
 
 
 def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:

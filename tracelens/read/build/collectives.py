@@ -11,11 +11,9 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.limits import LARGEST_COUNT
-from tracelens.read.json.columns import OUT_OF_RANGE, CollectiveRow, plain_text
-from tracelens.read.json.group_ranks import group_of
-from tracelens.read.json.numbers import summable
-from tracelens.table.schema import Coded, Table
-from tracelens.trace.tables import COLLECTIVES
+from tracelens.read.json import OUT_OF_RANGE, CollectiveRow, group_of, plain_text, summable
+from tracelens.table import Coded, Table
+from tracelens.trace import COLLECTIVES
 
 DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.read.gloo.gloo import HostEvents, communication
-from tracelens.read.gloo.ops import Arguments
-from tracelens.read.gloo.records import records
-from tracelens.read.json.columns import SEPARATOR, CollectiveRow, Encoded
-from tracelens.trace.links import Calls
-from tracelens.trace.cpu_only import Stack, host_work
-from tracelens.trace.tables import GPU_SIGNS, EVENT_KINDS
+from tracelens.read.gloo import Arguments, HostEvents, communication, records
+from tracelens.read.json import SEPARATOR, CollectiveRow, Encoded
+from tracelens.trace import EVENT_KINDS, GPU_SIGNS, Calls, Stack, host_work
 
 if TYPE_CHECKING:
-    from tracelens.read.build.build import Rows
+    from tracelens.read.build.rows import Rows
 
 
 NCCL = "nccl:"

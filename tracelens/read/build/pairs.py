@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.read.json.columns import Columns, Encoded
-from tracelens.read.json.event import MISSING
+from tracelens.read.json import MISSING, Columns, Encoded
 
 _OPEN, _CLOSE = ("B", "b"), ("E", "e")
 

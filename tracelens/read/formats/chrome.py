@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tracelens.read.build.build import build
+from tracelens.read.build import build
 from tracelens.read.formats.kineto import DIALECT
-from tracelens.read.json.columns import Encoded
-from tracelens.read.json.split import Splitter
+from tracelens.read.json import Encoded, Splitter
 from tracelens.read.parser import parser
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 
 @parser("chrome", sniff=lambda _: True)

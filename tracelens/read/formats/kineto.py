@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tracelens.read.build.build import Dialect, build
-from tracelens.read.json.columns import Encoded
-from tracelens.read.json.split import Splitter
+from tracelens.read.build import Dialect, build
+from tracelens.read.json import Encoded, Splitter
 from tracelens.read.parser import parser
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 DIALECT = Dialect(
     "kineto",

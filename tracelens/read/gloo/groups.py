@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracelens.read.json.group_ranks import members, ranks_of_header
+from tracelens.read.json import members, ranks_of_header
 
 THREADS = 2
 """Worker threads of a group (ProcessGroupGloo::Options)."""

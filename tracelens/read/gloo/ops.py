@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tracelens.limits import LARGEST_COUNT
-from tracelens.trace.arguments import decoded
+from tracelens.trace import decoded
 
 
 class Kind(NamedTuple):

@@ -13,9 +13,8 @@ from tracelens.arrays import Int
 from tracelens.read.gloo.gloo import Communication, HostEvents
 from tracelens.read.gloo.groups import Group, header_groups, listed_groups, peer_group, thread_groups
 from tracelens.read.gloo.ops import OPS, Arguments, Kind
-from tracelens.read.json.columns import CollectiveRow
-from tracelens.read.json.numbers import integer
-from tracelens.trace.arguments import decoded, element_count
+from tracelens.read.json import CollectiveRow, integer
+from tracelens.trace import decoded, element_count
 
 THREADS_KEY = "gloo_threads"
 """Ids of all of gloo's worker threads in the process, as they were made, in the header's `tracelens`."""

@@ -1,1 +1,27 @@
 """Events of a JSON trace: cut into chunks, decoded into columns, repaired where they are broken."""
+
+from tracelens.read.json.columns import OUT_OF_RANGE, SEPARATOR, CollectiveRow, Columns, Encoded, plain_text
+from tracelens.read.json.event import MISSING
+from tracelens.read.json.group_ranks import group_of, members, ranks_of_header
+from tracelens.read.json.numbers import FIRST_NS, LAST_NS, integer, summable
+from tracelens.read.json.pool import decode_all
+from tracelens.read.json.split import Splitter
+
+__all__ = [
+    "FIRST_NS",
+    "LAST_NS",
+    "MISSING",
+    "OUT_OF_RANGE",
+    "SEPARATOR",
+    "CollectiveRow",
+    "Columns",
+    "Encoded",
+    "Splitter",
+    "decode_all",
+    "group_of",
+    "integer",
+    "members",
+    "plain_text",
+    "ranks_of_header",
+    "summable",
+]

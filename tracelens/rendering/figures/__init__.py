@@ -1,1 +1,5 @@
 """Figures: what a result looks like, as plain plotly dictionaries."""
+
+from tracelens.rendering.figures.figure import Figure, drawn
+
+__all__ = ["Figure", "drawn"]

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.rendering.figures.figure import Figure
-from tracelens.rendering.tables.values import one_line, shorten
-from tracelens.table.result import Result
-from tracelens.table.schema import Coded, Table
+from tracelens.rendering.tables import one_line, shorten
+from tracelens.table import Coded, Result, Table
 
 # Mid tones that are legible on white and on near black.
 BLUE, ORANGE, TEAL, VIOLET, GREY = "#4a74d8", "#e8923a", "#3fae9e", "#a06cd5", "#98a1ad"

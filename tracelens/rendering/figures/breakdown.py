@@ -5,8 +5,8 @@ from __future__ import annotations
 from tracelens.rendering.figures.base import layout, ranks, table, where
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.rendering.figures.icicle import icicle
-from tracelens.rendering.tables.rows import select
-from tracelens.table.result import Result
+from tracelens.rendering.tables import select
+from tracelens.table import Result
 
 # Every chosen node may bring one "more" node with it.
 _NODES = 750

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.rendering.figures.base import BLUE, GREY, ORANGE, axis, layout, rounded, safe, table
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 _WAYS = {
     "whole_fraction": ("of the whole time", BLUE, "bottom center"),

@@ -8,8 +8,7 @@ import numpy as np
 
 from tracelens.rendering.figures.base import axis, coded, layout, plain, stacked_bars, table
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _RANKS = 64
 _MATRIX = 64

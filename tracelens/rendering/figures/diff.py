@@ -22,9 +22,8 @@ from tracelens.rendering.figures.base import (
 )
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.rendering.figures.icicle import category_colors, icicle
-from tracelens.rendering.tables.rows import Tree, select
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.rendering.tables import Tree, select
+from tracelens.table import Result, Table
 
 _LEVELS = ("cause", "stage", "category", "op")
 _BARS = 14

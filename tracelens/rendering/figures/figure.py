@@ -13,8 +13,8 @@ from typing import Any
 
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
-from tracelens.rendering.tables.values import one_line
-from tracelens.table.result import Result, Skip
+from tracelens.rendering.tables import one_line
+from tracelens.table import Result, Skip
 
 Figure = dict[str, Any]
 Draw = Callable[[Result], list[Figure]]

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.rendering.figures.base import BLUE, stacked_bars, table
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 _TOP = 20
 _LIGHTER = "rgba(74,116,216,0.3)"

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Bool
 from tracelens.rendering.figures.base import BLUE, TEAL, VIOLET, coded, ms
-from tracelens.table.schema import Table
+from tracelens.table import Table
 
 POINTS = 4000
 """Bars that one figure holds."""

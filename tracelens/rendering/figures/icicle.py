@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.rendering.figures.base import GREY, colors, safe, wrapped
-from tracelens.rendering.tables.rows import Tree
+from tracelens.rendering.tables import Tree
 
 # As many characters as fit into a box of the six columns on a wide page.
 _LABEL = 23

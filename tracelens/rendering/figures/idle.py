@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracelens.rendering.figures.base import by_row, ranks, stacked_bars, table
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 _MOST_RANKS = 64
 

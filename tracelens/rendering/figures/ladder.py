@@ -25,8 +25,7 @@ from tracelens.rendering.figures.base import (
     wrapped,
 )
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _ROWS = 40
 """Rungs that are drawn; each is a row."""

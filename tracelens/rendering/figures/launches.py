@@ -19,8 +19,7 @@ from tracelens.rendering.figures.base import (
     where,
 )
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _POINTS = 4000
 _MOST_RANKS = 8

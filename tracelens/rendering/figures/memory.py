@@ -10,8 +10,7 @@ import numpy as np
 from tracelens.arrays import Float
 from tracelens.rendering.figures.base import GREY, axis, colors, layout, rounded, safe, table
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 # Static memory in blues, activations in warm and green tones, all else pale.
 _COLORS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracelens.rendering.figures.base import table, top_bars
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 
 @figure("ops")

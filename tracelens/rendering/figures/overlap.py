@@ -19,7 +19,7 @@ from tracelens.rendering.figures.base import (
     wrapped,
 )
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 _MOST_ROWS = 32
 _TOP = 15

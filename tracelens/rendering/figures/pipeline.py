@@ -19,8 +19,7 @@ from tracelens.rendering.figures.base import (
 )
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.rendering.figures.gantt import PASSES, POINTS, bars, extent, is_text, rows_that_fit
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _WAITS = {
     "ramp": "rgba(152,161,173,0.45)",

@@ -22,8 +22,7 @@ from tracelens.rendering.figures.base import (
 )
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.rendering.figures.gantt import MOST_ROWS, PASSES, POINTS, bars, extent, is_text
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _CHARTS = 4
 """Schedules with a chart of their own."""

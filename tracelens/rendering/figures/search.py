@@ -6,8 +6,7 @@ import numpy as np
 
 from tracelens.rendering.figures.base import plain, stacked_bars, table, where
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _ROWS = 30
 """Layouts that are drawn of a device."""

@@ -24,8 +24,7 @@ from tracelens.rendering.figures.base import (
     table,
 )
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _RANKS = 32
 _MARKS = 3000

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.rendering.figures.base import BLUE, axis, layout, ms, rows_axis, safe, stacked_bars, table
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 _ROWS = 40
 """Scenarios that are drawn."""

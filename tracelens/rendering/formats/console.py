@@ -10,11 +10,25 @@ from typing import TYPE_CHECKING, Literal
 from tracelens.guard import banner
 from tracelens.printable import without_commands
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables.entries import Entry, entries
-from tracelens.rendering.tables.rows import Cut, cut, details, for_people, more, readable, skipped
-from tracelens.rendering.tables.values import PERCENT, Shown, look, meta_items, one_line, shorten
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Table as Data
+from tracelens.rendering.tables import (
+    PERCENT,
+    Cut,
+    Entry,
+    Shown,
+    cut,
+    details,
+    entries,
+    for_people,
+    look,
+    meta_items,
+    more,
+    one_line,
+    readable,
+    shorten,
+    skipped,
+)
+from tracelens.table import Report, Result
+from tracelens.table import Table as Data
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,9 +16,8 @@ from tracelens.outputs import FolderKind
 from tracelens.rendering.formats.json import dumps
 from tracelens.rendering.formats.sheet_text import safe
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables.values import is_text, one_line, values
-from tracelens.table.result import Report
-from tracelens.table.schema import Schema, Table
+from tracelens.rendering.tables import is_text, one_line, values
+from tracelens.table import Report, Schema, Table
 
 INDEX = "meta.json"
 

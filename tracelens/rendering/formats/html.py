@@ -18,15 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracelens.guard import banner
-from tracelens.rendering.figures.figure import Figure, drawn
+from tracelens.rendering.figures import Figure, drawn
 from tracelens.rendering.formats.json import dumps
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables.cards import cards
-from tracelens.rendering.tables.cells import Grid, grid
-from tracelens.rendering.tables.rows import details, for_people, readable, skipped
-from tracelens.rendering.tables.values import meta_items, one_line
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Table
+from tracelens.rendering.tables import (
+    Grid,
+    cards,
+    details,
+    for_people,
+    grid,
+    meta_items,
+    one_line,
+    readable,
+    skipped,
+)
+from tracelens.table import VIEWS, Report, Result, Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -83,6 +89,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     return {"report.html": b"".join((before.encode(), *data, *tags, after.encode()))}
 
 
+@VIEWS.register("html")
 def fragment(result: Result) -> str:
     """One result as HTML for a notebook cell: title, the first rows of each table, and what was skipped."""
     return (

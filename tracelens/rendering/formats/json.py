@@ -10,9 +10,8 @@ import orjson
 
 from tracelens.guard import Failure
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables.values import encodable, values
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Table
+from tracelens.rendering.tables import encodable, values
+from tracelens.table import Report, Result, Table
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 

@@ -8,11 +8,22 @@ from typing import Any
 from tracelens.guard import banner
 from tracelens.rendering.formats.markdown_text import escaped
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables.entries import Entry, entries
-from tracelens.rendering.tables.rows import Cut, cut, details, for_people, more, readable, skipped
-from tracelens.rendering.tables.values import Shown, look, meta_items, shorten
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Table
+from tracelens.rendering.tables import (
+    Cut,
+    Entry,
+    Shown,
+    cut,
+    details,
+    entries,
+    for_people,
+    look,
+    meta_items,
+    more,
+    readable,
+    shorten,
+    skipped,
+)
+from tracelens.table import Report, Result, Table
 
 ROWS = 20
 _NAME_WIDTH = 64

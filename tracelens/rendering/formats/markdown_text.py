@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tracelens.printable import without_commands
-from tracelens.rendering.tables.values import one_line
+from tracelens.rendering.tables import one_line
 
 # What Markdown acts on within a line or at its start, each made literal by a backslash.
 _SPECIAL = re.compile(

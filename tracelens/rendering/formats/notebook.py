@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
-from tracelens.rendering.figures.figure import drawn
+from tracelens.rendering.figures import drawn
 from tracelens.rendering.formats.html import fragment
-from tracelens.table.result import Report, Result
+from tracelens.table import VIEWS, Report, Result
 
 
+@VIEWS.register("notebook")
 def show(result: Result) -> None:
     """Display the figures of a result and the first rows of its tables; needs the extra `notebook`."""
     from IPython.display import HTML, display
@@ -24,6 +25,7 @@ def show(result: Result) -> None:
     display(HTML(fragment(result)))  # type: ignore[no-untyped-call]
 
 
+@VIEWS.register("notebook report")
 def show_report(report: Report) -> None:
     """Display the first result of a report, and the names under which it has the others."""
     from IPython.display import Markdown, display

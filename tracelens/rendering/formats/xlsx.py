@@ -12,9 +12,8 @@ from tracelens.errors import MissingExtra
 from tracelens.guard import banner
 from tracelens.rendering.formats.sheet_text import safe
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables.values import is_text, meta_items, one_line, values
-from tracelens.table.result import Report
-from tracelens.table.schema import Column, Table
+from tracelens.rendering.tables import is_text, meta_items, one_line, values
+from tracelens.table import Column, Report, Table
 
 if TYPE_CHECKING:
     import xlsxwriter  # type: ignore[import-untyped]

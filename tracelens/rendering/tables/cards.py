@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from tracelens.rendering.tables.rows import readable
 from tracelens.rendering.tables.values import is_text, one_line, rounded, shorten
-from tracelens.table.result import Report
-from tracelens.table.schema import Column, Table
+from tracelens.table import Column, Report, Table
 
 _MOST = 12
 _LEAST = 0.0005  # what shows as 0.0%

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.rows import Cut, cut, more
 from tracelens.rendering.tables.values import PERCENT, Shown, is_text, look, one_line, shorten
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.table import Result, Table
 
 if TYPE_CHECKING:
     from markupsafe import Markup

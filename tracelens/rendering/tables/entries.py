@@ -8,7 +8,7 @@ from typing import Any
 
 from tracelens.rendering.tables.rows import Cut
 from tracelens.rendering.tables.values import ABSENT, PERCENT, Shown, is_text, label, look, one_line, shorten
-from tracelens.table.schema import Column
+from tracelens.table import Column
 
 # Names stand on a line of their own; sentences are whole, unless a trace makes them endless.
 _NAME_WIDTH = 160

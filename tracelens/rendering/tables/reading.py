@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.rendering.tables.values import look
-from tracelens.table.schema import Coded, Column, Table
+from tracelens.table import Coded, Column, Table
 
 _LEVELS = 12
 _RANK, _AT = "_rank", "_at_ns"

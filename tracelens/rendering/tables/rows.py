@@ -10,8 +10,7 @@ import numpy as np
 from tracelens.arrays import Float, Int
 from tracelens.rendering.tables.reading import by_level, with_places
 from tracelens.rendering.tables.values import is_text, one_line, values
-from tracelens.table.result import Report, Result, Skip
-from tracelens.table.schema import Column, Table
+from tracelens.table import Column, Report, Result, Skip, Table
 
 _BRIEF = 3
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.table.schema import Column, Table, Unit
+from tracelens.table import Column, Table, Unit
 
 ABSENT = "–"
 PERCENT = ("fraction", "ratio")

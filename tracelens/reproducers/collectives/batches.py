@@ -7,11 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from tracelens.analysis.comm.clocks import aligned, clocks
-from tracelens.analysis.comm.matching import SEND_RECV, Group, Instance, Member, match
-from tracelens.analysis.comm.records import POINT_TO_POINT, RankComms, Record
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.table.result import Skip
+from tracelens.analysis.comm import (
+    POINT_TO_POINT,
+    SEND_RECV,
+    Group,
+    Instance,
+    Member,
+    RankComms,
+    Record,
+    aligned,
+    clocks,
+    match,
+)
+from tracelens.reproducers.inputs import Unreplayable
+from tracelens.table import Skip
 
 _LEFT = "other ranks recorded no collective like it at its place: their recordings begin or end elsewhere"
 _NO_RECORD = (

@@ -16,20 +16,23 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from tracelens.analysis.comm.matching import SEND_RECV
-from tracelens.analysis.comm.records import comms
-from tracelens.analysis.comm.waiting import bus_factor
+from tracelens.analysis.comm import SEND_RECV, bus_factor, comms
 from tracelens.reproducers.collectives.batches import Batch, batches, middle
 from tracelens.reproducers.collectives.messages import Matrix, Message, message
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.scripts.collective_kinds import COLLECTIVE_KINDS
-from tracelens.reproducers.scripts.render import render
-from tracelens.reproducers.scripts.source import WIDTH, Source, about, literal, plain, timed
-from tracelens.table.result import Skip
-from tracelens.trace.activities import Scope
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.inputs import Unreplayable
+from tracelens.reproducers.scripts import (
+    COLLECTIVE_KINDS,
+    WIDTH,
+    Source,
+    about,
+    literal,
+    plain,
+    render,
+    timed,
+)
+from tracelens.table import Skip
+from tracelens.trace import Run, Scope, Trace
 
 _WAITING = "Only rank {} of {} recorded it: the traced time may contain waiting for the others."
 _CUT = "The group has {} ranks; only messages among its first {} are kept, so no traced time compares."

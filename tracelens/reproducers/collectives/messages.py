@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm.matching import SEND_RECV, Instance, Member
-from tracelens.analysis.comm.messages import exchanged
+from tracelens.analysis.comm import SEND_RECV, Instance, Member, exchanged
 from tracelens.reproducers.collectives.batches import Batch
-from tracelens.reproducers.inputs.arguments import WIDTHS, Unreplayable, torch_dtype
-from tracelens.reproducers.scripts.collective_kinds import COLLECTIVE_KINDS, NAMES
+from tracelens.reproducers.inputs import WIDTHS, Unreplayable, torch_dtype
+from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
 
 Matrix = tuple[tuple[int, ...], ...]
 

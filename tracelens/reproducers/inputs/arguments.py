@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tracelens.errors import TracelensError
-from tracelens.trace.arguments import decoded, short_dtype
+from tracelens.trace import decoded, short_dtype
 
 TORCH = {
     "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "i64": "int64",

@@ -19,8 +19,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.reproducers.inputs.arguments import WIDTHS, Argument, Tensor
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, Work
 
 INDEXED = ("aten::index", "aten::_unsafe_index")
 _ROWS = re.compile(r"vectorized_gather_kernel<(\d{1,3})[,>]")

@@ -11,20 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.roofline.op_calls import OpCalls
-from tracelens.analysis.roofline.reasons import with_surroundings
+from tracelens.analysis.roofline import OpCalls, with_surroundings
 from tracelens.arrays import Bool, Int
 from tracelens.reproducers.inputs.arguments import LONG_LIST, NO_SHAPES, OP, RECORDED, Unreplayable, read
 from tracelens.reproducers.inputs.indices import complete, grids
 from tracelens.reproducers.inputs.makers import fill
-from tracelens.table.forest import nearest
-from tracelens.table.groups import codes, sums
-from tracelens.table.result import Skip
-from tracelens.trace.activities import Work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import exclusive
-from tracelens.trace.names import matching
-from tracelens.trace.trace import Trace
+from tracelens.table import Skip, codes, nearest, sums
+from tracelens.trace import WORK_KINDS, Trace, Work, exclusive, matching
 
 OP_SCRIPT, COLLECTIVE = "scripts of ops", "scripts of collectives"
 """What stands for GPU work that is not opaque."""

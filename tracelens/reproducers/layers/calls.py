@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tracelens.reproducers.inputs.arguments import TORCH, Argument, Tensor, Unreplayable, read, tensors
-from tracelens.reproducers.inputs.indices import complete
-from tracelens.reproducers.inputs.makers import fill
-from tracelens.reproducers.inputs.scale import scaled
+from tracelens.reproducers.inputs import (
+    TORCH,
+    Argument,
+    Tensor,
+    Unreplayable,
+    complete,
+    fill,
+    read,
+    scaled,
+    tensors,
+)
 from tracelens.reproducers.layers.loops import flows
 from tracelens.reproducers.layers.passes import Item, Pass, items
 from tracelens.reproducers.layers.source import Line
-from tracelens.reproducers.select.cases import Call, cases
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.select import Call, cases
+from tracelens.trace import Trace
 
 COMM = "communication"
 LINK = "copies between GPU and host, and here there is one device"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.reproducers.inputs.arguments import Argument, Tensor, dense
+from tracelens.reproducers.inputs import Argument, Tensor, dense
 
 LONGEST, LEAST, SAVED = 96, 3, 4
 """A round has so many calls at most; a loop so many rounds at least, and so many calls fewer than without."""

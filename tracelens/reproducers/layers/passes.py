@@ -7,21 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common.call_time import call_time
-from tracelens.analysis.moe.regions import PHASES, Visit, regions
-from tracelens.analysis.moe.stages import STAGES
-from tracelens.analysis.roofline.op_calls import OpCalls
-from tracelens.analysis.roofline.transfers import direction
+from tracelens.analysis.common import call_time
+from tracelens.analysis.moe import PHASES, STAGES, Visit, regions
+from tracelens.analysis.roofline import OpCalls, direction
 from tracelens.arrays import Bool, Int
-from tracelens.reproducers.inputs.arguments import RECORDED
-from tracelens.reproducers.inputs.indices import grids
-from tracelens.reproducers.inputs.opaque import callable_op
-from tracelens.reproducers.select.cases import Call
-from tracelens.table.groups import codes, sums
-from tracelens.trace.activities import Work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.steps import is_step
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.inputs import RECORDED, callable_op, grids
+from tracelens.reproducers.select import Call
+from tracelens.table import codes, sums
+from tracelens.trace import WORK_KINDS, Trace, Work, is_step
 
 _COPIES = ("aten::copy_", "aten::copy", "aten::_to_copy")
 """Ops that copy from device to device as their arguments lie, which is not recorded."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracelens.analysis.moe.regions import PHASES, Visit, regions
-from tracelens.analysis.moe.stages import STAGES
+from tracelens.analysis.moe import PHASES, STAGES, Visit, regions
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.inputs.makers import EVEN_GROUPS
+from tracelens.reproducers.inputs import EVEN_GROUPS, Unreplayable
 from tracelens.reproducers.layers.calls import Traced, traced
 from tracelens.reproducers.layers.passes import Pass, median_pass, passes, same_ops
 from tracelens.reproducers.layers.source import source
-from tracelens.reproducers.scripts.render import render
-from tracelens.reproducers.scripts.source import about, plain
-from tracelens.table.result import Skip
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.scripts import about, plain, render
+from tracelens.table import Skip
+from tracelens.trace import Trace
 
 _INDENT = 4
 

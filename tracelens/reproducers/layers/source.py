@@ -8,7 +8,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from tracelens.reproducers.inputs.arguments import Argument, Tensor, dense
+from tracelens.reproducers.inputs import Argument, Tensor, dense
 from tracelens.reproducers.layers.loops import (
     MOST_SIZES,
     Form,
@@ -19,8 +19,7 @@ from tracelens.reproducers.layers.loops import (
     loops,
     with_numbers,
 )
-from tracelens.reproducers.scripts.outline import DATA, SIZES
-from tracelens.reproducers.scripts.source import WIDTH, Source, code, literal, plain
+from tracelens.reproducers.scripts import DATA, SIZES, WIDTH, Source, code, literal, plain
 
 assert len(SIZES) == MOST_SIZES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.analysis.comm.matching import SEND_RECV
+from tracelens.analysis.comm import SEND_RECV
 
 
 class Kind(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracelens.reproducers.inputs.arguments import Argument, Tensor
+from tracelens.reproducers.inputs import Argument, Tensor
 
 
 class Kit(NamedTuple):

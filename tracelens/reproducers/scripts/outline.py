@@ -13,7 +13,7 @@ import re
 import tokenize
 from functools import lru_cache
 
-from tracelens.analysis.moe.stages import STAGES
+from tracelens.analysis.moe import STAGES
 
 DATA = "DATA"
 FIRST_LINES = b"#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tracelens.reproducers.inputs.arguments import Unreplayable
+from tracelens.reproducers.inputs import Unreplayable
 from tracelens.reproducers.scripts.collective_kinds import Kind
 from tracelens.reproducers.scripts.kits import Kit
 from tracelens.reproducers.scripts.outline import MAKERS, difference, is_outline

@@ -7,19 +7,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracelens.analysis.roofline.bounds import least_ns
-from tracelens.costs.cost import OpCost
-from tracelens.devices.catalogue import devices, match
+from tracelens.analysis.roofline import least_ns
+from tracelens.costs import OpCost
+from tracelens.devices import devices, match
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.inputs.arguments import OP, TORCH, WIDTHS, Argument, Unreplayable, read, tensors
-from tracelens.reproducers.inputs.indices import complete
-from tracelens.reproducers.inputs.makers import fill
-from tracelens.reproducers.inputs.scale import scaled
+from tracelens.reproducers.inputs import (
+    OP,
+    TORCH,
+    WIDTHS,
+    Argument,
+    Unreplayable,
+    complete,
+    fill,
+    read,
+    scaled,
+    tensors,
+)
 from tracelens.reproducers.scripts.kits import kit
 from tracelens.reproducers.scripts.render import render
 from tracelens.reproducers.scripts.source import Source, about, call_arguments, mapping, plain, timed
-from tracelens.reproducers.select.cases import Case
-from tracelens.trace.arguments import describe
+from tracelens.reproducers.select import Case
+from tracelens.trace import describe
 
 # Spacing of the numbers above 1.
 _EPS = {

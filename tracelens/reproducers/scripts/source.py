@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from tracelens.reproducers.inputs.arguments import Argument, Tensor
+from tracelens.reproducers.inputs import Argument, Tensor
 from tracelens.reproducers.scripts.outline import DATA
 
 WIDTH = 110

@@ -1,1 +1,7 @@
 """Which calls of a trace are worth a script."""
+
+from tracelens.reproducers.select.cases import Call, Case, cases, merged
+from tracelens.reproducers.select.finding import time_of
+from tracelens.reproducers.select.select import Selection, chosen, fits, sizes
+
+__all__ = ["Call", "Case", "Selection", "cases", "chosen", "fits", "merged", "sizes", "time_of"]

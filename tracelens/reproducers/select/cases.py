@@ -6,16 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common.call_time import call_time
-from tracelens.analysis.roofline.op_calls import OpCalls
+from tracelens.analysis.common import call_time
+from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Int
-from tracelens.costs.cost import OpCost
-from tracelens.reproducers.inputs.arguments import RECORDED
-from tracelens.reproducers.inputs.indices import grids
-from tracelens.reproducers.inputs.opaque import callable_op
-from tracelens.table.groups import codes
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.costs import OpCost
+from tracelens.reproducers.inputs import RECORDED, callable_op, grids
+from tracelens.table import codes
+from tracelens.trace import Trace, Work
 
 
 class Call(NamedTuple):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracelens.analysis.analyzer import ANALYZERS
-from tracelens.analysis.common.device import own_device
-from tracelens.devices.catalogue import Device
+from tracelens.analysis import ANALYZERS
+from tracelens.analysis.common import own_device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings.detectors.detector import DETECTORS, JOB, Signal
-from tracelens.findings.rank_context import Scene
-from tracelens.trace.intervals import Union
-from tracelens.trace.run import Run
+from tracelens.findings import Scene
+from tracelens.findings.detectors import DETECTORS, JOB, Signal
+from tracelens.trace import Run, Union
 
 
 def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Union]:

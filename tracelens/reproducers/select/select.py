@@ -10,13 +10,10 @@ import numpy as np
 
 from tracelens.arrays import Bool
 from tracelens.errors import TracelensError
-from tracelens.reproducers.inputs.arguments import Unreplayable, read, tensors
+from tracelens.reproducers.inputs import Unreplayable, read, tensors
 from tracelens.reproducers.select.cases import Call, Case
-from tracelens.table.forest import nearest
-from tracelens.trace.activities import Work
-from tracelens.trace.intervals import Union
-from tracelens.trace.names import matching, wildcards
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import Trace, Union, Work, matching, wildcards
 
 
 @dataclass(frozen=True)

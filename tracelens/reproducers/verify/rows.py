@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from tracelens.devices.catalogue import match
+from tracelens.devices import match
 from tracelens.reproducers.folder import Entry
 from tracelens.reproducers.verify.processes import Ran
 

@@ -19,8 +19,7 @@ from tracelens.reproducers.verify.isolation import ISOLATED, Refused, absolute, 
 from tracelens.reproducers.verify.processes import Ran, run_together
 from tracelens.reproducers.verify.rows import STATUSES, Row, judged, unrun
 from tracelens.reproducers.verify.worker import Machine, Workers
-from tracelens.table.result import Result
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.table import Column, Result, Schema, Table
 
 TIMEOUT_S = 180.0
 RANKS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
+from tracelens.trace import Run
 from tracelens.what_if.graph.collectives import Exchanges, exchanges, meet
 from tracelens.what_if.graph.device import device
 from tracelens.what_if.graph.graph import Draft, Graph

@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.clocks import clocks
-from tracelens.analysis.comm.matching import Instance, base_ns, match
-from tracelens.analysis.comm.records import RankComms, comms
+from tracelens.analysis.comm import Instance, RankComms, base_ns, clocks, comms, match
 from tracelens.arrays import Bool, Int
-from tracelens.table.result import Skip
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.run import Run
+from tracelens.table import Skip
+from tracelens.trace import WORK_KINDS, Run
 from tracelens.what_if.graph.device import Device
 from tracelens.what_if.graph.graph import ARRIVAL, MEET, OWN, TRANSFER, Draft
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.trace.names import matching
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, matching
 from tracelens.what_if.graph.gloo import starts, waited
 from tracelens.what_if.graph.graph import ARRIVE, HOST, LEAVE, OVERLAP_NS, SYNC, WORK, Draft
 from tracelens.what_if.graph.host import Host

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.intervals import Union, union
-from tracelens.trace.trace import Trace
+from tracelens.trace import WORK_KINDS, Trace, Union, union
 from tracelens.what_if.graph.graph import LAUNCH, SYNC, Draft
 
 _HALF = 0.5

@@ -16,8 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.trace.grouping import rows_by_code
-from tracelens.trace.run import Run
+from tracelens.trace import Run, rows_by_code
 
 NODES = ("point", "waited", "work", "arrive", "meet", "leave")
 """Kinds of nodes: the start of a call or a step mark on a host thread; the end of a call that waits for a

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table.forest import nearest
-from tracelens.trace.intervals import exclusive
-from tracelens.trace.trace import Trace
+from tracelens.table import nearest
+from tracelens.trace import Trace, exclusive
 from tracelens.what_if.graph.gloo import Chain
 
 _HALF, _SLIGHT = 0.5, 0.1

@@ -7,14 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host.idle import blocking_calls
-from tracelens.analysis.host.stacks import threads
+from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int
-from tracelens.trace.activities import Work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.names import matching
-from tracelens.trace.steps import STEP_MARK
-from tracelens.trace.trace import Trace
+from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Work, matching
 from tracelens.what_if.graph.gloo import Chain, Returns, returns
 from tracelens.what_if.graph.graph import HANDOVER, HOST, ORDER, POINT, WAITED, WORK, Draft
 from tracelens.what_if.graph.handovers import handovers
@@ -78,7 +73,9 @@ def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
     opened = draft.add(POINT, rank, events.start[mark] + shift, event=mark)
     closed = draft.add(POINT, rank, events.end[mark] + shift, event=mark)
     own = np.full(len(work.event), -1, dtype=np.int64)
-    rows = np.flatnonzero(work.kind != WORK_KINDS.index("comm")) if work.on_host else np.empty(0, dtype=np.int64)
+    rows = (
+        np.flatnonzero(work.kind != WORK_KINDS.index("comm")) if work.on_host else np.empty(0, dtype=np.int64)
+    )
     own[rows] = draft.add(
         WORK, rank, work.start[rows] + shift, dur=work.dur[rows], event=work.event[rows], work=rows
     )

@@ -7,8 +7,7 @@ import re
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.trace.names import matching
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, matching
 from tracelens.what_if.graph.device import LONG_AGO, Device
 from tracelens.what_if.graph.graph import LAUNCH, STREAM, WAIT, Draft
 from tracelens.what_if.graph.host import Host

@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.overview.step_windows import busiest, step_windows
+from tracelens.analysis.overview import busiest, step_windows
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.trace.grouping import rows_by_code
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.trace import Run, Trace, rows_by_code
 from tracelens.what_if.graph.device import Device
 from tracelens.what_if.graph.host import Host
 

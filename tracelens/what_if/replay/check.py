@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.trace.grouping import rows_by_code
-from tracelens.what_if.graph.graph import LAUNCH, Graph
-from tracelens.what_if.replay.edit import Edit
+from tracelens.trace import rows_by_code
+from tracelens.what_if.graph import LAUNCH, Edit, Graph
 from tracelens.what_if.replay.schedule import binding
 
 

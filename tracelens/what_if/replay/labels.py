@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table.schema import Coded
-from tracelens.table.stack import recode
-from tracelens.trace.callstack import enclosing_op
-from tracelens.what_if.graph.build import Recorded
-from tracelens.what_if.graph.graph import MEET
+from tracelens.table import Coded, recode
+from tracelens.trace import enclosing_op
+from tracelens.what_if.graph import MEET, Recorded
 
 
 class Labels(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.what_if.graph.graph import (
+from tracelens.what_if.graph import (
     HANDOVER,
     HOST,
     LAUNCH,
@@ -18,8 +18,8 @@ from tracelens.what_if.graph.graph import (
     TRANSFER,
     WAIT,
     Graph,
+    Window,
 )
-from tracelens.what_if.graph.windows import Window
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.schedule import Times
 

@@ -8,15 +8,12 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from tracelens.analysis.serving.steps import rank_steps
+from tracelens.analysis.serving import rank_steps
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.table.schema import Table
-from tracelens.table.stack import stack
-from tracelens.what_if.graph.build import Recorded
-from tracelens.what_if.graph.windows import Window
+from tracelens.table import Table, stack
+from tracelens.what_if.graph import Edit, Recorded, TooLong, Window
 from tracelens.what_if.replay.check import edges_alone, typical_launches
-from tracelens.what_if.replay.edit import Edit, TooLong
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.replay.path import UNEXPLAINED, critical_path
 from tracelens.what_if.replay.schedule import Delays, Times, schedule

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.what_if.graph.graph import Graph
-from tracelens.what_if.replay.edit import Edit
+from tracelens.what_if.graph import Edit, Graph
 
 Delays = Literal["low", "typical", "high"]
 """What becomes of the delays that nothing in the trace explains, where what a node waits for has changed.

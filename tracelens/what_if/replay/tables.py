@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.arrays import Int
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.table import Column, Schema, Table
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.comm.waiting import bus_factor
+from tracelens.analysis.comm import bus_factor
 from tracelens.arrays import Int
-from tracelens.what_if.graph.graph import MEET, TRANSFER
-from tracelens.what_if.replay.edit import Edit, whole_ns
+from tracelens.what_if.graph import MEET, TRANSFER, Edit, whole_ns
 from tracelens.what_if.scenario import NotApplicable, Scene, number, scenario
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tracelens.analysis.common.device import choose_device, own_device
-from tracelens.analysis.roofline.costing import Costing, costing
-from tracelens.devices.catalogue import Device
-from tracelens.trace.trace import Trace
+from tracelens.analysis.common import choose_device, own_device
+from tracelens.analysis.roofline import Costing, costing
+from tracelens.devices import Device
+from tracelens.trace import Trace
 from tracelens.what_if.scenario import Scene
 
 

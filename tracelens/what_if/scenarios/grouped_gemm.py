@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.moe.regions import BACKWARD, Visit, regions
-from tracelens.analysis.moe.stages import EXPERTS
-from tracelens.analysis.roofline.gemm_rate import gemm_rate
+from tracelens.analysis.moe import BACKWARD, EXPERTS, Visit, regions
+from tracelens.analysis.roofline import gemm_rate
 from tracelens.arrays import Int
-from tracelens.devices.catalogue import Device
-from tracelens.trace.trace import Trace
-from tracelens.what_if.graph.graph import HOST, LAUNCH, POINT, STREAM, SYNC, WAITED, WORK
-from tracelens.what_if.replay.edit import Edit, whole_ns
+from tracelens.devices import Device
+from tracelens.trace import Trace
+from tracelens.what_if.graph import HOST, LAUNCH, POINT, STREAM, SYNC, WAITED, WORK, Edit, whole_ns
 from tracelens.what_if.scenario import NotApplicable, Scene, efficiency, scenario
 from tracelens.what_if.scenarios.devices import counted, device_of
 from tracelens.what_if.scenarios.loops import Loop, loops, turns

@@ -6,15 +6,11 @@ import re
 
 import numpy as np
 
-from tracelens.analysis.host.idle import GARBAGE, named
-from tracelens.analysis.host.stacks import threads
-from tracelens.analysis.moe.host_syncs import blocking
+from tracelens.analysis.host import GARBAGE, named, threads
+from tracelens.analysis.moe import blocking
 from tracelens.arrays import Bool
-from tracelens.trace.callstack import enclosing_op
-from tracelens.trace.intervals import union
-from tracelens.trace.names import matching, wildcards
-from tracelens.what_if.graph.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Graph
-from tracelens.what_if.replay.edit import Edit, whole_ns
+from tracelens.trace import enclosing_op, matching, union, wildcards
+from tracelens.what_if.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Edit, Graph, whole_ns
 from tracelens.what_if.scenario import NotApplicable, Scene, number, scenario
 
 _HOST = "the host does all the work of this run"

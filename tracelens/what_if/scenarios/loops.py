@@ -18,13 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.moe.host_syncs import blocking
-from tracelens.analysis.moe.regions import PHASES, Regions, Visit, regions
-from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION
-from tracelens.analysis.roofline.costing import Costing
+from tracelens.analysis.moe import EXPERTS, PERMUTATION, PHASES, Regions, Visit, blocking, regions
+from tracelens.analysis.roofline import Costing
 from tracelens.arrays import Bool, Float, Int
-from tracelens.trace.callstack import enclosing_op
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, enclosing_op
 from tracelens.what_if.scenarios.devices import counted
 
 _LOOP = 4

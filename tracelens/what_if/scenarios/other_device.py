@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.roofline.bounds import bounds
-from tracelens.analysis.roofline.costing import Costing
+from tracelens.analysis.roofline import Costing, bounds
 from tracelens.arrays import Bool, Float
-from tracelens.devices.catalogue import Device, read_device
-from tracelens.devices.catalogue import device as device_named
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.trace import Trace
-from tracelens.what_if.graph.graph import MEET, WORK
-from tracelens.what_if.replay.edit import Edit, whole_ns
+from tracelens.devices import Device, read_device
+from tracelens.devices import device as device_named
+from tracelens.trace import WORK_KINDS, Trace
+from tracelens.what_if.graph import MEET, WORK, Edit, whole_ns
 from tracelens.what_if.scenario import NotApplicable, Scene, scenario
 from tracelens.what_if.scenarios.devices import counted, device_of
 

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving.global_steps import Common
+from tracelens.analysis.serving import Common
 from tracelens.arrays import Bool
-from tracelens.what_if.graph.graph import MEET, WORK, Graph
-from tracelens.what_if.replay.edit import Edit, whole_ns
+from tracelens.what_if.graph import MEET, WORK, Edit, Graph, whole_ns
 from tracelens.what_if.scenario import NotApplicable, Scene, scenario
 from tracelens.what_if.scenarios.ticks import Ticks, ticks
 

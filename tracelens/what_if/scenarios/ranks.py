@@ -8,14 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import SEND_RECV, Instance
+from tracelens.analysis.comm import SEND_RECV, Instance
 from tracelens.arrays import Float, Int
-from tracelens.devices.catalogue import Device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.collectives import Rates, all_to_all_seconds, ring_seconds
-from tracelens.planner.step_time.machine import Machine
-from tracelens.what_if.graph.graph import ARRIVAL, MEET, Graph
-from tracelens.what_if.replay.edit import Edit
+from tracelens.planner import Rates, all_to_all_seconds, ring_seconds
+from tracelens.planner.step_time import Machine
+from tracelens.what_if.graph import ARRIVAL, MEET, Edit, Graph
 from tracelens.what_if.scenario import NotApplicable, Scene, scenario
 from tracelens.what_if.scenarios.devices import device_of
 

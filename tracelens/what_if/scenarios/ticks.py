@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving.global_steps import Common, by_one_clock, lockstep
-from tracelens.analysis.serving.steps import rank_steps
+from tracelens.analysis.serving import Common, by_one_clock, lockstep, rank_steps
 from tracelens.arrays import Int
-from tracelens.what_if.graph.graph import LAUNCH, MEET, POINT, TRANSFER, WAITED
+from tracelens.what_if.graph import LAUNCH, MEET, POINT, TRANSFER, WAITED
 from tracelens.what_if.scenario import NotApplicable, Scene
 
 

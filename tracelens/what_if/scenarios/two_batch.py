@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.what_if.graph.graph import HOST, MEET, WORK
-from tracelens.what_if.replay.edit import Edit
+from tracelens.trace import WORK_KINDS
+from tracelens.what_if.graph import HOST, MEET, WORK, Edit
 from tracelens.what_if.scenario import NotApplicable, Scene, efficiency, scenario
 from tracelens.what_if.scenarios.ticks import ticks
 

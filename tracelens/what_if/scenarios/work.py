@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.moe.regions import regions
-from tracelens.analysis.moe.stages import EXPERTS
+from tracelens.analysis.moe import EXPERTS, regions
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.trace.names import matching, wildcards
-from tracelens.what_if.graph.graph import WORK
-from tracelens.what_if.replay.edit import Edit, whole_ns
-from tracelens.what_if.replay.labels import labels
+from tracelens.trace import matching, wildcards
+from tracelens.what_if.graph import WORK, Edit, whole_ns
+from tracelens.what_if.replay import labels
 from tracelens.what_if.scenario import NotApplicable, Scene, number, scenario
 
 

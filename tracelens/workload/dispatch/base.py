@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.toggles import DEVICE_PERMUTE, STATIC
-from tracelens.recording.scopes import span
+from tracelens.planner.config import DEVICE_PERMUTE, STATIC, Config
+from tracelens.recording import span
 from tracelens.workload import spans
 from tracelens.workload.parallel import Groups
 from tracelens.workload.permute import permute, unpermute

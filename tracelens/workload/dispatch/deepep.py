@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
 from tracelens.workload.exchange import Group, Waiting
 from tracelens.workload.parallel import Groups

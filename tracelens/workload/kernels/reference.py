@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tracelens.planner.config.model import Model
+from tracelens.planner.config import Model
 from tracelens.workload.routing import choose, scores, weights
 from tracelens.workload.rows import RowMap
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tracelens.planner.config.model import Model
+from tracelens.planner.config import Model
 
 # A token's scores fit into one warp, whose threads find a maximum without waiting for others.
 WARPS = 1

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import HELP, Config, override, preset
-from tracelens.planner.config.layout import Layout
+from tracelens.planner.config import HELP, Config, Layout, override, preset
 from tracelens.workload.serving.settings import Serving
 
 TOGGLES = ("permute", "router")

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import span
+from tracelens.planner.config import Config
+from tracelens.recording import span
 from tracelens.workload.exchange import Group, all_gather_into
 from tracelens.workload.pipeline import default_dtype
 from tracelens.workload.serving.delayer import PrefillDelayer

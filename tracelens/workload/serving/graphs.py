@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import span
+from tracelens.planner.config import Config
+from tracelens.recording import span
 from tracelens.workload.graph import cause, no_collection
 from tracelens.workload.serving.model import ServingModel
 from tracelens.workload.serving.passes import together

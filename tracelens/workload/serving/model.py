@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracelens.planner.config.config import Config
-from tracelens.recording.scopes import scoped, span
+from tracelens.planner.config import Config
+from tracelens.recording import scoped, span
 from tracelens.workload import spans
 from tracelens.workload.attention import RMSNorm
 from tracelens.workload.exchange import AllGather, Group, ReduceScatter, finish, start

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tracelens.recording.scopes import span
+from tracelens.recording import span
 from tracelens.workload.serving.model import ServingModel, Waits
 from tracelens.workload.serving.rows import make_rows
 from tracelens.workload.serving.split import Batch

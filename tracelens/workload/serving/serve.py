@@ -12,11 +12,8 @@ import torch
 import torch.distributed as dist
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.checks import at_least_one
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.model import GEMM_ALIGNMENT
-from tracelens.recording import record
-from tracelens.recording.window import Window
+from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
+from tracelens.recording import Window, record
 from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device
 from tracelens.workload.serving.config import TOGGLES, TRAINING
 from tracelens.workload.serving.engine import Engine, make_ranks

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.checks import at_least_one, one_of
+from tracelens.planner.config import at_least_one, one_of
 
 SwitchName = Literal["off", "on"]
 SplitName = Literal["off", "request", "token"]

@@ -15,7 +15,7 @@ from tracelens.errors import ParseError, TracelensError
 from tracelens.read.json.columns import Encoded, Part, merge
 from tracelens.read.json.decode import decode
 from tracelens.read.json.split import Chunk, Splitter
-from tracelens.workers.decode_worker import FRAME, encode
+from tracelens.read.json.worker import FRAME, encode
 
 _TURN_S = 0.0002
 

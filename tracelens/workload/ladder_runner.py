@@ -16,9 +16,8 @@ import torch.multiprocessing as mp
 
 from tracelens.errors import TracelensError
 from tracelens.outputs import write_file
-from tracelens.planner.config.config import Config
-from tracelens.recording.sidecar import plain
-from tracelens.recording.window import WARMUP
+from tracelens.planner.config import Config
+from tracelens.recording import WARMUP, plain
 from tracelens.workload import binding, graph
 from tracelens.workload.ladder import Left, Step
 from tracelens.workload.launch import UNTIMED, Job, launched, run_job

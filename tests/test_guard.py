@@ -16,7 +16,7 @@ from tests.builders import aligned, events, write
 from tracelens.analysis.analyzer import ANALYZERS
 from tracelens.cli import run as run_cli
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import COSTS
+from tracelens.costs.model import COSTS
 from tracelens.errors import SchemaError, TracelensError
 from tracelens.findings.detectors.detector import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard
@@ -170,7 +170,7 @@ def test_a_detector_is_not_blamed_for_an_analyzer(ranks: Path, monkeypatch: pyte
 def test_a_cost_model(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = next(name for name, _ in COSTS.items() if name == "aten::mm")
     put(monkeypatch, COSTS, model, function=stop)
-    from tracelens.costs.cost import _models, find
+    from tracelens.costs.model import _models, find
 
     for cache in (_models, find):
         cache.cache_clear()

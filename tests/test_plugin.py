@@ -84,7 +84,7 @@ def test_one_file_is_an_analyzer_everywhere(tmp_path: Path, trace: Path) -> None
 COST = '''
 """An op of one's own."""
 
-from tracelens.costs.cost import OpCall, OpCost, cost
+from tracelens.costs.model import OpCall, OpCost, cost
 
 
 @cost("mylib::scale*")

@@ -3,7 +3,7 @@
 import pytest
 
 from tracelens.cli import run
-from tracelens.costs.cost import COSTS
+from tracelens.costs.model import COSTS
 from tracelens.devices.catalogue import devices
 from tracelens.what_if.scenario import SCENARIOS
 

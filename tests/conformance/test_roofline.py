@@ -1,7 +1,7 @@
 """FLOPs against AMD's TraceLens reports, coverage and efficiencies of the corpus's traces.
 
 In the reports a causal attention counts half of a full one, a flash backward 5 products against the forward's
-2, a convolution 2 x its output x one filter, and their efficiencies are not compared: see `tracelens.costs.cost`.
+2, a convolution 2 x its output x one filter, and their efficiencies are not compared: see `tracelens.costs`.
 """
 
 from collections import Counter

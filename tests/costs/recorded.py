@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracelens.costs.call import BITS, OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 
 def recorded(name: str, *arguments: object, forward: OpCall | None = None, kernel: str = "") -> OpCall:

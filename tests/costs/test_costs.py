@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import tracelens.costs.cost as costs
+import tracelens.costs.model as costs
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import COSTS, OpCost, cost, find
+from tracelens.costs.model import COSTS, OpCost, cost, find
 from tracelens.errors import TracelensError
 
 FOLDER = Path(costs.__file__).parent
@@ -77,9 +77,10 @@ def test_every_model_is_documented() -> None:
 
 
 def test_every_module_has_a_test() -> None:
-    modules = {file.stem for file in FOLDER.glob("*.py") if not file.stem.startswith("_")}
-    tests = {file.stem for file in TESTS.glob("test_*.py")}
-    assert {f"test_{name}" for name in modules} <= tests
+    modules = {file.relative_to(FOLDER) for file in FOLDER.glob("*/*.py") if file.name != "__init__.py"}
+    tests = {file.relative_to(TESTS) for file in TESTS.glob("*/test_*.py")}
+    helpers = {Path("torch/pointwise.py"), Path("torch/tensors.py")}  # of the models beside them
+    assert {path.with_name(f"test_{path.name}") for path in modules - helpers} == tests
 
 
 def test_no_product_in_families_that_are_not_asked_for_one() -> None:

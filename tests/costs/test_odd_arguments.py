@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.costs.recorded import only_uncounted
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import COSTS
+from tracelens.costs.model import COSTS
 
 MODELS = [model for _, model in COSTS.items()]
 NAMES = sorted(model.name.replace("*", "") for model in MODELS)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.reproducers.calls import CATALOG, H100, MI300X, RANDOM, called, case_of, script_of
-from tracelens.costs.cost import OpCost
+from tracelens.costs.model import OpCost
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.inputs.arguments import Unreplayable
 from tracelens.reproducers.scripts import kits

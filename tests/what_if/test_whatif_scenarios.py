@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
+from tests.analysis import moe_traces
 from tests.analysis.moe_traces import Model, Recorder, recorded
-from tests.analyzers import moe_traces
 from tests.what_if.replays import assert_identity, interval, projected, run_of
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.trace.run import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.faults import KINDS, Fault
+from tracelens.workload.faults.faults import KINDS, Fault
 
 CONTROL = "control"
 

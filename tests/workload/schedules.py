@@ -20,7 +20,7 @@ from tests.workload.whole import (
 )
 from tracelens.planner.config.config import Config
 from tracelens.planner.config.layout import Layout
-from tracelens.workload.parallel import Groups, initialise, make_groups
+from tracelens.workload.parallel.groups import Groups, initialise, make_groups
 from tracelens.workload.pipeline import Schedule, make_schedule
 
 SMALL = (

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.workload import experts  # noqa: E402
-from tracelens.workload.experts import EXPERTS  # noqa: E402
-from tracelens.workload.parallel import Groups  # noqa: E402
+from tracelens.workload.model import experts  # noqa: E402
+from tracelens.workload.model.experts import EXPERTS  # noqa: E402
+from tracelens.workload.parallel.groups import Groups  # noqa: E402
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]

@@ -19,10 +19,10 @@ from tracelens import analyze, load
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import override, preset
 from tracelens.trace.run import Run
-from tracelens.workload.fault_injection import hindered, sleeping
-from tracelens.workload.faults import KINDS, Fault
+from tracelens.workload.faults.fault_injection import hindered, sleeping
+from tracelens.workload.faults.faults import KINDS, Fault
 from tracelens.workload.launch import Job, measure
-from tracelens.workload.parallel import Groups, make_groups
+from tracelens.workload.parallel.groups import Groups, make_groups
 from tracelens.workload.train import Trainer
 
 RANKS = 2

@@ -27,7 +27,7 @@ from tracelens.planner.config.config import Config, override, preset  # noqa: E4
 from tracelens.workload import pipeline  # noqa: E402
 from tracelens.workload.graph import StepGraph, require  # noqa: E402
 from tracelens.workload.launch import Job, run_job  # noqa: E402
-from tracelens.workload.parallel import Groups, make_groups  # noqa: E402
+from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
 from tracelens.workload.pipeline import Schedule  # noqa: E402
 from tracelens.workload.routing_log import RoutingLog  # noqa: E402
 from tracelens.workload.train import Trainer  # noqa: E402

@@ -333,7 +333,7 @@ def test_an_error_of_a_rung_is_one_line_and_the_rest_is_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch", reason="the workload needs torch")
-    from tracelens.workload import climb as runner
+    from tracelens.workload import ladder_runner as runner
 
     def broken(*_: object, **__: object) -> None:
         os.environ["LEFT_BEHIND"] = "1"

@@ -22,10 +22,10 @@ from tests.workload.ranks import TIMEOUT_S, run_ranks
 from tests.workload.schedules import SMALL, batch, beside_one_rank, filled_schedule
 from tests.workload.whole import Result, assert_same
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload import exchange
-from tracelens.workload.exchange import Waiting
-from tracelens.workload.overlap import interleave
-from tracelens.workload.parallel import Groups, make_groups
+from tracelens.workload.parallel import exchange
+from tracelens.workload.parallel.exchange import Waiting
+from tracelens.workload.parallel.groups import Groups, make_groups
+from tracelens.workload.parallel.overlap import interleave
 
 TOGETHER = {
     "alone": (),

@@ -22,11 +22,11 @@ from tests.workload.ranks import run_ranks  # noqa: E402
 from tests.workload.whole import Result, assert_same, clear_seed, one_rank, train_once  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
 from tracelens.planner.config.config import Config, override, preset  # noqa: E402
-from tracelens.workload import tensor_symmetric  # noqa: E402
-from tracelens.workload.exchange import all_gather_into, reduce_scatter_into  # noqa: E402
-from tracelens.workload.parallel import Groups, make_groups  # noqa: E402
-from tracelens.workload.tensor import gather_matmul, matmul_scatter, require  # noqa: E402
-from tracelens.workload.tensor_chunked import CHUNKS, pieces  # noqa: E402
+from tracelens.workload.parallel import tensor_symmetric  # noqa: E402
+from tracelens.workload.parallel.exchange import all_gather_into, reduce_scatter_into  # noqa: E402
+from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
+from tracelens.workload.parallel.tensor import gather_matmul, matmul_scatter, require  # noqa: E402
+from tracelens.workload.parallel.tensor_chunked import CHUNKS, pieces  # noqa: E402
 
 SIZES = (
     "layers=2", "hidden=32", "dense_ffn=48", "kv_lora=16", "expert_ffn=16", "shared_ffn=24", "vocab=64",

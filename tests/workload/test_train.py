@@ -16,7 +16,7 @@ from tests.workload.ranks import run_ranks
 from tracelens.planner.config.config import Config, override, preset
 from tracelens.planner.config.layout import Layout
 from tracelens.workload.data import Batches
-from tracelens.workload.parallel import Groups, make_groups
+from tracelens.workload.parallel.groups import Groups, make_groups
 from tracelens.workload.train import Measured, Trainer
 
 STEPS = 3

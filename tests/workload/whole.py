@@ -18,9 +18,9 @@ from tests.workload.agree import FLOAT32, relative_error
 from tracelens.planner.config.config import Config
 from tracelens.planner.config.layout import Layout
 from tracelens.workload.data import local_part
-from tracelens.workload.model import Transformer
-from tracelens.workload.parallel import Groups, initialise
-from tracelens.workload.router import Router
+from tracelens.workload.model.model import Transformer
+from tracelens.workload.model.router import Router
+from tracelens.workload.parallel.groups import Groups, initialise
 from tracelens.workload.routing import choose, scores
 
 STD = 0.1

@@ -5,7 +5,6 @@ What a run is made of is in `tracelens.planner.config`, and what it must come to
 (`pip install 'tracelens[workload]'`); importing the package does not. Begin with `model`.
 """
 
-from tracelens.workload.faults import Fault
 from tracelens.workload.ladder import Rung, bundled, climb, from_file, from_texts, with_baseline
 
-__all__ = ["Fault", "Rung", "bundled", "climb", "from_file", "from_texts", "with_baseline"]
+__all__ = ["Rung", "bundled", "climb", "from_file", "from_texts", "with_baseline"]

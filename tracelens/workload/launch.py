@@ -26,8 +26,7 @@ from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
 from tracelens.recording import Window, record
 from tracelens.workload.binding import bind
-from tracelens.workload.fault_injection import hindered
-from tracelens.workload.faults import Fault
+from tracelens.workload.faults import Fault, hindered
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.routing_log import RoutingLog
 from tracelens.workload.train import Measured, Trainer

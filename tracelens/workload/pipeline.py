@@ -25,10 +25,8 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.recording import scoped, span
 from tracelens.workload.graph import StepGraph, require
-from tracelens.workload.loss import token_loss
-from tracelens.workload.model import Transformer
-from tracelens.workload.overlap import interleave
-from tracelens.workload.parallel import Groups
+from tracelens.workload.model import Transformer, token_loss
+from tracelens.workload.parallel import Groups, interleave
 
 
 class Part(nn.Module):

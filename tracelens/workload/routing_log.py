@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.planner.expected import Routed, Routing
-from tracelens.workload.exchange import all_gather_into
-from tracelens.workload.parallel import Groups
-from tracelens.workload.router import Router
+from tracelens.workload.model import Router
+from tracelens.workload.parallel import Groups, all_gather_into
 
 _NO_BACKWARD = -1
 

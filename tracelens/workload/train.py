@@ -12,12 +12,9 @@ from torch import nn
 from tracelens.planner.config import Config
 from tracelens.recording import span
 from tracelens.workload.data import Batches
-from tracelens.workload.exchange import all_reduce
 from tracelens.workload.model import INIT_STD
-from tracelens.workload.optimizer import ShardedAdamW
-from tracelens.workload.parallel import Groups, initialise
+from tracelens.workload.parallel import Groups, ShardedAdamW, all_reduce, initialise, require
 from tracelens.workload.pipeline import make_schedule
-from tracelens.workload.tensor import require
 
 # With gc=manual: what collecting between steps may cost is spread over so many of them.
 STEPS_A_COLLECTION = 100

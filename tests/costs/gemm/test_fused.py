@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 M, N, K = 256, 512, 128
 FLOPS = 2 * M * N * K

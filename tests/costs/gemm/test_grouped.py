@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 SIZES = st.integers(1, 300)
 

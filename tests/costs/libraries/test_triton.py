@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 
 def counted(call: OpCall) -> OpCost:

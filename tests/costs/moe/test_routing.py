@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 T, H, E, K, F = 4096, 2048, 64, 6, 1408
 """Tokens, hidden size, experts, experts a token, inner size of an expert."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.costs.recorded import costed, recorded
 from tracelens.costs.call import Uncounted
-from tracelens.costs.cost import OpCost
+from tracelens.costs.model import OpCost
 
 _ONES = "[1, 1]"
 

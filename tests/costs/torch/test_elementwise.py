@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.costs.recorded import costed, recorded
 from tracelens.costs.call import OpCall, Tensor, Uncounted
-from tracelens.costs.cost import find
+from tracelens.costs.model import find
 from tracelens.costs.torch.pointwise import rules
 from tracelens.costs.torch.tensors import broadcast, promote
 

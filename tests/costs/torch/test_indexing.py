@@ -4,7 +4,7 @@ import pytest
 
 from tests.costs.recorded import costed
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 GATHER = (
     "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long)"

@@ -4,7 +4,7 @@ import pytest
 
 from tests.costs.recorded import costed
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 
 
 def copied(name: str, size: int) -> OpCost:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.costs.recorded import costed
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 from tracelens.costs.torch.movement import upper
 
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<"

@@ -7,7 +7,7 @@ import pytest
 
 import tracelens
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 from tracelens.costs.torch.multi_tensor import CHUNK, ONE_FACTOR, Functor, functor
 from tracelens.trace.activities import gpu_work
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.costs.recorded import costed
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import find
+from tracelens.costs.model import find
 
 
 def test_sort() -> None:

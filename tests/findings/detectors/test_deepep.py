@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors.deepep import deepep_busy_wait
+from tracelens.findings.detectors.comm.deepep import deepep_busy_wait
 from tracelens.findings.detectors.detector import Found, Signal
 from tracelens.findings.rank_context import Scene
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.findings.detectors.detector import Found, Signal
-from tracelens.findings.detectors.garbage_collection import garbage_collection
+from tracelens.findings.detectors.host.garbage_collection import garbage_collection
 from tracelens.findings.rank_context import Scene
 
 COLUMN = 10_000

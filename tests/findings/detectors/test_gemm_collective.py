@@ -6,11 +6,11 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.costs.call import OpCall
-from tracelens.costs.cost import OpCost, find
+from tracelens.costs.model import OpCost, find
 from tracelens.devices.catalogue import device as device_named
 from tracelens.devices.spec import Device
+from tracelens.findings.detectors.comm.gemm_collective import gemm_collective
 from tracelens.findings.detectors.detector import Found, Signal
-from tracelens.findings.detectors.gemm_collective import gemm_collective
 from tracelens.findings.fusable import GATHER, REDUCE, SCATTER, fused_ns
 from tracelens.findings.rank_context import Scene
 

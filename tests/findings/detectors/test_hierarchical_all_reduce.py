@@ -9,8 +9,8 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze
+from tracelens.findings.detectors.comm.hierarchical_all_reduce import hierarchical_all_reduce
 from tracelens.findings.detectors.detector import Signal
-from tracelens.findings.detectors.hierarchical_all_reduce import hierarchical_all_reduce
 from tracelens.trace.run import Run, make_run
 
 RING = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"

@@ -12,7 +12,7 @@ from tracelens import load
 from tracelens.analysis.common.cpu_only import NO_LAUNCH
 from tracelens.analysis.host.idle import CAUSES, causes
 from tracelens.findings.detectors.detector import Found, Signal
-from tracelens.findings.detectors.launch_bound import launch_bound
+from tracelens.findings.detectors.host.launch_bound import launch_bound
 from tracelens.findings.host_late import gaps_of, host_late
 from tracelens.findings.rank_context import Scene
 

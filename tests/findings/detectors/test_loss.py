@@ -8,7 +8,7 @@ from tests.builders import aligned, draw
 from tracelens.devices.catalogue import device
 from tracelens.devices.spec import Device
 from tracelens.findings.detectors.detector import Found, Signal
-from tracelens.findings.detectors.loss import loss_unfused
+from tracelens.findings.detectors.model.loss import loss_unfused
 from tracelens.findings.rank_context import Scene
 
 COLUMN = 10_000

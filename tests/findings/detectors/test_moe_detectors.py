@@ -12,12 +12,12 @@ from tests.analysis.moe_traces import HIDDEN, INNER, Key, Model, Recorder, as_tr
 from tests.builders import draw
 from tracelens import analyze
 from tracelens.devices.catalogue import device
-from tracelens.findings.detectors.all_to_all import exposed_all_to_all
-from tracelens.findings.detectors.blocking import moe_blocking_calls, other_blocking_calls
+from tracelens.findings.detectors.comm.all_to_all import exposed_all_to_all
 from tracelens.findings.detectors.detector import Detector, Found, Signal
-from tracelens.findings.detectors.expert_loop import expert_loop
-from tracelens.findings.detectors.imbalance import token_imbalance
-from tracelens.findings.detectors.permutation import permute_unfused, router_unfused
+from tracelens.findings.detectors.host.blocking import moe_blocking_calls, other_blocking_calls
+from tracelens.findings.detectors.moe.expert_loop import expert_loop
+from tracelens.findings.detectors.moe.imbalance import token_imbalance
+from tracelens.findings.detectors.moe.permutation import permute_unfused, router_unfused
 from tracelens.findings.rank_context import Scene
 from tracelens.trace.run import Run, make_run
 

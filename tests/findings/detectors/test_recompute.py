@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.findings.detectors.detector import Found, Signal
-from tracelens.findings.detectors.recompute import recompute
+from tracelens.findings.detectors.model.recompute import recompute
 from tracelens.findings.rank_context import Scene
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, ORDINARY, ranks
 from tracelens import analyze
-from tracelens.findings.detectors.detector import Signal
-from tracelens.findings.detectors.stragglers import (
+from tracelens.findings.detectors.comm.stragglers import (
     EXPLAINED,
     stragglers,
     stragglers_load,
     stragglers_noise,
     stragglers_unexplained,
 )
+from tracelens.findings.detectors.detector import Signal
 from tracelens.trace.run import Run
 
 

@@ -36,9 +36,9 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from tracelens.workload.model import Transformer  # noqa: E402
-from tracelens.workload.parallel import Groups, initialise  # noqa: E402
-from tracelens.workload.router import Router  # noqa: E402
+from tracelens.workload.model.model import Transformer  # noqa: E402
+from tracelens.workload.model.router import Router  # noqa: E402
+from tracelens.workload.parallel.groups import Groups, initialise  # noqa: E402
 from tracelens.workload.routing_log import RoutingLog  # noqa: E402
 
 # Small enough to do in one's head: 1 dense layer, 1 with experts.

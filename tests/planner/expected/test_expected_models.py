@@ -15,8 +15,8 @@ from tracelens.planner.expected.parameters import totals
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 
-from tracelens.workload.model import Transformer  # noqa: E402
-from tracelens.workload.parallel import Groups  # noqa: E402
+from tracelens.workload.model.model import Transformer  # noqa: E402
+from tracelens.workload.parallel.groups import Groups  # noqa: E402
 
 SMALL = [
     Layout(),

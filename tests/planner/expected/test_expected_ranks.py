@@ -66,7 +66,7 @@ def cases(world: int) -> list[str]:
 
 def train(rank: int, world: int, folder: Path) -> list[dict[str, Any]]:
     """Routing of a profiled step of each case, and traces in the folder."""
-    from tracelens.workload.parallel import make_groups
+    from tracelens.workload.parallel.groups import make_groups
     from tracelens.workload.routing_log import RoutingLog
     from tracelens.workload.train import Trainer
 

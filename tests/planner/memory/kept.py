@@ -12,7 +12,7 @@ from tracelens.planner.config.config import Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.stage import Stages
 from tracelens.planner.memory.tape import total
-from tracelens.workload.parallel import Groups, initialise, make_groups
+from tracelens.workload.parallel.groups import Groups, initialise, make_groups
 from tracelens.workload.pipeline import Schedule
 
 # Smaller are scalars.

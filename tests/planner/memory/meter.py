@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tracelens.planner.config.config import Config
-from tracelens.workload.parallel import Groups
+from tracelens.workload.parallel.groups import Groups
 from tracelens.workload.train import Trainer
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import tracelens
 from tests.analysis.schedules import Piece, played, stage, stages
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.measured import Measured, measure
-from tracelens.planner.pipeline.measured_source import measured_costs, measured_source
+from tracelens.planner.pipeline.measured.measured import Measured, measure
+from tracelens.planner.pipeline.measured.source import measured_costs, measured_source
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
 from tracelens.planner.pipeline.schedules import make_schedule
 from tracelens.planner.pipeline.simulate import simulate

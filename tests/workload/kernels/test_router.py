@@ -16,7 +16,7 @@ from tests.workload.kernels.compare import DTYPES, Backend, assert_near, normal 
 from tracelens.planner.config.model import Model  # noqa: E402
 from tracelens.planner.config.model_file import MODELS  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402
-from tracelens.workload.router import _Route  # noqa: E402
+from tracelens.workload.model.router import _Route  # noqa: E402
 from tracelens.workload.routing import choose, scores, weights  # noqa: E402
 
 # (experts, groups, groups chosen, experts chosen)

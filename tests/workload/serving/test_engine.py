@@ -18,16 +18,15 @@ from tests.workload.ranks import run_ranks  # noqa: E402
 from tests.workload.whole import STD, make_model  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
 from tracelens.planner.config.config import Config  # noqa: E402
-from tracelens.workload.model import Transformer  # noqa: E402
-from tracelens.workload.parallel import Groups  # noqa: E402
-from tracelens.workload.serving.config import model_config  # noqa: E402
+from tracelens.workload.model.model import Transformer  # noqa: E402
+from tracelens.workload.parallel.groups import Groups  # noqa: E402
 from tracelens.workload.serving.engine import Engine, Ranks, make_ranks  # noqa: E402
 from tracelens.workload.serving.graphs import require  # noqa: E402
 from tracelens.workload.serving.model import ServingModel  # noqa: E402
 from tracelens.workload.serving.passes import eager, overlapped, together  # noqa: E402
 from tracelens.workload.serving.rows import Rows, numbers  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob  # noqa: E402
-from tracelens.workload.serving.settings import Serving, serving_preset  # noqa: E402
+from tracelens.workload.serving.settings import Serving, model_config, serving_preset  # noqa: E402
 from tracelens.workload.serving.split import Batch, Piece, halves  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -12,11 +12,10 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import BFLOAT16  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
-from tracelens.workload.serving.config import model_config  # noqa: E402
 from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402
 from tracelens.workload.serving.passes import eager, together  # noqa: E402
 from tracelens.workload.serving.rows import Rows, numbers  # noqa: E402
-from tracelens.workload.serving.settings import serving_preset  # noqa: E402
+from tracelens.workload.serving.settings import model_config, serving_preset  # noqa: E402
 from tracelens.workload.serving.split import Piece  # noqa: E402
 
 GPUS = torch.cuda.device_count()

@@ -20,10 +20,9 @@ from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens import analyze, load  # noqa: E402
 from tracelens.table.result import Result  # noqa: E402
 from tracelens.trace.run import Run  # noqa: E402
-from tracelens.workload.serving.config import model_config  # noqa: E402
 from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob, measure  # noqa: E402
-from tracelens.workload.serving.settings import serving_preset  # noqa: E402
+from tracelens.workload.serving.settings import model_config, serving_preset  # noqa: E402
 
 RANKS, FIRST, TICKS = 2, 6, 20
 BASE = replace(

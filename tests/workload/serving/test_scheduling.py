@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from tests.workload.serving.simulate import VOCAB, simulate
 from tracelens.analysis.serving.labels import grammar
 from tracelens.errors import TracelensError
-from tracelens.workload.serving.config import model_config
 from tracelens.workload.serving.delayer import PrefillDelayer
 from tracelens.workload.serving.labels import half_label, label
 from tracelens.workload.serving.measure import Ticks, latencies, summary
 from tracelens.workload.serving.plan import Plan, Wish, make_plan
 from tracelens.workload.serving.requests import Request, Traffic
 from tracelens.workload.serving.scheduler import Running, Scheduler
-from tracelens.workload.serving.settings import Serving, override_serving, serving_preset
+from tracelens.workload.serving.settings import Serving, model_config, override_serving, serving_preset
 from tracelens.workload.serving.split import Batch, Piece, halves, size
 
 TINY = serving_preset("tiny")

@@ -10,7 +10,8 @@ from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
     from tracelens.planner.memory import Kept
-    from tracelens.planner.pipeline import Costs, Measured, Setting, Source
+    from tracelens.planner.pipeline import Costs, Setting, Source
+    from tracelens.planner.pipeline.measured import Measured
 
 _EVERY = "all"
 _MOST = 1e12
@@ -126,7 +127,8 @@ def _measured(asked: Asked, recorded: Recorded) -> Found:
 
     with progress() as line:
         run = tracelens.load(*recorded.paths, partial=recorded.partial, progress=line)
-        from tracelens.planner.pipeline import find_chunks, measure, measured_costs, measured_source
+        from tracelens.planner.pipeline import find_chunks
+        from tracelens.planner.pipeline.measured import measure, measured_costs, measured_source
 
         if recorded.step is not None:
             from tracelens.trace import select_step

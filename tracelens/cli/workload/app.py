@@ -93,7 +93,7 @@ def run(
     """
     from tracelens.planner.config import override
     from tracelens.planner.config import preset as named
-    from tracelens.workload import Fault
+    from tracelens.workload.faults import Fault
 
     config = override(named(preset), assigned(settings, layers, assignments))
     faults = tuple(Fault.parse(text) for text in inject or [])

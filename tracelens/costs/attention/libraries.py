@@ -20,7 +20,7 @@ from tracelens.costs.attention.forward import (
     twice_unmasked,
 )
 from tracelens.costs.call import OpCall, Tensor, Uncounted
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 _WORDS = ("true", "false")
 

@@ -9,7 +9,7 @@ unless it works in place.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 
 @cost(

@@ -10,7 +10,7 @@ import re
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 _TF32 = re.compile(r"tf32|xf32|_s1688", re.IGNORECASE)
 

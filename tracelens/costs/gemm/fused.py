@@ -14,8 +14,8 @@ from __future__ import annotations
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.gemm.dense import math_dtype
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch import asked_dtype
 
 

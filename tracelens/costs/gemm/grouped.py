@@ -19,8 +19,8 @@ grouped_gemm (MegaBlocks), ops.py.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.gemm.dense import math_dtype
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch import asked_dtype
 
 _ROWS = "upper bound: every row in a group, every group with rows"

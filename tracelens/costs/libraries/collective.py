@@ -19,7 +19,7 @@ hundreds of times slower than they are.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 _ALONE = "group of one rank: a copy within its memory"
 _ROOT = "upper bound: what the root moves, which the record does not name"

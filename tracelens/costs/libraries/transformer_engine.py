@@ -16,8 +16,8 @@ import re
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.gemm import agree, math_dtype, sides, sizes, weighed
+from tracelens.costs.model import OpCost, cost
 
 _FP8_KERNEL = re.compile(r"nvjet_(?:sm\d+_)?qq|[eE]4[mM]3|[eE]5[mM]2|[fF][pP]8|[fF]loat8|_[FB]8(?=[FBSH\d])")
 _AROUND = "product only: normalization, activation and casts of the same function not counted"

@@ -16,8 +16,8 @@ from __future__ import annotations
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted
-from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.gemm import product
+from tracelens.costs.model import OpCost, cost
 
 _NOTE = "every argument once, read or written; operations: 1 an element of the largest argument"
 

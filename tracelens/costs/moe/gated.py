@@ -8,7 +8,7 @@ elements is read and the other written, whichever comes first: the libraries do 
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch import GELU, GELU_BACKWARD
 
 _SILU, _SILU_BACKWARD = 5, 9

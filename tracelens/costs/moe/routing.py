@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 _EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
 _ROUTING = 5

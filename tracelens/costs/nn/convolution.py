@@ -14,8 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
 from tracelens.costs.gemm import math_dtype
+from tracelens.costs.model import OpCost, cost
 
 
 class Places(NamedTuple):

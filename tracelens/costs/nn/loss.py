@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 
 @cost(

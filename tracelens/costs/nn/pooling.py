@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 
 class Pool(NamedTuple):

@@ -8,7 +8,7 @@ gradient.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 # Numbers of PyTorch's element types as ops record them.
 _TYPES = {"5": "fp16", "6": "fp32", "7": "fp64", "15": "bf16"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.pointwise import GELU, GELU_BACKWARD, Rule, rules
 from tracelens.costs.torch.tensors import (
     axis,

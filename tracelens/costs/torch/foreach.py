@@ -13,7 +13,7 @@ ops of their own inside it.
 from __future__ import annotations
 
 from tracelens.costs.call import LONG_LIST, NO_SHAPES, OpCall, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.multi_tensor import ONE_FACTOR, functor
 
 _UNARY = (

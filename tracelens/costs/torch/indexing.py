@@ -15,7 +15,7 @@ import re
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.tensors import axis, length, natural, outputs
 
 _GATHER = re.compile(r"vectorized_gather_kernel<(\d+)")

@@ -7,7 +7,7 @@ it. A copy within one device's memory reads and writes every byte there.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 
 @cost("memcpy::htod", engine="vector")

@@ -11,7 +11,7 @@ import re
 from math import prod
 
 from tracelens.costs.call import BITS, OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.tensors import asked_dtype, natural, outputs, recorded, sizes
 
 # PyTorch's kernels that only move are compiled for an element size or for a type.

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 
 ONE_FACTOR = "both factors taken as one tensor, as in Adam"
 """Assumption about addcmul."""

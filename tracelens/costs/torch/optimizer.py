@@ -18,7 +18,7 @@ TransformerEngine's optimizers are no ops and show as kernels only.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.multi_tensor import functor
 
 

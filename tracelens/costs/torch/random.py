@@ -6,7 +6,7 @@ A random number is one operation, as is every step of making the wanted distribu
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.movement import upper
 from tracelens.costs.torch.tensors import natural, outputs
 

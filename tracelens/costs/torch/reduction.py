@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.elementwise import pointwise
 from tracelens.costs.torch.pointwise import Rule as Pointwise
 from tracelens.costs.torch.tensors import asked_dtype, kept, outputs, promote, real_of, recorded, summed

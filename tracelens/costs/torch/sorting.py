@@ -9,7 +9,7 @@ passes over the data: that shows as lost efficiency.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.cost import OpCost, cost
+from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.tensors import asked_dtype, axis, floating, length, natural, outputs, summed
 
 _SORTED_FLAGS = ("", "None", "True", "False")

@@ -1,7 +1,5 @@
 """Pipeline: the idle time of a schedule, by simulation."""
 
-from tracelens.planner.pipeline.measured import Measured, measure
-from tracelens.planner.pipeline.measured_source import measured_costs, measured_source
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
 from tracelens.planner.pipeline.roofline import activations, roofline
 from tracelens.planner.pipeline.schedule_file import find_chunks
@@ -12,15 +10,11 @@ from tracelens.planner.pipeline.times import Costs
 __all__ = [
     "SCHEDULES",
     "Costs",
-    "Measured",
     "Setting",
     "Source",
     "Uniform",
     "activations",
     "find_chunks",
-    "measure",
-    "measured_costs",
-    "measured_source",
     "pipeline",
     "roofline",
 ]

@@ -14,8 +14,7 @@ from tracelens.planner.pipeline.times import Times, make_times
 from tracelens.table import Table
 
 if TYPE_CHECKING:
-    from tracelens.planner.pipeline.measured import Measured
-    from tracelens.planner.pipeline.measured_lines import Line
+    from tracelens.planner.pipeline.measured import Line, Measured
 
 
 EACH_PASS, CHUNK_MEANS, LAYER_MEANS = "each pass", "mean of chunk", "mean of equal layers"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
-from tracelens.workload.exchange import AllGather, ReduceScatter, exchange, finish, start
+from tracelens.workload.parallel import AllGather, ReduceScatter, exchange, finish, start
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tracelens.planner.config import DEVICE_PERMUTE
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
-from tracelens.workload.exchange import AllToAll, exchange, finish, host, start
+from tracelens.workload.parallel import AllToAll, exchange, finish, host, start
 from tracelens.workload.rows import RowMap, spread_rows
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
-from tracelens.workload.exchange import AllToAll, Pending, exchange, finish, host, start
+from tracelens.workload.parallel import AllToAll, Pending, exchange, finish, host, start
 from tracelens.workload.permute import permute
 from tracelens.workload.rows import RowMap, spread_rows
 

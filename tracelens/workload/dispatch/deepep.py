@@ -27,8 +27,7 @@ from torch.autograd import Function
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
-from tracelens.workload.exchange import Group, Waiting
-from tracelens.workload.parallel import Groups
+from tracelens.workload.parallel import Group, Groups, Waiting
 
 LIBRARIES = ("deep_ep", "primus_turbo.pytorch.deep_ep")
 # On Hopper the kernels move each half of a token as whole 16-byte pieces: 16 elements of bfloat16.

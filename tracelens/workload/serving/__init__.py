@@ -9,7 +9,6 @@ what one of them runs concerns all.
 library; the rest needs torch. Begin with `engine`.
 """
 
-from tracelens.workload.serving.config import model_config
-from tracelens.workload.serving.settings import HELP, Serving, override_serving, serving_preset
+from tracelens.workload.serving.settings import HELP, Serving, model_config, override_serving, serving_preset
 
 __all__ = ["HELP", "Serving", "model_config", "override_serving", "serving_preset"]

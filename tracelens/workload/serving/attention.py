@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from tracelens.planner.config import Config
-from tracelens.workload.attention import Attention, GroupedQueryAttention, LatentAttention
+from tracelens.workload.model import Attention, GroupedQueryAttention, LatentAttention
 from tracelens.workload.parallel import Groups
 from tracelens.workload.serving.rows import Rows
 

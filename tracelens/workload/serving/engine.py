@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tracelens.planner.config import Config
 from tracelens.recording import span
-from tracelens.workload.exchange import Group, all_gather_into
+from tracelens.workload.parallel import Group, all_gather_into
 from tracelens.workload.pipeline import default_dtype
 from tracelens.workload.serving.delayer import PrefillDelayer
 from tracelens.workload.serving.graphs import DecodeGraphs, require

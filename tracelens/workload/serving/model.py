@@ -21,13 +21,19 @@ from torch import Tensor, nn
 from tracelens.planner.config import Config
 from tracelens.recording import scoped, span
 from tracelens.workload import spans
-from tracelens.workload.attention import RMSNorm
-from tracelens.workload.exchange import AllGather, Group, ReduceScatter, finish, start
-from tracelens.workload.experts import GroupedExperts
-from tracelens.workload.model import EMBEDDING_STD, INIT_STD
-from tracelens.workload.parallel import Groups, initialise, normal, shard
+from tracelens.workload.model import EMBEDDING_STD, INIT_STD, GroupedExperts, RMSNorm, Router
+from tracelens.workload.parallel import (
+    AllGather,
+    Group,
+    Groups,
+    ReduceScatter,
+    finish,
+    initialise,
+    normal,
+    shard,
+    start,
+)
 from tracelens.workload.permute import permute, unpermute
-from tracelens.workload.router import Router
 from tracelens.workload.rows import sort_rows
 from tracelens.workload.serving.attention import make_cached_attention
 from tracelens.workload.serving.rows import Rows

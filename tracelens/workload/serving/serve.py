@@ -15,11 +15,10 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
 from tracelens.recording import Window, record
 from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device
-from tracelens.workload.serving.config import TOGGLES, TRAINING
 from tracelens.workload.serving.engine import Engine, make_ranks
 from tracelens.workload.serving.graphs import require
 from tracelens.workload.serving.measure import WARM_UP, Ticks, latencies, summary
-from tracelens.workload.serving.settings import Serving
+from tracelens.workload.serving.settings import TOGGLES, TRAINING, Serving
 
 
 @dataclass(frozen=True)

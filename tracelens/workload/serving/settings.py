@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config import at_least_one, one_of
+from tracelens.planner.config import HELP as TRAINING_HELP
+from tracelens.planner.config import Config, Layout, at_least_one, one_of, override, preset
 
 SwitchName = Literal["off", "on"]
 SplitName = Literal["off", "request", "token"]
@@ -123,3 +125,32 @@ def override_serving(serving: Serving, values: dict[str, str]) -> Serving:
             what = "a whole number" if kind is int else "a number"
             raise TracelensError(f"{item.name} must be {what}, not {text!r}") from None
     return replace(serving, **changed)
+
+
+TOGGLES = ("permute", "router")
+TRAINING = ("dtype", "routing")
+"""Fields of a run's toggles and training that serving knows, too."""
+
+
+def model_config(name: str, assignments: Iterable[str], serving: Serving) -> Config:
+    """The model of a preset as one rank's: whole experts, in grouped GEMMs, sizes known without asking.
+
+    Args:
+        name: of the preset.
+        assignments: texts `field=value` of the model, or of what serving shares with training.
+        serving: longest context, and seed.
+
+    Raises:
+        TracelensError: a field says nothing about serving, or see `config.override`.
+    """
+    texts = list(assignments)
+    unknown = TRAINING_HELP.keys() - {*TOGGLES, *TRAINING}
+    if wrong := [text.partition("=")[0] for text in texts if text.partition("=")[0] in unknown]:
+        raise TracelensError(
+            f"{wrong[0]} is a field of training runs: serving knows those of the model, and "
+            f"{', '.join((*TOGGLES, *TRAINING))}"
+        )
+    config = override(preset(name), texts)
+    toggles = replace(config.toggles, experts="grouped", sync_free=2)
+    training = replace(config.training, seq=serving.context, seed=serving.seed)
+    return replace(config, toggles=toggles, training=training, layout=Layout())

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tracelens.planner.config import Layout
-from tracelens.workload.exchange import Group
+from tracelens.workload.parallel.exchange import Group
 
 GROUPS = {
     "pp": ("pp",),

@@ -17,12 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from tracelens.planner.config import Config
 from tracelens.recording import region, scoped, span
 from tracelens.workload import spans
-from tracelens.workload.attention import RMSNorm, make_attention
 from tracelens.workload.dispatch import enter, make_dispatcher
-from tracelens.workload.experts import EXPERTS
-from tracelens.workload.parallel import Groups, shard
-from tracelens.workload.router import Router
-from tracelens.workload.tensor import gather_matmul, matmul_scatter
+from tracelens.workload.model.attention import RMSNorm, make_attention
+from tracelens.workload.model.experts import EXPERTS
+from tracelens.workload.model.router import Router
+from tracelens.workload.parallel import Groups, gather_matmul, matmul_scatter, shard
 
 INIT_STD = 0.02
 # Wider than the matrices, or all tokens look alike to the router after the first attention and a few experts

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import ReductionName
-from tracelens.workload.exchange import Group, all_gather_into, reduce_scatter_into
-from tracelens.workload.parallel import GROUPS, Groups, description
+from tracelens.workload.parallel.exchange import Group, all_gather_into, reduce_scatter_into
+from tracelens.workload.parallel.groups import GROUPS, Groups, description
 
 CollectiveName = Literal["reduce_scatter", "all_reduce", "all_gather"]
 

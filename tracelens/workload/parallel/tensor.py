@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tracelens.planner.config import TensorOverlapName
-from tracelens.workload import tensor_chunked, tensor_symmetric
-from tracelens.workload.exchange import AllGather, Group, ReduceScatter, exchange
+from tracelens.workload.parallel import tensor_chunked, tensor_symmetric
+from tracelens.workload.parallel.exchange import AllGather, Group, ReduceScatter, exchange
 
 _VARIANTS: dict[TensorOverlapName, ModuleType] = {"chunked": tensor_chunked, "symmetric": tensor_symmetric}
 """Modules with `gather_products` and `scatter_products`."""

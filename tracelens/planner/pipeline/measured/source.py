@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.measured import Measured
+from tracelens.planner.pipeline.measured.measured import Measured
 from tracelens.planner.pipeline.sources import Fixed, Layers, Source, even_shares
 from tracelens.planner.pipeline.times import Costs
 from tracelens.planner.step_time import LayerTimes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tracelens.errors import TracelensError
-from tracelens.workload.exchange import Group
+from tracelens.workload.parallel.exchange import Group
 
 INSTEAD = "take tp_overlap=chunked"
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tracelens.workload.exchange import Group, reduce_scatter_into
+from tracelens.workload.parallel.exchange import Group, reduce_scatter_into
 
 # Each has a reduce-scatter of its own: more of them hide more of the journey, but their products fill a GPU
 # less, and short messages travel slower.

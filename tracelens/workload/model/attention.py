@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from tracelens.planner.config import Config
-from tracelens.workload.exchange import AllGather, exchange
-from tracelens.workload.parallel import Groups, shard
-from tracelens.workload.tensor import gather_matmul, matmul_scatter
+from tracelens.workload.parallel import AllGather, Groups, exchange, gather_matmul, matmul_scatter, shard
 
 ROTARY_BASE = 10000.0
 

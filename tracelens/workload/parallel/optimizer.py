@@ -17,8 +17,8 @@ from torch import nn
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.recording import span
-from tracelens.workload.parallel import Groups
-from tracelens.workload.reduction import REPLICAS, Message, Move, make_reductions, share, whole_team
+from tracelens.workload.parallel.groups import Groups
+from tracelens.workload.parallel.reduction import REPLICAS, Message, Move, make_reductions, share, whole_team
 
 # A cache line of the GPUs; GEMM kernels want 16 bytes at least.
 ALIGNMENT_BYTES = 128

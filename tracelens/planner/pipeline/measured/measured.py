@@ -10,8 +10,8 @@ import numpy as np
 from tracelens.analysis.pipeline import Shape, passes
 from tracelens.arrays import Float
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.measured_layers import LayerWalls, exposed, layer_walls
-from tracelens.planner.pipeline.measured_lines import Line, lines_of
+from tracelens.planner.pipeline.measured.layers import LayerWalls, exposed, layer_walls
+from tracelens.planner.pipeline.measured.lines import Line, lines_of
 from tracelens.planner.pipeline.times import ChunkTimes, Costs
 from tracelens.planner.step_time import LayerTimes
 from tracelens.table import Skip

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import torch
 
-from tracelens.workload.exchange import Waiting
+from tracelens.workload.parallel.exchange import Waiting
 
 T = TypeVar("T")
 

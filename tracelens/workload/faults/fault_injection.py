@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from tracelens.errors import TracelensError
-from tracelens.workload.faults import Fault
-from tracelens.workload.model import Layer
-from tracelens.workload.neighbour import READY
+from tracelens.workload.faults.faults import Fault
+from tracelens.workload.faults.neighbour import READY
+from tracelens.workload.model import Layer, Router
 from tracelens.workload.parallel import Groups
-from tracelens.workload.router import Router
 from tracelens.workload.train import Trainer
 
 # Lists that live on, to begin with; a full collection looks at each.
@@ -207,7 +206,7 @@ def _one_core(fault: Fault) -> Iterator[int]:
 @contextmanager
 def _neighbour(where: str, fault: Fault) -> Iterator[None]:
     """A process that computes there, and ends with this one."""
-    command = [sys.executable, "-m", "tracelens.workload.neighbour", where]
+    command = [sys.executable, "-m", "tracelens.workload.faults.neighbour", where]
     # It must find the package as this process did, whatever the folder that it starts in.
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=found)

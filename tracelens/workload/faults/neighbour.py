@@ -1,7 +1,7 @@
 """A process that computes on a GPU, or on one core, until its parent is gone.
 
-    python -m tracelens.workload.neighbour cuda:3
-    python -m tracelens.workload.neighbour core:5
+    python -m tracelens.workload.faults.neighbour cuda:3
+    python -m tracelens.workload.faults.neighbour core:5
 
 It writes one line as soon as it computes.
 """

@@ -1,0 +1,1 @@
+"""Communication: exposed or slow collectives, and ranks that come late to them."""

@@ -1,0 +1,1 @@
+"""The rest of the model: the loss, and what is computed twice."""

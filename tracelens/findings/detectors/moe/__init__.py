@@ -1,0 +1,1 @@
+"""MoE layers: expert loops, imbalance, permutation."""

@@ -1,0 +1,1 @@
+"""Figures of what the analyzers say about one run."""

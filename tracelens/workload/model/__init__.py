@@ -1,0 +1,21 @@
+"""The reference model: attention, routers, experts and the loss, to be read from `model` down."""
+
+from tracelens.workload.model.attention import Attention, GroupedQueryAttention, LatentAttention, RMSNorm
+from tracelens.workload.model.experts import GroupedExperts
+from tracelens.workload.model.loss import token_loss
+from tracelens.workload.model.model import EMBEDDING_STD, INIT_STD, Layer, Transformer
+from tracelens.workload.model.router import Router
+
+__all__ = [
+    "EMBEDDING_STD",
+    "INIT_STD",
+    "Attention",
+    "GroupedExperts",
+    "GroupedQueryAttention",
+    "LatentAttention",
+    "Layer",
+    "RMSNorm",
+    "Router",
+    "Transformer",
+    "token_loss",
+]

@@ -17,7 +17,7 @@ from tests.builders import draw_run, records
 from tracelens import analyze
 from tracelens.cli.app import app
 from tracelens.errors import UnknownName
-from tracelens.findings.detectors.detector import DETECTORS, JOB, Detector, Found, Quantity, Signal
+from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection, Detector, Found, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankSignals
 from tracelens.table.result import Result, result
 from tracelens.trace.intervals import union
@@ -26,17 +26,17 @@ MODULE = importlib.import_module("tracelens.findings.findings")
 STEP_NS = 1000
 
 
-def signal(saving: float, *where: tuple[int, int], confidence: Any = "high") -> Signal:
+def signal(saving: float, *where: tuple[int, int], confidence: Any = "high") -> Detection:
     """A signal whose time is lost in these windows."""
     starts, ends = (np.array([edges[side] for edges in where], dtype=np.int64) for side in (0, 1))
-    return Signal((Quantity("so many", 3.0, "count"),), saving, union(starts, ends), "seen", confidence)
+    return Detection((Quantity("so many", 3.0, "count"),), saving, union(starts, ends), "seen", confidence)
 
 
 def of_rank(name: str) -> Detector:
     return Detector(name, name.title(), f"mend {name}", f"the sign of {name}", (), lambda scene: "unused")
 
 
-def of_run(name: str, found: Mapping[int, Signal] | str) -> Detector:
+def of_run(name: str, found: Mapping[int, Detection] | str) -> Detector:
     return Detector(
         name, name.title(), f"mend {name}", f"the sign of {name}", ("moe",), lambda results: found
     )
@@ -47,7 +47,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Findings of what each rank's detectors found, and of detectors that look at the whole run."""
 
     def rank(
-        *ranks: Mapping[str, Found], whole: Mapping[str, Mapping[int, Signal] | str] | None = None
+        *ranks: Mapping[str, Found], whole: Mapping[str, Mapping[int, Detection] | str] | None = None
     ) -> Any:
         known = {name: of_rank(name) for one in ranks for name in one}
         known |= {name: of_run(name, found) for name, found in (whole or {}).items()}

@@ -15,7 +15,7 @@ from tests.analysis.schedules import stage, stages
 from tests.builders import aligned, draw, draw_run, records
 from tests.fuzz.check import STAGES, Checker, check, write_and_load
 from tests.fuzz.sources import Document, documents
-from tracelens.analysis.comm.matching import Instance, Member
+from tracelens.analysis.comm.matching import MatchedCollective, Participant
 from tracelens.analysis.comm.messages import fit
 from tracelens.analysis.comm.records import Record
 from tracelens.errors import TracelensError
@@ -249,9 +249,11 @@ def test_a_rank_that_its_group_does_not_list_is_not_replayed(tmp_path: Path) -> 
 
 
 def test_a_line_never_begins_below_zero() -> None:
-    def instance(size: int, ns: int) -> Instance:
+    def instance(size: int, ns: int) -> MatchedCollective:
         record = Record(0, "", "allreduce", "0", "", (0, 1), 2, "Float", size, size, (), ())
-        return Instance("allreduce", "0", 0, (Member(0, record, 0, ns), Member(1, record, 0, ns)))
+        return MatchedCollective(
+            "allreduce", "0", 0, (Participant(0, record, 0, ns), Participant(1, record, 0, ns))
+        )
 
     rows, skips = fit([instance(1000, 10), instance(2000, 400), instance(3000, 900)])
     assert skips == []

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.errors import TracelensError
-from tracelens.recording.window import WARMUP, Window
+from tracelens.recording.window import WARMUP, RecordingWindow
 
-WINDOWS = st.builds(Window, wait=st.integers(0, 6), warmup=st.integers(0, 4), steps=st.integers(1, 5))
+WINDOWS = st.builds(
+    RecordingWindow, wait=st.integers(0, 6), warmup=st.integers(0, 4), steps=st.integers(1, 5)
+)
 
 
 @given(WINDOWS)
-def test_phases_follow_each_other(window: Window) -> None:
+def test_phases_follow_each_other(window: RecordingWindow) -> None:
     phases = [window.phase(step) for step in range(window.end + 2)]
     expected = ["wait"] * window.wait + ["warmup"] * window.warmup + ["record"] * window.steps + ["done"] * 2
     assert phases == expected
@@ -21,7 +23,7 @@ def test_phases_follow_each_other(window: Window) -> None:
 
 @given(WINDOWS)
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
-def test_as_torch_schedules_it(window: Window) -> None:
+def test_as_torch_schedules_it(window: RecordingWindow) -> None:
     profiler = pytest.importorskip("torch.profiler", reason="recording needs torch")
     action = profiler.ProfilerAction
     names = {"wait": action.NONE, "warmup": action.WARMUP, "record": action.RECORD, "done": action.NONE}
@@ -32,14 +34,14 @@ def test_as_torch_schedules_it(window: Window) -> None:
 
 
 @given(WINDOWS, st.integers(0, 20))
-def test_recorded_steps_are_those_that_were_finished(window: Window, finished: int) -> None:
+def test_recorded_steps_are_those_that_were_finished(window: RecordingWindow, finished: int) -> None:
     expected = [step for step in range(finished) if window.phase(step) == "record"]
     assert list(window.recorded(finished)) == expected
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 8))
 def test_the_other_spelling(start: int, steps: int, warmup: int) -> None:
-    window = Window.between(start, start + steps, warmup)
+    window = RecordingWindow.between(start, start + steps, warmup)
     assert [step for step in range(window.end + 3) if window.phase(step) == "record"] == [
         *range(start, start + steps)
     ]
@@ -47,8 +49,8 @@ def test_the_other_spelling(start: int, steps: int, warmup: int) -> None:
 
 
 def test_defaults_leave_the_start_of_the_training_out() -> None:
-    assert (Window().first, Window().end) == (7, 10)
-    assert Window.between(10, 12).wait == 10 - WARMUP
+    assert (RecordingWindow().first, RecordingWindow().end) == (7, 10)
+    assert RecordingWindow.between(10, 12).wait == 10 - WARMUP
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,11 @@ def test_defaults_leave_the_start_of_the_training_out() -> None:
 )
 def test_what_is_no_window(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(TracelensError) as caught:
-        Window(**arguments)
+        RecordingWindow(**arguments)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("start", "end"), [(4, 4), (4, 2), (-1, 2)])
 def test_an_empty_window(start: int, end: int) -> None:
     with pytest.raises(TracelensError, match=f"no step to record from {start} to {end}"):
-        Window.between(start, end)
+        RecordingWindow.between(start, end)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import tracelens
 from tests.analysis.moe_traces import HIDDEN, INNER, Model, Recorder, recorded
 from tests.what_if.replays import run_of
-from tracelens.analysis.moe.regions import BACKWARD, FORWARD, Visit, regions
+from tracelens.analysis.moe.regions import BACKWARD, FORWARD, LayerPass, regions
 from tracelens.analysis.moe.windows import Product
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
@@ -21,9 +21,9 @@ from tracelens.trace.trace import Trace
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import HANDOVER, HOST, LAUNCH, WORK, Graph
-from tracelens.what_if.graph.windows import Window
+from tracelens.what_if.graph.windows import StepSpan
 from tracelens.what_if.replay.schedule import schedule
-from tracelens.what_if.scenario import Scene, wish
+from tracelens.what_if.scenario import ScenarioContext, wish
 from tracelens.what_if.scenarios.grouped_gemm import product_ns
 from tracelens.what_if.scenarios.loops import loops, turns
 from tracelens.what_if.whatif import whatif
@@ -36,8 +36,8 @@ RATE, EFFICIENCY = 65.536e9, 0.375
 PRODUCTS_NS = 2 * ROWS * HIDDEN * (2 * INNER + INNER) / (RATE * EFFICIENCY) * 1e9
 
 
-def visit(*products: Product) -> Visit:
-    return Visit(0, 0, 0, False, 8, 2, 8, HIDDEN, 2, False, products)
+def visit(*products: Product) -> LayerPass:
+    return LayerPass(0, 0, 0, False, 8, 2, 8, HIDDEN, 2, False, products)
 
 
 def device_file(folder: Path, bytes_per_s: float = 1e12) -> str:
@@ -242,7 +242,7 @@ def test_the_ladder_s_loop_predicts_its_grouped_rung_but_for_the_host_s_pace() -
     step = measured.spans(grouped.graph.start, grouped.graph.end).mean()
     edit = Edit.of(graph)
     ((item, argument),) = wish("grouped_gemm").parts
-    item.change(Scene(recorded_), edit, argument)
+    item.change(ScenarioContext(recorded_), edit, argument)
     times = schedule(graph, edit)
     assert 1.1 < window.spans(times.start, times.end).mean() / step < 1.3
     for at, (trace, other) in enumerate(zip(before.traces, after.traces, strict=True)):
@@ -257,7 +257,7 @@ def test_the_ladder_s_loop_predicts_its_grouped_rung_but_for_the_host_s_pace() -
     assert window.spans(times.start, times.end).mean() / step == pytest.approx(1, abs=0.1)
 
 
-def inside(graph: Graph, at: int, window: Window) -> NDArray[np.bool_]:
+def inside(graph: Graph, at: int, window: StepSpan) -> NDArray[np.bool_]:
     """A rank's GPU work in a step."""
     begin, end = window.borders(graph.start, graph.end)[at]
     mine: NDArray[np.bool_] = (
@@ -266,7 +266,7 @@ def inside(graph: Graph, at: int, window: Window) -> NDArray[np.bool_]:
     return mine
 
 
-def outside_ns(graph: Graph, at: int, trace: Trace, window: Window) -> int:
+def outside_ns(graph: Graph, at: int, trace: Trace, window: StepSpan) -> int:
     """A host's own time between launches of work that is in no MoE layer."""
     begin, end = window.borders(graph.start, graph.end)[at]
     launched = np.full(len(graph), -1, dtype=np.int64)

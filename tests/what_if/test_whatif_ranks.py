@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.what_if.replays import interval, run_of
-from tracelens.analysis.comm.matching import Instance, Member
+from tracelens.analysis.comm.matching import MatchedCollective, Participant
 from tracelens.analysis.comm.records import Record
 from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
@@ -20,9 +20,11 @@ from tracelens.what_if.scenarios.ranks import expected_maximum, transfer_ratio
 from tracelens.what_if.whatif import whatif
 
 
-def collective(name: str, members: Sequence[int], description: str = "dp", size: int = 0) -> Instance:
+def collective(
+    name: str, members: Sequence[int], description: str = "dp", size: int = 0
+) -> MatchedCollective:
     record = Record(0, "", name, "1", description, tuple(members), size or len(members), "Half", 1, 1, (), ())
-    return Instance(name, "1", 0, tuple(Member(rank, record, 0, 1) for rank in members))
+    return MatchedCollective(name, "1", 0, tuple(Participant(rank, record, 0, 1) for rank in members))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.replay.labels import labels
-from tracelens.what_if.scenario import SCENARIOS, Scene, wish
+from tracelens.what_if.scenario import SCENARIOS, ScenarioContext, wish
 from tracelens.what_if.scenarios.work import balanced
 from tracelens.what_if.whatif import whatif
 
@@ -153,7 +153,7 @@ def test_balanced_experts_have_the_same_work_on_all_ranks() -> None:
         return [6, 10] if rank else [2, 2]
 
     run, _ = recorded(Model(loop=True, ranks=2, experts=4, exchange="all_to_all", rows=rows))
-    scene = Scene(build(run))
+    scene = ScenarioContext(build(run))
     graph = scene.recorded.graph
     edit = Edit.of(graph)
     said = balanced(scene, edit, "")

@@ -8,7 +8,7 @@ import pytest
 
 import tracelens
 from tests.what_if.replays import interval, run_of
-from tracelens.analysis.serving.global_steps import Common, Member
+from tracelens.analysis.serving.global_steps import GlobalStep, RankStep
 from tracelens.analysis.serving.labels import Label
 from tracelens.analysis.serving.steps import Step
 from tracelens.errors import TracelensError
@@ -21,8 +21,8 @@ SERVING = Path(__file__).resolve().parents[2] / "sample_traces" / "serving"
 PREFILL, DECODE = "prefill[bs=1 tok=1024 ctx=1024]", "decode[bs=16 tok=16 d=16]"
 
 
-def steps(*columns: str) -> list[Common]:
-    """Common steps from what each rank runs in them: "p100 d" for 100 tokens of prompts and a decode."""
+def steps(*columns: str) -> list[GlobalStep]:
+    """GlobalStep steps from what each rank runs in them: "p100 d" for 100 tokens of prompts and a decode."""
     found = []
     for number, text in enumerate(columns):
         members = []
@@ -30,9 +30,9 @@ def steps(*columns: str) -> list[Common]:
             kind = {"p": "prefill", "m": "mixed", "d": "decode", "x": "decode"}[word[0]]
             label = Label("ATOM", kind, "", word == "x", False, 1, -1, int(word[1:] or 1))
             members.append(
-                Member(rank, Step(label, False, False, 100 * number, 100 * number + 50, (), -1, -1))
+                RankStep(rank, Step(label, False, False, 100 * number, 100 * number + 50, (), -1, -1))
             )
-        found.append(Common(tuple(members)))
+        found.append(GlobalStep(tuple(members)))
     return found
 
 

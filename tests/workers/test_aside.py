@@ -13,7 +13,7 @@ from tests.workers.test_local import contents
 from tracelens.analysis.analyzer import in_order
 from tracelens.errors import TracelensError
 from tracelens.workers import aside
-from tracelens.workers.aside import Aside, beside
+from tracelens.workers.aside import ForkedWork, beside
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/grouped/rank0.json.gz"
 
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def gone(process: Aside) -> bool:
+def gone(process: ForkedWork) -> bool:
     try:
         os.kill(process._pid, 0)
     except ProcessLookupError:
@@ -34,7 +34,7 @@ def gone(process: Aside) -> bool:
 
 def test_a_result_larger_than_a_pipe_comes_back() -> None:
     here = os.getpid()
-    process = Aside(lambda: (os.getpid(), b"x" * 5_000_000))
+    process = ForkedWork(lambda: (os.getpid(), b"x" * 5_000_000))
     ((pid, data),) = process.result()
     assert pid != here
     assert len(data) == 5_000_000
@@ -45,7 +45,7 @@ def test_work_that_fails_there_is_left_to_be_done_here() -> None:
     def fail() -> None:
         raise ValueError("no")
 
-    assert Aside(fail).result() == ()
+    assert ForkedWork(fail).result() == ()
 
 
 def test_a_copy_whose_result_nobody_wants_ends(monkeypatch: pytest.MonkeyPatch) -> None:

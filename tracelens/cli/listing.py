@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tracelens.devices import Device
 
 
-class Kind(StrEnum):
+class Listing(StrEnum):
     """What can be listed."""
 
     analyzers = "analyzers"
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 def listing(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    kind: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
     """List analyzers, detectors, parsers, renderers, devices, cost models, models or what-if scenarios.
 
@@ -35,15 +35,15 @@ def listing(
 
     tracelens list devices
     """
-    if kind is Kind.models:
+    if kind is Listing.models:
         from tracelens.cli.workload import models
 
         _table(models())
-    elif kind is Kind.devices:
+    elif kind is Listing.devices:
         _table(_devices())
         typer.echo(_about_devices())
     else:
-        _table(_costs() if kind is Kind.costs else _rows(kind))
+        _table(_costs() if kind is Listing.costs else _rows(kind))
 
 
 def _table(rows: list[tuple[str, ...]]) -> None:
@@ -57,20 +57,20 @@ def _table(rows: list[tuple[str, ...]]) -> None:
         typer.echo(line.rstrip())
 
 
-def _rows(kind: Kind) -> list[tuple[str, ...]]:
-    if kind is Kind.analyzers:
+def _rows(kind: Listing) -> list[tuple[str, ...]]:
+    if kind is Listing.analyzers:
         from tracelens.analysis import in_order
 
         return [(item.name, item.doc) for item in in_order()]
-    if kind is Kind.detectors:
+    if kind is Listing.detectors:
         from tracelens.findings.detectors import DETECTORS
 
         return [(name, item.doc) for name, item in DETECTORS.items()]
-    if kind is Kind.parsers:
+    if kind is Listing.parsers:
         from tracelens.read import PARSERS
 
         return [(name, item.doc) for name, item in PARSERS.items()]
-    if kind is Kind.scenarios:
+    if kind is Listing.scenarios:
         from tracelens.what_if import SCENARIOS
 
         return [(item.grammar, item.doc) for _, item in SCENARIOS.items()]

@@ -1,5 +1,5 @@
 """What to fix first: detections over the analyzed ranks, ordered by what they cost."""
 
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
-__all__ = ["Scene"]
+__all__ = ["RankContext"]

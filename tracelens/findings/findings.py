@@ -9,8 +9,8 @@ import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
-from tracelens.findings.detectors import DETECTORS, JOB, Detector, Found, Signal
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Found
+from tracelens.findings.rank_context import RankContext
 from tracelens.guard import Failure
 from tracelens.table import Column, Result, Schema, Skip, Table, result, stack
 from tracelens.trace import Trace, Union, both
@@ -88,7 +88,7 @@ class _Candidate(NamedTuple):
     """What a detector found on all ranks."""
 
     detector: Detector
-    signals: Mapping[int, Signal]
+    signals: Mapping[int, Detection]
     saving_ns: float
 
     @property
@@ -99,7 +99,7 @@ class _Candidate(NamedTuple):
 
 def signals(trace: Trace, *, device: str | None = None, device_file: str | None = None) -> RankSignals:
     """What the detectors that look at single ranks find on this one; options as for `findings`."""
-    scene = Scene(trace, choose_device(device, device_file) or own_device(trace))
+    scene = RankContext(trace, choose_device(device, device_file) or own_device(trace))
     found = {name: item.of_rank(scene) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
     return RankSignals(trace.meta.rank, origin, scene.step_ns, found, scene.work.on_host)
@@ -121,7 +121,7 @@ def findings(ranks: Sequence[RankSignals], results: Mapping[str, Result]) -> Res
     """
     by_rank = {one.rank: one for one in ranks}
     step_ns = sum(one.step_ns for one in ranks) / len(ranks)
-    found: dict[str, Mapping[int, Signal] | str] = {
+    found: dict[str, Mapping[int, Detection] | str] = {
         name: item.of_run(results) if item.needs else _together(name, ranks)
         for name, item in DETECTORS.items()
     }
@@ -152,14 +152,14 @@ def findings(ranks: Sequence[RankSignals], results: Mapping[str, Result]) -> Res
     return result(tables, skips)
 
 
-def _together(name: str, ranks: Sequence[RankSignals]) -> Mapping[int, Signal] | str:
+def _together(name: str, ranks: Sequence[RankSignals]) -> Mapping[int, Detection] | str:
     """The signals of all ranks, or why no rank has one."""
     found = {one.rank: one.found[name] for one in ranks}
-    some = {rank: signal for rank, signal in found.items() if isinstance(signal, Signal)}
+    some = {rank: signal for rank, signal in found.items() if isinstance(signal, Detection)}
     return some or "; ".join(dict.fromkeys(str(reason) for reason in found.values()))
 
 
-def _mean(some: Mapping[int, Signal], values: Mapping[int, float], ranks: int) -> float:
+def _mean(some: Mapping[int, Detection], values: Mapping[int, float], ranks: int) -> float:
     """Mean over the ranks, those without a signal as 0; what is of the job as a whole counts as it is."""
     return sum(values.values()) / (1 if JOB in some else ranks)
 
@@ -232,7 +232,7 @@ def _measured(candidates: Sequence[_Candidate]) -> list[dict[str, Any]]:
 
 
 def _checked(
-    found: Mapping[str, Mapping[int, Signal] | str],
+    found: Mapping[str, Mapping[int, Detection] | str],
     candidates: Sequence[_Candidate],
     verdicts: Mapping[str, str],
 ) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int
 from tracelens.costs import BITS, OpCost
 from tracelens.devices import Device
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, sums
 from tracelens.trace import WORK_KINDS
 
@@ -91,7 +91,7 @@ def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) 
     return max(seconds) * 1e9
 
 
-def pairs(scene: Scene) -> Pairs | str:
+def pairs(scene: RankContext) -> Pairs | str:
     """The products of a scene that could be fused with a collective, or why there are none."""
     work = scene.work
     talk = _collectives(scene)
@@ -114,7 +114,7 @@ def pairs(scene: Scene) -> Pairs | str:
     return _matching(scene, talk.take(there), work.op[beside[there]], work.forward[beside[there]] >= 0)
 
 
-def _collectives(scene: Scene) -> _Collectives:
+def _collectives(scene: RankContext) -> _Collectives:
     """The collectives of a scene but those of groups that are for something else."""
     events, work, table = scene.trace.arrays, scene.work, scene.trace.tables["collectives"]
     place = np.full(len(events.start), -1, dtype=np.int64)
@@ -142,7 +142,7 @@ def _kind(collective: str) -> int:
     return next((_ORDER.index(kind) for name, kind in _KINDS.items() if name in collective), -1)
 
 
-def _before(scene: Scene, computed: Int, talk: _Collectives) -> Int:
+def _before(scene: RankContext, computed: Int, talk: _Collectives) -> Int:
     """Place in `computed` of the last computation called before each collective; -1 for none."""
     called, start = scene.called[computed], scene.work.start[computed]
     # A replayed graph calls all its kernels at once: there, GPU time tells the order.
@@ -154,7 +154,7 @@ def _before(scene: Scene, computed: Int, talk: _Collectives) -> Int:
     return place[len(computed) :]
 
 
-def _matching(scene: Scene, talk: _Collectives, op: Int, backward: Bool) -> Pairs | str:
+def _matching(scene: RankContext, talk: _Collectives, op: Int, backward: Bool) -> Pairs | str:
     """Pairs whose message is the product's result, or what goes into it."""
     group, _ = codes(*scene.ops.keys(op))
     _, first, of_op = np.unique(group, return_index=True, return_inverse=True)
@@ -182,7 +182,7 @@ def _matching(scene: Scene, talk: _Collectives, op: Int, backward: Bool) -> Pair
     )
 
 
-def _cost(scene: Scene, op: int) -> OpCost | None:
+def _cost(scene: RankContext, op: int) -> OpCost | None:
     cost = scene.ops.cost(op)
     return cost if cost is not None and {"M", "N", "K"} <= dict(cost.dims).keys() else None
 
@@ -194,7 +194,7 @@ def _sizes(cost: OpCost) -> tuple[int, int, int]:
     return cost.write_bytes, elements * dims["M"] * dims["K"], elements * dims["K"] * dims["N"]
 
 
-def _extent(scene: Scene, op: Int) -> tuple[Int, Int, Int]:
+def _extent(scene: RankContext, op: Int) -> tuple[Int, Int, Int]:
     """GPU time, first start and last end of the kernels of each op."""
     work = scene.work
     rows = np.flatnonzero((work.op >= 0) & np.isin(work.op, op))

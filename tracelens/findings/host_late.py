@@ -6,17 +6,17 @@ import numpy as np
 
 from tracelens.analysis.host import GAP_NS, GARBAGE, Gaps, calls, find_gaps, longest, named
 from tracelens.arrays import Bool, Int
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes
 from tracelens.trace import Events
 
 
-def gaps_of(scene: Scene) -> Gaps:
+def gaps_of(scene: RankContext) -> Gaps:
     """All gaps in the GPU work of the steps; positions are in `scene.work`."""
     return find_gaps(scene.work, np.array(scene.window))
 
 
-def host_late(scene: Scene, gaps: Gaps) -> Bool:
+def host_late(scene: RankContext, gaps: Gaps) -> Bool:
     """Which gaps `idle.causes` calls "host late", found without the cost of saying what the host did.
 
     The next work was launched after the gap began, and its thread sat neither in a blocking call nor, for

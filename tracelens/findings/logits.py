@@ -12,7 +12,7 @@ import numpy as np
 from tracelens.analysis.common import NODE
 from tracelens.arrays import Bool, Int
 from tracelens.costs import BITS, OpCall, Tensor, Uncounted
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, nearest
 from tracelens.trace import WORK_KINDS
 
@@ -76,7 +76,7 @@ def width(dtype: str) -> float:
     return BITS.get(dtype, 0) / 8
 
 
-def events_named(scene: Scene, *names: str) -> Int:
+def events_named(scene: RankContext, *names: str) -> Int:
     """Rows of the ops of these names."""
     events = scene.trace.arrays
     found = [code for code, name in enumerate(events.names) if name in names]
@@ -85,7 +85,7 @@ def events_named(scene: Scene, *names: str) -> Int:
     return np.flatnonzero(np.isin(events.name, found) & events.where("op"))
 
 
-def distinct(scene: Scene, rows: Int) -> tuple[Int, list[OpCall]]:
+def distinct(scene: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
     """Group ops that have the same name and arguments.
 
     Args:
@@ -102,7 +102,7 @@ def distinct(scene: Scene, rows: Int) -> tuple[Int, list[OpCall]]:
     return group, [scene.ops.call(row) for row in rows[first].tolist()]
 
 
-def sizes_of(scene: Scene) -> tuple[set[Size], set[Size]]:
+def sizes_of(scene: RankContext) -> tuple[set[Size], set[Size]]:
     """Logits of the losses in the trace: (of torch's own, of Megatron's), of any number of classes."""
     plain, parallel = set(), set()
     for call in distinct(scene, events_named(scene, *LOSSES))[1]:
@@ -116,7 +116,7 @@ def sizes_of(scene: Scene) -> tuple[set[Size], set[Size]]:
     return plain, parallel
 
 
-def loss_work(scene: Scene, plain: set[Size], parallel: set[Size]) -> LossWork:
+def loss_work(scene: RankContext, plain: set[Size], parallel: set[Size]) -> LossWork:
     """Work of losses over logits of these sizes, without the communication in them."""
     events = scene.trace.arrays
     parts = np.zeros(len(events.start), dtype=bool)
@@ -146,13 +146,13 @@ def _converts(call: OpCall, sizes: set[Size]) -> bool:
     )
 
 
-def _matching(scene: Scene, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
+def _matching(scene: RankContext, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
     group, calls = distinct(scene, rows)
     chosen = np.array([wanted(call) for call in calls], dtype=bool)
     return rows[chosen[group]] if len(calls) else rows
 
 
-def _conversions(scene: Scene, sizes: set[Size]) -> Bool:
+def _conversions(scene: RankContext, sizes: set[Size]) -> Bool:
     """Work that copies logits from or to FP32, before and behind torch's loss."""
     none = np.zeros(len(scene.work.event), dtype=bool)
     events, shapes = scene.trace.arrays, scene.trace.tables["ops"].columns["shapes"]

@@ -13,7 +13,7 @@ from tracelens.devices import Device
 from tracelens.trace import Steps, Trace, Union, Work, find_steps, union
 
 
-class Scene:
+class RankContext:
     """One rank, as detectors see it.
 
     Attributes:

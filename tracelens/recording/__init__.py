@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from tracelens.recording.scopes import region, scoped, span
     from tracelens.recording.sidecar import plain
     from tracelens.recording.start import record
-    from tracelens.recording.window import WARMUP, Window
+    from tracelens.recording.window import WARMUP, RecordingWindow
 
-__all__ = ["WARMUP", "Window", "plain", "record", "region", "scoped", "span"]
+__all__ = ["WARMUP", "RecordingWindow", "plain", "record", "region", "scoped", "span"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "RecordingWindow": "recording.window",
         "WARMUP": "recording.window",
-        "Window": "recording.window",
         "plain": "recording.sidecar",
         "record": "recording.start",
         "region": "recording.scopes",

@@ -13,7 +13,7 @@ from tracelens.recording import software
 from tracelens.recording.modules import Names
 from tracelens.recording.place import Place, Ranks
 from tracelens.recording.sidecar import plain
-from tracelens.recording.window import Window
+from tracelens.recording.window import RecordingWindow
 from tracelens.version import __version__
 
 
@@ -65,7 +65,7 @@ def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:
     return [thread for _, thread in sorted(found, key=lambda pair: pair[0])]
 
 
-def metadata(place: Place, window: Window, options: Options) -> dict[str, Any]:
+def metadata(place: Place, window: RecordingWindow, options: Options) -> dict[str, Any]:
     """What stands at the top of a trace: `tracelens`, and the rank where torch does not write it."""
     told: dict[str, Any] = {
         "version": __version__,
@@ -82,7 +82,7 @@ def metadata(place: Place, window: Window, options: Options) -> dict[str, Any]:
     return {"tracelens": told, "distributedInfo": rank}
 
 
-def content(place: Place, window: Window, options: Options) -> dict[str, Any]:
+def content(place: Place, window: RecordingWindow, options: Options) -> dict[str, Any]:
     """What stands in run.json and is known without having run; see `tracelens.recording.sidecar`."""
     recording = place.recording(options.ranks)
     return {

@@ -23,7 +23,7 @@ from tracelens.recording.pack import Packed, pack
 from tracelens.recording.place import Place, find_place
 from tracelens.recording.scrub import scrub
 from tracelens.recording.warning import RecordingWarning
-from tracelens.recording.window import Window
+from tracelens.recording.window import RecordingWindow
 
 
 class Recorder:
@@ -37,7 +37,7 @@ class Recorder:
         facts: what the program found out while it ran; goes into run.json under this name.
     """
 
-    def __init__(self, folder: Path, window: Window, options: Options) -> None:
+    def __init__(self, folder: Path, window: RecordingWindow, options: Options) -> None:
         self.folder, self.window, self.options = folder, window, options
         self.place = Place()
         self.path: Path | None = None
@@ -218,7 +218,7 @@ class Recorder:
             warnings.warn(note, RecordingWarning, stacklevel=3)
 
 
-def _cut_short(window: Window, finished: int, whole: int) -> str:
+def _cut_short(window: RecordingWindow, finished: int, whole: int) -> str:
     """What was recorded of a loop that ended too early, and what to do about it."""
     ended = f"the loop ended after {finished} {'step' if finished == 1 else 'steps'}"
     if whole:

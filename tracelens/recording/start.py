@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.recording.pack import MAX_BYTES
-from tracelens.recording.window import Window
+from tracelens.recording.window import RecordingWindow
 
 if TYPE_CHECKING:
     from tracelens.recording.recorder import Recorder
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def record(
     folder: str | os.PathLike[str],
     *,
-    wait: int = Window.wait,
-    warmup: int = Window.warmup,
-    steps: int = Window.steps,
+    wait: int = RecordingWindow.wait,
+    warmup: int = RecordingWindow.warmup,
+    steps: int = RecordingWindow.steps,
     model: Any = None,
     names: str | Callable[[str, Any], str | bool | None] | None = None,
     config: Mapping[str, Any] | None = None,
@@ -67,7 +67,7 @@ def record(
         MissingExtra: torch is not installed.
         TracelensError: an argument is wrong, here or as the `with` begins.
     """
-    window = Window(wait, warmup, steps)
+    window = RecordingWindow(wait, warmup, steps)
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
         raise TracelensError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
     if names is not None and model is None:

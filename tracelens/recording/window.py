@@ -14,7 +14,7 @@ WARMUP = 2
 
 
 @dataclass(frozen=True)
-class Window:
+class RecordingWindow:
     """`wait` steps without the profiler, `warmup` with nothing kept, then `steps` that are recorded.
 
     Attributes:
@@ -35,7 +35,7 @@ class Window:
                 raise TracelensError(f"{name} must be a whole number, {least} or more, not {value!r}")
 
     @classmethod
-    def between(cls, start: int, end: int, warmup: int = WARMUP) -> Window:
+    def between(cls, start: int, end: int, warmup: int = WARMUP) -> RecordingWindow:
         """The window that records steps `start` to `end - 1`, counted from 0.
 
         Args:

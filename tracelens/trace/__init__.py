@@ -48,7 +48,7 @@ from tracelens.trace.tables import (
     OPS,
     STACK_KINDS,
 )
-from tracelens.trace.trace import Events, Trace, TraceMeta, Window
+from tracelens.trace.trace import Events, Trace, TraceMeta, TraceWindow
 
 __all__ = [
     "COLLECTIVES",
@@ -71,8 +71,8 @@ __all__ = [
     "Steps",
     "Trace",
     "TraceMeta",
+    "TraceWindow",
     "Union",
-    "Window",
     "Work",
     "argument_dtypes",
     "argument_lists",

@@ -13,7 +13,7 @@ from tracelens.errors import TracelensError
 from tracelens.trace.activities import Work, gpu_work
 from tracelens.trace.names import matching
 from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace, Window
+from tracelens.trace.trace import Trace, TraceWindow
 
 STEP_MARK = re.compile(r"^ProfilerStep#\d+$")
 WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
@@ -93,11 +93,11 @@ def select_step(run: Run, step: str) -> Run:
     return Run(tuple(replace(trace, window=_window(trace, step)) for trace in run.traces))
 
 
-def _window(trace: Trace, step: str) -> Window:
+def _window(trace: Trace, step: str) -> TraceWindow:
     work = gpu_work(trace)
     found = find_steps(trace, work) if len(work.event) else Steps([], np.empty(0, dtype=np.int64), False)
     for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
         if label in (step, f"ProfilerStep#{step}"):
-            return Window(label, int(low), int(high))
+            return TraceWindow(label, int(low), int(high))
     known = ", ".join(found.labels) if found.marked else "no step marks"
     raise TracelensError(f"{trace.meta.path}: no step {step!r} (has: {known})")

@@ -59,7 +59,7 @@ class TraceMeta:
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
-class Window(NamedTuple):
+class TraceWindow(NamedTuple):
     """A named piece of the trace's time, [start, end) in ns."""
 
     label: str
@@ -106,7 +106,7 @@ class Trace:
 
     meta: TraceMeta
     tables: Mapping[str, Table]
-    window: Window | None = None
+    window: TraceWindow | None = None
 
     @property
     def events(self) -> pd.DataFrame:

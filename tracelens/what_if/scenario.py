@@ -19,7 +19,7 @@ class NotApplicable(TracelensError):
 
 
 @dataclass(frozen=True)
-class Scene:
+class ScenarioContext:
     """What a scenario is given.
 
     Attributes:
@@ -33,7 +33,7 @@ class Scene:
     device_file: str | None = None
 
 
-Change = Callable[[Scene, Edit, str], str]
+Change = Callable[[ScenarioContext, Edit, str], str]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def scenario(name: str, *, argument: str = "", usual: Sequence[str] = ("",)) -> 
 
 
 @dataclass(frozen=True)
-class Wish:
+class ScenarioRequest:
     """Scenarios that are to hold together.
 
     Attributes:
@@ -88,20 +88,20 @@ class Wish:
     parts: tuple[tuple[Scenario, str], ...]
 
 
-def wish(text: str) -> Wish:
+def wish(text: str) -> ScenarioRequest:
     """What a text asks for: `name`, `name=value`, `name:what=value`, several of these joined by `+`.
 
     Raises:
         UnknownName: no scenario of that name.
         TracelensError: an argument where there is none, or none where one is needed.
     """
-    return Wish(text, tuple(_part(part) for part in _split(text)))
+    return ScenarioRequest(text, tuple(_part(part) for part in _split(text)))
 
 
-def usual() -> list[Wish]:
+def usual() -> list[ScenarioRequest]:
     """Every scenario with its usual arguments; those that need an argument of the user's are not tried."""
     return [
-        Wish(item.name + (f"={argument}" if argument else ""), ((item, argument),))
+        ScenarioRequest(item.name + (f"={argument}" if argument else ""), ((item, argument),))
         for _, item in SCENARIOS.items()
         for argument in item.usual
     ]

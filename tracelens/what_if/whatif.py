@@ -32,7 +32,7 @@ from tracelens.table import Result, Skip, Table
 from tracelens.trace import Run
 from tracelens.what_if.graph import build
 from tracelens.what_if.replay import Outcome, Replay, doubt
-from tracelens.what_if.scenario import NotApplicable, Scene, Wish, usual, wish
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest, usual, wish
 
 
 def _quiet(_: str) -> None:
@@ -71,7 +71,7 @@ def whatif(
     """
     wishes = [wish(text) for text in scenarios] or usual()
     recorded = build(run)
-    replay = Replay(recorded, Scene(recorded, device, device_file), step)
+    replay = Replay(recorded, ScenarioContext(recorded, device, device_file), step)
     found, not_applicable = _outcomes(replay, wishes, progress)
     skips = [*recorded.exchanges.skips, *not_applicable]
     tables = replay.tables(found)
@@ -94,7 +94,7 @@ def whatif(
 
 
 def _outcomes(
-    replay: Replay, wishes: Sequence[Wish], progress: Callable[[str], None]
+    replay: Replay, wishes: Sequence[ScenarioRequest], progress: Callable[[str], None]
 ) -> tuple[list[Outcome], list[Skip]]:
     """What each scenario comes to, and why others come to nothing."""
     outcomes, skips = [], []

@@ -13,7 +13,7 @@ _WORTH_EVENTS = 100_000
 """A copy of the process and the way back take as long as the work on a smaller trace."""
 
 
-class Aside:
+class ForkedWork:
     """Work that a forked copy of this process does; only for processes without threads.
 
     Args:
@@ -74,7 +74,7 @@ def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callabl
     if events < _WORTH_EVENTS or cores < 2 or not hasattr(os, "fork"):
         yield tuple
         return
-    aside = Aside(work)
+    aside = ForkedWork(work)
     try:
         yield aside.result
     finally:

@@ -24,7 +24,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, at_least_one
 from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
-from tracelens.recording import Window, record
+from tracelens.recording import RecordingWindow, record
 from tracelens.workload.binding import bind
 from tracelens.workload.faults import Fault, hindered
 from tracelens.workload.parallel import make_groups
@@ -90,9 +90,9 @@ class Job:
             check_recorded(self.window, self.steps, "steps")
 
     @property
-    def window(self) -> Window:
+    def window(self) -> RecordingWindow:
         """Which steps are recorded."""
-        return Window.between(self.start, self.end)
+        return RecordingWindow.between(self.start, self.end)
 
     def timed(self) -> range:
         """The steps whose time says something: after the first few, and without a profiler."""
@@ -108,7 +108,7 @@ def chosen_device(device: str | None) -> str:
     return device
 
 
-def check_recorded(window: Window, count: int, what: str) -> None:
+def check_recorded(window: RecordingWindow, count: int, what: str) -> None:
     """Raise TracelensError for a run of so many steps, or ticks, that ends before its recording does."""
     if window.end > count:
         raise TracelensError(f"the recording needs {window.end} {what}, not {count}: give more --{what}")

@@ -11,7 +11,7 @@ import pytest
 from tests.builders import draw, events, records, write
 from tracelens.cli import run as run_cli
 from tracelens.compare.ladder.ladder import ladder
-from tracelens.compare.ladder.rungs import Climb, Rung, read
+from tracelens.compare.ladder.rungs import LadderRun, Rung, read
 from tracelens.errors import TracelensError
 from tracelens.table.result import Result
 from tracelens.trace.run import Run, make_run
@@ -58,7 +58,7 @@ def run(text: str) -> Run:
     return make_run([draw(text, rank=0)])
 
 
-def climbed(**options: Any) -> Climb:
+def climbed(**options: Any) -> LadderRun:
     timed = options.pop("timed", ((4.0, 4.0, 4.2), (2.0, 2.0, 2.1), (2.5, 2.5, 2.5)))
     peaks = options.pop("peaks", (3 << 30, 2 << 30, 1 << 30))
     adds = ("", "experts=grouped", "dispatch=dedup")
@@ -66,7 +66,7 @@ def climbed(**options: Any) -> Climb:
         Rung(name, Path(name), added, f"for {name}", tuple(ms), peak)
         for name, added, ms, peak in zip(NAMES, adds, timed, peaks, strict=True)
     )
-    return Climb(rungs, options.pop("tokens", 8000), "tiny", **options)
+    return LadderRun(rungs, options.pop("tokens", 8000), "tiny", **options)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.findings.detectors.comm.deepep import deepep_busy_wait
-from tracelens.findings.detectors.detector import Found, Signal
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found
+from tracelens.findings.rank_context import RankContext
 
 NOTIFY = "void deep_ep::intranode::notify_dispatch<8>(int const*, int*)"
 DISPATCH = "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)"
@@ -22,11 +22,11 @@ SPINS = """
 
 def found(text: str, notify: str = NOTIFY, dispatch: str = DISPATCH, ns_per_char: int = 1000) -> Found:
     drawing = aligned(text.replace("NOTIFY", notify).replace("DISPATCH", dispatch))
-    return deepep_busy_wait.of_rank(Scene(draw(drawing, ns_per_char=ns_per_char), None))
+    return deepep_busy_wait.of_rank(RankContext(draw(drawing, ns_per_char=ns_per_char), None))
 
 
 def of(signal: Found, measure: str) -> float:
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     (value,) = (one.value for one in signal.quantities if one.measure == measure)
     return value
 
@@ -45,7 +45,7 @@ def of(signal: Found, measure: str) -> float:
 def test_the_gpu_idles_from_the_end_of_the_counting_to_the_dispatch(notify: str, dispatch: str) -> None:
     # The launch call ends at 1, the counting at 6; the dispatch is launched at 7 and runs from 9.
     signal = found(SPINS, notify, dispatch)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 3_000
     assert [part.tolist() for part in signal.where] == [[6_000], [9_000]]
     assert of(signal, "spins a step") == of(signal, "dispatches a step") == 1
@@ -56,7 +56,7 @@ def test_the_gpu_idles_from_the_end_of_the_counting_to_the_dispatch(notify: str,
 
 def test_a_gpu_that_has_other_work_loses_nothing_by_it() -> None:
     signal = found(SPINS.replace("| ==\n", "| ==    =\n"))
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 2_000
     assert of(signal, "host time spun") == 5_000
 
@@ -70,7 +70,7 @@ def test_savings_are_of_one_step() -> None:
     s7 DISPATCH |          dddd           eeee
     """
     signal = found(steps)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 3_000
     assert of(signal, "spins a step") == 1
 
@@ -84,7 +84,7 @@ def test_a_host_that_does_something_meanwhile_does_not_spin() -> None:
     assert isinstance(found(SPINS + "    op aten::empty | ...---\n".replace(".", " ")), str)
     # That of another thread says nothing.
     other = SPINS + "    op aten::empty tid=5 |    ---\n"
-    assert isinstance(found(other), Signal)
+    assert isinstance(found(other), Detection)
 
 
 def test_a_host_that_comes_back_much_later_was_doing_something_else() -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.detector import Detection, Found
 from tracelens.findings.detectors.host.garbage_collection import garbage_collection
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
 COLUMN = 10_000
 
 
 def found(text: str) -> Found:
-    return garbage_collection.of_rank(Scene(draw(text, ns_per_char=COLUMN), None))
+    return garbage_collection.of_rank(RankContext(draw(text, ns_per_char=COLUMN), None))
 
 
-def signal(text: str) -> Signal:
+def signal(text: str) -> Detection:
     one = found(text)
-    assert isinstance(one, Signal), one
+    assert isinstance(one, Detection), one
     return one
 
 
-def quantities(one: Signal) -> dict[str, float]:
+def quantities(one: Detection) -> dict[str, float]:
     return {name: value for name, value, _ in one.quantities}
 
 

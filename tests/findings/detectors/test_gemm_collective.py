@@ -10,9 +10,9 @@ from tracelens.costs.model import OpCost, find
 from tracelens.devices.catalogue import device as device_named
 from tracelens.devices.spec import Device
 from tracelens.findings.detectors.comm.gemm_collective import gemm_collective
-from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.detector import Detection, Found
 from tracelens.findings.fusable import GATHER, REDUCE, SCATTER, fused_ns
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
 MI300X = device_named("mi300x")
 TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"
@@ -51,11 +51,11 @@ GATHER_LEFT = record("_allgather_base", 1024 * 256)
 
 def found(text: str, what: str = SCATTER_OUT, device: Device | None = None, ns_per_char: int = 1000) -> Found:
     drawing = aligned(text.replace("RECORD", what).replace("MM ", f"{MM} "))
-    return gemm_collective.of_rank(Scene(draw(drawing, ns_per_char=ns_per_char), device))
+    return gemm_collective.of_rank(RankContext(draw(drawing, ns_per_char=ns_per_char), device))
 
 
 def of(signal: Found, measure: str) -> float:
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     (value,) = (one.value for one in signal.quantities if one.measure == measure)
     return value
 
@@ -109,7 +109,7 @@ def test_an_all_reduce_sends_twice_as_much() -> None:
 
 def test_the_shorter_of_the_two_could_hide_in_the_longer() -> None:
     signal = found(SCATTERED, device=MI300X)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 6_000
     assert [part.tolist() for part in signal.where] == [[13_000], [19_000]]
     assert of(signal, "pairs a step") == 1
@@ -125,14 +125,14 @@ def test_the_shorter_of_the_two_could_hide_in_the_longer() -> None:
 
 def test_a_gather_before_the_product() -> None:
     signal = found(GATHERED, GATHER_LEFT, MI300X)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 6_000
     assert of(signal, "speed of light") == pytest.approx(7 / 8 * 2**19 / 448)
 
 
 def test_an_all_reduce_of_a_group_without_a_name() -> None:
     signal = found(SCATTERED, record("allreduce", 1024 * 512, "undefined"))
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 6_000
     # Nothing is known of the device.
     assert signal.confidence == "low"
@@ -142,18 +142,18 @@ def test_an_all_reduce_of_a_group_without_a_name() -> None:
 def test_nothing_is_faster_than_light() -> None:
     # 1.0 + 0.6 us; 2.05 us are the least that the links need.
     signal = found(SCATTERED, device=MI300X, ns_per_char=100)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 0
     # 2.0 + 1.2 us: all but 2.05 of it.
     signal = found(SCATTERED, device=MI300X, ns_per_char=200)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == pytest.approx(3_200 - 7 / 8 * 2**20 / 448)
 
 
 def test_what_other_computation_hides_is_not_lost() -> None:
     # Of the reduce-scatter from 13 to 19 another kernel hides 17 to 19: 14 us, best 10.
     signal = found(SCATTERED + "    s8 softmax |                  ====\n")
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 4_000
     assert [part.tolist() for part in signal.where] == [[13_000], [17_000]]
 
@@ -179,7 +179,7 @@ def test_savings_are_of_one_step() -> None:
     s9 ncclDevKernel_Generic      |              bbbbbb             dddddd
     """
     signal = found(text)
-    assert isinstance(signal, Signal)
+    assert isinstance(signal, Detection)
     assert signal.saving_ns == 6_000
     assert of(signal, "pairs a step") == 1
     assert signal.where.total == 12_000
@@ -212,7 +212,7 @@ def test_a_message_of_another_size() -> None:
 
 def test_gathered_weights_look_like_an_operand_where_groups_have_no_names() -> None:
     right = 256 * 512
-    assert isinstance(found(GATHERED, record("_allgather_base", right)), Signal)
+    assert isinstance(found(GATHERED, record("_allgather_base", right)), Detection)
     why = "no matrix product next to a collective has its message as result or operand"
     assert found(GATHERED, record("_allgather_base", right, "undefined")) == why
 

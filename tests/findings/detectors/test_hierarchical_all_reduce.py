@@ -10,7 +10,7 @@ import pytest
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze
 from tracelens.findings.detectors.comm.hierarchical_all_reduce import hierarchical_all_reduce
-from tracelens.findings.detectors.detector import Signal
+from tracelens.findings.detectors.detector import Detection
 from tracelens.trace.run import Run, make_run
 
 RING = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -55,7 +55,7 @@ def found(run: Run) -> Any:
     return hierarchical_all_reduce.of_run({"collectives": analyze(run, "collectives")})
 
 
-def of(signal: Signal, measure: str) -> float:
+def of(signal: Detection, measure: str) -> float:
     (value,) = (one.value for one in signal.quantities if one.measure == measure)
     return value
 

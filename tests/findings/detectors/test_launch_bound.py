@@ -11,10 +11,10 @@ from tests.builders import aligned, draw
 from tracelens import load
 from tracelens.analysis.common.cpu_only import NO_LAUNCH
 from tracelens.analysis.host.idle import CAUSES, causes
-from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.detector import Detection, Found
 from tracelens.findings.detectors.host.launch_bound import launch_bound
 from tracelens.findings.host_late import gaps_of, host_late
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
 COLUMN = 10_000
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -28,12 +28,12 @@ LATE = """
 
 
 def found(text: str, ns_per_char: int = COLUMN) -> Found:
-    return launch_bound.of_rank(Scene(draw(text, ns_per_char=ns_per_char), None))
+    return launch_bound.of_rank(RankContext(draw(text, ns_per_char=ns_per_char), None))
 
 
-def signal(text: str, ns_per_char: int = COLUMN) -> Signal:
+def signal(text: str, ns_per_char: int = COLUMN) -> Detection:
     one = found(text, ns_per_char)
-    assert isinstance(one, Signal), one
+    assert isinstance(one, Detection), one
     return one
 
 
@@ -133,7 +133,7 @@ def test_a_small_share_is_no_problem() -> None:
 )
 def test_the_gaps_are_those_that_idle_calls_host_late(sample: str) -> None:
     (trace,) = load(SAMPLES / sample).traces
-    scene = Scene(trace, None)
+    scene = RankContext(trace, None)
     gaps = gaps_of(scene)
     expected = causes(trace, scene.work, gaps).cause == list(CAUSES).index("host late")
     np.testing.assert_array_equal(host_late(scene, gaps), expected)
@@ -141,7 +141,7 @@ def test_the_gaps_are_those_that_idle_calls_host_late(sample: str) -> None:
 
 def test_the_sample_whose_host_sleeps_is_launch_bound_on_that_rank_only() -> None:
     run = load(SAMPLES / "faults" / "host_delay")
-    bound = [isinstance(launch_bound.of_rank(Scene(trace, None)), Signal) for trace in run.traces]
+    bound = [isinstance(launch_bound.of_rank(RankContext(trace, None)), Detection) for trace in run.traces]
     assert bound == [False, True]
 
 

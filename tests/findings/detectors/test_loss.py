@@ -7,9 +7,9 @@ import pytest
 from tests.builders import aligned, draw
 from tracelens.devices.catalogue import device
 from tracelens.devices.spec import Device
-from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.detector import Detection, Found
 from tracelens.findings.detectors.model.loss import loss_unfused
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
 COLUMN = 10_000
 H100 = device("h100")
@@ -68,16 +68,16 @@ def drawing(text: str) -> str:
 
 
 def found(text: str, chip: Device | None = H100) -> Found:
-    return loss_unfused.of_rank(Scene(draw(drawing(text), ns_per_char=COLUMN), chip))
+    return loss_unfused.of_rank(RankContext(draw(drawing(text), ns_per_char=COLUMN), chip))
 
 
-def signal(text: str, chip: Device | None = H100) -> Signal:
+def signal(text: str, chip: Device | None = H100) -> Detection:
     one = found(text, chip)
-    assert isinstance(one, Signal), one
+    assert isinstance(one, Detection), one
     return one
 
 
-def quantity(one: Signal, name: str) -> float:
+def quantity(one: Detection, name: str) -> float:
     (value,) = [value for measure, value, _ in one.quantities if measure == name]
     return value
 
@@ -210,7 +210,7 @@ def test_a_few_classes_are_no_vocabulary() -> None:
 
 def test_the_smallest_vocabulary() -> None:
     assert isinstance(found(TORCH.replace("8192", "4095").replace("LL", "[1000,4095]")), str)
-    assert isinstance(found(TORCH.replace("8192", "4096").replace("LL", "[1000,4096]")), Signal)
+    assert isinstance(found(TORCH.replace("8192", "4096").replace("LL", "[1000,4096]")), Detection)
 
 
 def test_without_shapes_the_vocabulary_is_not_known() -> None:

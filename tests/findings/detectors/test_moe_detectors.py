@@ -13,12 +13,12 @@ from tests.builders import draw
 from tracelens import analyze
 from tracelens.devices.catalogue import device
 from tracelens.findings.detectors.comm.all_to_all import exposed_all_to_all
-from tracelens.findings.detectors.detector import Detector, Found, Signal
+from tracelens.findings.detectors.detector import Detection, Detector, Found
 from tracelens.findings.detectors.host.blocking import moe_blocking_calls, other_blocking_calls
 from tracelens.findings.detectors.moe.expert_loop import expert_loop
 from tracelens.findings.detectors.moe.imbalance import token_imbalance
 from tracelens.findings.detectors.moe.permutation import permute_unfused, router_unfused
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace.run import Run, make_run
 
 H200 = device("h200")
@@ -27,16 +27,16 @@ SLOW_NS = 20_000
 
 
 def found(detector: Detector, one: Recorder, known: bool = True) -> Found:
-    return detector.of_rank(Scene(as_trace(one), H200 if known else None))
+    return detector.of_rank(RankContext(as_trace(one), H200 if known else None))
 
 
-def signal(detector: Detector, one: Recorder, known: bool = True) -> Signal:
+def signal(detector: Detector, one: Recorder, known: bool = True) -> Detection:
     result = found(detector, one, known)
-    assert isinstance(result, Signal), result
+    assert isinstance(result, Detection), result
     return result
 
 
-def quantities(one: Signal) -> dict[str, float]:
+def quantities(one: Detection) -> dict[str, float]:
     return {name: value for name, value, _ in one.quantities}
 
 
@@ -162,10 +162,12 @@ HIDDEN_EXCHANGE = """
 
 def test_an_exchange_behind_computation() -> None:
     trace = draw(HIDDEN_EXCHANGE)
-    assert exposed_all_to_all.of_rank(Scene(trace, H200)) == "the exchange is hidden behind computation"
+    assert exposed_all_to_all.of_rank(RankContext(trace, H200)) == "the exchange is hidden behind computation"
     # Two columns later half of it has nothing beside it, and 4 of the 6 columns of the product are free.
-    half = exposed_all_to_all.of_rank(Scene(draw(HIDDEN_EXCHANGE.replace("   aaaa", "       aaaa")), H200))
-    assert isinstance(half, Signal)
+    half = exposed_all_to_all.of_rank(
+        RankContext(draw(HIDDEN_EXCHANGE.replace("   aaaa", "       aaaa")), H200)
+    )
+    assert isinstance(half, Detection)
     assert (half.saving_ns, half.where.total) == (3000, 3000)
     assert quantities(half)["overlap efficiency"] == 1 / 4
     assert quantities(half)["overlap efficiency, bound"] == 1.0
@@ -296,7 +298,7 @@ def test_a_fused_router() -> None:
 # Imbalance
 
 
-def imbalance(run: Run) -> Mapping[int, Signal] | str:
+def imbalance(run: Run) -> Mapping[int, Detection] | str:
     return token_imbalance.of_run({name: analyze(run, name) for name in token_imbalance.needs})
 
 

@@ -10,7 +10,7 @@ from tests.analysis.pipeline.test_pipeline import FOUR, LATE, SLOW, UNIFORM
 from tests.analysis.schedules import stage, stages
 from tests.builders import draw_run
 from tracelens import analyze
-from tracelens.findings.detectors.detector import Signal
+from tracelens.findings.detectors.detector import Detection
 from tracelens.findings.detectors.pipeline_bubble import pipeline_imbalance, pipeline_p2p, pipeline_ramp
 from tracelens.trace.run import Run, make_run
 
@@ -21,11 +21,11 @@ def found(detector: Any, run: Run) -> Any:
     return detector.of_run({"pipeline": analyze(run, "pipeline")})
 
 
-def savings(some: dict[int, Signal]) -> dict[int, float]:
+def savings(some: dict[int, Detection]) -> dict[int, float]:
     return {rank: signal.saving_ns for rank, signal in some.items()}
 
 
-def of(signal: Signal, measure: str) -> float:
+def of(signal: Detection, measure: str) -> float:
     (value,) = (one.value for one in signal.quantities if one.measure == measure)
     return value
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors.detector import Found, Signal
+from tracelens.findings.detectors.detector import Detection, Found
 from tracelens.findings.detectors.model.recompute import recompute
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
 
 def found(text: str) -> Found:
-    return recompute.of_rank(Scene(draw(aligned(text)), None))
+    return recompute.of_rank(RankContext(draw(aligned(text)), None))
 
 
-def signal(text: str) -> Signal:
+def signal(text: str) -> Detection:
     one = found(text)
-    assert isinstance(one, Signal), one
+    assert isinstance(one, Detection), one
     return one
 
 

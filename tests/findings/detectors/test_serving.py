@@ -9,7 +9,7 @@ import pytest
 from tests.analysis.serving.test_serving import DECODE, PREFILL, rank
 from tests.builders import aligned, draw_run
 from tracelens import analyze
-from tracelens.findings.detectors.detector import JOB, Signal
+from tracelens.findings.detectors.detector import JOB, Detection
 from tracelens.findings.detectors.serving import NO_LABELS, serving_padding, serving_phases, serving_two_batch
 from tracelens.trace.run import Run
 
@@ -21,7 +21,7 @@ def found(detector: Any, run: Run) -> Any:
     return detector.of_run({name: analyze(run, name) for name in detector.needs})
 
 
-def of(signal: Signal, measure: str) -> float:
+def of(signal: Detection, measure: str) -> float:
     (value,) = (one.value for one in signal.quantities if one.measure == measure)
     return value
 

@@ -15,7 +15,7 @@ from tracelens.findings.detectors.comm.stragglers import (
     stragglers_noise,
     stragglers_unexplained,
 )
-from tracelens.findings.detectors.detector import Signal
+from tracelens.findings.detectors.detector import Detection
 from tracelens.trace.run import Run
 
 
@@ -28,7 +28,7 @@ def four(cause: str, first: str = ORDINARY) -> Run:
     return ranks(first, ORDINARY, ORDINARY, LATE[cause])
 
 
-def of(signal: Signal, measure: str) -> float:
+def of(signal: Detection, measure: str) -> float:
     (value,) = (one.value for one in signal.quantities if one.measure == measure)
     return value
 

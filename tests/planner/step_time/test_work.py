@@ -15,7 +15,7 @@ from tracelens.planner.step_time import Machine
 from tracelens.planner.step_time.layers import LayerKind, Timer
 from tracelens.planner.step_time.work import (
     Load,
-    Rows,
+    RoutedRows,
     attention_parts,
     embedding_parts,
     expert_parts,
@@ -95,7 +95,7 @@ def test_bytes_by_hand(share: Share) -> None:
     logits, soft = router_parts(share)
     assert logits.forward.bytes == 4 * (T * D + D * 4 + T * 4)
     assert soft.forward.bytes == 4 * 2 * T * 4
-    sort, up, inner, down, back = expert_parts(share, Rows(12, 11, 10))
+    sort, up, inner, down, back = expert_parts(share, RoutedRows(12, 11, 10))
     assert sort.forward.bytes == back.backward.bytes == 4 * D * (T + 12 + 11 + 10)
     assert up.forward.bytes == 4 * (10 * D + 4 * D * 16 + 10 * 16)
     assert down.forward.bytes == 4 * (10 * 8 + 4 * 8 * D + 10 * D)

@@ -24,7 +24,7 @@ from tracelens.workload.serving.engine import Engine, Ranks, make_ranks  # noqa:
 from tracelens.workload.serving.graphs import require  # noqa: E402
 from tracelens.workload.serving.model import ServingModel  # noqa: E402
 from tracelens.workload.serving.passes import eager, overlapped, together  # noqa: E402
-from tracelens.workload.serving.rows import Rows, numbers  # noqa: E402
+from tracelens.workload.serving.rows import BatchTensors, numbers  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob  # noqa: E402
 from tracelens.workload.serving.settings import Serving, model_config, serving_preset  # noqa: E402
 from tracelens.workload.serving.split import Batch, Piece, halves  # noqa: E402
@@ -182,7 +182,7 @@ def test_a_decode_as_a_graph_runs_it_reads_nothing_and_makes_the_same(name: str)
         eager(model, (Piece(1, 0, first[:-1]), Piece(3, 0, second[:-1])), True, 40, CPU)
         expected = eager(model, batch, False, 2, CPU)
         token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3])
-        rows = Rows(token_B, slot_B, position_B, torch.arange(4), longest=TINY.context)
+        rows = BatchTensors(token_B, slot_B, position_B, torch.arange(4), longest=TINY.context)
         with NoReading():
             found = together([model.run(rows, 4)])[0]
     assert relative_error(found[:2], expected) < FLOAT32

@@ -14,7 +14,7 @@ from tests.workload.agree import BFLOAT16  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402
 from tracelens.workload.serving.passes import eager, together  # noqa: E402
-from tracelens.workload.serving.rows import Rows, numbers  # noqa: E402
+from tracelens.workload.serving.rows import BatchTensors, numbers  # noqa: E402
 from tracelens.workload.serving.settings import model_config, serving_preset  # noqa: E402
 from tracelens.workload.serving.split import Piece  # noqa: E402
 
@@ -41,7 +41,7 @@ def differences(rank: int, ranks: int, fields: list[str]) -> list[float]:
             padded = batch + (Piece(GRAPHED.slots, 0, (0,)),) * (size - requests)
             token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3], device=device)
             every_B = torch.arange(size, device=device)
-            rows = Rows(token_B, slot_B, position_B, every_B, longest=GRAPHED.context)
+            rows = BatchTensors(token_B, slot_B, position_B, every_B, longest=GRAPHED.context)
             expected = together([engine.model.run(rows, size)])[0][:requests].float()
             got = graphs.run(batch, size).float()
             found.append(float((got - expected).abs().max() / expected.abs().max()))

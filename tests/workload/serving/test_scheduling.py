@@ -16,7 +16,7 @@ from tracelens.errors import TracelensError
 from tracelens.workload.serving.delayer import PrefillDelayer
 from tracelens.workload.serving.labels import half_label, label
 from tracelens.workload.serving.measure import Ticks, latencies, summary
-from tracelens.workload.serving.plan import Plan, Wish, make_plan
+from tracelens.workload.serving.plan import Plan, Proposal, make_plan
 from tracelens.workload.serving.requests import Request, Traffic
 from tracelens.workload.serving.scheduler import Running, Scheduler
 from tracelens.workload.serving.settings import Serving, model_config, override_serving, serving_preset
@@ -110,11 +110,11 @@ def test_a_prefill_takes_what_slots_and_tokens_allow() -> None:
     assert [piece.slot for piece in scheduler.prefill_batch()] == [0, 1]
 
 
-NOTHING, DECODING = Wish(0, 0, 0, 0, 0), Wish(0, 0, 0, 3, 4)
-READY = Wish(0, 20, 0, 3, 3)
+NOTHING, DECODING = Proposal(0, 0, 0, 0, 0), Proposal(0, 0, 0, 3, 4)
+READY = Proposal(0, 20, 0, 3, 3)
 
 
-def answers(delayer: PrefillDelayer, *wishes: Wish, times: int) -> list[bool]:
+def answers(delayer: PrefillDelayer, *wishes: Proposal, times: int) -> list[bool]:
     return [delayer.allow(wishes) for _ in range(times)]
 
 
@@ -182,7 +182,7 @@ def test_halves_by_request_leave_requests_whole(batch: Batch) -> None:
 def test_a_decode_beside_a_prefill_is_eager_and_all_are_padded() -> None:
     some = replace(TINY, graph="on", slots=6, tbo="off")
     assert some.graph_sizes == (1, 2, 4, 6)
-    wishes = [Wish(0, 30, 0, 2, 2), Wish(0, 0, 0, 3, 3), NOTHING]
+    wishes = [Proposal(0, 30, 0, 2, 2), Proposal(0, 0, 0, 3, 3), NOTHING]
     plan = make_plan(wishes, prefill=True, settings=some)
     assert plan == Plan(("prefill", "decode", "dummy_prefill"), ((0, 30), (0, 3), (0, 1)), (30,), 0)
     plan = make_plan(wishes, prefill=False, settings=some)
@@ -193,11 +193,11 @@ def test_a_decode_beside_a_prefill_is_eager_and_all_are_padded() -> None:
 
 def test_a_tick_is_cut_in_two_where_every_prefill_can_be() -> None:
     some = replace(TINY, tbo="request")
-    whole, cut = Wish(0, 30, 1, 1, 2), Wish(10, 20, 1, 2, 3)
+    whole, cut = Proposal(0, 30, 1, 1, 2), Proposal(10, 20, 1, 2, 3)
     assert make_plan([whole, cut], prefill=True, settings=some).padded == (30,)  # type: ignore[union-attr]
     assert make_plan([cut, cut], prefill=True, settings=some).padded == (10, 20)  # type: ignore[union-attr]
     assert make_plan([cut, cut], prefill=False, settings=some).padded == (3,)  # type: ignore[union-attr]
-    beside = [cut, Wish(0, 0, 12, 13, 9), NOTHING]
+    beside = [cut, Proposal(0, 0, 12, 13, 9), NOTHING]
     assert make_plan(beside, prefill=True, settings=some).padded == (12, 20)  # type: ignore[union-attr]
 
 

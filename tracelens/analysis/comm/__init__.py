@@ -2,7 +2,7 @@
 
 from tracelens.analysis.comm.clocks import aligned, clocks
 from tracelens.analysis.comm.collectives import alignment
-from tracelens.analysis.comm.matching import SEND_RECV, Group, Instance, Member, base_ns, match
+from tracelens.analysis.comm.matching import SEND_RECV, Group, MatchedCollective, Participant, base_ns, match
 from tracelens.analysis.comm.messages import exchanged
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankComms, Record, comms
 from tracelens.analysis.comm.waiting import bus_factor
@@ -11,8 +11,8 @@ __all__ = [
     "POINT_TO_POINT",
     "SEND_RECV",
     "Group",
-    "Instance",
-    "Member",
+    "MatchedCollective",
+    "Participant",
     "RankComms",
     "Record",
     "aligned",

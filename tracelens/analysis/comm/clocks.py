@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm.matching import SEND_RECV, Instance, Member
+from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective, Participant
 from tracelens.analysis.comm.records import RankComms
 
 # Ends of a collective on one host differ by microseconds, and their median by less. Where traces do not
@@ -31,7 +31,7 @@ class Clock(NamedTuple):
     instances: int
 
 
-def clocks(ranks: Sequence[RankComms], instances: Sequence[Instance]) -> list[Clock]:
+def clocks(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) -> list[Clock]:
     """The clocks of all ranks.
 
     All ranks of a collective end almost together, so the median difference of ends between ranks of
@@ -52,7 +52,7 @@ def clocks(ranks: Sequence[RankComms], instances: Sequence[Instance]) -> list[Cl
     ]
 
 
-def _offsets(ranks: Sequence[int], instances: Sequence[Instance]) -> dict[int, int]:
+def _offsets(ranks: Sequence[int], instances: Sequence[MatchedCollective]) -> dict[int, int]:
     """Offset of each rank against the lowest, one collective away after the other."""
     of_rank: dict[int, list[int]] = {}
     for place, instance in enumerate(instances):
@@ -94,7 +94,7 @@ def _hosts(ranks: Sequence[RankComms], offset: Mapping[int, int]) -> dict[int, i
     return {rank: number for number, cluster in enumerate(clusters) for _, rank in cluster}
 
 
-def _residuals(instances: Sequence[Instance], offset: Mapping[int, int]) -> dict[int, list[int]]:
+def _residuals(instances: Sequence[MatchedCollective], offset: Mapping[int, int]) -> dict[int, list[int]]:
     left: dict[int, list[int]] = {rank: [] for rank in offset}
     for instance in instances:
         end = _median([member.end - offset[member.rank] for member in instance.members])
@@ -103,7 +103,7 @@ def _residuals(instances: Sequence[Instance], offset: Mapping[int, int]) -> dict
     return left
 
 
-def aligned(instance: Instance, offset: Mapping[int, int]) -> tuple[Member, ...]:
+def aligned(instance: MatchedCollective, offset: Mapping[int, int]) -> tuple[Participant, ...]:
     """The members of an instance by the clock of host 0."""
     return tuple(
         member._replace(start=member.start - offset[member.rank], end=member.end - offset[member.rank])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.clocks import Clock, aligned, clocks
-from tracelens.analysis.comm.matching import Instance, base_ns, match
+from tracelens.analysis.comm.matching import MatchedCollective, base_ns, match
 from tracelens.analysis.comm.messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_all, fit, traffic
 from tracelens.analysis.comm.participants import MEMBERS, member_rows
 from tracelens.analysis.comm.records import RankComms, comms
@@ -120,7 +120,7 @@ def alignment(run: Run) -> Alignment:
     )
 
 
-def _rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
+def _rows(instances: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
     """Rows of INSTANCES, in order of time."""
     rows = []
     for instance in instances:
@@ -155,7 +155,7 @@ def _clock_rows(clock: Sequence[Clock]) -> list[dict[str, Any]]:
     return [{name: [value] for name, value in one._asdict().items()} for one in clock]
 
 
-def _incomplete(instances: Sequence[Instance]) -> list[Skip]:
+def _incomplete(instances: Sequence[MatchedCollective]) -> list[Skip]:
     """Collectives of which not all ranks are there: another may have arrived still later."""
     part = sum(len(instance.members) < instance.members[0].record.size for instance in instances)
     reason = "not all ranks of their groups are in the run; who is missing may have come still later"

@@ -18,7 +18,7 @@ _LOOKS = 1 << 22
 """So many pairs are looked at to find where a recording begins in a longer one; of more, every n-th."""
 
 
-class Member(NamedTuple):
+class Participant(NamedTuple):
     """One rank's share of an instance."""
 
     rank: int
@@ -27,7 +27,7 @@ class Member(NamedTuple):
     end: int
 
 
-class Instance(NamedTuple):
+class MatchedCollective(NamedTuple):
     """One collective, or one send with its receive, on the ranks that recorded it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Instance(NamedTuple):
     collective: str
     group: str
     order: int
-    members: tuple[Member, ...]
+    members: tuple[Participant, ...]
 
     @property
     def bytes(self) -> int:
@@ -70,7 +70,7 @@ class Instance(NamedTuple):
         return max(member.end for member in self.members) - min(member.start for member in self.members)
 
     @property
-    def last(self) -> Member:
+    def last(self) -> Participant:
         """Who arrived last, the lowest of several ranks."""
         return max(self.members, key=lambda member: (member.start, -member.rank))
 
@@ -86,7 +86,7 @@ class Instance(NamedTuple):
 class Matched(NamedTuple):
     """All instances, and what could not be matched."""
 
-    instances: list[Instance]
+    instances: list[MatchedCollective]
     skips: list[Skip]
 
 
@@ -102,16 +102,16 @@ def match(ranks: Sequence[RankComms], first: RankComms | None = None) -> Matched
         ranks: of the run, or some of them.
         first: first rank of the run; that of `ranks` unless given.
     """
-    groups: dict[Group, dict[int, list[Member]]] = {}
+    groups: dict[Group, dict[int, list[Participant]]] = {}
     for one in ranks:
         base = base_ns(one, first or ranks[0])
         for record in one.records:
-            member = Member(
+            member = Participant(
                 one.rank, record, base + int(one.start[record.kernel]), base + int(one.end[record.kernel])
             )
             of_group = groups.setdefault((record.group, record.members), {})
             of_group.setdefault(one.rank, []).append(member)
-    instances: list[Instance] = []
+    instances: list[MatchedCollective] = []
     skips: list[Skip] = []
     for (name, ranks_of_group), of_group in groups.items():
         found, wrong = _collectives(name, of_group)
@@ -127,7 +127,9 @@ def base_ns(one: RankComms, first: RankComms) -> int:
     return one.epoch_ns - first.epoch_ns if one.epoch_ns and first.epoch_ns else 0
 
 
-def _collectives(name: str, of_group: Mapping[int, list[Member]]) -> tuple[list[Instance], list[Skip]]:
+def _collectives(
+    name: str, of_group: Mapping[int, list[Participant]]
+) -> tuple[list[MatchedCollective], list[Skip]]:
     """Instances of one group, and those whose ranks disagree on what they are."""
     lists = {
         rank: [member for member in members if member.record.collective not in POINT_TO_POINT]
@@ -149,11 +151,11 @@ def _collectives(name: str, of_group: Mapping[int, list[Member]]) -> tuple[list[
         if len({_signature(member.record) for member in there}) > 1:
             wrong.append((order, there))
         elif len(there) > 1:
-            found.append(Instance(there[0].record.collective, name, order, tuple(there)))
+            found.append(MatchedCollective(there[0].record.collective, name, order, tuple(there)))
     return found, _disagreement(name, wrong)
 
 
-def _shift(members: list[Member], longest: list[Member]) -> int:
+def _shift(members: list[Participant], longest: list[Participant]) -> int:
     """Where in the longest list this one begins: where all agree, and ends lie closest together."""
     signatures = [[_signature(member.record) for member in some] for some in (members, longest)]
     if signatures[0] == signatures[1]:
@@ -188,7 +190,7 @@ def _signature(record: Record) -> tuple[str, str, int]:
     return record.collective, record.dtype, -1 if uneven else record.bytes
 
 
-def _disagreement(name: str, wrong: list[tuple[int, list[Member]]]) -> list[Skip]:
+def _disagreement(name: str, wrong: list[tuple[int, list[Participant]]]) -> list[Skip]:
     if not wrong:
         return []
     order, there = wrong[0]
@@ -205,10 +207,10 @@ def _disagreement(name: str, wrong: list[tuple[int, list[Member]]]) -> list[Skip
 
 
 def _pairs(
-    name: str, ranks: tuple[int, ...], of_group: Mapping[int, list[Member]]
-) -> tuple[list[Instance], list[Skip]]:
+    name: str, ranks: tuple[int, ...], of_group: Mapping[int, list[Participant]]
+) -> tuple[list[MatchedCollective], list[Skip]]:
     """Each send with its receive: the n-th from one rank to the other is the n-th that the other receives."""
-    kinds: dict[tuple[int, str, int], list[Member]] = {}
+    kinds: dict[tuple[int, str, int], list[Participant]] = {}
     for rank, members in of_group.items():
         for member in members:
             if member.record.collective in POINT_TO_POINT:
@@ -224,7 +226,7 @@ def _pairs(
         sends = kinds.get((sender, "send", receiver), [])
         receives = kinds.get((receiver, "recv", sender), [])
         paired = [
-            Instance(SEND_RECV, name, order, (send, receive))
+            MatchedCollective(SEND_RECV, name, order, (send, receive))
             for order, (send, receive) in enumerate(zip(sends, receives, strict=False))
             if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype
         ]
@@ -236,7 +238,7 @@ def _pairs(
     return found, skips
 
 
-def _alone(name: str, of_group: Mapping[int, list[Member]]) -> list[Skip]:
+def _alone(name: str, of_group: Mapping[int, list[Participant]]) -> list[Skip]:
     """Groups of which only one rank is there: nobody to compare with."""
     if len(of_group) > 1:
         return []

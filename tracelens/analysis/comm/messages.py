@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import Instance
+from tracelens.analysis.comm.matching import MatchedCollective
 from tracelens.arrays import Float
 from tracelens.table import Column, Schema, Skip
 
@@ -54,7 +54,7 @@ FIT = Schema(
 )
 
 
-def all_to_all(instances: Sequence[Instance]) -> list[dict[str, Any]]:
+def all_to_all(instances: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
     """Rows of ALL_TO_ALL: one an exchange, in order of time."""
     rows = []
     for instance in instances:
@@ -77,7 +77,7 @@ def all_to_all(instances: Sequence[Instance]) -> list[dict[str, Any]]:
     return rows
 
 
-def traffic(instances: Sequence[Instance]) -> tuple[list[dict[str, Any]], list[Skip]]:
+def traffic(instances: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]], list[Skip]]:
     """Rows of TRAFFIC, and a Skip where senders and receivers disagree."""
     sums: dict[tuple[str, int, int], list[int]] = {}
     wrong = 0
@@ -108,7 +108,7 @@ def traffic(instances: Sequence[Instance]) -> tuple[list[dict[str, Any]], list[S
     return rows, [Skip(f"traffic of {wrong} exchange(s)", reason)] if wrong else []
 
 
-def exchanged(instance: Instance) -> tuple[tuple[int, ...], np.ndarray, np.ndarray] | None:
+def exchanged(instance: MatchedCollective) -> tuple[tuple[int, ...], np.ndarray, np.ndarray] | None:
     """(ranks, sent, received) of an exchange, both matrices from row to column; None where not recorded."""
     ranks = instance.members[0].record.members
     there = {member.rank: member.record for member in instance.members}
@@ -121,9 +121,9 @@ def exchanged(instance: Instance) -> tuple[tuple[int, ...], np.ndarray, np.ndarr
     return ranks, np.array(sent, dtype=np.int64), np.array(received, dtype=np.int64).T
 
 
-def fit(instances: Sequence[Instance]) -> tuple[list[dict[str, Any]], list[Skip]]:
+def fit(instances: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]], list[Skip]]:
     """Rows of FIT, and why a collective has none."""
-    groups: dict[tuple[str, str], list[Instance]] = {}
+    groups: dict[tuple[str, str], list[MatchedCollective]] = {}
     for instance in instances:
         if instance.bytes > 0:
             groups.setdefault((instance.collective, instance.group), []).append(instance)

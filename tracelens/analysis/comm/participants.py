@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.matching import Instance, Member
+from tracelens.analysis.comm.matching import MatchedCollective, Participant
 from tracelens.analysis.comm.records import RankComms
 from tracelens.table import Column, Schema
 
@@ -37,14 +37,14 @@ MEMBERS = Schema(
 class _Share(NamedTuple):
     """One rank's share of a collective: lowest rank, bytes and the rank's own waiting."""
 
-    instance: Instance
-    member: Member
+    instance: MatchedCollective
+    member: Participant
     first: int
     size: int
     wait: int
 
 
-def member_rows(ranks: Sequence[RankComms], instances: Sequence[Instance]) -> list[dict[str, Any]]:
+def member_rows(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
     """Rows of MEMBERS, by rank.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from tracelens.analysis.comm.matching import SEND_RECV, Instance
+from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective
 from tracelens.analysis.comm.records import RankComms
 from tracelens.table import Column, Schema
 
@@ -71,7 +71,7 @@ class Waits(NamedTuple):
     caused: dict[int, int]
 
 
-def waits(instances: Sequence[Instance]) -> Waits:
+def waits(instances: Sequence[MatchedCollective]) -> Waits:
     """The waiting of all kernels, from instances by one clock.
 
     A kernel of several sends and receives waits until the last of all its partners is there.
@@ -116,9 +116,9 @@ def rank_rows(ranks: Sequence[RankComms], found: Waits) -> list[dict[str, Any]]:
     return rows
 
 
-def summary_rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
+def summary_rows(instances: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
     """Rows of SUMMARY, most kernel time first."""
-    groups: dict[tuple[str, str, int], list[Instance]] = {}
+    groups: dict[tuple[str, str, int], list[MatchedCollective]] = {}
     for instance in instances:
         bucket = 1 << max(instance.bytes, 1).bit_length() - 1 if instance.bytes >= 0 else -1
         groups.setdefault((instance.collective, instance.group, bucket), []).append(instance)
@@ -126,7 +126,7 @@ def summary_rows(instances: Sequence[Instance]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["kernel_ns"][0])
 
 
-def _summary(key: tuple[str, str, int], some: list[Instance]) -> dict[str, Any]:
+def _summary(key: tuple[str, str, int], some: list[MatchedCollective]) -> dict[str, Any]:
     collective, group, bucket = key
     record = some[0].members[0].record
     kernel = sum(member.end - member.start for instance in some for member in instance.members)

@@ -2,7 +2,7 @@
 
 from tracelens.analysis.moe.host_syncs import Blocking, blocking
 from tracelens.analysis.moe.passes import exchange_group, exchanges
-from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, Regions, Visit, regions
+from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
 
 __all__ = [
@@ -16,8 +16,8 @@ __all__ = [
     "ROUTER",
     "STAGES",
     "Blocking",
+    "LayerPass",
     "Regions",
-    "Visit",
     "blocking",
     "exchange_group",
     "exchanges",

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.common import integers
 from tracelens.analysis.moe.host_syncs import blocking
-from tracelens.analysis.moe.regions import PHASES, Regions, Visit, regions
+from tracelens.analysis.moe.regions import PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
 from tracelens.arrays import Bool, Int
 from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, find_steps, is_step
@@ -40,7 +40,7 @@ class RankPasses(NamedTuple):
     """
 
     rank: int
-    visits: list[Visit]
+    visits: list[LayerPass]
     labels: list[str]
     steps: int
     step_ns: float

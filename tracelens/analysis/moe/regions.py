@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.moe.kernel_lexer import GEMM, TOPK, Tokens, callers, tokens
 from tracelens.analysis.moe.stages import STAGES, Layer, stages
-from tracelens.analysis.moe.windows import MAX_EXPERTS, Product, Window, origins, windows
+from tracelens.analysis.moe.windows import MAX_EXPERTS, LayerWindow, Product, origins, windows
 from tracelens.analysis.pipeline import gradient_sync
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Int
@@ -22,7 +22,7 @@ FORWARD, BACKWARD, RECOMPUTE = range(3)
 
 
 @dataclass(frozen=True)
-class Visit:
+class LayerPass:
     """One micro-batch passing forward through one MoE layer, whose backward belongs to it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Regions(NamedTuple):
     visit: Int
     stage: Int
     phase: Int
-    visits: list[Visit]
+    visits: list[LayerPass]
     labels: list[str]
     framed: bool
 
@@ -107,11 +107,11 @@ def regions(trace: Trace) -> Regions:
 
 
 def _visits(
-    found: Tokens, edges: Int, places: list[Window], layers: list[Layer], of: list[int], reader: _Reader
-) -> list[Visit]:
+    found: Tokens, edges: Int, places: list[LayerWindow], layers: list[Layer], of: list[int], reader: _Reader
+) -> list[LayerPass]:
     """Numbers and sizes of the passes, `of` which others they are: see origins."""
-    visits: list[Visit] = []
-    waiting: deque[list[Visit]] = deque()
+    visits: list[LayerPass] = []
+    waiting: deque[list[LayerPass]] = deque()
     segment, microbatch, step = -1, -1, -1
     for window, layer, origin in zip(places, layers, of, strict=True):
         at = window.first
@@ -143,8 +143,8 @@ def _visits(
 
 
 def _visit(
-    numbers: tuple[int, int, int], again: bool, window: Window, layer: Layer, reader: _Reader
-) -> Visit:
+    numbers: tuple[int, int, int], again: bool, window: LayerWindow, layer: Layer, reader: _Reader
+) -> LayerPass:
     """One pass, its sizes from the router's and the experts' arguments."""
     experts, chosen, seen = reader.choice(window.router)
     gate = window.first + np.flatnonzero(layer.stage == STAGES.index("router"))
@@ -159,11 +159,11 @@ def _visit(
     products = tuple(reader.product(at) for at in tokens_of[first].tolist())
     hidden = products[0].depth if products else -1
     item = reader.itemsize(int(tokens_of[0])) if len(tokens_of) else 2
-    return Visit(*numbers, again, experts, chosen, seen, hidden, item, layer.grouped, products)
+    return LayerPass(*numbers, again, experts, chosen, seen, hidden, item, layer.grouped, products)
 
 
 def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: Int) -> tuple[Int, Int]:
-    """Visit and stage of backward work: those of what its forward op launched, or of the work before it."""
+    """Pass and stage of backward work: those of what its forward op launched, or of the work before it."""
     events, work = trace.arrays, trace.work
     result = np.full((2, len(back)), -1, dtype=np.int64)
     if not len(back) or not len(found.row):

@@ -17,7 +17,7 @@ from tracelens.analysis.moe.kernel_lexer import (
     TOPK,
     Tokens,
 )
-from tracelens.analysis.moe.windows import Sizes, Window
+from tracelens.analysis.moe.windows import LayerWindow, Sizes
 from tracelens.arrays import Bool, Int
 
 STAGES = ("router", "dispatch", "permute", "experts", "combine", "shared expert")
@@ -41,7 +41,7 @@ class Layer(NamedTuple):
     grouped: bool
 
 
-def stages(found: Tokens, window: Window, sizes: Sizes) -> Layer:
+def stages(found: Tokens, window: LayerWindow, sizes: Sizes) -> Layer:
     """Tell the stages of a window apart.
 
     Communication and copies to the host before the experts' products are dispatch, communication behind
@@ -81,7 +81,7 @@ def stages(found: Tokens, window: Window, sizes: Sizes) -> Layer:
     return Layer(_carried(stage, kind, gate), experts, grouped)
 
 
-def _experts(kind: Int, op: Int, router: int, window: Window, sizes: Sizes) -> tuple[Int, bool]:
+def _experts(kind: Int, op: Int, router: int, window: LayerWindow, sizes: Sizes) -> tuple[Int, bool]:
     """Places of the experts' products, all kernels of each; and whether they are grouped."""
     place = np.arange(len(kind))
     grouped = np.flatnonzero((kind == GROUPED) & (place > router))
@@ -141,7 +141,7 @@ def _before(comm: Int, experts: Int, first: int, last: int) -> Bool:
     return result if len(experts) else np.arange(len(comm)) < (len(comm) + 1) // 2
 
 
-def _framed(stage: Int, kind: Int, window: Window) -> Int:
+def _framed(stage: Int, kind: Int, window: LayerWindow) -> Int:
     """What frames say, except of communication and, among the experts, of the movement of tokens."""
     stage = stage.copy()
     for name, first, last in window.stages:

@@ -42,7 +42,7 @@ _STAGES = (
 _STRUCTURE = (GEMM, GROUPED, TOPK, COMM, PERMUTE, ROUTE, COPY_OUT, SUM)
 
 
-class Window(NamedTuple):
+class LayerWindow(NamedTuple):
     """One pass through one MoE layer: tokens first to last - 1.
 
     Attributes:
@@ -71,7 +71,7 @@ class Product(NamedTuple):
 Sizes = Callable[[int], Product]
 
 
-def windows(trace: Trace, found: Tokens, experts: Int, sizes: Sizes) -> list[Window]:
+def windows(trace: Trace, found: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
     """The passes through MoE layers in order of launch.
 
     Args:
@@ -90,7 +90,7 @@ def windows(trace: Trace, found: Tokens, experts: Int, sizes: Sizes) -> list[Win
     return sorted([*framed, *more])
 
 
-def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[Window]:
+def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
     """Without frames: what lies between two borders and has a router, and experts behind it."""
     kind = found.kind
     routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
@@ -106,7 +106,7 @@ def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[Window]:
         if experts[router] > 0 and columns >= 0 and columns != experts[router]:
             continue  # a top-k over keys or words: a router chooses from the columns of its own product
         if _sends_tokens(kind[router + 1 : high]):
-            windows.append(Window(*_trimmed(found, low, high), router, "", ()))
+            windows.append(LayerWindow(*_trimmed(found, low, high), router, "", ()))
     return windows
 
 
@@ -139,7 +139,7 @@ def _trimmed(found: Tokens, low: int, high: int) -> tuple[int, int]:
     return first, last
 
 
-def _by_frames(trace: Trace, found: Tokens) -> list[Window]:
+def _by_frames(trace: Trace, found: Tokens) -> list[LayerWindow]:
     """What lies in the tightest frame around each router that has experts in it, too."""
     events = trace.arrays
     stages_of = {code: stage for code, name in enumerate(events.names) if (stage := stage_of(name))}
@@ -216,13 +216,13 @@ def _window(
     begin: int,
     end: int,
     frame: str,
-) -> Window | None:
+) -> LayerWindow | None:
     """The window of a layer by its named parts.
 
     Args:
         found: forward work of the rank.
         border: where a segment begins or a block ends.
-        stages: see Window.
+        stages: see LayerWindow.
         begin: token at which the frame begins, or the layer before it ends.
         end: token at which the frame ends, or the next layer begins.
         frame: its name.
@@ -240,11 +240,11 @@ def _window(
     routers = [(low, high) for name, low, high in stages if name == "router"]
     for some in (*routers, (first, last)):
         if len(top := np.flatnonzero(found.kind[slice(*some)] == TOPK)):
-            return Window(first, last, some[0] + int(top[-1]), frame, tuple(stages))
-    return Window(first, last, max(routers[0][1] - 1, first), frame, tuple(stages))
+            return LayerWindow(first, last, some[0] + int(top[-1]), frame, tuple(stages))
+    return LayerWindow(first, last, max(routers[0][1] - 1, first), frame, tuple(stages))
 
 
-def origins(trace: Trace, found: Tokens, places: Sequence[Window]) -> list[int]:
+def origins(trace: Trace, found: Tokens, places: Sequence[LayerWindow]) -> list[int]:
     """Of each pass the number of the one that it repeats, -1 for none and where that is not known.
 
     What is computed again belongs to a node of the backward pass, and the node to a forward op: a whole

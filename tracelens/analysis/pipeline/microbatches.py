@@ -11,7 +11,7 @@ from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
 from tracelens.arrays import Bool, Int
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, Scope, Trace, Union, Window, Work, find_steps, gpu_work, union
+from tracelens.trace import STEP_MARK, Scope, Trace, TraceWindow, Union, Work, find_steps, gpu_work, union
 
 FORWARD, BACKWARD = "forward", "backward"
 _BACKWARD_OP = "autograd::engine::evaluate_function"
@@ -61,7 +61,7 @@ class Passes(NamedTuple):
     p2p: Union
     other: Union
     sends: dict[str, int]
-    steps: list[Window]
+    steps: list[TraceWindow]
 
 
 def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
@@ -179,7 +179,7 @@ def _graph_makers(trace: Trace) -> Int:
     return np.sort(events.start[rows[order[last]]])
 
 
-def _steps(trace: Trace, work: Work) -> tuple[list[Window], Int]:
+def _steps(trace: Trace, work: Work) -> tuple[list[TraceWindow], Int]:
     """Windows of the steps, and the times between which the host launched their work, one less.
 
     Without step marks a step ends with the optimizer's.
@@ -201,7 +201,7 @@ def _steps(trace: Trace, work: Work) -> tuple[list[Window], Int]:
         edges = np.concatenate(([low], inner, [high]))
         labels = steps.labels if not len(inner) else [f"update {n}" for n in range(1, len(edges))]
     windows = [
-        Window(label, int(a), int(b)) for label, a, b in zip(labels, edges[:-1], edges[1:], strict=True)
+        TraceWindow(label, int(a), int(b)) for label, a, b in zip(labels, edges[:-1], edges[1:], strict=True)
     ]
     return windows, edges[1:-1]
 
@@ -211,7 +211,7 @@ def _step_at(times: Int, cuts: Int) -> Int:
 
 
 def _spans(
-    work: Work, host: Int, key: Int, scopes: Scopes, steps: list[Window], cuts: Int
+    work: Work, host: Int, key: Int, scopes: Scopes, steps: list[TraceWindow], cuts: Int
 ) -> tuple[list[Span], Bool]:
     """The spans by order of launch, and which work is in one."""
     inside = key >= 0

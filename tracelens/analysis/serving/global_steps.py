@@ -11,17 +11,17 @@ from tracelens.analysis.comm import base_ns, clocks, match
 from tracelens.analysis.serving.steps import RankSteps, Step
 
 
-class Member(NamedTuple):
+class RankStep(NamedTuple):
     """One rank's share of a common step; the step's times are by the clock of the first rank."""
 
     rank: int
     step: Step
 
 
-class Common(NamedTuple):
+class GlobalStep(NamedTuple):
     """What several ranks ran at the same time, in order of rank."""
 
-    members: tuple[Member, ...]
+    members: tuple[RankStep, ...]
 
     @property
     def start(self) -> int:
@@ -91,7 +91,7 @@ def _shifted(steps: Sequence[Step], shift: int) -> list[Step]:
     return [step._replace(start=step.start + shift, end=step.end + shift) for step in steps]
 
 
-def lockstep(ranks: Sequence[RankSteps]) -> list[Common]:
+def lockstep(ranks: Sequence[RankSteps]) -> list[GlobalStep]:
     """The steps that several ranks, all by one clock, ran together, in order of time.
 
     Ranks that share their expert layers meet in every layer, so the steps that are one lie over each other
@@ -100,19 +100,19 @@ def lockstep(ranks: Sequence[RankSteps]) -> list[Common]:
     """
     queues = {one.rank: one.steps for one in ranks}
     at = dict.fromkeys(queues, 0)
-    found: list[Common] = []
+    found: list[GlobalStep] = []
     while open_ranks := [rank for rank in queues if at[rank] < len(queues[rank])]:
         first = min(open_ranks, key=lambda rank: (queues[rank][at[rank]].start, rank))
         seed, *after = queues[first][at[first] : at[first] + 2]
         joined = [
-            Member(rank, queues[rank][at[rank]])
+            RankStep(rank, queues[rank][at[rank]])
             for rank in open_ranks
             if rank == first or _together(queues[rank][at[rank]], seed, after)
         ]
         for member in joined:
             at[member.rank] += 1
         if len(joined) > 1:
-            found.append(Common(tuple(joined)))
+            found.append(GlobalStep(tuple(joined)))
     return found
 
 
@@ -135,7 +135,7 @@ class Delay(NamedTuple):
     alignable: int
 
 
-def delay(found: Sequence[Common]) -> Delay:
+def delay(found: Sequence[GlobalStep]) -> Delay:
     """The delay of decoding ranks by ranks in another phase; -1 where no step is pure decoding.
 
     Each mismatched step in which a rank decodes is late by what it took longer than a step in which all

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.serving.global_steps import Common, by_one_clock, delay, lockstep
+from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, lockstep
 from tracelens.analysis.serving.labels import KINDS, grammar
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
 from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
@@ -71,7 +71,7 @@ def _imbalance(steps: Iterable[Step]) -> float:
     )
 
 
-def _summary(ranks: Sequence[RankSteps], found: Sequence[Common]) -> dict[str, list[Any]]:
+def _summary(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> dict[str, list[Any]]:
     """The row of SUMMARY."""
     steps = [step for one in ranks for step in one.steps]
     decode = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
@@ -137,7 +137,7 @@ def _kinds(one: RankSteps) -> list[dict[str, Any]]:
     return rows
 
 
-def _common(number: int, one: Common) -> dict[str, list[Any]]:
+def _common(number: int, one: GlobalStep) -> dict[str, list[Any]]:
     """A row of ALIGNMENT."""
     return {
         "step": [number],
@@ -197,7 +197,7 @@ def _unlabelled(ranks: Sequence[RankSteps]) -> list[Skip]:
     return [Skip(f"rank {one.rank}", reason) for one in ranks if not one.steps]
 
 
-def _not_told(ranks: Sequence[RankSteps], found: Sequence[Common]) -> list[Skip]:
+def _not_told(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> list[Skip]:
     """What cannot be said although there are labels."""
     skips: list[Skip] = []
     if not ranks:

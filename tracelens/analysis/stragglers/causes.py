@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, Instance, Member
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
 from tracelens.analysis.stragglers.spans import Span, Spans
 from tracelens.analysis.stragglers.workload import Excess, Workloads, duration
@@ -66,7 +66,7 @@ class Comparison:
     """
 
     def __init__(
-        self, parts: Mapping[int, Segments], instances: Sequence[Instance], offset: Mapping[int, int]
+        self, parts: Mapping[int, Segments], instances: Sequence[MatchedCollective], offset: Mapping[int, int]
     ) -> None:
         self._parts, self._offset = parts, offset
         self._workloads = Workloads(parts)
@@ -86,7 +86,7 @@ class Comparison:
             self._verdicts[place] = self._verdict(place, self._instances[place])
         return [self._verdicts[place] for place in range(len(self._instances))]
 
-    def _verdict(self, place: int, instance: Instance) -> Verdict:
+    def _verdict(self, place: int, instance: MatchedCollective) -> Verdict:
         last, wait = instance.last, instance.wait_ns
         others = [member for member in instance.members if member.rank != last.rank]
         weight = np.array([wait[member.rank] for member in others], dtype=float)
@@ -122,7 +122,7 @@ class Comparison:
             return Verdict(last.rank, cause, text, round(late))
         return Verdict(last.rank, "unknown", _unexplained(late, more), round(late))
 
-    def _numbers(self, member: Member, spans: Mapping[int, Span]) -> Float:
+    def _numbers(self, member: Participant, spans: Mapping[int, Span]) -> Float:
         """Time of a member's span by TIMES, and its begin."""
         span = spans[member.rank]
         time = self._parts[member.rank].time[span.first : span.last].sum(axis=0)
@@ -131,7 +131,7 @@ class Comparison:
     def _evidence(
         self,
         cause: str,
-        last: Member,
+        last: Participant,
         spans: Mapping[int, Span],
         mine: Float,
         usual: Float,
@@ -178,7 +178,7 @@ class Comparison:
         between = ", late from before: " if origin.root else ": "
         return Verdict(origin.rank, origin.cause, f"{held}{text}{between}{root}", late, root)
 
-    def _before(self, last: Member, span: Span, mine: Float, usual: Float) -> tuple[str, int]:
+    def _before(self, last: Participant, span: Span, mine: Float, usual: Float) -> tuple[str, int]:
         """Evidence for lateness that a rank brought with it, and the instance that it brought it from."""
         own, offset = self._parts[last.rank].comms, self._offset[last.rank]
         start = last.start + offset
@@ -204,7 +204,9 @@ class Comparison:
         latest = instance.last.rank
         return (f"{said}, where rank {latest} was last" if latest != last.rank else said), place
 
-    def _launched_late(self, late: float, last: Member, others: Sequence[Member], weight: Float) -> str:
+    def _launched_late(
+        self, late: float, last: Participant, others: Sequence[Participant], weight: Float
+    ) -> str:
         """Evidence where the host asked for the communication late beside a busy GPU; "" where it did not.
 
         Computation that goes on when the communication begins is not what it waited for; and a kernel that
@@ -224,7 +226,7 @@ class Comparison:
         self,
         text: str,
         late: float,
-        instance: Instance,
+        instance: MatchedCollective,
         spans: Mapping[int, Span],
         weight: Float,
     ) -> Verdict:
@@ -246,7 +248,7 @@ class Comparison:
         said = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(usual)})"
         return Verdict(last.rank, "blocking_call", f"{said}{host and ' in '}{host}", round(late))
 
-    def _blocked(self, member: Member, span: Span) -> int:
+    def _blocked(self, member: Participant, span: Span) -> int:
         """How long the host sat in blocking calls from one launch to the other, -1 if unknown."""
         part, kernel = self._parts[member.rank], member.record.kernel
         if part.launch[kernel] < 0 or (span.before >= 0 and part.launch[span.before] < 0):
@@ -254,7 +256,7 @@ class Comparison:
         before = int(part.blocked[span.before]) if span.before >= 0 else 0
         return max(int(part.blocked[kernel]) - before, 0)
 
-    def _called(self, member: Member) -> int:
+    def _called(self, member: Participant) -> int:
         launch = int(self._parts[member.rank].launch[member.record.kernel])
         return launch - self._offset[member.rank] if launch >= 0 else -1
 
@@ -267,7 +269,7 @@ def _unexplained(late: float, more: Float) -> str:
     return f"{duration(late)} late, unexplained by what was recorded: {found} than the others"
 
 
-def _other_stage(instance: Instance, excess: Excess) -> bool:
+def _other_stage(instance: MatchedCollective, excess: Excess) -> bool:
     """Whether sender and receiver were in different parts of the program."""
     return instance.collective == SEND_RECV and excess.alike < _SAME_WORK
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.comm import Instance, RankComms
+from tracelens.analysis.comm import MatchedCollective, RankComms
 from tracelens.analysis.stragglers.causes import Verdict
 from tracelens.arrays import Int
 from tracelens.table import Column, Schema
@@ -30,7 +30,7 @@ LOST = Schema(
 
 
 def lost_rows(
-    ranks: Sequence[RankComms], instances: Sequence[Instance], verdicts: Sequence[Verdict]
+    ranks: Sequence[RankComms], instances: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
 ) -> list[dict[str, Any]]:
     """Rows of LOST, by rank.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, Instance
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.analysis.stragglers.causes import SMALL_NS, Verdict
 from tracelens.analysis.stragglers.segments import Segments
 from tracelens.arrays import Bool, Float
@@ -50,7 +50,7 @@ class Noise(NamedTuple):
 
 
 def noise(
-    parts: Sequence[Segments], instances: Sequence[Instance], verdicts: Sequence[Verdict]
+    parts: Sequence[Segments], instances: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
 ) -> Mapping[int, Noise]:
     """The noise of each rank that a verdict names.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import Instance, Member
+from tracelens.analysis.comm import MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import Segments
 from tracelens.arrays import Int
 
@@ -61,13 +61,13 @@ class Spans:
     """
 
     def __init__(
-        self, parts: Mapping[int, Segments], instances: Sequence[Instance], offset: Mapping[int, int]
+        self, parts: Mapping[int, Segments], instances: Sequence[MatchedCollective], offset: Mapping[int, int]
     ) -> None:
         self._parts, self._offset = parts, offset
         self._shared = _Shared(instances)
         self.ends = {rank: Ends(part.comms.end) for rank, part in parts.items()}
 
-    def of(self, place: int, instance: Instance) -> dict[int, Span]:
+    def of(self, place: int, instance: MatchedCollective) -> dict[int, Span]:
         """What is compared, by rank: since the last communication kernel, where all had equally many.
 
         Where one rank took part in communication that others did not, "since the last one" would be another
@@ -99,7 +99,7 @@ class Spans:
         alike = len({span.kernels for span in since_common.values()}) == 1
         return since_last if alike else since_common
 
-    def _common(self, place: int, instance: Instance) -> dict[int, Member]:
+    def _common(self, place: int, instance: MatchedCollective) -> dict[int, Participant]:
         """The last instance that all members of this one had been in and left; {} if there is none."""
         ranks = {member.rank: member for member in instance.members}
         for before in reversed(self._shared.before(place, instance)):
@@ -112,7 +112,7 @@ class Spans:
 class _Shared:
     """Which instances the ranks of each instance have all been in."""
 
-    def __init__(self, instances: Sequence[Instance]) -> None:
+    def __init__(self, instances: Sequence[MatchedCollective]) -> None:
         self._instances = instances
         sets = [frozenset(member.rank for member in instance.members) for instance in instances]
         distinct = set(sets)
@@ -128,7 +128,7 @@ class _Shared:
             for one in inside[ranks]:
                 self._places[one].append(place)
 
-    def before(self, place: int, instance: Instance) -> list[Instance]:
+    def before(self, place: int, instance: MatchedCollective) -> list[MatchedCollective]:
         """Those before this one, in order."""
         places = self._places[frozenset(member.rank for member in instance.members)]
         end = bisect_left(places, place)

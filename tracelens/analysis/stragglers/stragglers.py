@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import Instance, aligned, base_ns, clocks, match
+from tracelens.analysis.comm import MatchedCollective, aligned, base_ns, clocks, match
 from tracelens.analysis.stragglers.causes import CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import Segments, segments
@@ -122,7 +122,7 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
     return result(tables, [*found.skips, *_unblamed(parts, instances, verdicts)], scope=scope)
 
 
-_Case = tuple[Instance, int, Verdict]
+_Case = tuple[MatchedCollective, int, Verdict]
 
 
 def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
 
 
 def _unblamed(
-    parts: Sequence[Segments], instances: Sequence[Instance], verdicts: Sequence[Verdict]
+    parts: Sequence[Segments], instances: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
 ) -> list[Skip]:
     """Ranks that are in no table, each with the reason."""
     last = {verdict.rank for verdict in verdicts}

@@ -12,7 +12,7 @@ from tracelens.compare.diff.noise import Spread
 from tracelens.table import codes
 
 
-class Rows(NamedTuple):
+class LedgerRows(NamedTuple):
     """The rows of a level, largest difference first.
 
     Attributes:
@@ -78,7 +78,7 @@ class Level:
         rows = place[code] if len(place) else code
         self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
 
-    def rows(self, step_ns: tuple[int, int]) -> Rows:
+    def rows(self, step_ns: tuple[int, int]) -> LedgerRows:
         """All rows.
 
         Args:
@@ -91,7 +91,7 @@ class Level:
         )
         order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
         names = list(self._place)
-        return Rows(
+        return LedgerRows(
             [names[at] for at in order.tolist()],
             by_step[0].take(order),
             by_step[1].take(order),

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracelens.analysis.common import device_names, noted
 from tracelens.compare.diff import TAIL, ratio
-from tracelens.compare.ladder.rungs import Climb, Rung
-from tracelens.compare.ladder.steps import LEVELS, WATERFALL, Stride, in_words, strides
+from tracelens.compare.ladder.rungs import LadderRun, Rung
+from tracelens.compare.ladder.steps import LEVELS, WATERFALL, AblationStep, in_words, strides
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table, stack
 from tracelens.trace import Run
@@ -60,7 +60,7 @@ TOTAL = Schema(
 )
 
 
-def ladder(climb: Climb, runs: Iterable[Run]) -> Result:
+def ladder(climb: LadderRun, runs: Iterable[Run]) -> Result:
     """How much each optimisation brought, on top of those before it, and where in the step it did so.
 
     Args:
@@ -104,7 +104,7 @@ def ladder(climb: Climb, runs: Iterable[Run]) -> Result:
     return noted(found, metas)
 
 
-def _rungs(climb: Climb, traced: Sequence[int]) -> tuple[Table, list[Skip]]:
+def _rungs(climb: LadderRun, traced: Sequence[int]) -> tuple[Table, list[Skip]]:
     """RUNGS, and what was not measured."""
     skips = []
     if any(rung.peak_bytes < 0 for rung in climb.rungs):
@@ -148,7 +148,7 @@ def _noise(before: Rung, after: Rung) -> str:
     return "within" if found.low <= 1 <= found.high else "beyond"
 
 
-def _changed(climb: Climb, climbed: Sequence[Stride]) -> dict[str, list[Any]]:
+def _changed(climb: LadderRun, climbed: Sequence[AblationStep]) -> dict[str, list[Any]]:
     """Rows of CHANGED."""
     rungs = climb.rungs[1:]
     return {

@@ -50,7 +50,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Climb:
+class LadderRun:
     """A ladder as it was run.
 
     Attributes:
@@ -66,7 +66,7 @@ class Climb:
     left: tuple[tuple[str, str], ...] = ()
 
 
-def read(folder: Path) -> Climb:
+def read(folder: Path) -> LadderRun:
     """The ladder in a folder.
 
     Raises:
@@ -95,7 +95,7 @@ def read(folder: Path) -> Climb:
     return climbed
 
 
-def _climb(folder: Path, document: Mapping[str, Any]) -> Climb:
+def _climb(folder: Path, document: Mapping[str, Any]) -> LadderRun:
     rungs = tuple(
         Rung(
             str(one["name"]),
@@ -109,4 +109,4 @@ def _climb(folder: Path, document: Mapping[str, Any]) -> Climb:
         for one in document["rungs"]
     )
     left = tuple((str(one["name"]), str(one["reason"])) for one in document["left"])
-    return Climb(rungs, int(document["tokens_a_step"]), str(document["preset"]), left)
+    return LadderRun(rungs, int(document["tokens_a_step"]), str(document["preset"]), left)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.compare.diff import diff
-from tracelens.compare.ladder.rungs import Climb
+from tracelens.compare.ladder.rungs import LadderRun
 from tracelens.table import Column, Schema, Skip, Table
 from tracelens.trace import Run, TraceMeta
 
@@ -38,7 +38,7 @@ _TIMES = ("slower", "faster", "other shapes", "other kernels")
 """Kinds of changes that are about the same calls."""
 
 
-class Stride(NamedTuple):
+class AblationStep(NamedTuple):
     """From one rung to the next.
 
     Attributes:
@@ -54,7 +54,7 @@ class Stride(NamedTuple):
     calls: str
 
 
-def strides(climb: Climb, runs: Iterable[Run]) -> tuple[list[Stride], list[TraceMeta], list[Skip]]:
+def strides(climb: LadderRun, runs: Iterable[Run]) -> tuple[list[AblationStep], list[TraceMeta], list[Skip]]:
     """Each rung against the one before it.
 
     Args:
@@ -67,7 +67,7 @@ def strides(climb: Climb, runs: Iterable[Run]) -> tuple[list[Stride], list[Trace
     Raises:
         TracelensError: a rank has no GPU work.
     """
-    made: list[Stride] = []
+    made: list[AblationStep] = []
     metas: list[TraceMeta] = []
     skips: dict[str, Skip] = {}
     before: Run | None = None
@@ -77,7 +77,7 @@ def strides(climb: Climb, runs: Iterable[Run]) -> tuple[list[Stride], list[Trace
             found = diff(before, run)
             skips |= {skip.subject: skip for skip in found.skips}
             made.append(
-                Stride(
+                AblationStep(
                     found.meta["base_ns"],
                     found.meta["cand_ns"],
                     _cut(number, rung.name, found.data["waterfall"]),
@@ -124,7 +124,7 @@ def in_words(waterfall: dict[str, Any], level: str) -> str:
     """The parts of a level that changed most, largest first.
 
     Args:
-        waterfall: of a Stride.
+        waterfall: of a AblationStep.
         level: one of LEVELS.
     """
     parts = [

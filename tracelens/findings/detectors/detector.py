@@ -1,7 +1,7 @@
 """What can be wrong with a run: one module a kind of detector; `findings` ranks what they measure.
 
-A detector looks for one signature. It either measures what is there, as a `Signal`, or says in a sentence why
-there is nothing to measure.
+A detector looks for one signature. It either measures what is there, as a `Detection`, or says in a sentence
+why there is nothing to measure.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tracelens.analysis.common import NO_LAUNCH
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.guard import guard
 from tracelens.registry import Registry
 from tracelens.table import Result, Unit
 from tracelens.trace import Union
 
-__all__ = ["DETECTORS", "JOB", "Detector", "Found", "Quantity", "Scene", "Signal", "detector"]
+__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Found", "Quantity", "RankContext", "detector"]
 
 Confidence = Literal["high", "medium", "low"]
 """How sure the saving is: high, the trace shows the time that goes; medium, it rests on a model of what is
@@ -35,7 +35,7 @@ class Quantity(NamedTuple):
     unit: Unit
 
 
-class Signal(NamedTuple):
+class Detection(NamedTuple):
     """A signature that is there, and what it costs.
 
     Attributes:
@@ -54,7 +54,7 @@ class Signal(NamedTuple):
     confidence: Confidence
 
 
-Found = Signal | str
+Found = Detection | str
 """A signal, or why there is none, which may be a Failure."""
 
 
@@ -70,7 +70,7 @@ class Detector:
         needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
         launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
         host_remedy: what to do about it there, "" where that is the same.
-        function: (scene) -> Signal or reason; with `needs`, (results) -> signals by rank, or reason.
+        function: (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason.
     """
 
     name: str
@@ -82,19 +82,19 @@ class Detector:
     launching: bool = False
     host_remedy: str = ""
 
-    def of_rank(self, scene: Scene) -> Found:
+    def of_rank(self, scene: RankContext) -> Found:
         """What one rank shows."""
         if self.launching and scene.work.on_host:
             return NO_LAUNCH
         found: Found = guard(f"detector {self.name}", self.function, scene)
         return found
 
-    def of_run(self, results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+    def of_run(self, results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
         """What the results of analyzers show: signals by rank (or JOB), or why there is none."""
         failed = [name for name in self.needs if results[name].failures and not results[name].data]
         if failed:
             return f"needs {', '.join(failed)}, which failed"
-        found: Mapping[int, Signal] | str = guard(f"detector {self.name}", self.function, results)
+        found: Mapping[int, Detection] | str = guard(f"detector {self.name}", self.function, results)
         return found
 
 
@@ -116,7 +116,7 @@ def detector(
         name: in the tables.
         title: of its finding.
         remedy: what to do about it.
-        needs: analyzers whose results, by name, the function takes instead of a Scene.
+        needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
         host_remedy: what to do about it where the host does the work, if that is something else.
     """

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tracelens.analysis.stragglers import duration
-from tracelens.findings.detectors.detector import Confidence, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.table import Result, Table
 from tracelens.trace import Union, union
 
-Signals = Mapping[int, Signal] | str
+Signals = Mapping[int, Detection] | str
 """Signals by rank, or why there are none."""
 
 
@@ -50,9 +50,9 @@ class _Rank:
             Quantity("chunks a stage", float(self.first("chunks")), "count"),
         )
 
-    def signal(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Signal:
+    def signal(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Detection:
         """A signal with what is common to the detectors here."""
-        return Signal(self.quantities(part), max(saving_ns, 0.0), self.when(part), evidence, confidence)
+        return Detection(self.quantities(part), max(saving_ns, 0.0), self.when(part), evidence, confidence)
 
 
 def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:

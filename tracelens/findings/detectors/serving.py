@@ -8,12 +8,12 @@ import numpy as np
 
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int
-from tracelens.findings.detectors.detector import JOB, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector
 from tracelens.findings.step_counts import step_count
 from tracelens.table import Result, Table
 from tracelens.trace import Union, union
 
-Signals = Mapping[int, Signal] | str
+Signals = Mapping[int, Detection] | str
 """Signals by rank or JOB, or why there are none."""
 
 NO_LABELS = "no step label of a serving engine"
@@ -47,7 +47,7 @@ def serving_phases(results: Mapping[str, Result]) -> Signals:
         return "ranks in different phases, but no step of pure decoding shows what that costs"
     start, dur = aligned.array("ts_ns")[mismatch], aligned.array("dur_ns")[mismatch]
     return {
-        JOB: Signal(
+        JOB: Detection(
             (
                 Quantity("phase mismatch of the time", row["phase_mismatch_fraction"], "fraction"),
                 Quantity("steps with ranks in different phases", row["mismatch_steps"] / steps, "count"),
@@ -98,7 +98,7 @@ def serving_padding(results: Mapping[str, Result]) -> Signals:
         basis = f"steps take {duration(a_slot)} more for each slot more"
     some = wasted > 0
     return {
-        JOB: Signal(
+        JOB: Detection(
             (
                 Quantity("padding of the slots", share, "fraction"),
                 Quantity("tokens", float(tokens.sum()) / steps, "count"),
@@ -165,7 +165,7 @@ def _growth(slots: Int, dur: Int) -> float | None:
 
 def _exposed(
     results: Mapping[str, Result], rank: int, mine: Int, row: Mapping[str, float], steps: int
-) -> Signal | None:
+) -> Detection | None:
     """What a rank's communication in these rows of the steps table costs it, None where that is little."""
     table = results["serving"].data["steps"]
     start, dur = table.array("ts_ns")[mine], table.array("dur_ns")[mine]
@@ -181,7 +181,7 @@ def _exposed(
     tbo = row["tbo_steps"] > 0
     imbalance, efficiency = row["tbo_imbalance"], row["tbo_efficiency"]
     said = f", halves differ by {imbalance:.0%} of their tokens" if imbalance >= 0 else ""
-    return Signal(
+    return Detection(
         (
             Quantity("exposed communication", float(exposed.sum()) / steps, "ns"),
             Quantity("of the steps' time", float(exposed.sum()) / max(float(dur.sum()), 1), "fraction"),

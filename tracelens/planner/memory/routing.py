@@ -9,7 +9,7 @@ from tracelens.planner.memory.sizes import FLOAT32, INT64, Sizes
 from tracelens.planner.memory.tape import Tape, Value
 
 
-class Rows(NamedTuple):
+class RoutedRows(NamedTuple):
     """Which token stands in which row: integers, which nothing has gradients for.
 
     Attributes:
@@ -54,27 +54,27 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
     return weight, expert
 
 
-def sort(t: Tape, s: Sizes, choices: int, tokens: int, rows: int, expert: Value) -> Rows:
+def sort(t: Tape, s: Sizes, choices: int, tokens: int, rows: int, expert: Value) -> RoutedRows:
     """Rows by expert: by a mask and the host, or by sorting."""
     if s.config.toggles.sync_free < DEVICE_PERMUTE:
         # A mask's places are pairs of integers, of which the choice is one column.
         choice = t.op([], 2 * rows * INT64, reads=[expert], scratch=choices * s.e)
         row = t.op([], choices * INT64)
-        return Rows(rows, tokens, t.op([], rows * INT64, reads=[choice]), choice, row, padded=False)
+        return RoutedRows(rows, tokens, t.op([], rows * INT64, reads=[choice]), choice, row, padded=False)
     order = t.op([], choices * INT64, reads=[expert], scratch=3 * choices * INT64)
     choice = t.op([], rows * INT64, reads=[order]) if s.static else order
     token, row = t.op([], rows * INT64, reads=[order]), t.op([], choices * INT64, reads=[order])
-    return Rows(rows, tokens, token, choice, row, padded=s.static)
+    return RoutedRows(rows, tokens, token, choice, row, padded=s.static)
 
 
-def spread(t: Tape, rows: Rows, count: int) -> Rows:
+def spread(t: Tape, rows: RoutedRows, count: int) -> RoutedRows:
     """The same rows in parts of one size."""
     token, choice = (t.op([], count * INT64, reads=[one]) for one in (rows.token, rows.choice))
     row = t.op([], rows.row.bytes, reads=[rows.row])
-    return Rows(count, rows.tokens, token, choice, row, padded=True)
+    return RoutedRows(count, rows.tokens, token, choice, row, padded=True)
 
 
-def permute(t: Tape, s: Sizes, x: Value, rows: Rows, width: int, fused: bool) -> Value:
+def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bool) -> Value:
     """Each row its token; `width` bytes."""
     size = rows.size * width
     if fused:
@@ -82,7 +82,7 @@ def permute(t: Tape, s: Sizes, x: Value, rows: Rows, width: int, fused: bool) ->
     return _select(t, x, rows.token, rows, width)
 
 
-def _select(t: Tape, x: Value, index: Value, rows: Rows, width: int) -> Value:
+def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int) -> Value:
     """Rows of a tensor by their numbers."""
     if not rows.padded:
         return t.op([x], rows.size * width, saves=[index])
@@ -90,7 +90,7 @@ def _select(t: Tape, x: Value, index: Value, rows: Rows, width: int) -> Value:
     return t.op([y], y.bytes, extra=rows.size)
 
 
-def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: Rows) -> Value:
+def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows) -> Value:
     """For each token the sum of its rows, each times its weight."""
     size, width = rows.tokens * s.row, s.row
     inputs = [y] if weight is None else [y, weight]
@@ -124,8 +124,8 @@ class Trip(NamedTuple):
     """
 
     x: Value
-    rows: Rows
-    sent: Rows | None
+    rows: RoutedRows
+    sent: RoutedRows | None
     weight: Value | None
     own: Value
     arrived: int

@@ -109,7 +109,7 @@ def _check_group(stages: int, microbatches: int, chunks: int, group: int) -> Non
         )
 
 
-class Kind(NamedTuple):
+class ScheduleKind(NamedTuple):
     """A kind of schedule.
 
     Attributes:
@@ -124,18 +124,20 @@ class Kind(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": Kind("all forwards, then all backwards", 1, lambda p, m, v, g: gpipe(p, m)),
-    "1f1b": Kind("one forward, one backward", 1, lambda p, m, v, g: one_f_one_b(p, m)),
-    "interleaved": Kind("1F1B over several chunks a stage", "any", interleaved),
-    "1f1b-overlap": Kind(
+    "gpipe": ScheduleKind("all forwards, then all backwards", 1, lambda p, m, v, g: gpipe(p, m)),
+    "1f1b": ScheduleKind("one forward, one backward", 1, lambda p, m, v, g: one_f_one_b(p, m)),
+    "interleaved": ScheduleKind("1F1B over several chunks a stage", "any", interleaved),
+    "1f1b-overlap": ScheduleKind(
         "each backward beside a forward, whose all-to-alls it hides; twice the memory",
         1,
         overlapped,
     ),
-    "interleaved-overlap": Kind("the same over several chunks a stage", "any", overlapped),
-    "zb-h1": Kind("weight gradients apart, memory as in 1F1B", 1, lambda p, m, v, g: zb_h1(p, m)),
-    "zb-h2": Kind("weight gradients apart, twice the memory", 1, lambda p, m, v, g: zb_h2(p, m)),
-    "zb-v": Kind("weight gradients apart, two chunks a stage in a V", 2, lambda p, m, v, g: zb_v(p, m)),
+    "interleaved-overlap": ScheduleKind("the same over several chunks a stage", "any", overlapped),
+    "zb-h1": ScheduleKind("weight gradients apart, memory as in 1F1B", 1, lambda p, m, v, g: zb_h1(p, m)),
+    "zb-h2": ScheduleKind("weight gradients apart, twice the memory", 1, lambda p, m, v, g: zb_h2(p, m)),
+    "zb-v": ScheduleKind(
+        "weight gradients apart, two chunks a stage in a V", 2, lambda p, m, v, g: zb_v(p, m)
+    ),
 }
 """Name to kind."""
 

@@ -19,7 +19,7 @@ from tracelens.planner.step_time.network import Network
 from tracelens.planner.step_time.work import (
     Load,
     Part,
-    Rows,
+    RoutedRows,
     attention_parts,
     embedding_parts,
     expert_parts,
@@ -136,18 +136,18 @@ class Timer:
             found += gated_parts(share, "shared", model.shared_ffn, whole or toggles.overlap_shared)
         return found
 
-    def rows(self) -> Rows:
+    def rows(self) -> RoutedRows:
         """Rows of tokens around the experts, on the fullest rank."""
         share, routed = self.share, self.routed
         computed = round(sum(routed.rows) * self.machine.imbalance)
         match self.config.toggles.dispatch:
             case "alltoall":
-                return Rows(sum(routed.rows_to), computed, computed)
+                return RoutedRows(sum(routed.rows_to), computed, computed)
             case "allgather":
-                return Rows(0, share.tokens * self.config.layout.experts_over, computed)
+                return RoutedRows(0, share.tokens * self.config.layout.experts_over, computed)
             case _:
                 received = round(sum(routed.copies_from) * self.machine.imbalance)
-                return Rows(sum(routed.copies_to), received, computed)
+                return RoutedRows(sum(routed.copies_to), received, computed)
 
     def nanoseconds(self, load: Load) -> float:
         """The longer of FLOPs and bytes."""

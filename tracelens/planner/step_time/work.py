@@ -36,7 +36,7 @@ class Part(NamedTuple):
     again: bool = True
 
 
-class Rows(NamedTuple):
+class RoutedRows(NamedTuple):
     """Rows of tokens around the experts of this rank, in one micro-batch.
 
     Attributes:
@@ -109,7 +109,7 @@ def router_parts(share: Share) -> list[Part]:
     return [logits, Part("router", soft, soft)]
 
 
-def expert_parts(share: Share, rows: Rows) -> list[Part]:
+def expert_parts(share: Share, rows: RoutedRows) -> list[Part]:
     """What the experts of this rank do, and the sorting of rows around them."""
     model, count = share.config.model, share.experts
     D, F = model.hidden, model.expert_ffn

@@ -15,7 +15,7 @@ from tracelens.errors import ParseError
 from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
 from tracelens.read.build.pairs import pair_begin_end
-from tracelens.read.build.rows import Rows
+from tracelens.read.build.rows import EventRows
 from tracelens.read.gloo import THREADS_KEY
 from tracelens.read.json import (
     FIRST_NS,
@@ -136,7 +136,7 @@ def coded(codes: Any, values: Sequence[str]) -> Coded:
     return Coded(codes, list(place))
 
 
-def _select(table: Encoded) -> Rows:
+def _select(table: Encoded) -> EventRows:
     """Choose the events that become rows; count the rest by reason."""
     columns = table.columns
     dropped = Counter(drop.reason for drop in table.drops)
@@ -181,7 +181,7 @@ def _select(table: Encoded) -> Rows:
     _count(repaired, "no name", no_name[columns.name[source]])
     picked = Columns(*(column[source] for column in columns))._replace(dur_ns=np.maximum(dur[source], 0))
     kept = int(row.sum() + used.sum() + row[paired.begin].sum())
-    return Rows(picked, source, +dropped, first_drop, repaired, kept)
+    return EventRows(picked, source, +dropped, first_drop, repaired, kept)
 
 
 def _count(counter: Counter[str], reason: str, mask: Bool) -> None:
@@ -189,7 +189,7 @@ def _count(counter: Counter[str], reason: str, mask: Bool) -> None:
         counter[reason] += count
 
 
-def _without_absurd_sizes(rows: Rows, gpu: Bool) -> Rows:
+def _without_absurd_sizes(rows: EventRows, gpu: Bool) -> EventRows:
     """Leave out sizes of copies and grids of kernels that no sum could hold."""
     columns = rows.table
     for name in ("bytes", "blocks"):
@@ -228,7 +228,7 @@ def _dense(ids: Int) -> Int:
     return np.unique(ids, return_inverse=True)[1]
 
 
-def _clip_overruns(rows: Rows, gpu: Bool, device: Int, stream: Int) -> Rows:
+def _clip_overruns(rows: EventRows, gpu: Bool, device: Int, stream: Int) -> EventRows:
     """Cut GPU work whose duration is corrupt at the start of the next on its stream, and count it."""
     at = np.flatnonzero(gpu)
     start, dur = rows.table.ts_ns, rows.table.dur_ns
@@ -255,7 +255,7 @@ def _nest(kind: Int, thread: Int, start: Int, end: Int) -> tuple[Int, Int]:
     return parent, depth
 
 
-def _calls(table: Encoded, rows: Rows, kind: Int, parent: Int, depth: Int) -> Calls:
+def _calls(table: Encoded, rows: EventRows, kind: Int, parent: Int, depth: Int) -> Calls:
     def named(test: Any) -> Bool:
         of_name = np.array([bool(test(name)) for name in table.names], dtype=bool)
         mask: Bool = of_name[rows.table.name]
@@ -313,7 +313,7 @@ def _link(
     return {"kernel_id": gpu, "launch_id": launch, "op_id": op}, linked
 
 
-def _ops(table: Encoded, rows: Rows, kind: Int) -> Table:
+def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     """One row an op; ops without recorded arguments have empty texts."""
     op_events = np.flatnonzero(kind == EVENT_KINDS.index("op"))
     place = np.full(len(table.columns.phase), -1, dtype=np.int64)
@@ -364,7 +364,7 @@ def _distributed(splitter: Splitter) -> dict[str, Any]:
 
 
 def _meta(
-    splitter: Splitter, table: Encoded, rows: Rows, dialect: Dialect, threads: dict[tuple[int, int], str]
+    splitter: Splitter, table: Encoded, rows: EventRows, dialect: Dialect, threads: dict[tuple[int, int], str]
 ) -> TraceMeta:
     keys = splitter.header | splitter.tail
     info = _distributed(splitter)

@@ -14,7 +14,7 @@ from tracelens.read.json import SEPARATOR, CollectiveRow, Encoded
 from tracelens.trace import EVENT_KINDS, GPU_SIGNS, Calls, Stack, host_work
 
 if TYPE_CHECKING:
-    from tracelens.read.build.rows import Rows
+    from tracelens.read.build.rows import EventRows
 
 
 NCCL = "nccl:"
@@ -65,7 +65,7 @@ def _recorded(events: HostEvents, stack: Stack, op: Int) -> Int:
 
 
 def host_side(
-    table: Encoded, rows: Rows, kind: Int, place: tuple[Int, Int, Int], calls: Calls
+    table: Encoded, rows: EventRows, kind: Int, place: tuple[Int, Int, Int], calls: Calls
 ) -> HostSide | None:
     """The work of the host in a trace of which nothing is a GPU's, None for any other.
 
@@ -92,7 +92,7 @@ def host_side(
     return HostSide(events, stack, Arguments(_texts(table, rows, events)), rows.source)
 
 
-def _texts(table: Encoded, rows: Rows, events: HostEvents) -> dict[int, tuple[str, str, str]]:
+def _texts(table: Encoded, rows: EventRows, events: HostEvents) -> dict[int, tuple[str, str, str]]:
     """Dims, types and values of what has to do with communication."""
     wanted = np.array(["c10d::" in name or name.startswith("gloo:") for name in table.names], dtype=bool)
     at = np.full(len(table.columns.phase), -1, dtype=np.int64)

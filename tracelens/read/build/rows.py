@@ -9,7 +9,7 @@ from tracelens.arrays import Int
 from tracelens.read.json import Columns
 
 
-class Rows(NamedTuple):
+class EventRows(NamedTuple):
     """The events that become rows, and what happened to the others."""
 
     table: Columns

@@ -10,7 +10,7 @@ from tracelens.limits import LARGEST_COUNT
 from tracelens.trace import decoded
 
 
-class Kind(NamedTuple):
+class GlooKind(NamedTuple):
     """How to read one c10d op.
 
     Attributes:
@@ -28,26 +28,26 @@ class Kind(NamedTuple):
     taken_all: bool = False
 
 
-OPS: Mapping[str, Kind] = {
-    "c10d::allreduce_": Kind("all_reduce", "allreduce", 0, 0),
-    "c10d::allreduce_coalesced_": Kind("all_reduce", "allreduce_coalesced", 0, 0),
-    "c10d::allgather_": Kind("all_gather", "allgather", 1, 1, taken_all=True),
-    "c10d::_allgather_base_": Kind("all_gather", "_allgather_base", 1, 0),
-    "c10d::allgather_coalesced_": Kind("all_gather", "allgather_coalesced", 1, 1, taken_all=True),
-    "c10d::allgather_into_tensor_coalesced_": Kind("all_gather", "allgather_into_tensor_coalesced", 1, 0),
-    "c10d::reduce_scatter_": Kind("reduce_scatter", "reduce_scatter", 0, 0, given_all=True),
-    "c10d::_reduce_scatter_base_": Kind("all_reduce", "_reduce_scatter_base", 1, 0),
-    "c10d::reduce_scatter_tensor_coalesced_": Kind("all_reduce", "reduce_scatter_tensor_coalesced", 1, 0),
-    "c10d::alltoall_base_": Kind("all_to_all", "all_to_all", 1, 0),
-    "c10d::alltoall_": Kind("all_to_all", "all_to_all", 1, 0),
-    "c10d::broadcast_": Kind("broadcast", "broadcast", 0, 0),
-    "c10d::reduce_": Kind("reduce", "reduce", 0, 0),
-    "c10d::gather_": Kind("gather", "gather", 1, 1, taken_all=True),
-    "c10d::scatter_": Kind("scatter", "scatter", 0, 0, given_all=True),
-    "c10d::send": Kind("send", "send", 0, 0),
-    "c10d::recv_": Kind("recv", "recv", 0, 0),
-    "c10d::recv_any_source_": Kind("recv", "recv_any_source", 0, 0),
-    "c10d::barrier": Kind("barrier", "barrier", -1, -1),
+OPS: Mapping[str, GlooKind] = {
+    "c10d::allreduce_": GlooKind("all_reduce", "allreduce", 0, 0),
+    "c10d::allreduce_coalesced_": GlooKind("all_reduce", "allreduce_coalesced", 0, 0),
+    "c10d::allgather_": GlooKind("all_gather", "allgather", 1, 1, taken_all=True),
+    "c10d::_allgather_base_": GlooKind("all_gather", "_allgather_base", 1, 0),
+    "c10d::allgather_coalesced_": GlooKind("all_gather", "allgather_coalesced", 1, 1, taken_all=True),
+    "c10d::allgather_into_tensor_coalesced_": GlooKind("all_gather", "allgather_into_tensor_coalesced", 1, 0),
+    "c10d::reduce_scatter_": GlooKind("reduce_scatter", "reduce_scatter", 0, 0, given_all=True),
+    "c10d::_reduce_scatter_base_": GlooKind("all_reduce", "_reduce_scatter_base", 1, 0),
+    "c10d::reduce_scatter_tensor_coalesced_": GlooKind("all_reduce", "reduce_scatter_tensor_coalesced", 1, 0),
+    "c10d::alltoall_base_": GlooKind("all_to_all", "all_to_all", 1, 0),
+    "c10d::alltoall_": GlooKind("all_to_all", "all_to_all", 1, 0),
+    "c10d::broadcast_": GlooKind("broadcast", "broadcast", 0, 0),
+    "c10d::reduce_": GlooKind("reduce", "reduce", 0, 0),
+    "c10d::gather_": GlooKind("gather", "gather", 1, 1, taken_all=True),
+    "c10d::scatter_": GlooKind("scatter", "scatter", 0, 0, given_all=True),
+    "c10d::send": GlooKind("send", "send", 0, 0),
+    "c10d::recv_": GlooKind("recv", "recv", 0, 0),
+    "c10d::recv_any_source_": GlooKind("recv", "recv_any_source", 0, 0),
+    "c10d::barrier": GlooKind("barrier", "barrier", -1, -1),
 }
 
 # The profiler's names of element types in the arguments of ops to those in its records of collectives.

@@ -12,7 +12,7 @@ import numpy as np
 from tracelens.arrays import Int
 from tracelens.read.gloo.gloo import Communication, HostEvents
 from tracelens.read.gloo.groups import Group, header_groups, listed_groups, peer_group, thread_groups
-from tracelens.read.gloo.ops import OPS, Arguments, Kind
+from tracelens.read.gloo.ops import OPS, Arguments, GlooKind
 from tracelens.read.json import CollectiveRow, integer
 from tracelens.trace import decoded, element_count
 
@@ -81,7 +81,7 @@ def _partners(events: HostEvents, arguments: Arguments, ops: Iterable[int]) -> d
     return found
 
 
-def _sizes(kind: Kind, arguments: Arguments, op: int) -> set[int]:
+def _sizes(kind: GlooKind, arguments: Arguments, op: int) -> set[int]:
     """Sizes of the group that the arguments of an op tell."""
     if kind.mark == "all_to_all":
         listed = [decoded(arguments.value(op, place)) for place in (3, 4)]

@@ -11,8 +11,8 @@ from tracelens.analysis.comm import (
     POINT_TO_POINT,
     SEND_RECV,
     Group,
-    Instance,
-    Member,
+    MatchedCollective,
+    Participant,
     RankComms,
     Record,
     aligned,
@@ -38,8 +38,8 @@ class Batch(NamedTuple):
         kernels: their names.
     """
 
-    instances: tuple[Instance, ...]
-    members: tuple[Member, ...]
+    instances: tuple[MatchedCollective, ...]
+    members: tuple[Participant, ...]
     kernels: tuple[str, ...]
 
     @property
@@ -71,7 +71,7 @@ def batches(ranks: Sequence[RankComms]) -> tuple[list[Batch], list[Skip]]:
     Ranks are matched within their groups; where only one rank of a group is there, each of its records
     stands for the collective.
     """
-    found: list[Instance] = []
+    found: list[MatchedCollective] = []
     skips = _unrecorded(ranks)
     of_rank = {one.rank: one for one in ranks}
     for records in _groups(ranks).values():
@@ -114,20 +114,20 @@ def _groups(ranks: Sequence[RankComms]) -> dict[Group, dict[int, list[Record]]]:
     return found
 
 
-def _alone(one: RankComms) -> list[Instance]:
+def _alone(one: RankComms) -> list[MatchedCollective]:
     """Each record of a rank as a collective without the other ranks."""
     found = []
     for order, record in enumerate(one.records):
         name = SEND_RECV if record.collective in POINT_TO_POINT else record.collective
-        member = Member(one.rank, record, int(one.start[record.kernel]), int(one.end[record.kernel]))
-        found.append(Instance(name, record.group, order, (member,)))
+        member = Participant(one.rank, record, int(one.start[record.kernel]), int(one.end[record.kernel]))
+        found.append(MatchedCollective(name, record.group, order, (member,)))
     return found
 
 
-def _together(instances: Iterable[Instance]) -> list[list[Instance]]:
+def _together(instances: Iterable[MatchedCollective]) -> list[list[MatchedCollective]]:
     """Sends with their receives joined where they share a kernel; collectives each by itself."""
-    found: list[list[Instance]] = []
-    owner: dict[tuple[int, int], list[Instance]] = {}
+    found: list[list[MatchedCollective]] = []
+    owner: dict[tuple[int, int], list[MatchedCollective]] = {}
     for instance in instances:
         mine = [instance]
         if instance.collective == SEND_RECV:
@@ -142,11 +142,13 @@ def _together(instances: Iterable[Instance]) -> list[list[Instance]]:
     return [together for together in found if together]
 
 
-def _kernels(instance: Instance) -> list[tuple[int, int]]:
+def _kernels(instance: MatchedCollective) -> list[tuple[int, int]]:
     return [(member.rank, member.record.kernel) for member in instance.members]
 
 
-def _batch(together: Sequence[Instance], offset: Mapping[int, int], ranks: Mapping[int, RankComms]) -> Batch:
+def _batch(
+    together: Sequence[MatchedCollective], offset: Mapping[int, int], ranks: Mapping[int, RankComms]
+) -> Batch:
     kernels = {key for instance in together for key in _kernels(instance)}
     of_rank = {member.rank: member for instance in together for member in aligned(instance, offset)}
     if len(kernels) > len(of_rank):
@@ -163,7 +165,7 @@ def _batch(together: Sequence[Instance], offset: Mapping[int, int], ranks: Mappi
     return Batch(tuple(together), members, tuple(names))
 
 
-def _left(ranks: Sequence[RankComms], instances: Sequence[Instance]) -> list[Skip]:
+def _left(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) -> list[Skip]:
     """Records of a group that are in no instance."""
     used = {(member.rank, id(member.record)) for one in instances for member in one.members}
     left = [

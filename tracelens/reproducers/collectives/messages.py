@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm import SEND_RECV, Instance, Member, exchanged
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Participant, exchanged
 from tracelens.reproducers.collectives.batches import Batch
 from tracelens.reproducers.inputs import WIDTHS, Unreplayable, torch_dtype
 from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
@@ -141,7 +141,7 @@ def _matrix(batch: Batch, width: int) -> Matrix:
     return tuple(tuple(row) for row in (sent // width).tolist())
 
 
-def _filled(member: Member, ranks: int) -> Member:
+def _filled(member: Participant, ranks: int) -> Participant:
     """With parts of nothing where nothing is sent or received at all: the record leaves them out."""
     record, nothing = member.record, (0,) * ranks
     if not record.sent and not record.sent_to:
@@ -168,7 +168,7 @@ def _sends(batch: Batch, width: int) -> Matrix:
     return (0, there), (back, 0)
 
 
-def _from(instance: Instance, rank: int) -> bool:
+def _from(instance: MatchedCollective, rank: int) -> bool:
     """Whether a rank sends, in a pair or in the record of one side."""
     member = instance.members[0]
     return (member.rank == rank) == (member.record.collective == "send")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import call_time
-from tracelens.analysis.moe import PHASES, STAGES, Visit, regions
+from tracelens.analysis.moe import PHASES, STAGES, LayerPass, regions
 from tracelens.analysis.roofline import OpCalls, direction
 from tracelens.arrays import Bool, Int
 from tracelens.reproducers.inputs import RECORDED, callable_op, grids
@@ -53,7 +53,7 @@ class Pass(NamedTuple):
         compute_ns: GPU time but for communication.
     """
 
-    visit: Visit
+    visit: LayerPass
     phase: str
     step: str
     rows: Int

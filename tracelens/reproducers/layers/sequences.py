@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracelens.analysis.moe import PHASES, STAGES, Visit, regions
+from tracelens.analysis.moe import PHASES, STAGES, LayerPass, regions
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.inputs import EVEN_GROUPS, Unreplayable
 from tracelens.reproducers.layers.calls import Traced, traced
@@ -160,7 +160,7 @@ def _remarks(calls: Traced, same: bool) -> list[str]:
     return found
 
 
-def _sizes(visit: Visit) -> str:
+def _sizes(visit: LayerPass) -> str:
     """Sizes of a layer as far as they are known."""
     words = [f"{visit.tokens:,} tokens"] * (visit.tokens > 0)
     words += [f"hidden {visit.hidden:,}"] * (visit.hidden > 0)

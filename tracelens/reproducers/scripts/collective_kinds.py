@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tracelens.analysis.comm import SEND_RECV
 
 
-class Kind(NamedTuple):
+class CollectiveKind(NamedTuple):
     """How one kind of collective is called in a script; `rank`, `given`, `out`, COUNT and RANKS are known.
 
     Attributes:
@@ -39,13 +39,13 @@ _MATRIX = (
     "torch.cat([values(one, sum(row))[sum(row[:rank]) :][: row[rank]] for one, row in enumerate(COUNT)])",
 )
 COLLECTIVE_KINDS = {
-    "all_reduce": Kind("dist.all_reduce(given)", "COUNT", "", _SUM, True),
-    "all_gather": Kind("gather(out, given)", "COUNT", "RANKS * COUNT", _GATHERED),
-    "all_gather of a list": Kind(
+    "all_reduce": CollectiveKind("dist.all_reduce(given)", "COUNT", "", _SUM, True),
+    "all_gather": CollectiveKind("gather(out, given)", "COUNT", "RANKS * COUNT", _GATHERED),
+    "all_gather of a list": CollectiveKind(
         "dist.all_gather(list(out.chunk(RANKS)), given)", "COUNT", "RANKS * COUNT", _GATHERED
     ),
-    "reduce_scatter": Kind(_SCATTER, "RANKS * COUNT", "COUNT", _MY_SUM, True),
-    "reduce_scatter of a list": Kind(
+    "reduce_scatter": CollectiveKind(_SCATTER, "RANKS * COUNT", "COUNT", _MY_SUM, True),
+    "reduce_scatter of a list": CollectiveKind(
         "dist.reduce_scatter(out, list(given.chunk(RANKS)))",
         "RANKS * COUNT",
         "COUNT",
@@ -53,31 +53,31 @@ COLLECTIVE_KINDS = {
         reduces=True,
         instead=(_SCATTER, "gloo: one tensor, not a list of them"),
     ),
-    "broadcast": Kind("dist.broadcast(given, 0)", "COUNT", "", "values(0, COUNT)"),
-    "reduce": Kind("dist.reduce(given, 0)", "COUNT", "", _SUM, True, True),
-    "gather": Kind(
+    "broadcast": CollectiveKind("dist.broadcast(given, 0)", "COUNT", "", "values(0, COUNT)"),
+    "reduce": CollectiveKind("dist.reduce(given, 0)", "COUNT", "", _SUM, True, True),
+    "gather": CollectiveKind(
         "dist.gather(given, None if rank else list(out.chunk(RANKS)), 0)",
         "COUNT",
         "0 if rank else RANKS * COUNT",
         f"{_GATHERED}[: len(out)]",
         rooted=True,
     ),
-    "scatter": Kind(
+    "scatter": CollectiveKind(
         "dist.scatter(out, None if rank else list(given.chunk(RANKS)), 0)",
         "0 if rank else RANKS * COUNT",
         "COUNT",
         "values(0, RANKS * COUNT)[rank * COUNT :][:COUNT]",
     ),
-    "all_to_all": Kind(
+    "all_to_all": CollectiveKind(
         "dist.all_to_all_single(out, given)",
         "RANKS * COUNT",
         "RANKS * COUNT",
         "torch.cat([values(one, RANKS * COUNT)[rank * COUNT :][:COUNT] for one in range(RANKS)])",
     ),
-    "all_to_allv": Kind(
+    "all_to_allv": CollectiveKind(
         "dist.all_to_all_single(out, given, [row[rank] for row in COUNT], COUNT[rank])", *_MATRIX
     ),
-    SEND_RECV: Kind("exchange(rank, given, out)", *_MATRIX),
+    SEND_RECV: CollectiveKind("exchange(rank, given, out)", *_MATRIX),
 }
 """Of all_to_allv and send/recv COUNT is a matrix, else the elements of one rank's piece."""
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tracelens.reproducers.inputs import Unreplayable
-from tracelens.reproducers.scripts.collective_kinds import Kind
+from tracelens.reproducers.scripts.collective_kinds import CollectiveKind
 from tracelens.reproducers.scripts.kits import Kit
 from tracelens.reproducers.scripts.outline import MAKERS, difference, is_outline
 from tracelens.reproducers.scripts.source import Source, literal
@@ -16,7 +16,7 @@ from tracelens.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-Choice = bool | Kit | Kind | frozenset[str]
+Choice = bool | Kit | CollectiveKind | frozenset[str]
 """What a template's structure depends on; never text of a trace. A set is one of outline.MAKERS."""
 
 
@@ -39,7 +39,11 @@ def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
         Unreplayable: the script is not its template with other data.
     """
     for name, choice in choices.items():
-        if not (choice <= MAKERS if isinstance(choice, frozenset) else isinstance(choice, bool | Kit | Kind)):
+        if not (
+            choice <= MAKERS
+            if isinstance(choice, frozenset)
+            else isinstance(choice, bool | Kit | CollectiveKind)
+        ):
             raise TypeError(f"{name} is nothing that the structure of a script may depend on")
     sources = {
         name: value if isinstance(value, Source) else Source(literal(value)) for name, value in data.items()

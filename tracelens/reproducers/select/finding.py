@@ -8,8 +8,8 @@ from tracelens.analysis import ANALYZERS
 from tracelens.analysis.common import own_device
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Scene
-from tracelens.findings.detectors import DETECTORS, JOB, Signal
+from tracelens.findings import RankContext
+from tracelens.findings.detectors import DETECTORS, JOB, Detection
 from tracelens.trace import Run, Union
 
 
@@ -25,15 +25,15 @@ def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Unio
         TracelensError: no such detector, or it finds nothing; the message says why.
     """
     detector = DETECTORS.get(name)
-    found: Mapping[int, Signal] | str
+    found: Mapping[int, Detection] | str
     if detector.needs:
         found = detector.of_run({need: ANALYZERS.get(need)(run) for need in detector.needs})
     else:
         each = {
-            trace.meta.rank: detector.of_rank(Scene(trace, device or own_device(trace)))
+            trace.meta.rank: detector.of_rank(RankContext(trace, device or own_device(trace)))
             for trace in run.traces
         }
-        signals = {rank: one for rank, one in each.items() if isinstance(one, Signal)}
+        signals = {rank: one for rank, one in each.items() if isinstance(one, Detection)}
         found = signals or "; ".join(dict.fromkeys(str(reason) for reason in each.values()))
     if isinstance(found, str):
         raise TracelensError(f"no finding {name!r} in this trace: {found}")

@@ -19,7 +19,7 @@ from tracelens.what_if.graph.graph import (
     WORK,
     Graph,
 )
-from tracelens.what_if.graph.windows import Window
+from tracelens.what_if.graph.windows import StepSpan
 
 __all__ = [
     "ARRIVAL",
@@ -39,8 +39,8 @@ __all__ = [
     "Edit",
     "Graph",
     "Recorded",
+    "StepSpan",
     "TooLong",
-    "Window",
     "build",
     "whole_ns",
 ]

@@ -11,7 +11,7 @@ from tracelens.what_if.graph.device import device
 from tracelens.what_if.graph.graph import Draft, Graph
 from tracelens.what_if.graph.host import host
 from tracelens.what_if.graph.streams import order
-from tracelens.what_if.graph.windows import Window, windows
+from tracelens.what_if.graph.windows import StepSpan, windows
 
 
 class Recorded(NamedTuple):
@@ -25,7 +25,7 @@ class Recorded(NamedTuple):
 
     graph: Graph
     exchanges: Exchanges
-    windows: list[Window]
+    windows: list[StepSpan]
 
 
 def build(run: Run) -> Recorded:

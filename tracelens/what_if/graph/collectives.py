@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import Instance, RankComms, base_ns, clocks, comms, match
+from tracelens.analysis.comm import MatchedCollective, RankComms, base_ns, clocks, comms, match
 from tracelens.arrays import Bool, Int
 from tracelens.table import Skip
 from tracelens.trace import WORK_KINDS, Run
@@ -26,7 +26,7 @@ class Exchanges(NamedTuple):
         skips: what could not be matched.
     """
 
-    instances: list[Instance]
+    instances: list[MatchedCollective]
     work: list[Int]
     kernels: dict[int, list[int]]
     shift: list[int]

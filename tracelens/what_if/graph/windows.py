@@ -32,7 +32,7 @@ class Border(NamedTuple):
         return int(start[self.node].min() if self.starts else end[self.node].max())
 
 
-class Window(NamedTuple):
+class StepSpan(NamedTuple):
     """One step: where it begins and ends on each rank, in order of rank.
 
     Attributes:
@@ -45,10 +45,10 @@ class Window(NamedTuple):
     begin: tuple[Border, ...]
     end: tuple[Border, ...]
 
-    def renumbered(self, place: Int) -> Window:
+    def renumbered(self, place: Int) -> StepSpan:
         """The same with other node numbers."""
         sides = (tuple(one._replace(node=place[one.node]) for one in side) for side in self[1:])
-        return Window(self.label, *sides)
+        return StepSpan(self.label, *sides)
 
     def borders(self, start: Int, end: Int) -> Int:
         """Begin and end on each rank, ns, when nodes start and end so; one row a rank."""
@@ -65,7 +65,7 @@ class Window(NamedTuple):
         return found
 
 
-def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[Window]:
+def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[StepSpan]:
     """The whole steps that all ranks recorded, defined as the analyzer `steps` measures them.
 
     A step begins with its mark, or when the GPU is done with what its busiest stream was given before; the
@@ -85,7 +85,7 @@ def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[
                 "give traces of the same steps of one job"
             )
     return [
-        Window(label, tuple(one[label][0] for one in of_rank), tuple(one[label][1] for one in of_rank))
+        StepSpan(label, tuple(one[label][0] for one in of_rank), tuple(one[label][1] for one in of_rank))
         for label in common
     ]
 

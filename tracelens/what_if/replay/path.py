@@ -18,7 +18,7 @@ from tracelens.what_if.graph import (
     TRANSFER,
     WAIT,
     Graph,
-    Window,
+    StepSpan,
 )
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.schedule import Times
@@ -85,7 +85,7 @@ class Path(NamedTuple):
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def critical_path(graph: Graph, names: Labels, window: Window, times: Times, lag: Int) -> Path:
+def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, lag: Int) -> Path:
     """What the step waited for last, and that for, back to the step's begin.
 
     Args:

@@ -12,7 +12,7 @@ from tracelens.analysis.serving import rank_steps
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.table import Table, stack
-from tracelens.what_if.graph import Edit, Recorded, TooLong, Window
+from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
 from tracelens.what_if.replay.check import edges_alone, typical_launches
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.replay.path import UNEXPLAINED, critical_path
@@ -29,7 +29,7 @@ from tracelens.what_if.replay.tables import (
     by_place,
     path_rows,
 )
-from tracelens.what_if.scenario import NotApplicable, Scene, Wish
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
 
 Rows = dict[str, Any]
 
@@ -77,7 +77,7 @@ class Replay:
         base_ns: its duration as measured, mean over the ranks.
     """
 
-    def __init__(self, recorded: Recorded, scene: Scene, step: str | None) -> None:
+    def __init__(self, recorded: Recorded, scene: ScenarioContext, step: str | None) -> None:
         self.graph, self.scene = recorded.graph, scene
         serves = any(rank_steps(trace).steps for trace in self.graph.run.traces)
         step = ALL if step is None and serves else step
@@ -92,7 +92,7 @@ class Replay:
         self.path, self.bottlenecks, self.before = self._path(MEASURED, same, schedule(self.graph, same))
         self.path["delta_ns"] = [0] * len(self.before)
 
-    def scenario(self, one: Wish) -> Outcome:
+    def scenario(self, one: ScenarioRequest) -> Outcome:
         """Replay the step as a scenario, or several together, have it.
 
         The interval goes from the shortest to the longest of all recorded steps under all readings of
@@ -200,12 +200,12 @@ def _alone(recorded: Recorded, step: str | None, serves: bool) -> str:
     return "one step is recorded" if len(recorded.windows) == 1 else ""
 
 
-def _window(recorded: Recorded, step: str | None) -> Window:
+def _window(recorded: Recorded, step: str | None) -> StepSpan:
     """The step that is looked at."""
     graph = recorded.graph
     if step == ALL:
         first, last = recorded.windows[0], recorded.windows[-1]
-        return Window("all steps", first.begin, last.end)
+        return StepSpan("all steps", first.begin, last.end)
     if step is not None:
         for window in recorded.windows:
             if window.label in (step, f"ProfilerStep#{step}"):

@@ -7,11 +7,11 @@ import numpy as np
 from tracelens.analysis.comm import bus_factor
 from tracelens.arrays import Int
 from tracelens.what_if.graph import MEET, TRANSFER, Edit, whole_ns
-from tracelens.what_if.scenario import NotApplicable, Scene, number, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
 
 
 @scenario("all_to_all_bandwidth", argument="=GB/s (or 2x)", usual=("2x",))
-def all_to_all_bandwidth(scene: Scene, edit: Edit, argument: str) -> str:
+def all_to_all_bandwidth(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """All-to-alls move their data at so many GB/s of bus bandwidth, or so many times as fast as they did."""
     rate = number(argument.removesuffix("x"), f"all_to_all_bandwidth={argument}")
     meetings = _all_to_alls(scene)
@@ -34,7 +34,7 @@ def all_to_all_bandwidth(scene: Scene, edit: Edit, argument: str) -> str:
 
 
 @scenario("all_to_all_hidden")
-def all_to_all_hidden(scene: Scene, edit: Edit, argument: str) -> str:
+def all_to_all_hidden(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """All-to-alls move their data beside other work: nothing waits for the transfer."""
     graph, meetings = scene.recorded.graph, _all_to_alls(scene)
     chosen = np.zeros(len(graph), dtype=bool)
@@ -47,7 +47,7 @@ def all_to_all_hidden(scene: Scene, edit: Edit, argument: str) -> str:
     )
 
 
-def _all_to_alls(scene: Scene) -> Int:
+def _all_to_alls(scene: ScenarioContext) -> Int:
     """Nodes of the meetings of all-to-alls.
 
     Raises:

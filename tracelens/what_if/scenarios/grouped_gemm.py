@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.moe import BACKWARD, EXPERTS, Visit, regions
+from tracelens.analysis.moe import BACKWARD, EXPERTS, LayerPass, regions
 from tracelens.analysis.roofline import gemm_rate
 from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.trace import Trace
 from tracelens.what_if.graph import HOST, LAUNCH, POINT, STREAM, SYNC, WAITED, WORK, Edit, whole_ns
-from tracelens.what_if.scenario import NotApplicable, Scene, efficiency, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario
 from tracelens.what_if.scenarios.devices import counted, device_of
 from tracelens.what_if.scenarios.loops import Loop, loops, turns
 
 
 @scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",))
-def grouped_gemm(scene: Scene, edit: Edit, argument: str) -> str:
+def grouped_gemm(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Experts in a loop become one grouped GEMM a weight, at a share of what the device achieves."""
     share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
     graph = scene.recorded.graph
@@ -69,7 +69,7 @@ def _dtype(trace: Trace) -> str:
     return next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
 
 
-def _nodes(scene: Scene, at: int) -> Int:
+def _nodes(scene: ScenarioContext, at: int) -> Int:
     """The node of each piece of a rank's work, -1 for none."""
     graph = scene.recorded.graph
     mine = graph.of_rank[at]
@@ -92,7 +92,7 @@ def _products(edit: Edit, node: Int, one: Loop, trace: Trace, rate: float, devic
         edit.dur[node[rows]] = whole_ns(was * factor, was)
 
 
-def product_ns(visit: Visit, phase: int, rate: float, bytes_per_s: float) -> float:
+def product_ns(visit: LayerPass, phase: int, rate: float, bytes_per_s: float) -> float:
     """Ns of the grouped products of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
 
     T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
@@ -113,7 +113,7 @@ def product_ns(visit: Visit, phase: int, rate: float, bytes_per_s: float) -> flo
     return total * 1e9 * (2 if phase == BACKWARD else 1)
 
 
-def _remove(scene: Scene, edit: Edit, at: int, found: list[Loop]) -> int:
+def _remove(scene: ScenarioContext, edit: Edit, at: int, found: list[Loop]) -> int:
     """Take work and calls out of the graph of a rank; how many launches go."""
     graph = scene.recorded.graph
     node = _nodes(scene, at)

@@ -11,19 +11,19 @@ from tracelens.analysis.moe import blocking
 from tracelens.arrays import Bool
 from tracelens.trace import enclosing_op, matching, union, wildcards
 from tracelens.what_if.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Edit, Graph, whole_ns
-from tracelens.what_if.scenario import NotApplicable, Scene, number, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
 
 _HOST = "the host does all the work of this run"
 
 
 @scenario("identity")
-def identity(scene: Scene, edit: Edit, argument: str) -> str:
+def identity(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Nothing is otherwise: the replay gives back what was measured."""
     return "nothing changes"
 
 
 @scenario("no_blocking", argument="=CALL_OR_OP")
-def no_blocking(scene: Scene, edit: Edit, argument: str) -> str:
+def no_blocking(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """No call of the host waits for the GPU; or none whose name, or the op around it, fits the argument."""
     graph = _on_gpu(scene)
     waiting = _waiting(graph)
@@ -42,7 +42,7 @@ def no_blocking(scene: Scene, edit: Edit, argument: str) -> str:
 
 
 @scenario("sync_free")
-def sync_free(scene: Scene, edit: Edit, argument: str) -> str:
+def sync_free(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """MoE layers whose sizes stay on the GPU: no call in them waits."""
     graph = _on_gpu(scene)
     inside = np.zeros(len(graph), dtype=bool)
@@ -65,7 +65,7 @@ def sync_free(scene: Scene, edit: Edit, argument: str) -> str:
 
 
 @scenario("launch_free")
-def launch_free(scene: Scene, edit: Edit, argument: str) -> str:
+def launch_free(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """The host takes no time: what the GPUs could do if nobody kept them waiting."""
     graph = _on_gpu(scene)
     own = np.isin(graph.edge, (HOST, HANDOVER, ORDER))
@@ -75,7 +75,7 @@ def launch_free(scene: Scene, edit: Edit, argument: str) -> str:
 
 
 @scenario("host", argument="=FACTOR", usual=())
-def host(scene: Scene, edit: Edit, argument: str) -> str:
+def host(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """The host takes FACTOR times as long between its calls: a faster processor, less Python, no profiler."""
     graph, times = _on_gpu(scene), number(argument, f"host={argument}")
     own = np.isin(graph.edge, (HOST, HANDOVER))
@@ -84,7 +84,7 @@ def host(scene: Scene, edit: Edit, argument: str) -> str:
 
 
 @scenario("no_garbage_collection")
-def no_garbage_collection(scene: Scene, edit: Edit, argument: str) -> str:
+def no_garbage_collection(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Python collects no garbage within the steps."""
     graph = scene.recorded.graph
     saved = np.zeros(len(graph.edge), dtype=np.int64)
@@ -111,7 +111,7 @@ def no_garbage_collection(scene: Scene, edit: Edit, argument: str) -> str:
     return f"{pauses:,} pauses of the host, {saved.sum() / 1e6:,.3f} ms on all ranks, are gone"
 
 
-def _on_gpu(scene: Scene) -> Graph:
+def _on_gpu(scene: ScenarioContext) -> Graph:
     graph = scene.recorded.graph
     if all(trace.meta.on_host for trace in graph.run.traces):
         raise NotApplicable(f"{_HOST}: nothing is launched, and nobody waits for a GPU")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.moe import EXPERTS, PERMUTATION, PHASES, Regions, Visit, blocking, regions
+from tracelens.analysis.moe import EXPERTS, PERMUTATION, PHASES, LayerPass, Regions, blocking, regions
 from tracelens.analysis.roofline import Costing
 from tracelens.arrays import Bool, Float, Int
 from tracelens.trace import Trace, enclosing_op
@@ -44,7 +44,7 @@ class Loop(NamedTuple):
         calls: event rows of the calls by which the host waits in the loop.
     """
 
-    visit: Visit
+    visit: LayerPass
     phase: int
     products: Int
     gone: Int
@@ -53,7 +53,7 @@ class Loop(NamedTuple):
     calls: Int
 
 
-def turns(visit: Visit) -> int:
+def turns(visit: LayerPass) -> int:
     """Number of experts that a pass computes one by one, 0 where it does not."""
     if visit.grouped or not visit.products or min(one.rows for one in visit.products) < 0:
         return 0
@@ -146,7 +146,7 @@ class _Reader:
                 chosen |= mine
         return _Reads(calls[chosen], np.unique(op[chosen]))
 
-    def _whole(self, rows: Int, one: Visit) -> Bool:
+    def _whole(self, rows: Int, one: LayerPass) -> Bool:
         """Which work writes as much as all experts' weights have, and what goes with it by its forward op.
 
         Work on rows may be as large, but not of one size in all turns that is a multiple of a weight's.

@@ -10,7 +10,7 @@ from tracelens.devices import Device, read_device
 from tracelens.devices import device as device_named
 from tracelens.trace import WORK_KINDS, Trace
 from tracelens.what_if.graph import MEET, WORK, Edit, whole_ns
-from tracelens.what_if.scenario import NotApplicable, Scene, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.scenarios.devices import counted, device_of
 
 _NODE = 8
@@ -18,7 +18,7 @@ _NODE = 8
 
 
 @scenario("device", argument="=NAME or FILE.toml", usual=())
-def other_device(scene: Scene, edit: Edit, argument: str) -> str:
+def other_device(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """The run on another device: each kernel by the ratio of its roofline times, the host as it was."""
     to = read_device(argument) if argument.endswith(".toml") else device_named(argument)
     graph = scene.recorded.graph
@@ -74,7 +74,7 @@ def ratios(trace: Trace, home: Device, to: Device) -> tuple[Float, Bool]:
     return factor, modelled
 
 
-def _links(scene: Scene, edit: Edit, homes: list[Device], to: Device) -> str:
+def _links(scene: ScenarioContext, edit: Edit, homes: list[Device], to: Device) -> str:
     """Transfers of collectives within a node by the ratio of the links; what is assumed of them."""
     graph, instances = scene.recorded.graph, scene.recorded.exchanges.instances
     meetings = np.flatnonzero(graph.kind == MEET)

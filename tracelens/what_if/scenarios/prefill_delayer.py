@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving import Common
+from tracelens.analysis.serving import GlobalStep
 from tracelens.arrays import Bool
 from tracelens.what_if.graph import MEET, WORK, Edit, Graph, whole_ns
-from tracelens.what_if.scenario import NotApplicable, Scene, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.scenarios.ticks import Ticks, ticks
 
 _PREFILLS = ("prefill", "mixed")
@@ -30,7 +30,7 @@ class Fate(NamedTuple):
 
 
 @scenario("prefill_delayer")
-def prefill_delayer(scene: Scene, edit: Edit, argument: str) -> str:
+def prefill_delayer(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Serving ranks keep prompts back until others prefill too: nobody decodes beside a prefill."""
     graph, found = scene.recorded.graph, ticks(scene)
     if not any(one.mismatch for one in found.steps):
@@ -63,7 +63,7 @@ def prefill_delayer(scene: Scene, edit: Edit, argument: str) -> str:
     )
 
 
-def aligned(steps: Sequence[Common]) -> list[Fate]:
+def aligned(steps: Sequence[GlobalStep]) -> list[Fate]:
     """What a delayer makes of the steps: prompts wait for the next step in which another rank prefills.
 
     A step with prefill beside decoding becomes decoding if its prompts find such a step later on; one in
@@ -96,7 +96,7 @@ def aligned(steps: Sequence[Common]) -> list[Fate]:
     return fates
 
 
-def _decoding_ns(scene: Scene, found: Ticks) -> tuple[float, str]:
+def _decoding_ns(scene: ScenarioContext, found: Ticks) -> tuple[float, str]:
     """What a step takes in which all ranks decode, ns, and where that is from.
 
     The median of those in the recording. Without one: of the mismatched steps the one in which a decoding

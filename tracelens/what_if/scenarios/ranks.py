@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, Instance
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.arrays import Float, Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner import Rates, all_to_all_seconds, ring_seconds
 from tracelens.planner.step_time import Machine
 from tracelens.what_if.graph import ARRIVAL, MEET, Edit, Graph
-from tracelens.what_if.scenario import NotApplicable, Scene, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.scenarios.devices import device_of
 
 _TIMES = re.compile(r"x?([1-9]\d{0,5})$")
@@ -31,7 +31,7 @@ _SPLITS = ("all_gather", "allgather", "_allgather", "reduce_scatter", "_reduce_s
 
 
 @scenario("ranks", argument="=xTIMES", usual=())
-def ranks(scene: Scene, edit: Edit, argument: str) -> str:
+def ranks(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """So many times the ranks with the same work each: groups over data and experts grow."""
     found = _TIMES.match(argument.strip())
     if not found or int(found[1]) < 2:
@@ -66,7 +66,7 @@ def ranks(scene: Scene, edit: Edit, argument: str) -> str:
     )
 
 
-def transfer_ratio(one: Instance, times: int, device: Device | None, machine: Machine) -> float:
+def transfer_ratio(one: MatchedCollective, times: int, device: Device | None, machine: Machine) -> float:
     """Transfer time of a collective over so many times the ranks / that of the recorded one.
 
     How bytes travel is told in `tracelens.planner.collectives`, and holds for messages of any size.
@@ -100,7 +100,7 @@ def expected_maximum(count: int) -> float:
     return float(_FAR - np.trapezoid(below**count, x))
 
 
-def _grows(one: Instance) -> bool:
+def _grows(one: MatchedCollective) -> bool:
     """Whether a collective's group has more ranks when the run has."""
     record = one.members[0].record
     if one.collective == SEND_RECV or record.size < 2:
@@ -110,7 +110,7 @@ def _grows(one: Instance) -> bool:
     )
 
 
-def _neighbours(one: Instance, node: int) -> int:
+def _neighbours(one: MatchedCollective, node: int) -> int:
     """Ranks of a group on the node of its first one; where the trace cut the list off, ranks that follow."""
     record = one.members[0].record
     if not record.members:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving import Common, by_one_clock, lockstep, rank_steps
+from tracelens.analysis.serving import GlobalStep, by_one_clock, lockstep, rank_steps
 from tracelens.arrays import Int
 from tracelens.what_if.graph import LAUNCH, MEET, POINT, TRANSFER, WAITED
-from tracelens.what_if.scenario import NotApplicable, Scene
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext
 
 
 class Ticks(NamedTuple):
@@ -20,11 +20,11 @@ class Ticks(NamedTuple):
         of: of each node, place in `steps`, -1 for none.
     """
 
-    steps: list[Common]
+    steps: list[GlobalStep]
     of: Int
 
 
-def ticks(scene: Scene) -> Ticks:
+def ticks(scene: ScenarioContext) -> Ticks:
     """The steps that all ranks of a serving run ran together.
 
     Raises:
@@ -40,7 +40,7 @@ def ticks(scene: Scene) -> Ticks:
     return Ticks(found, _places(scene, found))
 
 
-def _places(scene: Scene, found: list[Common]) -> Int:
+def _places(scene: ScenarioContext, found: list[GlobalStep]) -> Int:
     """The step of each node: GPU work by its time, a call by what it launches, a meeting by its end."""
     graph = scene.recorded.graph
     place = np.full(len(graph), -1, dtype=np.int64)

@@ -6,12 +6,12 @@ import numpy as np
 
 from tracelens.trace import WORK_KINDS
 from tracelens.what_if.graph import HOST, MEET, WORK, Edit
-from tracelens.what_if.scenario import NotApplicable, Scene, efficiency, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario
 from tracelens.what_if.scenarios.ticks import ticks
 
 
 @scenario("two_batch_overlap", argument="=EFFICIENCY")
-def two_batch_overlap(scene: Scene, edit: Edit, argument: str) -> str:
+def two_batch_overlap(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Prefill steps run as two batches, one of which computes while the other one communicates."""
     share = efficiency(argument, f"two_batch_overlap={argument}") if argument else 1.0
     graph, found = scene.recorded.graph, ticks(scene)
@@ -50,7 +50,7 @@ def two_batch_overlap(scene: Scene, edit: Edit, argument: str) -> str:
     )
 
 
-def _computes(scene: Scene) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _computes(scene: ScenarioContext) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Nodes of work that is no communication."""
     graph = scene.recorded.graph
     found = np.zeros(len(graph), dtype=bool)

@@ -10,11 +10,11 @@ from tracelens.errors import TracelensError
 from tracelens.trace import matching, wildcards
 from tracelens.what_if.graph import WORK, Edit, whole_ns
 from tracelens.what_if.replay import labels
-from tracelens.what_if.scenario import NotApplicable, Scene, number, scenario
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
 
 
 @scenario("scale", argument=":PATTERN=FACTOR", usual=())
-def scale(scene: Scene, edit: Edit, argument: str) -> str:
+def scale(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Work takes FACTOR times as long whose kernel, op, collective or class fits, as gemm or *attention*."""
     text, mark, factor = argument.rpartition("=")
     if not mark or not text:
@@ -32,7 +32,7 @@ def scale(scene: Scene, edit: Edit, argument: str) -> str:
 
 
 @scenario("balanced")
-def balanced(scene: Scene, edit: Edit, argument: str) -> str:
+def balanced(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """All ranks have the same routed experts' work: in each layer and pass the mean over the ranks."""
     graph = scene.recorded.graph
     if len(graph.run.traces) < 2:
@@ -64,7 +64,7 @@ def balanced(scene: Scene, edit: Edit, argument: str) -> str:
     )
 
 
-def _together(scene: Scene) -> list[int]:
+def _together(scene: ScenarioContext) -> list[int]:
     """The group of each rank: ranks that exchange tokens in their MoE layers are one group."""
     run, found = scene.recorded.graph.run, scene.recorded.exchanges
     place = {trace.meta.rank: at for at, trace in enumerate(run.traces)}
@@ -78,7 +78,7 @@ def _together(scene: Scene) -> list[int]:
     return group
 
 
-def _experts(scene: Scene, at: int) -> dict[tuple[int, int], Int]:
+def _experts(scene: ScenarioContext, at: int) -> dict[tuple[int, int], Int]:
     """(pass through an MoE layer, phase) of a rank to the nodes of its routed experts' work."""
     graph = scene.recorded.graph
     found = graph.run.traces[at].once(regions)

@@ -15,7 +15,7 @@ from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config import Config
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     """One way of making a rank late.
 
     Attributes:
@@ -34,17 +34,17 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "host_delay": Kind("late_launch", "ms", 4, 0, "its host sleeps for ms before each layer"),
-    "token_skew": Kind(
+    "host_delay": FaultKind("late_launch", "ms", 4, 0, "its host sleeps for ms before each layer"),
+    "token_skew": FaultKind(
         "token_load", "factor", 1.5, 1, "its experts are sent factor times their share of the tokens"
     ),
-    "slow_kernels": Kind(
+    "slow_kernels": FaultKind(
         "slow_kernels", "processes", 1, 0, "so many other processes compute on its GPU, or its core"
     ),
-    "blocking_call": Kind(
+    "blocking_call": FaultKind(
         "blocking_call", "ms", 4, 0, "its host reads from the device for ms before each layer"
     ),
-    "gc": Kind(
+    "gc": FaultKind(
         "garbage_collection", "ms", 4, 0, "its host collects garbage before each layer, which takes about ms"
     ),
 }

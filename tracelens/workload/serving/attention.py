@@ -20,7 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from tracelens.planner.config import Config
 from tracelens.workload.model import Attention, GroupedQueryAttention, LatentAttention
 from tracelens.workload.parallel import Groups
-from tracelens.workload.serving.rows import Rows
+from tracelens.workload.serving.rows import BatchTensors
 
 # Not cuDNN's, which plans for tens of milliseconds for every new length, and prompts have all lengths.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -69,7 +69,7 @@ class CachedGroupedQueryAttention(GroupedQueryAttention):
         self.register_buffer("keys", torch.zeros(*rows, self.query_dim), persistent=False)
         self.register_buffer("values", torch.zeros(*rows, self.value_dim), persistent=False)
 
-    def run(self, x_TD: Tensor, rows: Rows) -> Tensor:
+    def run(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
         """Attention output x_TD; the tokens are in the cache afterwards."""
         q_Tnq, k_Tgq, v_Tgv = (
             F.linear(x_TD, weight).unflatten(1, (heads, -1))
@@ -81,7 +81,7 @@ class CachedGroupedQueryAttention(GroupedQueryAttention):
         y_Tnv = self.look_back(q_Tnq, rows) if rows.stretches is None else self.prefill(q_Tnq, rows)
         return F.linear(y_Tnv.flatten(1), self.out)
 
-    def prefill(self, q_Tnq: Tensor, rows: Rows) -> Tensor:
+    def prefill(self, q_Tnq: Tensor, rows: BatchTensors) -> Tensor:
         """y_Tnv, request by request."""
         y_Tnv = q_Tnq.new_empty(*q_Tnq.shape[:2], self.value_dim)
         for begin, end, slot, first in rows.stretches or ():
@@ -90,7 +90,7 @@ class CachedGroupedQueryAttention(GroupedQueryAttention):
             y_Tnv[begin:end] = causal(q_Tnq[begin:end], k_gLq, v_gLv)
         return y_Tnv
 
-    def look_back(self, q_Bnq: Tensor, rows: Rows) -> Tensor:
+    def look_back(self, q_Bnq: Tensor, rows: BatchTensors) -> Tensor:
         """y_Bnv of a decode."""
         q_Bghq = q_Bnq.unflatten(1, (self.kv_groups, -1))
         k_BgLq, v_BgLv = (kept[:, :, : rows.longest][rows.slot_T] for kept in (self.keys, self.values))
@@ -111,7 +111,7 @@ class CachedLatentAttention(LatentAttention):
         width = self.latent + self.rotary_dim
         self.register_buffer("kept", torch.zeros(slots, config.training.seq, width), persistent=False)
 
-    def run(self, x_TD: Tensor, rows: Rows) -> Tensor:
+    def run(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
         """Attention output x_TD; the tokens are in the cache afterwards."""
         q_Tnq = self.queries(x_TD, rows)
         latent_Tl, rotary_Tr = F.linear(x_TD, self.kv_down).split([self.latent, self.rotary_dim], dim=1)
@@ -120,7 +120,7 @@ class CachedLatentAttention(LatentAttention):
         y_Tnv = self.look_back(q_Tnq, rows) if rows.stretches is None else self.prefill(q_Tnq, rows)
         return F.linear(y_Tnv.flatten(1), self.out)
 
-    def queries(self, x_TD: Tensor, rows: Rows) -> Tensor:
+    def queries(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
         """q_Tnq, the rotary part turned."""
         if self.q_down is not None and self.q_norm is not None:
             x_TD = self.q_norm(F.linear(x_TD, self.q_down))
@@ -128,7 +128,7 @@ class CachedLatentAttention(LatentAttention):
         q_Tnc, q_Tnr = q_Tnq.split([self.qk_dim, self.rotary_dim], dim=2)
         return torch.cat([q_Tnc, turn(q_Tnr, self, rows.position_T)], dim=2)
 
-    def prefill(self, q_Tnq: Tensor, rows: Rows) -> Tensor:
+    def prefill(self, q_Tnq: Tensor, rows: BatchTensors) -> Tensor:
         """y_Tnv, request by request: keys and values of what is cached before it are made again."""
         y_Tnv = q_Tnq.new_empty(*q_Tnq.shape[:2], self.value_dim)
         for begin, end, slot, first in rows.stretches or ():
@@ -140,7 +140,7 @@ class CachedLatentAttention(LatentAttention):
             y_Tnv[begin:end] = causal(q_Tnq[begin:end], k_Lnq.transpose(0, 1), v_Lnv.transpose(0, 1))
         return y_Tnv
 
-    def look_back(self, q_Bnq: Tensor, rows: Rows) -> Tensor:
+    def look_back(self, q_Bnq: Tensor, rows: BatchTensors) -> Tensor:
         """y_Bnv of a decode: scores and sums in the space of the latents."""
         up_ncl = self.kv_up.unflatten(0, (self.heads, -1))
         k_ncl, v_nvl = up_ncl.split([self.qk_dim, self.value_dim], dim=1)

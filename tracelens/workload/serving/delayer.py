@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tracelens.workload.serving.plan import Wish
+from tracelens.workload.serving.plan import Proposal
 from tracelens.workload.serving.settings import Serving
 
 
@@ -30,7 +30,7 @@ class PrefillDelayer:
         self.settings = settings
         self.waited = 0
 
-    def allow(self, wishes: Sequence[Wish]) -> bool:
+    def allow(self, wishes: Sequence[Proposal]) -> bool:
         """Whether prefills run in this tick; to be asked once a tick.
 
         Args:
@@ -43,11 +43,11 @@ class PrefillDelayer:
         self.waited += 1
         return False
 
-    def _enough(self, wishes: Sequence[Wish], wanting: Sequence[Wish]) -> bool:
+    def _enough(self, wishes: Sequence[Proposal], wanting: Sequence[Proposal]) -> bool:
         """Whether most of the ranks that have requests could prefill; those without wait for nobody."""
         busy = sum(wish.can_prefill or wish.can_decode for wish in wishes)
         return len(wanting) >= math.ceil(self.settings.delay_quorum * busy)
 
-    def _exhausted(self, wanting: Sequence[Wish]) -> bool:
+    def _exhausted(self, wanting: Sequence[Proposal]) -> bool:
         least = min(wish.used for wish in wanting) / self.settings.slots
         return self.waited >= self.settings.delay_ticks or least < self.settings.delay_watermark

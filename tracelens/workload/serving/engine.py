@@ -26,7 +26,7 @@ from tracelens.workload.serving.graphs import DecodeGraphs, require
 from tracelens.workload.serving.labels import half_label, label
 from tracelens.workload.serving.model import ServingModel
 from tracelens.workload.serving.passes import eager, overlapped
-from tracelens.workload.serving.plan import Kind, Plan, Wish, make_plan, wish
+from tracelens.workload.serving.plan import Kind, Plan, Proposal, make_plan, wish
 from tracelens.workload.serving.requests import Traffic
 from tracelens.workload.serving.scheduler import Scheduler
 from tracelens.workload.serving.settings import Serving
@@ -99,14 +99,14 @@ class Engine:
         self.ticks += 1
         return plan
 
-    def exchange(self, own: Wish) -> list[Wish]:
+    def exchange(self, own: Proposal) -> list[Proposal]:
         """The wishes of all ranks, in their order."""
         if self.ranks.host is None:
             return [own]
         with span("wishes"):
             found = torch.empty(self.ranks.count * len(own), dtype=torch.int64)
             all_gather_into(found, torch.tensor(own), group=self.ranks.host)
-        return [Wish(*row) for row in found.view(self.ranks.count, -1).tolist()]
+        return [Proposal(*row) for row in found.view(self.ranks.count, -1).tolist()]
 
     def run(self, plan: Plan) -> None:
         """Run this rank's part of a plan."""

@@ -18,7 +18,7 @@ from tracelens.recording import span
 from tracelens.workload.graph import cause, no_collection
 from tracelens.workload.serving.model import ServingModel
 from tracelens.workload.serving.passes import together
-from tracelens.workload.serving.rows import Rows, numbers
+from tracelens.workload.serving.rows import BatchTensors, numbers
 from tracelens.workload.serving.settings import Serving
 from tracelens.workload.serving.split import Batch, Piece
 
@@ -113,7 +113,7 @@ class DecodeGraphs:
 
     def _decode(self, size: int) -> Tensor:
         token_B, slot_B, position_B = self.input_3B[:, :size]
-        rows = Rows(token_B, slot_B, position_B, self.row_B[:size], longest=self.serving.context)
+        rows = BatchTensors(token_B, slot_B, position_B, self.row_B[:size], longest=self.serving.context)
         return together([self.model.run(rows, size)])[0]
 
     def _capture(self, size: int, pool: Any) -> _Captured:

@@ -36,7 +36,7 @@ from tracelens.workload.parallel import (
 from tracelens.workload.permute import permute, unpermute
 from tracelens.workload.rows import sort_rows
 from tracelens.workload.serving.attention import make_cached_attention
-from tracelens.workload.serving.rows import Rows
+from tracelens.workload.serving.rows import BatchTensors
 
 Waits = Generator[None, None, Tensor]
 """A computation that stops where it waits for other ranks, and in the end has a tensor."""
@@ -69,7 +69,7 @@ class ServingModel(nn.Module):
             if isinstance(module, SlicedExperts):
                 module.initialise(name, seed, std)
 
-    def run(self, rows: Rows, padded: int, alone: bool = True) -> Waits:
+    def run(self, rows: BatchTensors, padded: int, alone: bool = True) -> Waits:
         """Logits_RV of the tokens with an answer.
 
         Args:
@@ -102,7 +102,7 @@ class Layer(nn.Module):
             else SlicedMLP(config, model.dense_ffn, group)
         )
 
-    def run(self, x_TD: Tensor, rows: Rows, padded: int, alone: bool) -> Waits:
+    def run(self, x_TD: Tensor, rows: BatchTensors, padded: int, alone: bool) -> Waits:
         """The stream after this layer."""
         x_TD = x_TD + scoped(f"{self.name}.attention", self.attend, x_TD, rows)
         own_TD = self.ffn_norm(x_TD)
@@ -112,7 +112,7 @@ class Layer(nn.Module):
             y_TD = yield from self.ffn.run(own_TD, self.name)
         return x_TD + y_TD[: len(x_TD)]
 
-    def attend(self, x_TD: Tensor, rows: Rows) -> Tensor:
+    def attend(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
         """Normalisation and attention."""
         return self.attention.run(self.attention_norm(x_TD), rows)
 

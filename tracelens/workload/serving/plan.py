@@ -15,7 +15,7 @@ DUMMY_TOKENS = (0, 1)
 """Of the two halves of a pass without a request."""
 
 
-class Wish(NamedTuple):
+class Proposal(NamedTuple):
     """What a rank could run in a tick: plain numbers, for they travel.
 
     Attributes:
@@ -43,13 +43,13 @@ class Wish(NamedTuple):
         return self.decode_first + self.decode_second > 0
 
 
-def wish(scheduler: Scheduler) -> Wish:
+def wish(scheduler: Scheduler) -> Proposal:
     """What a rank could run."""
     prefill, decode = (
         tuple(map(size, parts(batch, scheduler.settings)))
         for batch in (scheduler.prefill_batch(), scheduler.decode_batch())
     )
-    return Wish(prefill[0], prefill[1], decode[0], decode[1], scheduler.used)
+    return Proposal(prefill[0], prefill[1], decode[0], decode[1], scheduler.used)
 
 
 def parts(batch: Batch, settings: Serving) -> tuple[Batch, Batch]:
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
         return {"prefill", "decode"} <= set(self.kinds)
 
 
-def make_plan(wishes: Sequence[Wish], prefill: bool, settings: Serving) -> Plan | None:
+def make_plan(wishes: Sequence[Proposal], prefill: bool, settings: Serving) -> Plan | None:
     """What is run, None where no rank has anything.
 
     Ranks that have no prefill decode meanwhile, eagerly: the others could not replay a graph. Ranks that have
@@ -118,7 +118,7 @@ def make_plan(wishes: Sequence[Wish], prefill: bool, settings: Serving) -> Plan 
     return Plan(kinds, tokens, (graph,), graph)
 
 
-def _choice(wish: Wish, prefill: bool) -> tuple[Kind, tuple[int, int]]:
+def _choice(wish: Proposal, prefill: bool) -> tuple[Kind, tuple[int, int]]:
     """What one rank runs, and its tokens."""
     if prefill and wish.can_prefill:
         return "prefill", (wish.prefill_first, wish.prefill_second)

@@ -28,7 +28,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchTensors:
     """The T tokens of a forward pass, those of a request side by side.
 
     Attributes:
@@ -52,7 +52,7 @@ class Rows:
 
 
 def numbers(batch: Batch) -> list[list[int]]:
-    """Tokens, slots, positions and rows with an answer: the columns of `Rows`, on the host."""
+    """Tokens, slots, positions and rows with an answer: the columns of `BatchTensors`, on the host."""
     tokens = [token for piece in batch for token in piece.tokens]
     slots = [piece.slot for piece in batch for _ in piece.tokens]
     positions = [piece.first + place for piece in batch for place in range(len(piece.tokens))]
@@ -64,7 +64,7 @@ def numbers(batch: Batch) -> list[list[int]]:
     return [tokens, slots, positions, answers]
 
 
-def make_rows(batch: Batch, prefill: bool, device: torch.device) -> Rows:
+def make_rows(batch: Batch, prefill: bool, device: torch.device) -> BatchTensors:
     """A batch on the device.
 
     Args:
@@ -81,10 +81,10 @@ def make_rows(batch: Batch, prefill: bool, device: torch.device) -> Rows:
     token_T, slot_T, position_T, answer_R = flat.to(device, non_blocking=True).split(lengths)
     if not prefill:
         longest = max((piece.first + 1 for piece in batch), default=1)
-        return Rows(token_T, slot_T, position_T, answer_R, longest=longest)
+        return BatchTensors(token_T, slot_T, position_T, answer_R, longest=longest)
     stretches, begin = [], 0
     for piece in batch:
         end = begin + len(piece.tokens)
         stretches.append(Stretch(begin, end, piece.slot, piece.first))
         begin = end
-    return Rows(token_T, slot_T, position_T, answer_R, tuple(stretches))
+    return BatchTensors(token_T, slot_T, position_T, answer_R, tuple(stretches))

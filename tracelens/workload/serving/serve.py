@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
-from tracelens.recording import Window, record
+from tracelens.recording import RecordingWindow, record
 from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device
 from tracelens.workload.serving.engine import Engine, make_ranks
 from tracelens.workload.serving.graphs import require
@@ -72,9 +72,9 @@ class ServeJob:
             )
 
     @property
-    def window(self) -> Window:
+    def window(self) -> RecordingWindow:
         """Which ticks are recorded."""
-        return Window.between(self.start, self.end)
+        return RecordingWindow.between(self.start, self.end)
 
     def settings(self) -> dict[str, Any]:
         """What is run, as plain values: model, serving, and what it shares with training."""

@@ -6,10 +6,10 @@ from math import comb
 
 import numpy as np
 
-from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, Visit, exchange_group, exchanges, regions
+from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, LayerPass, exchange_group, exchanges, regions
 from tracelens.arrays import Bool
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import WORK_KINDS, difference, intersection
 
 _NOTHING = 0.001
@@ -23,7 +23,7 @@ _NOTHING = 0.001
     "--overlap_moe_expert_parallel_comm, two-batch overlap in serving), and send each token once to each "
     "rank that needs it (DeepEP: use_turbo_deepep).",
 )
-def exposed_all_to_all(scene: Scene) -> Found:
+def exposed_all_to_all(scene: RankContext) -> Found:
     """Dispatch and combine of MoE layers, or other all-to-alls, while nothing is computed."""
     chosen = _chosen(scene)
     if not chosen.any():
@@ -50,7 +50,7 @@ def exposed_all_to_all(scene: Scene) -> Found:
     if (share := _deduplicated(scene)) < 1:
         quantities.append(Quantity("of it once to each rank", share, "fraction"))
         said += f", of which {share:.0%} would do if each rank got a token once"
-    return Signal(
+    return Detection(
         tuple(quantities),
         scene.per_step(most),
         exposed,
@@ -61,7 +61,7 @@ def exposed_all_to_all(scene: Scene) -> Found:
     )
 
 
-def _chosen(scene: Scene) -> Bool:
+def _chosen(scene: RankContext) -> Bool:
     """Which work exchanges tokens."""
     found, work = scene.trace.once(regions), scene.work
     comm = work.kind == WORK_KINDS.index("comm")
@@ -77,7 +77,7 @@ def _chosen(scene: Scene) -> Bool:
     return result
 
 
-def _sent(scene: Scene) -> int:
+def _sent(scene: RankContext) -> int:
     """Bytes that go into the dispatches of forward passes in the steps."""
     found = scene.trace.once(regions)
     rows, at = scene.trace.once(exchanges)
@@ -86,7 +86,7 @@ def _sent(scene: Scene) -> int:
     return int(size[size > 0].sum())
 
 
-def _deduplicated(scene: Scene) -> float:
+def _deduplicated(scene: RankContext) -> float:
     """Copies of a token when each rank gets at most one, against one an expert; 1 where that is not known.
 
     With E experts spread evenly over P ranks and k of them chosen at random, a rank has none of the k with
@@ -94,7 +94,7 @@ def _deduplicated(scene: Scene) -> float:
     """
     found = scene.trace.once(regions)
     ranks = len(exchange_group(scene.trace))
-    visit: Visit | None = next((one for one in found.visits if one.experts > 0 and one.chosen > 0), None)
+    visit: LayerPass | None = next((one for one in found.visits if one.experts > 0 and one.chosen > 0), None)
     if visit is None or ranks < 2 or visit.experts % ranks:
         return 1.0
     other = visit.experts - visit.experts // ranks

@@ -10,8 +10,8 @@ import numpy as np
 from tracelens.analysis.host import threads
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import STACK_KINDS, Union, cut, union
 
 # The function's own name, with or without namespaces, template arguments and parameters. The cached kinds
@@ -50,7 +50,7 @@ class _Pairs(NamedTuple):
     "use_turbo_groupmlp). Stage 3 takes more memory.",
     launching=True,
 )
-def deepep_busy_wait(scene: Scene) -> Found:
+def deepep_busy_wait(scene: RankContext) -> Found:
     """DeepEP's host launches `dispatch` only as `notify_dispatch` ends, silent in between: it spins."""
     pairs = _pairs(scene)
     if isinstance(pairs, str):
@@ -66,7 +66,7 @@ def deepep_busy_wait(scene: Scene) -> Found:
     where = _idle(scene, low, high)
     per_step, spun_ns = scene.per_step(count), scene.per_step(float(spun.sum()))
     idle_ns = scene.per_step(float(where.total))
-    return Signal(
+    return Detection(
         (
             Quantity("spins a step", per_step, "count"),
             Quantity("dispatches a step", scene.per_step(len(spins)), "count"),
@@ -82,7 +82,7 @@ def deepep_busy_wait(scene: Scene) -> Found:
     )
 
 
-def _pairs(scene: Scene) -> _Pairs | str:
+def _pairs(scene: RankContext) -> _Pairs | str:
     """The dispatches of a scene, or why there are none."""
     work, events = scene.work, scene.trace.arrays
     used = np.unique(work.name[work.is_kernel]).tolist()
@@ -112,7 +112,7 @@ def _pairs(scene: Scene) -> _Pairs | str:
     )
 
 
-def _quiet(scene: Scene, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
+def _quiet(scene: RankContext, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
     """Whether no event of the launch's thread begins between these times."""
     events = scene.trace.arrays
     host = np.flatnonzero(events.where(*STACK_KINDS))
@@ -125,7 +125,7 @@ def _quiet(scene: Scene, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
     return quiet
 
 
-def _idle(scene: Scene, low: Int, high: Int) -> Union:
+def _idle(scene: RankContext, low: Int, high: Int) -> Union:
     """When the GPU did nothing between these times."""
     _, start, end = cut(low, high, scene.busy.gaps())
     return union(start, end)

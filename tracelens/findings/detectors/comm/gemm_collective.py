@@ -7,9 +7,9 @@ import numpy as np
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Float
 from tracelens.devices import Device
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
 from tracelens.findings.fusable import Pairs, fused_ns, pairs
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import difference, union
 
 
@@ -20,7 +20,7 @@ from tracelens.trace import difference, union
     "--tp-comm-overlap with sequence parallelism, torch symmetric memory with async TP, Triton-distributed / "
     "Iris kernels on a symmetric heap as in the AMD Developer Challenge 2025).",
 )
-def gemm_collective(scene: Scene) -> Found:
+def gemm_collective(scene: RankContext) -> Found:
     """A GEMM then a reduction of its result, or a gather then the GEMM that reads it, one after the other."""
     found = pairs(scene)
     if isinstance(found, str):
@@ -52,7 +52,7 @@ def gemm_collective(scene: Scene) -> Found:
         said = f", {duration(limit_ns)} at the speed of light of {scene.device.title}"
         share = Quantity("speed of light / time", limit_ns / max(measured, 1), "ratio")
         bound = (Quantity("speed of light", limit_ns, "ns"), share)
-    return Signal(
+    return Detection(
         (
             Quantity("pairs a step", scene.per_step(count), "count"),
             Quantity("time one after the other", measured, "ns"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Float, Int
-from tracelens.findings.detectors.detector import Confidence, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
 from tracelens.table import Result, Table, codes
 from tracelens.trace import union
@@ -62,7 +62,7 @@ class _Instances(NamedTuple):
     "128 KiB to 8 MiB); keep tensor-parallel groups within a host.",
     needs=("collectives",),
 )
-def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""
     members = results["collectives"].data["members"]
     if not len(members):
@@ -179,7 +179,7 @@ def _signal(
     model: tuple[Float, Float],
     steps: int,
     confidence: Confidence,
-) -> Signal:
+) -> Detection:
     """What one rank loses; `model` is the share of its time that each instance wins, and what is left, ns."""
     at = found.of_row[rows]
     gain, expected = (some[at] for some in model)
@@ -191,7 +191,7 @@ def _signal(
     rate = float(sent.dot((n - 1) / n) / max(int(latency.sum()), 1)) * 1e9
     lost = (exposed > 0) & (gain > 0)
     saving = float((gain * exposed).sum()) / steps
-    return Signal(
+    return Detection(
         (
             Quantity("collectives a step", len(rows) / steps, "count"),
             Quantity("bus bandwidth", rate, "bytes/s"),

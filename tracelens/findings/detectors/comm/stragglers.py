@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.analysis.comm import SEND_RECV
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
-from tracelens.findings.detectors.detector import Confidence, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
 from tracelens.table import Result, Table
 from tracelens.trace import union
@@ -34,7 +34,7 @@ UNEXPLAINED = ("inherited", "unknown")
     "loading, garbage collection (collect by hand, on all ranks at once); slower ops: cores shared with "
     "other processes, number of threads, clocks, NUMA binding.",
 )
-def stragglers(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank that its own host or its slower GPU makes late."""
     return _waiting(results, EXPLAINED, "medium", beyond=True)
 
@@ -46,7 +46,7 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
     "experts by load), sequences by length, layers by their time.",
     needs=("collectives", "stragglers"),
 )
-def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank that has more to compute: larger shapes or more calls."""
     # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
     return _waiting(results, UNEVEN, "medium", beyond=None)
@@ -59,7 +59,7 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Signal] | str
     "the `stragglers` tables name the late ranks and where their lateness came from.",
     needs=("collectives", "stragglers"),
 )
-def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank whose lateness was brought along or has no recorded cause."""
     return _waiting(results, UNEXPLAINED, "low", beyond=True)
 
@@ -74,14 +74,14 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Signal
     host_remedy="Look for what strikes ranks at different times: cores shared between ranks or with other "
     "processes, garbage collection, data loading. A recording of more steps tells a straggler from chance.",
 )
-def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for now one rank and now another, or for less than equal GPUs differ by."""
     return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", beyond=False)
 
 
 def _waiting(
     results: Mapping[str, Result], causes: Sequence[str], confidence: Confidence, *, beyond: bool | None
-) -> Mapping[int, Signal] | str:
+) -> Mapping[int, Detection] | str:
     """Signals of the ranks that wait for one of these causes.
 
     Args:
@@ -122,7 +122,7 @@ def _signal(
     steps: int,
     confidence: Confidence,
     named: bool,
-) -> Signal:
+) -> Detection:
     """What a rank loses; `masks` are the rows that count and those with one of the causes."""
     counted, chosen = (mask & (lost.array("rank") == rank) for mask in masks)
     start, dur, late = (lost.array(name) for name in ("own_ts_ns", "dur_ns", "late_rank"))
@@ -134,7 +134,7 @@ def _signal(
     worst = max(blamed, key=lambda one: blamed[one])
     share = blamed[worst] / max(sum(blamed.values()), 1)
     listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
-    return Signal(
+    return Detection(
         (
             Quantity("waiting for these causes", saving, "ns"),
             *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),

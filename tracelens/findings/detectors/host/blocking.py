@@ -8,8 +8,8 @@ import numpy as np
 
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Union, enclosing_op, intersection, union
 
 _OPS = 3
@@ -23,7 +23,7 @@ _OPS = 3
     "use_turbo_groupmlp; stage 3 needs more memory).",
     launching=True,
 )
-def moe_blocking_calls(scene: Scene) -> Found:
+def moe_blocking_calls(scene: RankContext) -> Found:
     """Calls in MoE layers in which the host waits for the GPU: item, nonzero, tolist, copies to the host."""
     found = scene.trace.once(regions)
     if not found.visits:
@@ -45,7 +45,7 @@ def moe_blocking_calls(scene: Scene) -> Found:
     where = _idle(scene, calls, inside)
     blocked = scene.per_step(float(calls.blocked_ns[inside].sum()))
     said = ", ".join(f"{count:.3g} in {STAGES[at]}" for at, count in enumerate(stages.tolist()) if count)
-    return Signal(
+    return Detection(
         (
             Quantity("calls a layer and micro-batch", each, "count"),
             *(
@@ -72,7 +72,7 @@ def moe_blocking_calls(scene: Scene) -> Found:
     "norms on the GPU, copy with non_blocking=True from pinned memory.",
     launching=True,
 )
-def other_blocking_calls(scene: Scene) -> Found:
+def other_blocking_calls(scene: RankContext) -> Found:
     """Calls in a step, outside of MoE layers, in which the host waits for the GPU while it runs dry."""
     calls = scene.trace.once(blocking)
     inside = _in_steps(scene, calls) & (calls.visit < 0)
@@ -81,7 +81,7 @@ def other_blocking_calls(scene: Scene) -> Found:
     where = _idle(scene, calls, inside)
     count = scene.per_step(int(inside.sum()))
     blocked = scene.per_step(float(calls.blocked_ns[inside].sum()))
-    return Signal(
+    return Detection(
         (
             Quantity("calls a step", count, "count"),
             Quantity("host blocked, a step", blocked, "ns"),
@@ -96,19 +96,19 @@ def other_blocking_calls(scene: Scene) -> Found:
     )
 
 
-def _in_steps(scene: Scene, calls: Blocking) -> Bool:
+def _in_steps(scene: RankContext, calls: Blocking) -> Bool:
     """Which calls begin in a step."""
     result: Bool = (calls.start >= scene.window[0]) & (calls.start <= scene.window[1])
     return result
 
 
-def _idle(scene: Scene, calls: Blocking, chosen: Bool) -> Union:
+def _idle(scene: RankContext, calls: Blocking, chosen: Bool) -> Union:
     """When the GPU has nothing to do from such a call until the next work."""
     gaps = scene.busy.gaps()
     return intersection(gaps, union(calls.start[chosen], calls.until[chosen]))
 
 
-def _ops(scene: Scene, calls: Blocking, chosen: Bool) -> str:
+def _ops(scene: RankContext, calls: Blocking, chosen: Bool) -> str:
     """The ops, or calls where there is none around them, with the most blocking calls."""
     events = scene.trace.arrays
     around = scene.trace.once(enclosing_op)[calls.event[chosen]]

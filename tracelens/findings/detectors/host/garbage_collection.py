@@ -8,8 +8,8 @@ import numpy as np
 
 from tracelens.analysis.host import GARBAGE
 from tracelens.analysis.stragglers import duration
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Union, difference, find_steps, intersection, union
 
 _EVENT = "Python GC"
@@ -23,7 +23,7 @@ _EVENT = "Python GC"
     "steps, in the same step on all ranks, so that they pause together (Megatron: --manual-gc with "
     "--manual-gc-interval N).",
 )
-def garbage_collection(scene: Scene) -> Found:
+def garbage_collection(scene: RankContext) -> Found:
     """Python's garbage collector runs inside of steps."""
     if not len(scene.work.event):
         return "no GPU work"
@@ -56,7 +56,7 @@ def garbage_collection(scene: Scene) -> Found:
     if variation is not None:
         quantities.append(Quantity("step-time variation", variation, "ratio"))
         steps = f"; longest and shortest step are {variation:.1%} of a step apart"
-    return Signal(
+    return Detection(
         tuple(quantities),
         scene.per_step(where.total),
         where,
@@ -67,7 +67,7 @@ def garbage_collection(scene: Scene) -> Found:
     )
 
 
-def _within(scene: Scene, chosen: Callable[[str], bool]) -> Union:
+def _within(scene: RankContext, chosen: Callable[[str], bool]) -> Union:
     """When Python functions or scopes of these names ran, whole, where they reach into the steps.
 
     Collections do not nest, so of the frames around one (the call, torch's own event) only the outer counts.
@@ -82,7 +82,7 @@ def _within(scene: Scene, chosen: Callable[[str], bool]) -> Union:
     return union(events.start[rows], events.end[rows])
 
 
-def _variation(scene: Scene) -> float | None:
+def _variation(scene: RankContext) -> float | None:
     """Longest less shortest step, of a mean step; None where there are no two steps."""
     edges = find_steps(scene.trace, scene.trace.work).edges
     steps = np.diff(edges[(edges >= scene.window[0]) & (edges <= scene.window[1])])

@@ -8,9 +8,9 @@ from tracelens.analysis.host import GAP_NS, Gaps
 from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
 from tracelens.findings.host_late import gaps_of, host_late
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
 
 _SHARE = 0.01
@@ -33,7 +33,7 @@ to the start on an idle GPU it takes 5 to 35 us."""
     "gaps, `idle` says what the host did in them.",
     launching=True,
 )
-def launch_bound(scene: Scene) -> Found:
+def launch_bound(scene: RankContext) -> Found:
     """The GPU is idle for over 1% of the time because the host launches its next work late."""
     if not len(scene.work.event):
         return "no GPU work"
@@ -55,7 +55,7 @@ def launch_bound(scene: Scene) -> Found:
     long = float(dur[late][dur[late] > _LONG_NS].sum() / where.total)
     with_work = scene.work.take(launched)
     idle, span = share_idle(scene.work, with_work, scene.called[launched])
-    return Signal(
+    return Detection(
         (
             Quantity("waiting for a launch, share", share, "fraction"),
             Quantity("idle with at most one launched, share", idle / span, "fraction"),
@@ -74,7 +74,7 @@ def launch_bound(scene: Scene) -> Found:
     )
 
 
-def _usual_gap(scene: Scene, gaps: Gaps) -> float:
+def _usual_gap(scene: RankContext, gaps: Gaps) -> float:
     """Median gap in front of work that lay ready behind other work of its stream, ns; at least GAP_NS.
 
     On ROCm, where queued kernels are drawn end to end, it would be zero.
@@ -86,7 +86,7 @@ def _usual_gap(scene: Scene, gaps: Gaps) -> float:
     return max(float(np.median(dur)), GAP_NS) if len(dur) else float(GAP_NS)
 
 
-def _figures(scene: Scene, late: Int) -> tuple[list[Quantity], str]:
+def _figures(scene: RankContext, late: Int) -> tuple[list[Quantity], str]:
     """How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
 
     Args:

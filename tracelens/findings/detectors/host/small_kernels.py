@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
 
 SMALL_NS = 10_000
@@ -20,7 +20,7 @@ _MANY = 0.5
     "become one kernel; the router and permutation of MoE layers have fused kernels.",
     launching=True,
 )
-def small_kernels(scene: Scene) -> Found:
+def small_kernels(scene: RankContext) -> Found:
     """More than half of all kernels are shorter than 10 us."""
     work = scene.work.take(scene.work.is_kernel)
     if not len(work.event):
@@ -37,7 +37,7 @@ def small_kernels(scene: Scene) -> Found:
     lost = small[order[at]] & (gaps.end - gaps.start < SMALL_NS)
     where = union(gaps.start[lost], gaps.end[lost])
     time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
-    return Signal(
+    return Detection(
         (
             Quantity("share of launches", share, "fraction"),
             Quantity("share of kernel time", time, "fraction"),

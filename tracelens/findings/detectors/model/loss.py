@@ -12,9 +12,9 @@ from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
 from tracelens.costs import OpCall
 from tracelens.findings import logits as _logits
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
 from tracelens.findings.logits import LossWork, Size, distinct, of_size, operands, width
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.rank_context import RankContext
 
 _FUSED = re.compile(
     r"liger\w*cross_entropy|^(?!binary)\w*cross_entropy\w*_kernel|^online_softmax_kernel|xentropy|^_?cce_"
@@ -55,7 +55,7 @@ class _Amounts(NamedTuple):
     "Liger's cross entropy, or its fused linear cross entropy, which never stores the logits). It frees the "
     "memory of the intermediate copies as well.",
 )
-def loss_unfused(scene: Scene) -> Found:
+def loss_unfused(scene: RankContext) -> Found:
     """A cross-entropy loss over a vocabulary (4,096 classes and more) runs as a chain of separate kernels."""
     if not len(scene.work.event):
         return "no GPU work"
@@ -80,7 +80,7 @@ def loss_unfused(scene: Scene) -> Found:
     time, kernels = scene.per_step(where.total), scene.per_step(int(work.mask.sum()))
     share = where.total / max(scene.window[1] - scene.window[0], 1)
     shapes = " and ".join(f"{rows:,} x {columns:,}" for rows, columns in sorted(sizes)[:3])
-    return Signal(
+    return Detection(
         (
             Quantity("loss", time, "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
@@ -98,7 +98,7 @@ def loss_unfused(scene: Scene) -> Found:
     )
 
 
-def _reason(scene: Scene) -> str:
+def _reason(scene: RankContext) -> str:
     """Why there is no unfused loss over a vocabulary."""
     if fused := _fused(scene):
         return fused
@@ -112,7 +112,7 @@ def _reason(scene: Scene) -> str:
     return f"the loss has {max(classes):,} classes, which is no vocabulary"
 
 
-def _fused(scene: Scene) -> str:
+def _fused(scene: RankContext) -> str:
     """That the loss is fused already, "" where no kernel says so."""
     names = [scene.work.names[code] for code in np.unique(scene.work.name)]
     return next((f"the loss is fused already ({name})" for name in names if _FUSED.search(name)), "")
@@ -129,7 +129,7 @@ def _passes(calls: Iterable[OpCall], sizes: set[Size]) -> Bool:
     )
 
 
-def _amounts(scene: Scene, work: LossWork) -> _Amounts:
+def _amounts(scene: RankContext, work: LossWork) -> _Amounts:
     group, calls = distinct(scene, np.unique(work.part[work.mask & (work.part >= 0)]))
     count = np.bincount(group, minlength=len(calls))
     elements = dict.fromkeys(
@@ -156,7 +156,7 @@ def _amounts(scene: Scene, work: LossWork) -> _Amounts:
     )
 
 
-def _copied(scene: Scene, work: LossWork, sizes: set[Size]) -> float:
+def _copied(scene: RankContext, work: LossWork, sizes: set[Size]) -> float:
     """Bytes of all tensors of the logits' size that the losses write to new memory."""
     group, calls = distinct(scene, np.unique(scene.work.op[work.mask & (scene.work.op >= 0)]))
     total = 0.0
@@ -169,7 +169,7 @@ def _copied(scene: Scene, work: LossWork, sizes: set[Size]) -> float:
     return total
 
 
-def _rate(scene: Scene, work: LossWork, sizes: set[Size]) -> tuple[float, str]:
+def _rate(scene: RankContext, work: LossWork, sizes: set[Size]) -> tuple[float, str]:
     """Bytes per second that memory can move: of the device, else what the loss's own kernels reach."""
     if scene.device is not None and scene.device.hbm_bytes_per_s:
         rate = scene.device.hbm_bytes_per_s

@@ -7,8 +7,8 @@ import numpy as np
 from tracelens.analysis.common import NODE, recomputed
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import difference
 
@@ -23,7 +23,7 @@ _SHOWN = 3
     "many layers as memory asks for (Primus: --recompute_layer_ids, with RECOMPUTE_LAYERS at 0). Larger "
     "expert or pipeline parallelism, or less memory for the loss, make room for it.",
 )
-def recompute(scene: Scene) -> Found:
+def recompute(scene: RankContext) -> Found:
     """Ops of the forward pass run once more inside of the backward pass."""
     if not len(scene.work.event):
         return "no GPU work"
@@ -36,7 +36,7 @@ def recompute(scene: Scene) -> Found:
     regions = scene.per_step(_regions(scene, again))
     share = during.total / max(scene.window[1] - scene.window[0], 1)
     shown = ", ".join(f"{name} {duration(total)}" for name, total in families)
-    return Signal(
+    return Detection(
         (
             Quantity("recompute", scene.per_step(during.total), "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
@@ -53,13 +53,13 @@ def recompute(scene: Scene) -> Found:
     )
 
 
-def _again(scene: Scene) -> Bool:
+def _again(scene: RankContext) -> Bool:
     """Which work repeats the forward pass."""
     mask: Bool = (scene.caller >= 0) & scene.trace.once(recomputed)[np.maximum(scene.caller, 0)]
     return mask
 
 
-def _families(scene: Scene, again: Bool) -> list[tuple[str, float]]:
+def _families(scene: RankContext, again: Bool) -> list[tuple[str, float]]:
     """Classes of the repeated kernels with the most time, and that time per step, ns."""
     group, (category,) = codes(scene.work.category[again])
     total = sums(group, scene.work.dur[again], len(category))
@@ -67,7 +67,7 @@ def _families(scene: Scene, again: Bool) -> list[tuple[str, float]]:
     return [(scene.work.categories[category[at]], scene.per_step(int(total[at]))) for at in order]
 
 
-def _regions(scene: Scene, again: Bool) -> int:
+def _regions(scene: RankContext, again: Bool) -> int:
     """Number of nodes of the backward pass that repeat something."""
     events = scene.trace.arrays
     node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)[events.name]

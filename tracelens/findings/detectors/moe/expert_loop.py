@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.moe import BACKWARD, EXPERTS, FORWARD, PHASES, Visit, regions
+from tracelens.analysis.moe import BACKWARD, EXPERTS, FORWARD, PHASES, LayerPass, regions
 from tracelens.analysis.roofline import gemm_rate
 from tracelens.arrays import Bool, Float, Int
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
 
 _LOOP = 4
@@ -32,7 +32,7 @@ class _Spans(NamedTuple):
     remedy="Compute all experts in one grouped GEMM: Primus' use_turbo_groupmlp, "
     "Megatron-LM --moe-grouped-gemm, torch._grouped_mm, or Hugging Face's grouped experts implementation.",
 )
-def expert_loop(scene: Scene) -> Found:
+def expert_loop(scene: RankContext) -> Found:
     """At least 4 matrix products of one weight size among the experts of one pass through an MoE layer."""
     found = scene.trace.once(regions)
     if not found.visits:
@@ -58,7 +58,7 @@ def expert_loop(scene: Scene) -> Found:
     gaps = (spans.end - spans.start) - scene.busy.covered(spans.start, spans.end)
     uneven = np.mean([max(visit.rows) / max(np.mean(visit.rows), 1e-9) for visit in visits])
     took = spans.end - spans.start
-    return Signal(
+    return Detection(
         (
             Quantity("products a layer, forward", launches, "count"),
             Quantity("passes a step", scene.per_step(passes), "count"),
@@ -79,12 +79,12 @@ def expert_loop(scene: Scene) -> Found:
     )
 
 
-def _is_loop(visit: Visit) -> bool:
+def _is_loop(visit: LayerPass) -> bool:
     rows = visit.rows
     return not visit.grouped and len(rows) >= _LOOP and min(rows) >= 0
 
 
-def _spans(scene: Scene, loops: Bool) -> _Spans:
+def _spans(scene: RankContext, loops: Bool) -> _Spans:
     """From the first to the last work of the experts in each pass with a loop, forward and backward."""
     found, work = scene.trace.once(regions), scene.work
     visit, stage, phase = (values[scene.rows] for values in (found.visit, found.stage, found.phase))
@@ -97,7 +97,7 @@ def _spans(scene: Scene, loops: Bool) -> _Spans:
     return _Spans(cells // len(PHASES), cells % len(PHASES), start, end)
 
 
-def _left(scene: Scene, spans: _Spans, rate: float) -> Float:
+def _left(scene: RankContext, spans: _Spans, rate: float) -> Float:
     """Ns that each loop would take as one grouped product after the other.
 
     The products at the rate of the trace's large ones, twice as many in the backward pass; what lies between
@@ -114,11 +114,11 @@ def _left(scene: Scene, spans: _Spans, rate: float) -> Float:
     return left
 
 
-def _flops(visit: Visit) -> float:
+def _flops(visit: LayerPass) -> float:
     """Of the experts' products in forward."""
     return float(sum(2 * one.rows * one.depth * one.columns for one in visit.products))
 
 
-def _bytes(visit: Visit) -> float:
+def _bytes(visit: LayerPass) -> float:
     """Moved between the products: what each one writes is read again, and its input was written before."""
     return float(sum(one.rows * (one.depth + one.columns) for one in visit.products)) * visit.itemsize

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tracelens.findings.detectors.detector import Quantity, Signal, detector
+from tracelens.findings.detectors.detector import Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
 from tracelens.table import Result
 from tracelens.trace import union
@@ -23,7 +23,7 @@ _EVEN = 1.02
     "would give.",
     needs=("collectives", "moe"),
 )
-def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Signal] | str:
+def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """The experts of one rank take longer than those of the ranks that it exchanges tokens with."""
     found = results["moe"]
     balance = found.data["balance"]
@@ -43,7 +43,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Signal] | str
         where = union(start[mine], start[mine] + dur[mine])
         lost = float(dur[mine].sum()) / steps
         if ratio[worst] < 0:
-            signals[one] = Signal(
+            signals[one] = Detection(
                 (Quantity("waiting for slower experts, a step", lost, "ns"),),
                 lost,
                 where,
@@ -52,7 +52,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Signal] | str
                 "low",
             )
             continue
-        signals[one] = Signal(
+        signals[one] = Detection(
             (
                 Quantity("largest rank against the mean, worst layer", float(ratio[worst]), "ratio"),
                 Quantity("waiting for slower experts, a step", lost, "ns"),

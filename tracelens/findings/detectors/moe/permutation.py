@@ -9,8 +9,8 @@ import numpy as np
 
 from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.arrays import Int
-from tracelens.findings.detectors.detector import Found, Quantity, Signal, detector
-from tracelens.findings.rank_context import Scene
+from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.rank_context import RankContext
 from tracelens.trace import WORK_KINDS, Union, union
 
 _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_block", re.IGNORECASE)
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
     kernels: float
 
 
-def _part(scene: Scene, stage: int) -> _Part:
+def _part(scene: RankContext, stage: int) -> _Part:
     found = scene.trace.once(regions)
     visit, stages, phase = (values[scene.rows] for values in (found.visit, found.stage, found.phase))
     rows = np.flatnonzero((stages == stage) & (scene.work.kind != WORK_KINDS.index("comm")))
@@ -60,7 +60,7 @@ def _part(scene: Scene, stage: int) -> _Part:
     remedy="Sort and move tokens with fused kernels: moe_permutation_fusion (Transformer Engine, Primus), "
     "or Triton permute kernels.",
 )
-def permute_unfused(scene: Scene) -> Found:
+def permute_unfused(scene: RankContext) -> Found:
     """A chain of sorts, scans and index kernels between router and experts, in place of a permute kernel."""
     if not scene.trace.once(regions).visits:
         return "no MoE layer"
@@ -74,7 +74,7 @@ def permute_unfused(scene: Scene) -> Found:
     left = least / scene.device.hbm_bytes_per_s * 1e9 if scene.device is not None else 0.0
     left += 2 * _LAUNCH_NS * len(np.unique(part.visit * len(PHASES) + part.phase))
     speed = least / max(spent, 1) * 1e9
-    return Signal(
+    return Detection(
         (
             Quantity("kernels a layer, forward", part.kernels, "count"),
             Quantity("time, a step", scene.per_step(spent), "ns"),
@@ -89,7 +89,7 @@ def permute_unfused(scene: Scene) -> Found:
     )
 
 
-def _least_bytes(scene: Scene, part: _Part) -> float:
+def _least_bytes(scene: RankContext, part: _Part) -> float:
     """Moved at least: tokens read once and written once an expert, and the same back, in each phase."""
     visits = scene.trace.once(regions).visits
     cells = np.unique(part.visit * len(PHASES) + part.phase) // len(PHASES)
@@ -106,7 +106,7 @@ def _least_bytes(scene: Scene, part: _Part) -> float:
     remedy="Route with one kernel: fused_group_topk_routing_with_aux_score (Primus), moe_router_fusion "
     "(Megatron-LM with Transformer Engine), or a topk-softmax kernel in serving.",
 )
-def router_unfused(scene: Scene) -> Found:
+def router_unfused(scene: RankContext) -> Found:
     """A chain of softmax, topk, scatter, sum and div kernels in the router, in place of one fused kernel."""
     if not scene.trace.once(regions).visits:
         return "no MoE layer"
@@ -124,7 +124,7 @@ def router_unfused(scene: Scene) -> Found:
     cells = len(np.unique(part.visit * len(PHASES) + part.phase))
     small = float((scene.work.dur[chain] < _SMALL_NS).mean())
     left = _LAUNCH_NS * cells
-    return Signal(
+    return Detection(
         (
             Quantity("kernels a layer, forward", kernels, "count"),
             Quantity("time, a step", scene.per_step(where.total), "ns"),
@@ -139,7 +139,7 @@ def router_unfused(scene: Scene) -> Found:
     )
 
 
-def _extents(scene: Scene, chain: Int, part: _Part) -> tuple[Int, Int]:
+def _extents(scene: RankContext, chain: Int, part: _Part) -> tuple[Int, Int]:
     """Time of the chain's kernels with the short gaps in front of them."""
     work = scene.work
     at = np.searchsorted(part.rows, chain)
@@ -154,7 +154,7 @@ def _extents(scene: Scene, chain: Int, part: _Part) -> tuple[Int, Int]:
     return start, end
 
 
-def _names(scene: Scene, part: _Part, grammar: re.Pattern[str]) -> bool:
+def _names(scene: RankContext, part: _Part, grammar: re.Pattern[str]) -> bool:
     """Whether any kernel of the stage has such a name."""
     codes = np.unique(scene.work.name[part.rows])
     return any(grammar.search(scene.work.names[code]) for code in codes.tolist())

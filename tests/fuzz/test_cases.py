@@ -263,3 +263,12 @@ def test_a_line_never_begins_below_zero() -> None:
     straight, _ = fit([instance(1000, 150), instance(2000, 250)])
     assert straight[0]["alpha_ns"][0] == pytest.approx(50)
     assert straight[0]["beta_bytes_per_s"][0] == pytest.approx(1e10)
+
+
+def test_kernels_far_apart_do_not_overflow() -> None:
+    def change(traces: list[Document]) -> None:
+        for number, event in enumerate(each(traces, cat="kernel")):
+            if number % 2:
+                event["ts"] = 4_436_633_073_632_676 + number
+
+    through_everything("pipeline", change)

@@ -208,7 +208,8 @@ def _layer_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
         known = [rows for rows in map(one.rows_of, visits) if rows >= 0]
 
         def mean(values: Any, count: int = count) -> list[int]:
-            return [round(float(values.sum()) / count)]
+            # Passes whose events lie far apart may add up to more than int64 holds.
+            return [round(float(values.sum(dtype=np.float64)) / count)]
 
         yield {
             "rank": [one.rank],

@@ -46,8 +46,6 @@ class Registry(Generic[T]):
         self._origin[name] = origin
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator form of `add`."""
-
         def keep(item: T) -> T:
             self.add(name, item, getattr(item, "__module__", "?"))
             return item

@@ -131,7 +131,6 @@ class Progress:
             self._status.update(Text(printable(text)))
 
     def stop(self) -> None:
-        """Clear the line."""
         if self._status is not None:
             self._status.stop()
 

@@ -46,7 +46,6 @@ class Tensor(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -123,7 +122,6 @@ class OpCall(NamedTuple):
         return self.values[place] if 0 <= place < len(self.values) else ""
 
     def flag(self, place: int, default: bool = False) -> bool:
-        """Boolean argument `place`."""
         text = self.text(place).lower()
         return text == "true" if text in ("true", "false") else default
 

@@ -96,7 +96,6 @@ class CostModel:
 
     @property
     def doc(self) -> str:
-        """What it counts, one line."""
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
 

@@ -74,7 +74,6 @@ class _File:
         self.values = self._load()
 
     def device(self) -> Device:
-        """What the file describes."""
         self._known(self.values, _KEYS, "key")
         for key in ("name", "hbm_bytes_per_s"):
             if key not in self.values:

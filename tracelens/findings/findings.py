@@ -93,7 +93,6 @@ class _Candidate(NamedTuple):
 
     @property
     def worst(self) -> int:
-        """The rank that loses most."""
         return max(self.signals, key=lambda rank: self.signals[rank].saving_ns)
 
 

@@ -38,7 +38,6 @@ class RankContext:
 
     @property
     def step_ns(self) -> float:
-        """Mean duration of a step."""
         return (self.window[1] - self.window[0]) / self.steps
 
     def per_step(self, total: float) -> float:
@@ -57,7 +56,6 @@ class RankContext:
 
     @cached_property
     def busy(self) -> Union:
-        """When any GPU work ran."""
         return self.work.union()
 
     @cached_property

@@ -99,12 +99,10 @@ class Batch:
 
     @property
     def gpus(self) -> int:
-        """All of them."""
         return self.nodes * self.gpus_per_node
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks."""
         return self.gpus // (self.pp * self.cp * self.tp)
 
     @property
@@ -168,7 +166,6 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
 
 
 def _conventions(stages: int, count: int, vpp: int) -> Table:
-    """BUBBLE."""
     both = [float(one) for one in fractions(stages, count, vpp)]
     more = stages - 1
     return BUBBLE.table(

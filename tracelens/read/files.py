@@ -88,7 +88,6 @@ def named_like_a_trace(file: str) -> bool:
 
 
 def _traces(files: Iterable[str]) -> list[str]:
-    """Those named like traces."""
     found = [file for file in files if named_like_a_trace(file)]
     # A trace may be called so, but not among others.
     return [file for file in found if len(found) == 1 or os.path.basename(file) != SIDECAR]

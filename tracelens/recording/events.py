@@ -39,7 +39,6 @@ class Cut:
     correlation: int | None = None
 
     def keeps(self, event: bytes) -> bool:
-        """Whether an event stays."""
         found = _CATEGORY.search(event)
         category = found[1] if found else b""
         if category in self.categories:

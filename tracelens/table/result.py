@@ -74,7 +74,6 @@ class Result:
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
-        """Name to DataFrame."""
         return _Frames(self.data)
 
     @property

@@ -105,7 +105,6 @@ class Schema:
         return table
 
     def frame(self, data: Mapping[str, Any]) -> pd.DataFrame:
-        """The same as a DataFrame."""
         return self.table(data).frame
 
     def _checked(self, column: Column, values: Any) -> Any:

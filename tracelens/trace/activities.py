@@ -92,7 +92,6 @@ class Work(NamedTuple):
 
     @property
     def dur(self) -> Int:
-        """Durations in ns."""
         return self.end - self.start
 
     def union(self, *kinds: str) -> Union:

@@ -17,7 +17,6 @@ class Union(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Covered time."""
         return int((self.end - self.start).sum())
 
     def covered_before(self, times: Int) -> Int:

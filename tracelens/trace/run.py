@@ -32,7 +32,6 @@ class Run:
 
     @property
     def ranks(self) -> list[int]:
-        """Their rank numbers."""
         return [trace.meta.rank for trace in self.traces]
 
     def __repr__(self) -> str:

@@ -60,7 +60,6 @@ class Ladder:
             )
 
     def job(self, config: Config, folder: str) -> Job:
-        """The run of one rung."""
         start = UNTIMED + self.timed + WARMUP
         end = start + self.recorded
         return Job(config, self.out / folder, self.device, steps=end, start=start, end=end, scrub=self.scrub)

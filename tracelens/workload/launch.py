@@ -91,7 +91,6 @@ class Job:
 
     @property
     def window(self) -> RecordingWindow:
-        """Which steps are recorded."""
         return RecordingWindow.between(self.start, self.end)
 
     def timed(self) -> range:

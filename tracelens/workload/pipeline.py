@@ -124,7 +124,6 @@ class GraphedSchedule(Schedule):
         return self.graph.run(super().step, token_MSB, target_MSB)
 
     def close(self) -> None:
-        """Free the graph."""
         self.graph.close()
 
 

@@ -81,7 +81,6 @@ class Measured:
     peak_bytes: int = 0
 
     def step(self, trainer: Trainer) -> None:
-        """Run one more step."""
         begin = time.perf_counter()
         self.loss.append(trainer.step())
         self.step_ms.append((time.perf_counter() - begin) * 1e3)

@@ -49,24 +49,20 @@ class MatchedCollective(NamedTuple):
 
     @property
     def latency_ns(self) -> int:
-        """Shortest duration."""
         return min(member.end - member.start for member in self.members)
 
     @property
     def start_skew_ns(self) -> int:
-        """Last start - first start."""
         starts = [member.start for member in self.members]
         return max(starts) - min(starts)
 
     @property
     def end_skew_ns(self) -> int:
-        """Last end - first end."""
         ends = [member.end for member in self.members]
         return max(ends) - min(ends)
 
     @property
     def wall_ns(self) -> int:
-        """First start to last end."""
         return max(member.end for member in self.members) - min(member.start for member in self.members)
 
     @property

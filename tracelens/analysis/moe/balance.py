@@ -126,7 +126,6 @@ class Group:
         return result
 
     def waits(self) -> Iterator[dict[str, Any]]:
-        """Rows of WAITS."""
         for key, rows in self._complete():
             took = np.array([rank.stage_ns[rows[at], EXPERTS] for at, rank in enumerate(self.ranks)])
             for at, less in enumerate((took.max() - took).tolist()):
@@ -200,7 +199,6 @@ def expert_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """0-3, 8 for 0, 1, 2, 3, 8."""
     pieces: list[list[int]] = []
     for rank in ranks:
         if pieces and rank == pieces[-1][-1] + 1:

@@ -68,7 +68,6 @@ class RankPasses(NamedTuple):
 
     @property
     def layer(self) -> Int:
-        """Layer of each row."""
         return np.array([visit.layer for visit in self.visits], dtype=np.int64)[self.number]
 
     def rows_of(self, visit: int) -> int:

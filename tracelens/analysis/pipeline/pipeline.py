@@ -195,7 +195,6 @@ def _rows(
 def _bubble(
     label: str, size: Shape, line: Pipeline, lane: Lane, waits: Sequence[Wait], window: tuple[int, int]
 ) -> dict[str, Any]:
-    """One row of BUBBLE."""
     forward = extent(lane.of(FORWARD)).total
     computed = lane.busy.total
     bubble = line.end - line.start - computed

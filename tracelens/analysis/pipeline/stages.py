@@ -63,12 +63,10 @@ class Lane:
     sends: int
 
     def of(self, phase: str) -> list[Span]:
-        """The spans of a phase."""
         return [span for span in self.spans if span.phase == phase]
 
     @cached_property
     def busy(self) -> Union:
-        """When it is in a span."""
         return extent(self.spans)
 
 

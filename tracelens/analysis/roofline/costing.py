@@ -114,7 +114,6 @@ class _Costing:
         self._reasons: dict[str, int] = {}
 
     def run(self) -> Costing:
-        """All rules in order."""
         self._links()
         self._ops()
         self._surroundings()

@@ -122,7 +122,6 @@ def _described(
     device: Device | None,
     projected: bool,
 ) -> dict[str, list[str]]:
-    """The text columns."""
     items = [found.items[place] for place in kept.tolist()]
     bound = [BOUNDS[code] for code in limits.bound[kept].tolist()]
     notes = []

@@ -25,12 +25,10 @@ class GlobalStep(NamedTuple):
 
     @property
     def start(self) -> int:
-        """First start."""
         return min(member.step.start for member in self.members)
 
     @property
     def dur_ns(self) -> int:
-        """The longest duration."""
         return max(member.step.dur_ns for member in self.members)
 
     @property
@@ -52,7 +50,6 @@ class GlobalStep(NamedTuple):
 
     @property
     def idle(self) -> int:
-        """Ranks without a request."""
         return sum(member.step.label.dummy for member in self.members)
 
     @property

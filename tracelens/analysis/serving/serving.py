@@ -72,7 +72,6 @@ def _imbalance(steps: Iterable[Step]) -> float:
 
 
 def _summary(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> dict[str, list[Any]]:
-    """The row of SUMMARY."""
     steps = [step for one in ranks for step in one.steps]
     decode = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
     graphs = [
@@ -138,7 +137,6 @@ def _kinds(one: RankSteps) -> list[dict[str, Any]]:
 
 
 def _common(number: int, one: GlobalStep) -> dict[str, list[Any]]:
-    """A row of ALIGNMENT."""
     return {
         "step": [number],
         "kinds": [one.kinds],

@@ -42,7 +42,6 @@ class Step(NamedTuple):
 
     @property
     def dur_ns(self) -> int:
-        """Its duration."""
         return self.end - self.start
 
     @property

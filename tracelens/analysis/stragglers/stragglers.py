@@ -180,7 +180,6 @@ def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) ->
 
 
 def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
-    """Rows of WORST."""
     return [
         {
             "collective": [instance.collective],

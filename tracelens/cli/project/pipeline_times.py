@@ -149,7 +149,6 @@ def _measured(asked: Asked, recorded: Recorded) -> Found:
 
 
 def _roofline(asked: Asked, run: Modelled) -> Found:
-    """The times of a roofline."""
     if run.device is None:
         raise TracelensError("a roofline needs --device: see `tracelens list devices`")
     if asked.layers:

@@ -112,7 +112,6 @@ app.command("serve")(with_settings(serve, serving_settings()))
 
 
 def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
-    """Print what a run came to."""
     changed = " ".join(f"{name}={value}" for name, value in found["toggles"].items())
     say(f"{preset} on {found['ranks']} x {found['device']}: {changed or 'baseline'}")
     if found["step_ms"] is None:

@@ -74,7 +74,6 @@ def serve(
 
 
 def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
-    """Print what a run came to."""
     changed = " ".join(f"{name}={value}" for name, value in found["serving"].items())
     say(f"{preset} on {found['ranks']} x {found['device']}: {changed or 'baseline'}")
     if found["tokens_per_s"] is None:

@@ -162,7 +162,6 @@ class _Aligner:
         self.how[one] = self.how_back[other] = how
 
     def _match_runs(self, one: Int, other: Int, pairs: list[tuple[int, int]]) -> None:
-        """Match whole subtrees."""
         if not pairs:
             return
         places = np.array(pairs)
@@ -218,7 +217,6 @@ class _Aligner:
         self._left.clear()
 
     def result(self) -> Alignment:
-        """What became of all nodes."""
         back = np.full(len(self.second), -1, dtype=np.int64)
         known = np.flatnonzero(self.match >= 0)
         back[self.match[known]] = known

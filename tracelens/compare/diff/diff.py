@@ -177,7 +177,6 @@ def _noise(base: Spread, cand: Spread) -> list[str]:
 def _change_rows(
     found: Sequence[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of CHANGES."""
     of_rank = [{one.rank: one for one in side} for side in sides]
     base_by_step, cand_by_step = (
         _by_step([getattr(change, which) for _, change in found], side)

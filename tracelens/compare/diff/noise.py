@@ -119,7 +119,6 @@ class Spread(NamedTuple):
         return Spread(mean, np.where(constant | (steps < 2), 0.0, variance), steps)
 
     def take(self, rows: Int) -> Spread:
-        """These rows."""
         return Spread(self.mean[rows], self.variance[rows], self.steps)
 
 

@@ -48,7 +48,6 @@ class Side:
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
         return len(self.labels)
 
     @cached_property
@@ -58,7 +57,6 @@ class Side:
 
     @cached_property
     def forest(self) -> Forest:
-        """Its ops."""
         return forest(self.trace, self.edges[:-1])
 
     @cached_property

@@ -149,7 +149,6 @@ def _noise(before: Rung, after: Rung) -> str:
 
 
 def _changed(climb: LadderRun, climbed: Sequence[AblationStep]) -> dict[str, list[Any]]:
-    """Rows of CHANGED."""
     rungs = climb.rungs[1:]
     return {
         "rung": list(range(1, len(climb.rungs))),

@@ -146,7 +146,6 @@ def upsample_backward(call: OpCall) -> OpCost:
 
 
 def _pooled(call: OpCall, model: Pool, x: Tensor, kernel: list[int]) -> tuple[int, ...]:
-    """Shape of a pool's output."""
     rank = model.rank
     stride = _each(call.integers(2), rank, "stride") if call.integers(2) else kernel
     padding = _each(call.integers(3), rank, "padding")

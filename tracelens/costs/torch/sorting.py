@@ -156,5 +156,4 @@ def _pairs(count: int, dtype: str) -> int:
 
 
 def _log2(count: int) -> int:
-    """⌈log₂ count⌉."""
     return (count - 1).bit_length() if count > 0 else 0

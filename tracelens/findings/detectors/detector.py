@@ -83,7 +83,6 @@ class Detector:
     host_remedy: str = ""
 
     def of_rank(self, scene: RankContext) -> Found:
-        """What one rank shows."""
         if self.launching and scene.work.on_host:
             return NO_LAUNCH
         found: Found = guard(f"detector {self.name}", self.function, scene)

@@ -25,7 +25,6 @@ class _Rank:
         self._rank = rank
 
     def mean(self, column: str) -> float:
-        """Mean over the steps."""
         return float(self._table.array(column)[self._rows].mean())
 
     def first(self, column: str) -> int:

@@ -81,7 +81,6 @@ class Fields:
         return value
 
     def word(self, name: str, default: str) -> str:
-        """A text."""
         value = self.values.get(name)
         return default if value is None else str(value)
 

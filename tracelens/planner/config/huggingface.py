@@ -51,7 +51,6 @@ def _sizes(file: Fields) -> Values:
 
 
 def _grouped(file: Fields) -> Values:
-    """Grouped-query attention."""
     heads = file.whole("num_attention_heads")
     groups = file.whole("num_key_value_heads", heads)
     width = file.whole("head_dim", file.whole("hidden_size") // heads)

@@ -54,7 +54,6 @@ class Layout:
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks."""
         return self.ranks // (self.pp * self.cp * self.tp)
 
     @property

@@ -128,10 +128,8 @@ class Model:
 
     @property
     def value_dim(self) -> int:
-        """Width of a value head."""
         return self.v_dim if self.attention == "mla" else self.head_dim
 
     @property
     def moe_layers(self) -> int:
-        """Layers with experts."""
         return self.layers - self.dense_layers

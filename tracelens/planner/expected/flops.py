@@ -44,11 +44,9 @@ class Work(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self)
 
     def times(self, count: int) -> Work:
-        """So many times as much."""
         return Work(*(count * one for one in self))
 
 

@@ -57,7 +57,6 @@ class Routing:
         return batches[micro_batch]
 
     def as_dict(self) -> dict[str, list[dict[str, list[int]]]]:
-        """As JSON can hold it."""
         return {
             str(layer): [{name: list(counts) for name, counts in vars(one).items()} for one in batches]
             for layer, batches in self.layers.items()

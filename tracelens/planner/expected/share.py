@@ -53,7 +53,6 @@ class Share:
 
     @property
     def is_last(self) -> bool:
-        """Whether the head is here."""
         return self.place["pp"] == self.config.layout.pp - 1
 
     def is_moe(self, layer: int) -> bool:
@@ -90,7 +89,6 @@ class Share:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
         return self.cut(self.config.model.heads)
 
     @property
@@ -100,7 +98,6 @@ class Share:
 
     @property
     def experts(self) -> int:
-        """e: routed experts."""
         return self.config.model.experts_count // self.config.layout.experts_over
 
     @property

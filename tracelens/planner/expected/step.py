@@ -130,5 +130,4 @@ def _one(scope: str, collective: Collective, group: str, ranks: int, size: int, 
 
 
 def _up(count: int, step: int) -> int:
-    """The next multiple."""
     return -(-count // step) * step

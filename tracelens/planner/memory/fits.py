@@ -32,7 +32,6 @@ class Room(NamedTuple):
 
     @property
     def usable(self) -> int:
-        """Bytes for training."""
         return self.bytes - self.reserve
 
 

@@ -105,7 +105,6 @@ def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str,
 
 
 def _told(config: Config) -> str:
-    """A layout in words."""
     layout = config.layout
     sizes = {"pp": layout.pp, "vpp": layout.vpp, "ep": layout.experts_over, "cp": layout.cp, "tp": layout.tp}
     split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
@@ -115,7 +114,6 @@ def _told(config: Config) -> str:
 def _skips(
     configs: Mapping[str, Config], assumptions: Assumptions, devices: Sequence[Device]
 ) -> Sequence[Skip]:
-    """What does not count."""
     found = []
     if assumptions.convention == "exact" and any(config.model.moe_layers for config in configs.values()):
         found.append(

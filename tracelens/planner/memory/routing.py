@@ -194,7 +194,6 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
 
 
 def _all_to_everyone(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
-    """All tokens of all ranks."""
     arrived, K = s.P * s.T, s.model.top_k
     weight_N = t.op([weight], arrived * K * FLOAT32, waits=True)
     here = t.op([], arrived * K * INT64, reads=[expert], waits=True)

@@ -27,7 +27,6 @@ class Sizes:
 
     @property
     def model(self) -> Model:
-        """Of the run."""
         return self.config.model
 
     @cached_property
@@ -57,7 +56,6 @@ class Sizes:
 
     @cached_property
     def heads(self) -> int:
-        """Query heads here."""
         return self.model.heads // self.config.layout.tp
 
     @cached_property
@@ -67,7 +65,6 @@ class Sizes:
 
     @cached_property
     def e(self) -> int:
-        """Experts here."""
         return self.model.experts_count // self.P
 
     @property

@@ -76,7 +76,6 @@ class Stage(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes at the peak."""
         return total(self.held)
 
 

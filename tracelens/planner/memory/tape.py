@@ -267,22 +267,18 @@ class _Run:
         self.pieces: list[Piece] = []
 
     def note(self, more: int = 0) -> None:
-        """Is this the peak?"""
         if self.live + more > self.most:
             self.most, self.peak = self.live + more, self.now(more)
 
     def now(self, more: int = 0) -> Held:
-        """What is held."""
         return self.kept | {TEMPORARY: self.live + more - total(self.kept)}
 
     def wait(self) -> None:
-        """A piece ends here."""
         self.note()
         self.pieces.append(Piece(self.peak, self.now()))
         self.most = -1
 
     def done(self) -> tuple[Piece, ...]:
-        """All pieces."""
         self.wait()
         return tuple(self.pieces)
 
@@ -305,7 +301,6 @@ class _Backward(_Run):
         self.saves: dict[int, int] = {}
 
     def grant(self, size: int) -> _Gradient:
-        """New memory."""
         self.live += size
         return _Gradient(size)
 

@@ -131,7 +131,6 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
 
 
 def _case(setting: Setting, source: Source, name: str) -> Case:
-    """One schedule, played."""
     if setting.stages > _MOST_STAGES:
         raise TracelensError(f"{setting.stages:,} stages are more than can be simulated ({_MOST_STAGES:,})")
     chunks = find_chunks(name, setting.chunks)
@@ -196,8 +195,6 @@ def _shortened(setting: Setting, schedule: Schedule) -> Schedule:
 
 
 def _makespan(setting: Setting, source: Source, schedule: Schedule) -> Callable[[Shares], int]:
-    """Simulates a cut."""
-
     def makespan(shares: Shares) -> int:
         chunks = source.chunks(schedule.stages, schedule.count, shares)
         times = make_times(chunks, schedule.stages, schedule.microbatches, setting.costs)

@@ -55,7 +55,6 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """PP."""
         return len(self.places)
 
     @property

@@ -42,7 +42,6 @@ class Played:
         return int(self.end.max())
 
     def of(self, stage: int) -> Bool:
-        """The passes of a stage."""
         mask: Bool = self.stage == stage
         return mask
 

@@ -79,7 +79,6 @@ class Layers:
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
         return len(self.times.forward)
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:

@@ -101,7 +101,6 @@ def _tables(
 
 
 def _row(ranked: Ranked, place: int, timed: Timed) -> dict[str, Any]:
-    """One row of LAYOUTS."""
     (candidate, size, _), time = timed
     layout, training = candidate.config.layout, candidate.config.training
     return {
@@ -162,7 +161,6 @@ def _columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def _nothing(refusals: Sequence[Refusal]) -> str:
-    """Why nothing can be tried."""
     if not refusals:
         return "there is no layout to try: widen what is tried"
     most, *_ = _counted(("", one) for one in refusals)

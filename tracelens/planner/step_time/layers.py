@@ -53,7 +53,6 @@ class Pass:
 
     @property
     def total(self) -> float:
-        """All of it."""
         exchanges = sum(self.forward_exchange.values()) + sum(self.backward_exchange.values())
         return self.forward + self.backward + self.recomputed + exchanges
 
@@ -90,15 +89,12 @@ class Timer:
         self._known: dict[LayerKind, Pass] = {}
 
     def layer(self, number: int) -> Pass:
-        """One layer."""
         return self.of_kind(self.kind(number))
 
     def kind(self, number: int) -> LayerKind:
-        """What tells layers apart."""
         return LayerKind(self.share.is_moe(number), number in self._recomputed)
 
     def of_kind(self, kind: LayerKind) -> Pass:
-        """Any layer of a kind."""
         if kind not in self._known:
             self._known[kind] = self._make(kind)
         return self._known[kind]

@@ -105,7 +105,6 @@ class Machine:
         return Rates(device.gpu_link_bytes_per_s * self.link_efficiency, self.nic_bytes_per_s, is_mesh)
 
     def assumptions(self) -> list[Assumption]:
-        """What was assumed."""
         found = []
         for item in fields(self):
             value = getattr(self, item.name)

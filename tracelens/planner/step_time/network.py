@@ -35,7 +35,6 @@ class Network:
 
     @property
     def node(self) -> int:
-        """Ranks of a node."""
         return self.layout.node or self.machine.node
 
     def nanoseconds(self, collective: Collective, group: str, ranks: int, sent: int, received: int) -> float:

@@ -60,7 +60,6 @@ class Estimate:
 
     @property
     def step_ns(self) -> int:
-        """Time of the step."""
         return round(sum(self.parts.values()))
 
     @property
@@ -115,7 +114,6 @@ class _Kind(NamedTuple):
 
 
 def _kinds(timer: Timer) -> list[_Kind]:
-    """The kind of each stage."""
     layout, model = timer.config.layout, timer.config.model
     of_layer = [timer.kind(layer) for layer in range(model.layers)]
     chunks, found = layout.chunks(model.layers), []

@@ -85,7 +85,6 @@ class Arguments:
         return _DTYPES.get(known[0], str(known[0]).removeprefix("c10::")) if known else ""
 
     def value(self, row: int, place: int) -> str:
-        """Scalar argument as text."""
         found = _at(decoded(self._texts[row][2]), place) if row in self._texts else ""
         return found if isinstance(found, str) else ""
 

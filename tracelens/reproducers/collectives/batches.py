@@ -44,7 +44,6 @@ class Batch(NamedTuple):
 
     @property
     def record(self) -> Record:
-        """That of the first member."""
         return self.members[0].record
 
     @property

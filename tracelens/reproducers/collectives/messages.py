@@ -94,7 +94,6 @@ def _dtype(name: str) -> str:
 
 
 def _width(dtype: str) -> int:
-    """Bytes of an element."""
     return WIDTHS[dtype]
 
 

@@ -66,7 +66,6 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     def made(self, maker: str, *given: Any) -> Tensor:

@@ -50,12 +50,10 @@ class Traced(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All their tensors."""
         return tensors([one for line in self.lines for one in line.arguments or []])
 
     @property
     def ops(self) -> set[str]:
-        """Names of the ops called."""
         return {line.op for line in self.lines if line.arguments is not None}
 
 

@@ -41,7 +41,6 @@ class Loop(NamedTuple):
 
     @property
     def behind(self) -> int:
-        """The first call behind it."""
         return self.first + self.period * self.rounds
 
 

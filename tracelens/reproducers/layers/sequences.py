@@ -124,7 +124,6 @@ def _devices(trace: Trace) -> str:
 
 
 def _where(trace: Trace, one: Pass, calls: Traced) -> list[str]:
-    """Lines on what was traced."""
     visit, span_us = one.visit, one.span_ns / 1e3
     device = _devices(trace) or "an unknown device"
     return [

@@ -125,7 +125,6 @@ def _code(argument: Argument) -> str:
 
 
 def _rounds(calls: Sequence[Line], forms: Sequence[Form], loop: Loop, indent: int) -> list[Source]:
-    """A loop."""
     names: dict[tuple[int, ...], str] = {}
 
     def size(values: tuple[int, ...]) -> int:

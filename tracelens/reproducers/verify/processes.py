@@ -46,12 +46,10 @@ class Logs(NamedTuple):
     errors: BinaryIO
 
     def clear(self) -> None:
-        """Forget what was written."""
         for file in (self.output, self.errors):
             os.ftruncate(file.fileno(), 0)
 
     def tails(self) -> tuple[str, str]:
-        """The ends of both."""
         return _tail(self.output), _tail(self.errors)
 
 

@@ -91,7 +91,6 @@ def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[
 
 
 def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:
-    """Step to its borders."""
     work = trace.work
     found = step_windows(trace, work)
     if not found.marked:

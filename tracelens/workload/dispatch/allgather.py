@@ -47,5 +47,4 @@ class AllGatherDispatch(Dispatcher):
         return start(y_ND, ReduceScatter(self.group)), routed.sent
 
     def combine(self, returned: tuple[OnTheWay, Sent]) -> Tensor:
-        """The sum."""
         return finish(returned[0])

@@ -102,7 +102,6 @@ class Dispatcher:
             return sort_rows(expert_NK, experts, rows, padded=self.static)
 
     def permute(self, x_ND: Tensor, rows: RowMap) -> Tensor:
-        """x_RD: each row its token."""
         with span(self.permute_span):
             return permute(x_ND, rows, self.toggles.permute)
 

@@ -93,7 +93,6 @@ class DedupDispatch(Dispatcher):
         return start(y_ND, routed.sent.how.transposed), routed.sent
 
     def combine(self, returned: tuple[OnTheWay, Sent]) -> Tensor:
-        """Sum of a token's copies."""
         pending, sent = returned
         assert isinstance(sent, _Sent)
         return self.unpermute(finish(pending), None, sent.rows)

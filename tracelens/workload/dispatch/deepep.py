@@ -79,7 +79,6 @@ class _Trip:
         self.tensors = change(self.tensors)
 
     def arrive(self) -> tuple[Tensor, ...]:
-        """What they have become."""
         return _Arrive.apply(self, *self.take())
 
     def take(self) -> tuple[Tensor, ...]:

@@ -90,7 +90,6 @@ class GroupedQueryAttention(Attention):
         self.v = self.by_head(self.kv_groups * self.value_dim, D)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        """Attention output x_SBD."""
         q, k, v = gather_matmul(x_SBD, [self.q, self.k, self.v], self.tp, self.overlap)
         q_SBnq = self.rotate(q.unflatten(2, (self.heads, -1)))
         k_SBnq = self.rotate(k.unflatten(2, (self.kv_groups, -1)))
@@ -116,7 +115,6 @@ class LatentAttention(Attention):
         self.kv_up = self.by_head(self.heads * (self.qk_dim + self.value_dim), self.latent)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        """Attention output x_SBD."""
         first = self.q_up if self.q_down is None else self.q_down
         q, kv = gather_matmul(x_SBD, [first, self.kv_down], self.tp, self.overlap)
         if self.q_norm is not None:

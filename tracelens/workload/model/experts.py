@@ -47,7 +47,6 @@ class LoopExperts(Experts):
     """One set of GEMMs for each expert, whose number of rows the host must know."""
 
     def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
-        """Outputs y_RD."""
         # Before anything else is known, a host asks expert by expert.
         rows = [int(one.item()) for one in rows_e] if self.sync_free < DEVICE_PERMUTE else rows_e.tolist()
         parts = x_RD.split(rows)
@@ -106,7 +105,6 @@ class GroupedExperts(Experts):
     """One grouped GEMM for all experts."""
 
     def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
-        """Outputs y_RD."""
         if self.sync_free < DEVICE_COUNTS:
             # Libraries that take the sizes from the host: they are read, and their sums sent back.
             ends = torch.tensor(rows_e.tolist(), dtype=torch.int32).cumsum(0, dtype=torch.int32)

@@ -75,7 +75,6 @@ class Transformer(nn.Module):
         return scoped("head", self.logits, x) if self.is_last else x
 
     def logits(self, x_SBD: Tensor) -> Tensor:
-        """Logits_SBV."""
         return F.linear(self.norm(x_SBD), self.head)
 
 
@@ -103,7 +102,6 @@ class Layer(nn.Module):
         return self.attention(self.attention_norm(x_SBD))
 
     def feed_forward(self, x_SBD: Tensor) -> Tensor:
-        """Normalisation and MLP."""
         return self.ffn(self.ffn_norm(x_SBD))
 
 
@@ -125,7 +123,6 @@ class SwiGLU(nn.Module):
         self.down = shard(nn.Parameter(torch.empty(D, ffn // parts)), "dense", 1, part, parts)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        """Output x_SBD."""
         gate_SBF, up_SBF = gather_matmul(x_SBD, [self.gate, self.up], self.tp, self.overlap)
         return matmul_scatter(F.silu(gate_SBF) * up_SBF, self.down, self.tp, self.overlap)
 
@@ -143,7 +140,6 @@ class MoE(nn.Module):
         self.overlap_shared = toggles.overlap_shared
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        """Output x_SBD."""
         with span(f"{self.name}.{spans.MOE}"):
             weight_TK, expert_TK = self.stage(spans.ROUTER, self.router, x_SBD)
             x_TD = x_SBD.flatten(0, 1)

@@ -216,5 +216,4 @@ def _by_replicas(parameters: Iterable[nn.Parameter]) -> dict[str, list[nn.Parame
 
 
 def _up(count: int, step: int) -> int:
-    """The next multiple."""
     return -(-count // step) * step

@@ -91,7 +91,6 @@ class CachedGroupedQueryAttention(GroupedQueryAttention):
         return y_Tnv
 
     def look_back(self, q_Bnq: Tensor, rows: BatchTensors) -> Tensor:
-        """y_Bnv of a decode."""
         q_Bghq = q_Bnq.unflatten(1, (self.kv_groups, -1))
         k_BgLq, v_BgLv = (kept[:, :, : rows.longest][rows.slot_T] for kept in (self.keys, self.values))
         return look_up(q_Bghq, k_BgLq, v_BgLv, rows.position_T, self.query_dim**-0.5).flatten(1, 2)

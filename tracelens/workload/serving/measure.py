@@ -31,7 +31,6 @@ class Ticks:
     held: list[bool] = field(default_factory=list)
 
     def add(self, plan: Plan | None, held: bool, begin_ms: float, end_ms: float) -> None:
-        """One more."""
         self.plans.append(plan)
         self.held.append(held)
         self.begin_ms.append(begin_ms)

@@ -83,7 +83,6 @@ class ServingModel(nn.Module):
         return scoped("head", self.logits, x_TD, rows.answer_R)
 
     def logits(self, x_TD: Tensor, answer_R: Tensor) -> Tensor:
-        """Logits_RV."""
         return F.linear(self.norm(x_TD[answer_R]), self.head)
 
 

@@ -34,7 +34,6 @@ class Proposal(NamedTuple):
 
     @property
     def can_prefill(self) -> bool:
-        """Whether it has a prefill."""
         return self.prefill_first + self.prefill_second > 0
 
     @property
@@ -79,7 +78,6 @@ class Plan(NamedTuple):
 
     @property
     def prefills(self) -> bool:
-        """Whether a rank prefills."""
         return "prefill" in self.kinds
 
     @property

@@ -63,7 +63,6 @@ class Traffic:
         return self._next is None
 
     def request(self, number: int, tick: int) -> Request:
-        """The request of a number."""
         settings = self.settings
         random = Random(f"{settings.seed}.request.{number}")
         prompt = _length(random, settings, settings.prompt_min, settings.prompt_max)

@@ -48,12 +48,10 @@ class Scheduler:
         self._free = list(range(settings.slots))
 
     def arrive(self, requests: Sequence[Request]) -> None:
-        """Requests join the queue."""
         self.waiting.extend(requests)
 
     @property
     def used(self) -> int:
-        """Slots in use."""
         return len(self.running)
 
     @property

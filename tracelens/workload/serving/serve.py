@@ -73,7 +73,6 @@ class ServeJob:
 
     @property
     def window(self) -> RecordingWindow:
-        """Which ticks are recorded."""
         return RecordingWindow.between(self.start, self.end)
 
     def settings(self) -> dict[str, Any]:

@@ -140,7 +140,6 @@ def _layers(walls: Sequence[LayerWalls], talk: Float) -> LayerTimes | None:
 
 
 def _shares(walls: Sequence[LayerWalls], size: Shape) -> tuple[int, ...]:
-    """Layers of each chunk."""
     places = [place for one in walls for place in one.places.items()]
     counts = np.bincount([place for _, place in dict(places).items()], minlength=size.stages * size.chunks)
     return tuple(counts.tolist())

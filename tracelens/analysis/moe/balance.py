@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,8 @@ import numpy as np
 from tracelens.analysis.moe.passes import RankPasses
 from tracelens.analysis.moe.regions import PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS
-from tracelens.table import Column, Schema
+from tracelens.arrays import Int
+from tracelens.table import Column, Schema, sums
 from tracelens.trace import is_step
 
 BALANCE = Schema(
@@ -80,65 +80,50 @@ class _Pass(NamedTuple):
 class Group:
     """Ranks that exchange tokens.
 
-    Args:
+    Attributes:
         ranks: in order.
+        passes: that all ranks recorded.
+        rows: of each of them (rows) and each rank (columns), its place among the rank's passes.
+        layers: numbers of the layers that all ranks have, ascending.
+        layer: place in `layers` of each pass.
+        counted: passes forward in which all ranks know how many rows their experts compute.
+        tokens: these rows: of each pass counted (rows) and each rank (columns).
     """
 
     def __init__(self, ranks: Sequence[RankPasses]) -> None:
         self.ranks = ranks
-        self._tokens: dict[int, list[list[int]]] = {}
-        self._places: dict[_Pass, dict[int, int]] = {}
+        places: dict[_Pass, dict[int, int]] = {}
         for number, one in enumerate(ranks):
             for row, (visit, phase) in enumerate(zip(one.number.tolist(), one.phase.tolist(), strict=True)):
                 of = one.visits[visit]
                 if phase != RECOMPUTE:  # its time is in the backward pass of the others
                     key = _Pass(one.labels[of.step], of.microbatch, of.layer, phase)
-                    self._places.setdefault(key, {})[number] = row
-        for key, rows in self._complete():
-            of_layer = self._tokens.setdefault(key.layer, [])
-            if PHASES[key.phase] == "forward":
-                counts = [rank.rows_of(int(rank.number[rows[at]])) for at, rank in enumerate(ranks)]
-                if min(counts) >= 0:
-                    of_layer.append(counts)
+                    places.setdefault(key, {})[number] = row
+        complete = {key: rows for key, rows in places.items() if len(rows) == len(ranks)}
+        self.passes = list(complete)
+        rows = [[rows[at] for at in range(len(ranks))] for rows in complete.values()]
+        self.rows = np.array(rows, dtype=np.int64).reshape(-1, len(ranks))
+        self.layers, self.layer = np.unique(
+            np.array([key.layer for key in self.passes], dtype=np.int64), return_inverse=True
+        )
+        forward = np.array([PHASES[key.phase] == "forward" for key in self.passes], dtype=bool)
+        counts = [
+            [float(rank.rows_of(int(rank.number[row]))) for rank, row in zip(ranks, of_pass, strict=True)]
+            for of_pass in self.rows[forward].tolist()
+        ]
+        tokens = np.array(counts, dtype=float).reshape(-1, len(ranks))
+        known = (tokens >= 0).all(axis=1)
+        self.counted, self.tokens = np.flatnonzero(forward)[known], tokens[known]
 
-    def layers(self) -> list[int]:
-        """Numbers of the layers that all ranks have."""
-        return sorted(self._tokens)
+    def of_passes(self, values: Sequence[Int]) -> Int:
+        """Values of each pass (rows) on each rank (columns), from those of all passes of each rank."""
+        return np.stack([own[self.rows[:, at]] for at, own in enumerate(values)], axis=1)
 
-    def _complete(self) -> Iterator[tuple[_Pass, dict[int, int]]]:
-        """Passes that all ranks recorded, with each one's row."""
-        for key, rows in self._places.items():
-            if len(rows) == len(self.ranks):
-                yield key, rows
-
-    def tokens(self, layer: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Rows that each rank's experts compute: one row a pass, one column a rank; without unknown ones."""
-        return np.array(self._tokens[layer], dtype=float).reshape(-1, len(self.ranks))
-
-    def experts_ns(self) -> dict[int, int]:
-        """Layer to the time in its experts in all steps, of all ranks."""
-        result: dict[int, int] = {}
-        for rank in self.ranks:
-            counted = rank.in_step
-            spent = rank.stage_ns[counted, EXPERTS].tolist()
-            for layer, ns in zip(rank.layer[counted].tolist(), spent, strict=True):
-                result[layer] = result.get(layer, 0) + ns
-        return result
-
-    def waits(self) -> Iterator[dict[str, Any]]:
-        for key, rows in self._complete():
-            took = np.array([rank.stage_ns[rows[at], EXPERTS] for at, rank in enumerate(self.ranks)])
-            for at, less in enumerate((took.max() - took).tolist()):
-                one = self.ranks[at]
-                if less > 0 and took[at] > 0:
-                    yield {
-                        "rank": [one.rank],
-                        "step": [key.step],
-                        "layer": [key.layer],
-                        "phase": [PHASES[key.phase]],
-                        "ts_ns": [int(one.experts_end[rows[at]])],
-                        "dur_ns": [less],
-                    }
+    def longer_ns(self) -> Int:
+        """What the experts of the slowest rank take longer; 0 where a rank's own experts do nothing."""
+        experts_ns = self.of_passes([one.stage_ns[:, EXPERTS] for one in self.ranks])
+        slowest = experts_ns.max(axis=1, keepdims=True, initial=0)
+        return np.where(experts_ns > 0, slowest - experts_ns, 0)
 
 
 def groups(ranks: Sequence[RankPasses]) -> list[Group]:
@@ -148,40 +133,71 @@ def groups(ranks: Sequence[RankPasses]) -> list[Group]:
     return [Group([of[rank] for rank in group]) for group in found if all(rank in of for rank in group)]
 
 
-def balance_rows(group: Group, waits: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of BALANCE of one group, from its rows of WAITS."""
-    number, steps = len(group.ranks), group.ranks[0].steps
-    spent, ranks = group.experts_ns(), _ranges([one.rank for one in group.ranks])
-    lost: Counter[int] = Counter()
-    for row in waits:
-        if is_step(row["step"][0]):
-            lost[row["layer"][0]] += row["dur_ns"][0]
-    for layer in group.layers():
-        tokens = group.tokens(layer)
-        known = len(tokens) > 0
-        worst = np.bincount(tokens.argmax(axis=1), minlength=number) if known else np.zeros(number)
-        mean, most = (float(tokens.mean()), float(tokens.max(axis=1).mean())) if known else (-1.0, -1.0)
-        yield {
-            "layer": [layer],
-            "ranks": [ranks],
-            "tokens_mean": [mean],
-            "tokens_max": [most],
-            "max_mean_ratio": [most / mean if mean > 0 else -1.0],
-            "worst_rank": [group.ranks[int(worst.argmax())].rank if known else -1],
-            "experts_ns": [round(spent.get(layer, 0) / number / steps)],
-            "cost_ns": [round(lost[layer] / number / steps)],
-        }
+def by_rank(parts: Iterable[Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The columns of all groups, one mapping a rank, in order of rank."""
+    return sorted((part for group in parts for part in group), key=lambda part: part["rank"][0])
+
+
+def wait_rows(group: Group) -> Iterator[dict[str, Any]]:
+    """Rows of WAITS of one group, a mapping for each rank that waits."""
+    longer_ns, done = group.longer_ns(), group.of_passes([one.experts_end for one in group.ranks])
+    for at, one in enumerate(group.ranks):
+        waited = np.flatnonzero(longer_ns[:, at])
+        if len(waited):
+            passes = [group.passes[number] for number in waited.tolist()]
+            yield {
+                "rank": [one.rank] * len(passes),
+                "step": [key.step for key in passes],
+                "layer": group.layers[group.layer[waited]],
+                "phase": [PHASES[key.phase] for key in passes],
+                "ts_ns": done[waited, at],
+                "dur_ns": longer_ns[waited, at],
+            }
+
+
+def balance_rows(group: Group) -> dict[str, Any]:
+    """Rows of BALANCE of one group."""
+    count, ranks, steps = len(group.layers), len(group.ranks), group.ranks[0].steps
+    in_step = np.array([is_step(key.step) for key in group.passes], dtype=bool)
+    lost_ns = sums(group.layer[in_step], group.longer_ns().sum(axis=1)[in_step], count)
+    spent_ns = np.zeros(count, dtype=np.int64)
+    for one in group.ranks:
+        place = np.searchsorted(group.layers, one.layer)
+        mine = one.in_step & (np.append(group.layers, -1)[place] == one.layer)
+        spent_ns += sums(place[mine], one.stage_ns[mine, EXPERTS], count)
+    layer, tokens = group.layer[group.counted], group.tokens
+    passes = np.bincount(layer, minlength=count)
+    known = passes > 0
+    most = np.bincount(layer, tokens.max(axis=1), count) / np.maximum(passes, 1)
+    mean = np.bincount(layer, tokens.sum(axis=1), count) / np.maximum(passes * ranks, 1)
+    first = np.bincount(layer * ranks + tokens.argmax(axis=1), minlength=count * ranks)
+    worst = first.reshape(count, ranks).argmax(axis=1)
+    return {
+        "layer": group.layers,
+        "ranks": [_ranges([one.rank for one in group.ranks])] * count,
+        "tokens_mean": np.where(known, mean, -1.0),
+        "tokens_max": np.where(known, most, -1.0),
+        "max_mean_ratio": np.where(known & (mean > 0), most / np.where(mean > 0, mean, 1.0), -1.0),
+        "worst_rank": np.where(known, np.array([one.rank for one in group.ranks])[worst], -1),
+        "experts_ns": np.rint(spent_ns / ranks / steps).astype(np.int64),
+        "cost_ns": np.rint(lost_ns / ranks / steps).astype(np.int64),
+    }
 
 
 def token_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """Rows of TOKENS of one group."""
-    for layer in group.layers():
-        tokens = group.tokens(layer)
-        if len(tokens):
-            mean = tokens.mean(axis=0)
-            for one, value in zip(group.ranks, mean.tolist(), strict=True):
-                ratio = value / max(float(mean.mean()), 1e-9)
-                yield {"rank": [one.rank], "layer": [layer], "tokens": [value], "ratio": [ratio]}
+    """Rows of TOKENS of one group, a mapping for each rank."""
+    code, layer = np.unique(group.layer[group.counted], return_inverse=True)
+    passes = np.bincount(layer)
+    mean = np.stack([np.bincount(layer, own) / passes for own in group.tokens.T], axis=1)
+    ratio = mean / np.maximum(mean.mean(axis=1, keepdims=True), 1e-9)
+    for at, one in enumerate(group.ranks):
+        if len(code):
+            yield {
+                "rank": [one.rank] * len(code),
+                "layer": group.layers[code],
+                "tokens": mean[:, at],
+                "ratio": ratio[:, at],
+            }
 
 
 def expert_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
@@ -194,8 +210,12 @@ def expert_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
         most = max(len(rows) for rows in passes)
         # Where experts without tokens are left out, the order of launch says nothing of which they are.
         whole = [rows for rows in passes if len(rows) == most]
-        for expert, rows in enumerate(np.array(whole, dtype=float).mean(axis=0).tolist()):
-            yield {"rank": [one.rank], "layer": [layer], "expert": [expert], "tokens": [rows]}
+        yield {
+            "rank": [one.rank] * most,
+            "layer": [layer] * most,
+            "expert": list(range(most)),
+            "tokens": np.array(whole, dtype=float).mean(axis=0).tolist(),
+        }
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -18,6 +18,15 @@ OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, S
 """Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router
 as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE may begin a normalisation."""
 
+
+def kinds_lookup(*kinds: int) -> Bool:
+    """A table that says of each kind whether it is one of some: `kinds_lookup(GEMM, GROUPED)[kind]`.
+
+    Windows of one layer have few tokens, for which `np.isin` takes longer than all else.
+    """
+    return np.isin(np.arange(SQUARE + 1), kinds)
+
+
 # By the op that launched it, or the op around that one (a sort copies and fills, too).
 _OPS = (
     (TOPK, r"aten::topk|.*(?:topk_?(?:softmax|gating|router|score)|grouped_?topk|moe_?gate|fused_?rout).*"),

@@ -14,15 +14,18 @@ from tracelens.analysis.moe.balance import (
     TOKENS,
     WAITS,
     balance_rows,
+    by_rank,
     expert_rows,
     groups,
     token_rows,
+    wait_rows,
 )
 from tracelens.analysis.moe.passes import RankPasses, passes_of
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, ROUTER, STAGES
-from tracelens.table import Column, Result, Schema, Skip, result, stack
-from tracelens.trace import Scope, rows_by_code
+from tracelens.arrays import Int
+from tracelens.table import Column, Result, Schema, Skip, result, stack, sums
+from tracelens.trace import Scope
 
 _STAGE_COLUMNS = tuple(f"{name.replace(' ', '_')}_ns" for name in STAGES)
 
@@ -112,19 +115,14 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         if not one.visits
     ]
     exchanged = groups(ranks)
-    waits = [list(group.waits()) for group in exchanged]
     rows: dict[Schema, list[dict[str, Any]]] = {
         STAGE_TABLE: [_stage_rows(one) for one in found],
-        LAYERS: [row for one in found for row in _layer_rows(one)],
-        BALANCE: [
-            row for group, some in zip(exchanged, waits, strict=True) for row in balance_rows(group, some)
-        ],
+        LAYERS: [_layer_rows(one) for one in found],
+        BALANCE: [balance_rows(group) for group in exchanged],
         PASS_TABLE: [_pass_rows(one) for one in found],
-        TOKENS: sorted(
-            (row for group in exchanged for row in token_rows(group)), key=lambda row: row["rank"][0]
-        ),
+        TOKENS: by_rank(token_rows(group) for group in exchanged),
         EXPERT_ROWS: [row for one in found for row in expert_rows(one)],
-        WAITS: sorted((row for some in waits for row in some), key=lambda row: row["rank"][0]),
+        WAITS: by_rank(wait_rows(group) for group in exchanged),
     }
     names = ("stages", "layers", "balance", "passes", "tokens", "experts", "waits")
     tables = {name: stack(schema, rows[schema]) for name, schema in zip(names, rows, strict=True)}
@@ -194,37 +192,42 @@ def _stage_rows(one: RankPasses) -> dict[str, Any]:
     }
 
 
-def _layer_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
+def _layer_rows(one: RankPasses) -> dict[str, Any]:
     """Rows of LAYERS of one rank."""
-    of_layer: dict[int, list[int]] = {}
-    for place, visit in enumerate(one.visits):
-        if not visit.again:
-            of_layer.setdefault(visit.layer, []).append(place)
-    dur = one.end - one.start
-    for number, mine in rows_by_code(one.layer).items():
-        visits = of_layer.get(number, [])
-        count = max(len(visits), 1)
-        forward = one.phase[mine] == FORWARD
-        known = [rows for rows in map(one.rows_of, visits) if rows >= 0]
+    layers, layer = np.unique(one.layer, return_inverse=True)
+    place = {number: at for at, number in enumerate(layers.tolist())}
+    first = [number for number, visit in enumerate(one.visits) if not visit.again and visit.layer in place]
+    at = np.array([place[one.visits[number].layer] for number in first], dtype=np.int64)
+    gemms = np.array([len(one.visits[number].products) for number in first], dtype=np.int64)
+    rows = np.array([one.rows_of(number) for number in first], dtype=np.float64)
+    known = rows >= 0
+    passes, with_rows = (np.bincount(some, minlength=len(layers)) for some in (at, at[known]))
+    count = np.maximum(passes, 1)
+    dur, forward = one.end - one.start, one.phase == FORWARD
 
-        def mean(values: Any, count: int = count) -> list[int]:
-            # Passes whose events lie far apart may add up to more than int64 holds.
-            return [round(float(values.sum(dtype=np.float64)) / count)]
+    def mean(values: Int) -> Int:
+        # In floats: passes whose events lie far apart may add up to more than int64 holds.
+        total = np.bincount(layer, weights=values, minlength=len(layers))
+        return np.rint(total / count).astype(np.int64)
 
-        yield {
-            "rank": [one.rank],
-            "layer": [number],
-            "passes": [len(visits)],
-            "forward_ns": mean(dur[mine[forward]]),
-            "backward_ns": mean(dur[mine[~forward]]),
-            **{name: mean(one.stage_ns[mine, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
-            "exposed_ns": mean(one.exposed_ns[mine]),
-            "idle_ns": mean(one.idle_ns[mine]),
-            "gemms": [sum(len(one.visits[visit].products) for visit in visits) / count],
-            "blocking_count": [float(one.blocking[mine].sum()) / count],
-            "blocked_ns": mean(one.blocked_ns[mine]),
-            "tokens": [sum(known) / len(known) if known else -1.0],
-        }
+    return {
+        "rank": np.full(len(layers), one.rank),
+        "layer": layers,
+        "passes": passes,
+        "forward_ns": mean(np.where(forward, dur, 0)),
+        "backward_ns": mean(np.where(forward, 0, dur)),
+        **{name: mean(one.stage_ns[:, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
+        "exposed_ns": mean(one.exposed_ns),
+        "idle_ns": mean(one.idle_ns),
+        "gemms": sums(at, gemms, len(layers)) / count,
+        "blocking_count": sums(layer, one.blocking.sum(axis=1), len(layers)) / count,
+        "blocked_ns": mean(one.blocked_ns),
+        "tokens": np.where(
+            with_rows > 0,
+            np.bincount(at[known], rows[known], len(layers)) / np.maximum(with_rows, 1),
+            -1.0,
+        ),
+    }
 
 
 def _pass_rows(one: RankPasses) -> dict[str, Any]:

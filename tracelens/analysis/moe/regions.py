@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ class LayerPass:
     grouped: bool
     products: tuple[Product, ...]
 
-    @property
+    @cached_property
     def rows(self) -> list[int]:
         """Rows that each expert of this rank computes: of each product of the most frequent weight size."""
         sizes: dict[tuple[int, int], list[int]] = {}

@@ -16,12 +16,15 @@ from tracelens.analysis.moe.kernel_lexer import (
     ROUTE,
     TOPK,
     Tokens,
+    kinds_lookup,
 )
 from tracelens.analysis.moe.windows import LayerWindow, Sizes
 from tracelens.arrays import Bool, Int
 
 STAGES = ("router", "dispatch", "permute", "experts", "combine", "shared expert")
 ROUTER, DISPATCH, PERMUTATION, EXPERTS, COMBINE, SHARED = range(6)
+
+_PRODUCTS, _MOVES = kinds_lookup(GEMM, GROUPED), kinds_lookup(PERMUTE, ROUTE)
 
 _LOOP = 3
 """So many products of one size of weight, and they are those of several experts."""
@@ -60,7 +63,7 @@ def stages(found: Tokens, window: LayerWindow, sizes: Sizes) -> Layer:
     stage = np.full(high - low, -1, dtype=np.int64)
     first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
     place = np.arange(high - low)
-    is_gemm = np.isin(kind, (GEMM, GROUPED))
+    is_gemm = _PRODUCTS[kind]
     gate = _gate(kind, op, router)
     stage[is_gemm] = SHARED
     stage[experts] = EXPERTS
@@ -88,13 +91,12 @@ def _experts(kind: Int, op: Int, router: int, window: LayerWindow, sizes: Sizes)
     if len(grouped):
         return grouped, True
     products = np.flatnonzero((kind == GEMM) & (place > router))
-    named = [
-        (low - window.first, high - window.first) for name, low, high in window.stages if name == "experts"
-    ]
-    if named:
-        inside = np.zeros(len(products), dtype=bool)
-        for low, high in named:
-            inside |= (products >= low) & (products < high)
+    named = np.array([part[1:] for part in window.stages if part[0] == "experts"], dtype=np.int64)
+    if len(named):
+        borders = np.zeros(len(kind) + 1, dtype=np.int64)
+        for column, opened in ((0, 1), (1, -1)):
+            np.add.at(borders, np.clip(named[:, column] - window.first, 0, len(kind)), opened)
+        inside = np.cumsum(borders)[products] > 0
         if inside.any():
             return products[inside], False
     comm = np.flatnonzero((kind == COMM) & (place > router))
@@ -126,7 +128,7 @@ def _of_one_size(products: Int, op: Int, sizes: Sizes) -> Int:
 
 def _gate(kind: Int, op: Int, router: int) -> Int:
     """Places of the router's own product: the kernels of the last one before the top-k."""
-    before = np.flatnonzero(np.isin(kind[:router], (GEMM, GROUPED)))
+    before = np.flatnonzero(_PRODUCTS[kind[:router]])
     if not len(before) or op[before[-1]] < 0:
         return before[-1:]
     gate: Int = before[op[before] == op[before[-1]]]
@@ -149,7 +151,7 @@ def _framed(stage: Int, kind: Int, window: LayerWindow) -> Int:
         inside = slice(max(first - window.first, 0), max(last - window.first, 0))
         keep = kind[inside] == COMM
         if code == EXPERTS:
-            keep |= np.isin(kind[inside], (PERMUTE, ROUTE))
+            keep |= _MOVES[kind[inside]]
         stage[inside] = np.where(keep, stage[inside], code)
     return stage
 

@@ -21,10 +21,11 @@ from tracelens.analysis.moe.kernel_lexer import (
     SUM,
     TOPK,
     Tokens,
+    kinds_lookup,
 )
 from tracelens.arrays import Bool, Int
 from tracelens.table import nearest
-from tracelens.trace import Events, Trace, forward_ops
+from tracelens.trace import Events, Trace, forward_ops, rows_by_code
 
 MAX_EXPERTS = 1024
 """A top-k over more is no router: vocabularies are larger, and the largest models have 512 experts."""
@@ -39,7 +40,8 @@ _STAGES = (
     ("experts", r"experts?(?:_?\d+)?$|groupedmlp|sequentialmlp"),
 )
 # What makes a layer an MoE layer begins or ends with one of these; what merely separates is none.
-_STRUCTURE = (GEMM, GROUPED, TOPK, COMM, PERMUTE, ROUTE, COPY_OUT, SUM)
+_STRUCTURE = kinds_lookup(GEMM, GROUPED, TOPK, COMM, PERMUTE, ROUTE, COPY_OUT, SUM)
+_MOVES, _COMPUTES = kinds_lookup(PERMUTE, ROUTE, COMM, GROUPED), kinds_lookup(GEMM, GROUPED)
 
 
 class LayerWindow(NamedTuple):
@@ -96,11 +98,10 @@ def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
     routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
     cuts = np.flatnonzero((kind == BORDER) | np.append(True, np.diff(found.segment) != 0))
     windows = []
-    for place in np.unique(np.searchsorted(cuts, routers, side="right")).tolist():
+    for place, inside in rows_by_code(np.searchsorted(cuts, routers, side="right")).items():
         low = int(cuts[place - 1])
         high = int(cuts[place]) if place < len(cuts) else len(kind)
-        inside = routers[(routers >= low) & (routers < high)]
-        router = int(inside[-1])
+        router = int(routers[inside[-1]])
         product = _last_product(kind, low, router)
         columns = sizes(product).columns if product >= 0 else 0
         if experts[router] > 0 and columns >= 0 and columns != experts[router]:
@@ -118,8 +119,8 @@ def _last_product(kind: Int, low: int, router: int) -> int:
 
 def _sends_tokens(behind: Int) -> bool:
     """Whether tokens are moved behind a top-k, and computed: here or, where none came, on other ranks."""
-    moved = np.flatnonzero(np.isin(behind, (PERMUTE, ROUTE, COMM, GROUPED)))
-    computed = np.flatnonzero(np.isin(behind, (GEMM, GROUPED)))
+    moved = np.flatnonzero(_MOVES[behind])
+    computed = np.flatnonzero(_COMPUTES[behind])
     if len(computed):
         return len(moved) > 0 and bool(moved[0] <= computed[-1])
     return int((behind == COMM).sum()) > 1 and len(moved) > 2
@@ -127,7 +128,7 @@ def _sends_tokens(behind: Int) -> bool:
 
 def _trimmed(found: Tokens, low: int, high: int) -> tuple[int, int]:
     """Without what belongs to the normalisation before (its last products) and after (its squares)."""
-    structure = low + np.flatnonzero(np.isin(found.kind[low:high], _STRUCTURE))
+    structure = low + np.flatnonzero(_STRUCTURE[found.kind[low:high]])
     if not len(structure):
         return low, high
     first, last = int(structure[0]), int(structure[-1]) + 1
@@ -179,13 +180,22 @@ def _frames(events: Events, stages: Mapping[int, str]) -> dict[int, list[int]]:
         while above >= 0 and above not in with_experts:
             with_experts.add(above)
             above = int(events.parent[above])
+    if not with_experts:
+        return {}
+    is_frame, is_router = (np.zeros(len(events.start) + 1, dtype=bool) for _ in range(2))
+    routers = np.array([row for row, stage in stages.items() if stage == "router"], dtype=np.int64)
+    is_frame[list(with_experts)] = is_router[routers] = True
+    # Row -1 is around all others, and in nothing.
+    depth = np.append(events.depth, -1)
+    frame, router = (
+        np.append(nearest(events.parent, events.depth, chosen[:-1]), -1)[events.parent[routers]]
+        for chosen in (is_frame, is_router)
+    )
     found: dict[int, list[int]] = {}
-    for row in (row for row, stage in stages.items() if stage == "router"):
-        above, inner = int(events.parent[row]), False
-        while above >= 0 and above not in with_experts:
-            inner |= stages.get(above) == "router"
-            above = int(events.parent[above])
-        if above >= 0 and not inner:
+    for row, above in zip(
+        routers.tolist(), np.where(depth[router] > depth[frame], -1, frame).tolist(), strict=True
+    ):
+        if above >= 0:
             found.setdefault(above, []).append(row)
     return found
 
@@ -206,7 +216,8 @@ def _layers(
     ahead = np.append(borders[np.searchsorted(found.called, starts)], -1)[of + 1]
     shared = np.array([stages[row] == "shared expert" for row in rows.tolist()], dtype=bool)
     of += shared & (passed == ahead)
-    return [rows[of == number] for number in range(len(routers))]
+    parts = rows_by_code(of)
+    return [rows[parts[number]] for number in range(len(routers))]
 
 
 def _window(

@@ -164,14 +164,14 @@ def _rows(
     for number, lane in enumerate(line.lanes):
         waits = line.waits(number)
         rows["bubble"].append(_bubble(label, size, line, lane, waits, windows[lane.rank]))
-        virtual = sorted({span.virtual for span in lane.spans})
+        chunk = {virtual: at for at, virtual in enumerate(sorted({span.virtual for span in lane.spans}))}
         spans = sorted(lane.spans, key=lambda span: span.start)
         rows["spans"].append(
             {
                 "rank": [lane.rank] * len(spans),
                 "step": [label] * len(spans),
                 "stage": [lane.stage] * len(spans),
-                "chunk": [virtual.index(span.virtual) for span in spans],
+                "chunk": [chunk[span.virtual] for span in spans],
                 "microbatch": [span.microbatch for span in spans],
                 "phase": [span.phase for span in spans],
                 "ts_ns": [span.start for span in spans],

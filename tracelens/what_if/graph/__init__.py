@@ -19,6 +19,7 @@ from tracelens.what_if.graph.graph import (
     WORK,
     Graph,
 )
+from tracelens.what_if.graph.handovers import Covered
 from tracelens.what_if.graph.windows import StepSpan
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "WAIT",
     "WAITED",
     "WORK",
+    "Covered",
     "Edit",
     "Graph",
     "Recorded",

@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.comm import MatchedCollective, RankComms, base_ns, clocks, comms, match
 from tracelens.arrays import Bool, Int
 from tracelens.table import Skip
-from tracelens.trace import WORK_KINDS, Run
+from tracelens.trace import WORK_KINDS, Run, rows_by_code
 from tracelens.what_if.graph.device import Device
 from tracelens.what_if.graph.graph import ARRIVAL, MEET, OWN, TRANSFER, Draft
 
@@ -75,8 +75,8 @@ def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) ->
         return
     number, rank, work = (np.array(column, dtype=np.int64) for column in zip(*members, strict=True))
     begin, finish, start, end = (np.empty(len(number), dtype=np.int64) for _ in range(4))
-    for at, one in enumerate(devices):
-        mine, own = rank == at, run.traces[at].work
+    for at, mine in rows_by_code(rank).items():
+        one, own = devices[at], run.traces[at].work
         begin[mine], finish[mine] = one.begin[work[mine]], one.finish[work[mine]]
         start[mine], end[mine] = (times[work[mine]] + found.shift[at] for times in (own.start, own.end))
     count = len(found.instances)
@@ -88,8 +88,7 @@ def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) ->
     lowest = np.full(count, len(run.traces))
     np.minimum.at(lowest, number, rank)
     node = np.empty(count, dtype=np.int64)
-    for at in np.unique(lowest).tolist():
-        mine = np.flatnonzero(lowest == at)
+    for at, mine in rows_by_code(lowest).items():
         node[mine] = draft.add(MEET, at, there[mine], dur=done[mine] - there[mine], instance=mine)
     draft.join(ARRIVAL, begin, node[number])
     draft.join(TRANSFER, node[number[late]], finish[late], end[late] - done[number[late]])

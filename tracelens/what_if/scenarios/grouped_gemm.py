@@ -24,16 +24,17 @@ def grouped_gemm(scene: ScenarioContext, edit: Edit, argument: str) -> str:
         raise NotApplicable("the host does all the work of this run, and no GPU's figures hold for it")
     if not any(turns(visit) for trace in graph.run.traces for visit in trace.once(regions).visits):
         raise NotApplicable("no loop over experts: no 4 products with weights of one size in an MoE layer")
-    passes, launches, rates = 0, 0, []
+    found: list[list[Loop]] = []
+    rates = []
     for at, trace in enumerate(graph.run.traces):
         device = device_of(scene, trace)
         rate = _rate(trace, device, share)
-        found = loops(trace, device.hbm_bytes_per_s if device else 0.0)
-        for one in found:
-            _products(edit, _nodes(scene, at), one, trace, rate, device)
-        launches += _remove(scene, edit, at, found)
-        passes += len(found)
+        found.append(loops(trace, device.hbm_bytes_per_s if device else 0.0))
+        node = _nodes(scene, at)
+        for one in found[-1]:
+            _products(edit, node, one, trace, rate, device)
         rates.append(rate)
+    launches, passes = _remove(scene, edit, found), sum(map(len, found))
     how = f"{share:g} of what the device achieves" if share else "the rate of the run's own large products"
     return (
         f"{passes:,} loops become one turn over the rows of all experts, {launches:,} launches go; their "
@@ -113,24 +114,22 @@ def product_ns(visit: LayerPass, phase: int, rate: float, bytes_per_s: float) ->
     return total * 1e9 * (2 if phase == BACKWARD else 1)
 
 
-def _remove(scene: ScenarioContext, edit: Edit, at: int, found: list[Loop]) -> int:
-    """Take work and calls out of the graph of a rank; how many launches go."""
+def _remove(scene: ScenarioContext, edit: Edit, found: list[list[Loop]]) -> int:
+    """Take work and calls of each rank's loops out of the graph; how many launches go."""
     graph = scene.recorded.graph
-    node = _nodes(scene, at)
-    work = np.zeros(len(graph), dtype=bool)
-    for one in found:
-        work[node[one.gone]] = True
+    work, waits = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    for at, (trace, nodes) in enumerate(zip(graph.run.traces, graph.of_rank, strict=True)):
+        node, calls = _nodes(scene, at), np.zeros(len(trace.arrays.start), dtype=bool)
+        for one in found[at]:
+            work[node[one.gone]] = True
+            calls[one.calls] = True
+        points = nodes[np.isin(graph.kind[nodes], (POINT, WAITED)) & (graph.event[nodes] >= 0)]
+        waits[points] = calls[graph.event[points]]
     launch = graph.edge == LAUNCH
     # A call goes when all that it launched goes.
     busy, idle = np.zeros(len(graph), dtype=bool), np.zeros(len(graph), dtype=bool)
     idle[graph.src[launch & work[graph.dst]]] = True
     busy[graph.src[launch & ~work[graph.dst]]] = True
-    calls = np.zeros(len(graph.run.traces[at].arrays.start), dtype=bool)
-    for one in found:
-        calls[one.calls] = True
-    mine = (graph.rank == at) & np.isin(graph.kind, (POINT, WAITED)) & (graph.event >= 0)
-    waits = mine.copy()
-    waits[mine] = calls[graph.event[mine]]
     point = (idle & ~busy) | (waits & ~busy)
     edit.dur[work] = 0
     edit.delay[work | point] = 0

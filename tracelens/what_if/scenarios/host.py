@@ -9,8 +9,8 @@ import numpy as np
 from tracelens.analysis.host import GARBAGE, named, threads
 from tracelens.analysis.moe import blocking
 from tracelens.arrays import Bool
-from tracelens.trace import enclosing_op, matching, union, wildcards
-from tracelens.what_if.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Edit, Graph, whole_ns
+from tracelens.trace import enclosing_op, matching, rows_by_code, wildcards
+from tracelens.what_if.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Covered, Edit, Graph, whole_ns
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
 
 _HOST = "the host does all the work of this run"
@@ -88,21 +88,18 @@ def no_garbage_collection(scene: ScenarioContext, edit: Edit, argument: str) -> 
     """Python collects no garbage within the steps."""
     graph = scene.recorded.graph
     saved = np.zeros(len(graph.edge), dtype=np.int64)
+    own_time = np.flatnonzero((graph.edge == HOST) & (graph.kind[graph.dst] != WAITED))
+    of_rank = rows_by_code(graph.rank[graph.dst[own_time]])
     for at, trace in enumerate(graph.run.traces):
         events, thread = trace.arrays, threads(trace.arrays)
-        collects = named(events, GARBAGE)
-        if not collects.any():
+        collects = np.flatnonzero(named(events, GARBAGE))
+        if not len(collects) or at not in of_rank:
             continue
-        own = np.flatnonzero(
-            (graph.edge == HOST) & (graph.rank[graph.dst] == at) & (graph.kind[graph.dst] != WAITED)
-        )
-        caller = thread[graph.event[graph.dst[own]]]
-        for one in np.unique(thread[collects]).tolist():
-            mine = collects & (thread == one)
-            collecting = union(events.start[mine] + graph.shift[at], events.end[mine] + graph.shift[at])
-            here = own[caller == one]
-            high = graph.start[graph.dst[here]]
-            saved[here] = collecting.covered(high - graph.lag[here], high)
+        collecting = Covered(thread[collects], events.start[collects], events.end[collects])
+        here = own_time[of_rank[at]]
+        high = graph.start[graph.dst[here]] - graph.shift[at]
+        caller = thread[graph.event[graph.dst[here]]]
+        saved[here] = collecting.covered(caller, high - graph.lag[here], high)
     if not saved.any():
         raise NotApplicable("no garbage collection is recorded between the host's calls")
     # As a share, so that it does not matter which of several scenarios changes a lag first.

@@ -21,7 +21,7 @@ import numpy as np
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, PHASES, LayerPass, Regions, blocking, regions
 from tracelens.analysis.roofline import Costing
 from tracelens.arrays import Bool, Float, Int
-from tracelens.trace import Trace, enclosing_op
+from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.what_if.scenarios.devices import counted
 
 _LOOP = 4
@@ -100,6 +100,8 @@ class _Reader:
         self.trace, self.found, self.bytes_per_s = trace, found, bytes_per_s
         self.work = trace.work
         self.reads = trace.once(blocking)
+        cell = np.where(self.reads.visit >= 0, self.reads.visit * len(PHASES) + self.reads.phase, -1)
+        self.reads_of = rows_by_code(cell)
         self.read_op = trace.once(enclosing_op)[self.reads.event]
         self.moved, self.written = _bytes(trace.once(counted))
         kinds = [place for place, name in enumerate(self.work.categories) if name in _PRODUCTS]
@@ -109,7 +111,7 @@ class _Reader:
         """The loop of one pass and phase, from its work among the experts in order of launch."""
         one, work = self.found.visits[visit], self.work
         count = turns(one)
-        reads = (self.reads.visit == visit) & (self.reads.phase == phase)
+        reads = self.reads_of.get(visit * len(PHASES) + phase, np.empty(0, dtype=np.int64))
         asked_for = self._of_loop(self.reads.event[reads], self.read_op[reads], count)
         whole = self._whole(rows, one)
         products, gone, stays, ns = [], [rows[whole]], [], []

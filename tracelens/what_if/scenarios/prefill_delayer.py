@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.serving import GlobalStep
-from tracelens.arrays import Bool
+from tracelens.arrays import Int
+from tracelens.table import codes, sums
 from tracelens.what_if.graph import MEET, WORK, Edit, Graph, whole_ns
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.scenarios.ticks import Ticks, ticks
@@ -39,20 +40,22 @@ def prefill_delayer(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     if not any(one.decodes for one in fates):
         raise NotApplicable("no prefill beside decoding meets a prefill of another rank in the recording")
     usual, how = _decoding_ns(scene, found)
-    gained = 0
-    for number, fate in enumerate(fates):
-        nodes = found.of == number
-        if fate.decodes:
-            took = found.steps[number].dur_ns
-            factor = min(usual / max(took, 1), 1.0)
-            gained += took
-            inside = nodes[graph.src] & nodes[graph.dst]
-            edit.dur[nodes] = np.rint(edit.dur[nodes] * factor).astype(np.int64)
-            edit.delay[nodes] = np.rint(edit.delay[nodes] * factor).astype(np.int64)
-            edit.lag[inside] = np.rint(edit.lag[inside] * factor).astype(np.int64)
-        elif fate.tokens > 1:
-            busy = nodes & np.isin(graph.kind, (WORK, MEET))
-            edit.dur[busy] = whole_ns(edit.dur[busy] * fate.tokens, edit.dur[busy])
+    dur_ns = np.array([step.dur_ns for step in found.steps], dtype=np.int64)
+    decodes = np.array([fate.decodes for fate in fates], dtype=bool)
+    gained = int(dur_ns[decodes].sum())
+    # The last element is for nodes that are in no step.
+    shorter = np.append(np.where(decodes, np.minimum(usual / np.maximum(dur_ns, 1), 1.0), 1.0), 1.0)
+    nodes = np.flatnonzero(np.append(decodes, False)[found.of])
+    for values in (edit.dur, edit.delay):
+        values[nodes] = np.rint(values[nodes] * shorter[found.of[nodes]]).astype(np.int64)
+    inside = np.flatnonzero(
+        np.append(decodes, False)[found.of[graph.src]] & (found.of[graph.src] == found.of[graph.dst])
+    )
+    factor = shorter[found.of[graph.src[inside]]]
+    edit.lag[inside] = np.rint(edit.lag[inside] * factor).astype(np.int64)
+    longer = np.array([1.0 if fate.decodes else max(fate.tokens, 1.0) for fate in fates] + [1.0])
+    busy = np.flatnonzero((longer[found.of] > 1) & np.isin(graph.kind, (WORK, MEET)))
+    edit.dur[busy] = whole_ns(edit.dur[busy] * longer[found.of[busy]], edit.dur[busy])
     moved = sum(one.decodes for one in fates)
     left = sum(step.mismatch for step in found.steps) - moved
     return (
@@ -110,8 +113,10 @@ def _decoding_ns(scene: ScenarioContext, found: Ticks) -> tuple[float, str]:
         return usual, f"as long as the steps in which all ranks do ({usual / 1e6:,.2f} ms)"
     graph = scene.recorded.graph
     place = {rank: at for at, rank in enumerate(graph.run.ranks)}
+    work_ns = _sums_ns(graph, found.of, graph.rank, WORK)
+    transfer_ns = _sums_ns(graph, found.of, np.zeros_like(graph.rank), MEET)
     work = [
-        float(graph.dur[(found.of == number) & _part_of(graph, place[one.rank])].sum())
+        float(work_ns.get((number, place[one.rank]), 0) + transfer_ns.get((number, 0), 0))
         for number, step in enumerate(found.steps)
         if step.mismatch
         for one in step.members
@@ -126,7 +131,9 @@ def _decoding_ns(scene: ScenarioContext, found: Ticks) -> tuple[float, str]:
     )
 
 
-def _part_of(graph: Graph, at: int) -> Bool:
-    """Nodes of a rank's work, and all meetings."""
-    found: Bool = ((graph.kind == WORK) & (graph.rank == at)) | (graph.kind == MEET)
-    return found
+def _sums_ns(graph: Graph, step: Int, part: Int, kind: int) -> dict[tuple[int, int], int]:
+    """(step, part) to the duration of all its nodes of a kind."""
+    nodes = np.flatnonzero((step >= 0) & (graph.kind == kind))
+    group, (steps, parts) = codes(step[nodes], part[nodes])
+    total = sums(group, graph.dur[nodes], len(steps))
+    return dict(zip(zip(steps.tolist(), parts.tolist(), strict=True), total.tolist(), strict=True))

@@ -44,17 +44,15 @@ def _places(scene: ScenarioContext, found: list[GlobalStep]) -> Int:
     """The step of each node: GPU work by its time, a call by what it launches, a meeting by its end."""
     graph = scene.recorded.graph
     place = np.full(len(graph), -1, dtype=np.int64)
-    for at, rank in enumerate(graph.run.ranks):
-        ran = [
-            (number, one.step.start, one.step.end)
-            for number, step in enumerate(found)
-            for one in step.members
-            if one.rank == rank
-        ]
-        if not ran:
+    steps_of: dict[int, list[tuple[int, int, int]]] = {}
+    for number, common in enumerate(found):
+        for rank, step in common.members:
+            steps_of.setdefault(rank, []).append((number, step.start, step.end))
+    for rank, own in zip(graph.run.ranks, graph.of_rank, strict=True):
+        if rank not in steps_of:
             continue
-        number, start, end = (np.array(column, dtype=np.int64) for column in zip(*ran, strict=True))
-        nodes = np.flatnonzero((graph.rank == at) & (graph.work >= 0))
+        number, start, end = np.array(steps_of[rank], dtype=np.int64).T
+        nodes = own[graph.work[own] >= 0]
         before = np.maximum(np.searchsorted(start, graph.start[nodes], side="right") - 1, 0)
         inside = (graph.start[nodes] >= start[before]) & (graph.start[nodes] <= end[before])
         place[nodes[inside]] = number[before[inside]]
@@ -62,9 +60,9 @@ def _places(scene: ScenarioContext, found: list[GlobalStep]) -> Int:
     launches = np.zeros(len(graph), dtype=bool)
     launches[graph.src[launch]] = True
     place[graph.src[launch]] = place[graph.dst[launch]]
-    for at, trace in enumerate(graph.run.traces):
+    for trace, nodes in zip(graph.run.traces, graph.of_rank, strict=True):
         # A call that launches nothing belongs to what was launched before it; marks of steps are no calls.
-        own = np.flatnonzero((graph.rank == at) & np.isin(graph.kind, (POINT, WAITED)))
+        own = nodes[np.isin(graph.kind[nodes], (POINT, WAITED))]
         own = own[trace.arrays.where("launch")[graph.event[own]]]
         last = np.maximum.accumulate(np.where(launches[own], np.arange(len(own)), -1))
         place[own] = np.where(last >= 0, place[own[np.maximum(last, 0)]], -1)

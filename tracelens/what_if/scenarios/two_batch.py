@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.trace import WORK_KINDS
+from tracelens.trace import WORK_KINDS, rows_by_code
 from tracelens.what_if.graph import HOST, MEET, WORK, Edit
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario
 from tracelens.what_if.scenarios.ticks import ticks
@@ -26,19 +26,21 @@ def two_batch_overlap(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     if not (split & (graph.kind == MEET)).any():
         raise NotApplicable("no collective that several ranks recorded in the steps that prefill")
     computes = _computes(scene)
-    for at, trace in enumerate(graph.run.traces):
-        mine = split & computes & (graph.rank == at)
+    for trace, nodes in zip(graph.run.traces, graph.of_rank, strict=True):
+        mine = nodes[split[nodes] & computes[nodes]]
         kernels = trace.work.dur[trace.work.is_kernel & (trace.work.dur > 0)]
         edit.dur[mine] += int(kernels.min()) if len(kernels) else 0
     launched = (graph.edge == HOST) & split[graph.src] & split[graph.dst]
     edit.lag[launched] *= 2
     moved, hidden = 0.0, 0.0
-    for place in chosen:
-        nodes = found.of == place
-        meetings = nodes & (graph.kind == MEET)
+    for nodes in rows_by_code(np.where(split, found.of, -1)).values():
+        if not split[nodes[0]]:
+            continue
+        meetings, computing = nodes[graph.kind[nodes] == MEET], nodes[computes[nodes]]
         transfer = float(edit.dur[meetings].sum())
-        ranks = np.unique(graph.rank[nodes & computes])
-        computed = [float(edit.dur[nodes & computes & (graph.rank == at)].sum()) for at in ranks.tolist()]
+        computed = [
+            float(edit.dur[computing[rows]].sum()) for rows in rows_by_code(graph.rank[computing]).values()
+        ]
         behind = share * min(transfer, *computed) if computed else 0.0
         edit.dur[meetings] = np.rint(edit.dur[meetings] * (1 - behind / max(transfer, 1))).astype(np.int64)
         moved, hidden = moved + transfer, hidden + behind

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from tracelens.analysis.moe import EXPERTS, regions
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.trace import matching, wildcards
+from tracelens.trace import matching, rows_by_code, wildcards
 from tracelens.what_if.graph import WORK, Edit, whole_ns
 from tracelens.what_if.replay import labels
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
@@ -47,7 +49,8 @@ def balanced(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     for at, part in enumerate(parts):
         for key, nodes in part.items():
             total[at, keys[key]] = edit.dur[nodes].sum()
-    size = np.array([group.count(key[0]) for key in keys], dtype=np.int64)
+    ranks = Counter(group)
+    size = np.array([ranks[key[0]] for key in keys], dtype=np.int64)
     common = ((total > 0).sum(axis=0) == size) & (size > 1)
     if not common.any():
         raise NotApplicable("no MoE layer whose routed experts several ranks of the run computed together")
@@ -74,6 +77,8 @@ def _together(scene: ScenarioContext) -> list[int]:
         visits = [run.traces[at].once(regions).visit[found.work[at][kernel]] for at, kernel in there]
         if min(visits) >= 0:
             joined = {group[at] for at, _ in there}
+            if len(joined) < 2:
+                continue
             group = [min(joined) if one in joined else one for one in group]
     return group
 
@@ -91,4 +96,5 @@ def _experts(scene: ScenarioContext, at: int) -> dict[tuple[int, int], Int]:
         np.stack([found.visit[work], found.phase[work]], axis=1), axis=0, return_inverse=True
     )
     group = group.ravel()
-    return {(int(visit), int(phase)): mine[group == place] for place, (visit, phase) in enumerate(pairs)}
+    rows = rows_by_code(group)
+    return {(int(visit), int(phase)): mine[rows[place]] for place, (visit, phase) in enumerate(pairs)}

@@ -100,6 +100,8 @@ class _Aligner:
             one, other, stage, rounds = waiting.pop()
             if not len(one) or not len(other):
                 self._left.append((one, other))
+            elif stage and len(one) == len(other) == 1:
+                waiting += self._single(one, other, stage, rounds)
             elif stage < len(self._stages):
                 waiting += self._stage(one, other, stage, rounds)
             else:
@@ -144,6 +146,40 @@ class _Aligner:
                 todo.append((*gap, *again))
             last = (a, b)
         return todo
+
+    def _single(self, one: Int, other: Int, stage: int, rounds: int) -> list[_Task]:
+        """One node against one: the first key in which they are equal decides.
+
+        What comes from the first stage runs other leaves, and so do single children all the way down: of
+        these only the names can be equal.
+        """
+        a, b = int(one[0]), int(other[0])
+        wholes = [whole for (mine, theirs), whole, _ in self._stages[stage:] if mine[a] == theirs[b]]
+        if not wholes:
+            return self._rest(one, other)
+        if wholes[0]:
+            self._match_runs(one, other, [(0, 0)])
+            return []
+        count = self._same_names(a, b) if (stage, rounds) == (1, 0) else 1
+        self.match[a : a + count] = np.arange(b, b + count)
+        self.how[a : a + count] = self.how_back[b : b + count] = SAME
+        return [(*self._below(a + count - 1, b + count - 1), 0, 0)]
+
+    def _same_names(self, one: int, other: int) -> int:
+        """How many nodes from these on, each the single child of the one before, have equal names."""
+        longest = min(int(self.first.chain[one]) - one, int(self.second.chain[other]) - other) + 1
+        count, width = 0, 1
+        while count < longest:
+            high = min(count + width, longest)
+            names = (
+                self.first.named[one + count : one + high],
+                self.second.named[other + count : other + high],
+            )
+            same = _common(*names)
+            if same < high - count:
+                return count + same
+            count, width = high, 2 * width
+        return count
 
     def _match_twins(self, one: Int, other: Int) -> None:
         """Match what runs the same leaves."""

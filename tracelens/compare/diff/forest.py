@@ -97,6 +97,44 @@ class Forest:
         below: Int = order[first[place + 1] : first[place + 2]]
         return below
 
+    def below(self, nodes: Int) -> tuple[Int, Int]:
+        """What some nodes call directly, and of each of these the place of its caller among the nodes."""
+        order, first = self._by_parent
+        low, count = first[nodes + 1], first[nodes + 2] - first[nodes + 1]
+        return order[_ranges(low, count)], np.repeat(np.arange(len(nodes)), count)
+
+    @cached_property
+    def chain(self) -> Int:
+        """The last node from each one on in which every node is the only one that the node before calls."""
+        ends = np.flatnonzero(np.append(self.size[:-1] != self.size[1:] + 1, True)[: len(self)])
+        return ends[np.searchsorted(ends, np.arange(len(self)))]
+
+    @cached_property
+    def _by_loose(self) -> tuple[Int, Hash]:
+        """Nodes that call others in order of `loose`, and that."""
+        inner = np.flatnonzero(self.size > 1)
+        order = inner[np.argsort(self.loose[inner], kind="stable")]
+        return order, self.loose[order]
+
+    def may_hold(self, nodes: Int, keys: Hash) -> bool:
+        """Whether subtrees of these keys, of `loose`, may be inside of some nodes.
+
+        The answer is exact where fewer nodes have the keys than there are inside, and else costs nothing.
+
+        Args:
+            nodes: ascending, none inside another.
+            keys: of `loose`.
+        """
+        order, loose = self._by_loose
+        keys = np.unique(keys)
+        low = np.searchsorted(loose, keys)
+        count = np.searchsorted(loose, keys, side="right") - low
+        if count.sum() > self.size[nodes].sum():
+            return True
+        places = order[_ranges(low, count)]
+        top = nodes[np.maximum(np.searchsorted(nodes, places, side="right") - 1, 0)]
+        return bool(((places > top) & (places < top + self.size[top])).any())
+
     @cached_property
     def leaf(self) -> Int:
         """Number of nodes without children before each node; one element more than nodes."""
@@ -142,9 +180,7 @@ class Forest:
 
     def within(self, nodes: Int) -> Int:
         """Places of some nodes, none inside another, and of all that they call."""
-        size = self.size[nodes]
-        before = np.cumsum(size) - size
-        return np.repeat(nodes - before, size) + np.arange(int(size.sum()))
+        return _ranges(nodes, self.size[nodes])
 
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
@@ -177,6 +213,12 @@ class Forest:
             outer.append(self.names[self.name[place]])
             place = int(self.parent[place])
         return " > ".join([*outer[::-1], *inner[::-1]])
+
+
+def _ranges(low: Int, count: Int) -> Int:
+    """The integers from each `low` on, so many of each, one range behind the other."""
+    before = np.cumsum(count) - count
+    return np.repeat(low - before, count) + np.arange(int(count.sum()))
 
 
 def forest(trace: Trace, marks: Int) -> Forest:

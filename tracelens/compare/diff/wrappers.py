@@ -151,25 +151,28 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, theirs: Int) -> tuple[I
     Returns:
         (nodes in order, those that were replaced), None where there are none.
     """
+    below, place = forest.below(nodes)
+    direct = np.isin(forest.named[below], other.named[theirs])
+    if direct.any():
+        opened = np.zeros(len(nodes), dtype=bool)
+        opened[place[direct]] = True
+        return np.sort(np.concatenate((nodes[~opened], below[opened[place]]))), nodes[opened]
+    keys = other.loose[theirs[other.size[theirs] > 1]]
+    return _unwrapped_deep(forest, nodes, keys) if forest.may_hold(nodes, keys) else None
+
+
+def _unwrapped_deep(forest: Forest, nodes: Int, keys: Hash) -> tuple[Int, Int] | None:
+    """As `unwrapped`, by what lies deeper; `keys` are those of the other list in `loose`."""
     inside = forest.within(nodes)
     top = np.repeat(nodes, forest.size[nodes])
-    direct = np.isin(forest.named[inside], other.named[theirs]) & (forest.parent[inside] == top)
-    deep = (
-        np.isin(forest.loose[inside], other.loose[theirs])
-        & (inside != top)
-        & ~direct.any()
-        & (forest.size[inside] > 1)
-    )
-    if deep.any():
-        deep &= _outermost(forest, inside, deep)
-        mass = forest.leaf[inside + forest.size[inside]] - forest.leaf[inside]
-        place = np.repeat(np.arange(len(nodes)), forest.size[nodes])
-        share = np.bincount(place, weights=np.where(deep, mass, 0), minlength=len(nodes))
-        deep &= (2 * share >= forest.leaf[nodes + forest.size[nodes]] - forest.leaf[nodes])[place]
-    wanted = direct | deep
+    wanted = np.isin(forest.loose[inside], keys) & (inside != top) & (forest.size[inside] > 1)
+    wanted &= _outermost(forest, inside, wanted)
+    mass = forest.leaf[inside + forest.size[inside]] - forest.leaf[inside]
+    place = np.repeat(np.arange(len(nodes)), forest.size[nodes])
+    share = np.bincount(place, weights=np.where(wanted, mass, 0), minlength=len(nodes))
+    wanted &= (2 * share >= forest.leaf[nodes + forest.size[nodes]] - forest.leaf[nodes])[place]
     if not wanted.any():
         return None
-    wanted &= _outermost(forest, inside, wanted)
     running = np.concatenate(([0], np.cumsum(wanted)))
     place = np.arange(len(inside))
     wraps = (running[place + forest.size[inside]] > running[place]) & ~wanted

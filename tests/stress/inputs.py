@@ -353,24 +353,62 @@ def microbatches(size: int) -> Recording:
     return recording
 
 
+def routed_layers(size: int) -> Recording:
+    """So many MoE layers that no frame names, each with a loop over four experts."""
+    router, expert = ((4096, 4096), (4096, 8)), ((4096, 4096), (4096, 4096))
+    events = [step(0, 0, 140 * size + 200), *call(10 * size + 1, 140 * size + 110, shapes=expert)]
+    ops = (("rsqrt", router[:1]), ("mm", router), ("topk", ((4096, 8),)), ("sort", ((4096, 8),)))
+    ops += (("mm", expert),) * 4 + (("index_add_", expert[:1]),)
+    for number in range(size):
+        for place, (name, shapes) in enumerate(ops):
+            at = 140 * number + 12 * place + 5
+            kernel = "gemm_kernel" if name == "mm" else "elementwise_kernel"
+            events += call(
+                len(ops) * number + place + 1, at, op=f"aten::{name}", kernel=kernel, shapes=shapes
+            )
+        sync = len(ops) * size + number + 1
+        events.append(host("cuda_runtime", "cudaStreamSynchronize", 140 * number + 116, 3, correlation=sync))
+    return [events]
+
+
+def serving_steps(size: int) -> Recording:
+    """Two serving ranks and so many labelled steps, one in five of which prefills."""
+    recording: Recording = []
+    for rank in (0, 1):
+        events = [step(0, 0, 60 * size + 100)]
+        for number in range(size):
+            at, first = 60 * number + 2, 3 * number + 1
+            prefills = number % 10 == rank or number % 10 == 5
+            label = "prefill[bs=1 tok=64 ctx=64]" if prefills else "decode[bs=16 tok=16 d=16]"
+            events.append(host("user_annotation", label, at, 30))
+            events += call(first, at + 1)
+            events += collective(first + 1, at + 16, 8 - rank, name="_allgather_base", late=rank)
+        recording.append(events)
+    return recording
+
+
 INPUTS: dict[str, Callable[[int], Recording]] = {
     make.__name__: make
     for make in (
         threads, steps, overlapping_collectives, collectives_in_turn, groups, nested_annotations,
         equal_annotations, same_annotations, nested_ops, nested_frames, ranks, wide_group, streams, devices,
         names, kernels, blocking_calls, one_launch, same_time, no_durations, moe_layers, microbatches,
+        routed_layers, serving_steps,
     )
 }  # fmt: skip
 """By name; each is a function of the size."""
 
 
 def edited(recording: Recording) -> Recording:
-    """The same recording after a change: every 7th op has another name, every 11th op is gone."""
+    """The same recording after a change: every 7th op has another name, every 11th op is gone.
+
+    Counted from the end, so that what becomes of the innermost op of a stack does not depend on its depth.
+    """
     changed: Recording = []
     for events in recording:
-        seen = 0
-        kept = []
-        for event in events:
+        seen = 6  # the last op has another name
+        kept: list[Event] = []
+        for event in reversed(events):
             if event.get("cat") in ("cpu_op", "user_annotation") and not event["name"].startswith("Profiler"):
                 seen += 1
                 if seen % 11 == 0 and event["name"] != "record_param_comms":
@@ -379,7 +417,7 @@ def edited(recording: Recording) -> Recording:
                     kept.append({**event, "name": f"{event['name']}_v2"})
                     continue
             kept.append(event)
-        changed.append(kept)
+        changed.append(kept[::-1])
     return changed
 
 

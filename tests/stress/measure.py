@@ -56,6 +56,10 @@ def _analyze(name: str) -> Callable[[Sides, Path], Any]:
     return lambda both, folder: tracelens.analyze(both.run, name)
 
 
+def _whatif(scenario: str) -> Callable[[Sides, Path], Any]:
+    return lambda both, folder: tracelens.whatif(both.run, [scenario])
+
+
 def _gate(both: Sides, folder: Path) -> None:
     from tracelens.compare.gate.gate import gate
     from tracelens.compare.gate.rules import read_rule
@@ -92,6 +96,8 @@ def commands() -> dict[str, Callable[[Sides, Path], Any]]:
     found["diff_back"] = lambda both, folder: tracelens.diff(both.edited, both.run)
     found["gate"] = _gate
     found["whatif"] = lambda both, folder: tracelens.whatif(both.run)
+    for name in ("grouped_gemm", "prefill_delayer", "two_batch_overlap"):
+        found[name] = _whatif(name)
     found["fuse"] = _fuse
     found["replay"] = _replay
     for suffix in (".html", ".md", ".json", "", ".xlsx"):

@@ -20,6 +20,9 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "nested_ops": (1000, ("breakdown", "ops", "diff")),
     "ranks": (40, ("stragglers", "timeline", "diff", "whatif", "gate", "fuse", "replay")),
     "moe_layers": (500, ("moe",)),
+    "routed_layers": (500, ("moe", "whatif")),
+    "serving_steps": (400, ("serving", "whatif")),
+    "no_durations": (1500, ("diff", "diff_back")),
     "microbatches": (500, ("collectives", "stragglers", "pipeline")),
 }
 """Input to its smaller size, and the commands that are measured on it."""

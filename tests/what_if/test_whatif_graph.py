@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.projection.whatif.replays import assert_identity, edges, interval, projected, run_of
 
-from tests.what_if.replays import assert_identity, edges, interval, projected, run_of
+from tests.builders import MAIN_TID
+from tests.stress.inputs import call, host, loaded, step
 from tracelens.errors import TracelensError
+from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.graph import EDGES, MEET, WAITED
+from tracelens.what_if.graph.graph import EDGES, HANDOVER, MEET, WAITED
 from tracelens.what_if.whatif import whatif
 
 QUEUED = """
@@ -187,6 +190,40 @@ def test_a_pause_is_no_waiting_unless_another_thread_fills_it(main: str, other: 
     recorded = assert_identity(run_of(BUSY.format(main=main, other=other, more="")))
     assert len(edges(recorded, "handover")) == number
     assert len(edges(recorded, "order")) == (number == 0)
+
+
+def crowd(threads: int) -> Run:
+    """A thread pauses for 1,940 us; another one works for half of that, amid two calls each of many more."""
+    events = [step(0, 0, 2000), *call(1, 2), *call(2, 1950)]
+    events += [host("cpu_op", "aten::long", 500, 1000, 99), *call(3, 600, tid=99), *call(4, 1490, tid=99)]
+    for number in range(threads):
+        place, behind = number % (threads // 2), number // (threads // 2)
+        for again in (0, 1):
+            at = 20 + 1485 * behind + 10 * (2 * place + again)
+            events += call(10 + 2 * number + again, at, tid=100 + number)
+    return loaded([events])
+
+
+def told(run: Run) -> list[str]:
+    return [skip.subject for skip in whatif(run, ["identity"]).skips if "threads" in skip.subject]
+
+
+def test_who_is_waited_for_among_many_threads() -> None:
+    graph = assert_identity(run := crowd(40)).graph
+    tid, handover = run.traces[0].arrays.tid, graph.edge == HANDOVER
+    ends = [tid[graph.event[nodes[handover]]].tolist() for nodes in (graph.src, graph.dst)]
+    assert sorted(zip(*ends, strict=True)) == [(MAIN_TID, 99), (99, MAIN_TID)]
+    assert told(run) == []
+
+
+def test_threads_that_were_not_looked_at_are_told() -> None:
+    assert told(crowd(80)) == ["waits of host threads for each other on rank 0"]
+
+
+def test_many_threads_that_were_all_looked_at_are_not_told() -> None:
+    """100 threads, two calls each, one behind the other: none is at work in the pause of another one."""
+    events = [event for number in range(200) for event in call(number + 1, 10 * number, tid=number // 2)]
+    assert told(loaded([events])) == []
 
 
 def test_a_graph_is_launched_once() -> None:

@@ -73,7 +73,7 @@ def whatif(
     recorded = build(run)
     replay = Replay(recorded, ScenarioContext(recorded, device, device_file), step)
     found, not_applicable = _outcomes(replay, wishes, progress)
-    skips = [*recorded.exchanges.skips, *not_applicable]
+    skips = [*recorded.exchanges.skips, *recorded.skips, *not_applicable]
     tables = replay.tables(found)
     if found:
         skips += _limits(run, replay, tables)

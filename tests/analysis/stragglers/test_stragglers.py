@@ -8,6 +8,7 @@ import pytest
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
 from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis.stragglers import causes as _causes
 from tracelens.analysis.stragglers.causes import CAUSES
 from tracelens.table.result import Result
 from tracelens.trace.run import Run, make_run
@@ -310,6 +311,27 @@ def test_a_collective_with_a_rank_outside_holds_rank_3_up() -> None:
     assert evidence.startswith("spent 140 us in other communication (others 0 ns): allreduce 0 of group 1")
     assert "where rank 4 was last" in evidence
     assert rows[4][0] == 11 * COLUMN
+
+
+# As HELD_UP, with the communication of rank 3 alone in two parts.
+HELD_UP_TWICE = """
+    op REDUCE   | -    -
+    op PAIR     |  - -
+    op MM       |     -
+    launch      | ae fbc
+    s7 gemm     |                     bbb
+    s9 nccl_All |    aaaeeeeeeeeeeefff   ccccccc
+"""
+
+
+@pytest.mark.parametrize(("most", "cut"), [(1, 1), (2, 0), (4096, 0)])
+def test_communication_that_was_not_looked_at_is_told(
+    most: int, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_causes, "AT_ONCE", most)
+    result = analyze(ranks(WAITING, WAITING, WAITING, HELD_UP_TWICE), "stragglers")
+    assert verdicts(result)[0][3] == "inherited"
+    assert sum("earlier causes" in skip.subject for skip in result.skips) == cut
 
 
 def test_what_was_inherited_does_not_depend_on_clocks() -> None:

@@ -30,10 +30,8 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     ops = trace.once(OpCalls)
     op = np.unique(work.op[rows])
     group, _ = codes(*ops.keys(op))
-    flops = np.zeros(len(op))
-    for number, at in zip(*np.unique(group, return_index=True), strict=True):
-        cost = ops.cost(int(op[at]))
-        flops[group == number] = cost.flops if cost is not None else 0
+    costs = [ops.cost(at) for at in op[np.unique(group, return_index=True)[1]].tolist()]
+    flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
     large = (flops >= _LARGE_FLOPS) & (duration > 0)

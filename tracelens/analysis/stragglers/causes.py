@@ -29,9 +29,10 @@ SMALL_NS = 2_000
 EXPLAINED = 0.3
 """A cause accounts for at least this share of the lateness."""
 
-# A kernel that starts within this of its launch call did not stand in a queue: the host decided when.
-_AT_ONCE = 4096
+AT_ONCE = 4096
 """Of so many communication kernels that a rank began last, the one it spent most time in is sought."""
+
+# A kernel that starts within this of its launch call did not stand in a queue: the host decided when.
 _UNQUEUED_NS = 30_000
 # Sender and receiver with less work in common than this were in different parts of the program.
 _SAME_WORK = 0.5
@@ -59,6 +60,9 @@ class Verdict(NamedTuple):
 class Comparison:
     """Compares the ranks of instances; made once for a run.
 
+    Attributes:
+        cut: late arrivals behind more than AT_ONCE communication kernels, not all of which were looked at.
+
     Args:
         parts: by rank.
         instances: all of the run by one clock, in order of time.
@@ -73,6 +77,8 @@ class Comparison:
         self._spans = Spans(parts, instances, offset)
         self._instances = instances
         self._verdicts: dict[int, Verdict] = {}
+        self._reach = {rank: np.maximum.accumulate(part.comms.end) for rank, part in parts.items()}
+        self.cut = 0
         self._of_kernel: dict[tuple[int, int], int] = {}
         for place, instance in enumerate(instances):
             for member in instance.members:
@@ -192,7 +198,9 @@ class Comparison:
             text = f"spent {duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
             begin = span.begin + start
             high = int(np.searchsorted(own.start, start))
-            kernels = np.arange(max(high - _AT_ONCE, 0), high)
+            low = max(high - AT_ONCE, 0)
+            self.cut += bool(low and self._reach[last.rank][low - 1] > begin)
+            kernels = np.arange(low, high)
             kernels = kernels[own.end[kernels] > begin]
             inside = np.minimum(own.end[kernels], start) - np.maximum(own.start[kernels], begin)
             kernel = int(kernels[np.argmax(inside)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import MatchedCollective, aligned, base_ns, clocks, match
-from tracelens.analysis.stragglers.causes import CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
+from tracelens.analysis.stragglers.causes import AT_ONCE, CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import Segments, segments
 from tracelens.analysis.stragglers.significance import ALIKE, RARE, Noise, noise
@@ -119,7 +119,8 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         "worst": stack(WORST, _worst(cases)),
         "lost": stack(LOST, lost_rows(ranks, instances, verdicts)),
     }
-    return result(tables, [*found.skips, *_unblamed(parts, instances, verdicts)], scope=scope)
+    skips = [*found.skips, *_unblamed(parts, instances, verdicts), *_cut(comparison)]
+    return result(tables, skips, scope=scope)
 
 
 _Case = tuple[MatchedCollective, int, Verdict]
@@ -194,6 +195,14 @@ def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
         for instance, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
         if wait
     ]
+
+
+def _cut(comparison: Comparison) -> list[Skip]:
+    """Where more communication came before a late arrival than was looked at."""
+    if not comparison.cut:
+        return []
+    reason = f"only the last {AT_ONCE:,} communication kernels before each are searched for the cause"
+    return [Skip(f"earlier causes of {comparison.cut:,} late arrivals", reason)]
 
 
 def _unblamed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
+from tracelens.table import Skip
 from tracelens.trace import Run
 from tracelens.what_if.graph.collectives import Exchanges, exchanges, meet
 from tracelens.what_if.graph.device import device
@@ -21,11 +22,13 @@ class Recorded(NamedTuple):
         graph: its nodes and edges.
         exchanges: its collectives.
         windows: of each step, its borders on each rank in order of rank.
+        skips: what its graph may lack.
     """
 
     graph: Graph
     exchanges: Exchanges
     windows: list[StepSpan]
+    skips: list[Skip]
 
 
 def build(run: Run) -> Recorded:
@@ -51,4 +54,13 @@ def build(run: Run) -> Recorded:
     meet(run, found, devices, draft)
     borders = windows(run, hosts, devices)
     graph, place = draft.graph(run, found.shift)
-    return Recorded(graph, found, [window.renumbered(place) for window in borders])
+    skips = [
+        Skip(
+            f"waits of host threads for each other on rank {trace.meta.rank}",
+            f"{len(one.nodes)} threads launch work: at least {one.unseen:,} pauses of a thread were compared "
+            "only with the threads of the nearest calls",
+        )
+        for trace, one in zip(run.traces, hosts, strict=True)
+        if one.unseen
+    ]
+    return Recorded(graph, found, [window.renumbered(place) for window in borders], skips)

@@ -16,7 +16,11 @@ _HALF, _SLIGHT = 0.5, 0.1
 # How long before and after a silence its own thread must have been the only one at work.
 _AROUND_NS = 100_000
 _NEAR = 32
-"""With more threads, a silence is held against those of so many nodes behind its begin and before its end."""
+"""With more threads than twice as many, a silence is held against those of so many nodes behind its begin and
+before its end."""
+
+_CHECKED = 1 << 18
+"""So many pairs of a silence and a thread are checked for whether that leaves any thread out."""
 
 
 class Handovers(NamedTuple):
@@ -26,11 +30,13 @@ class Handovers(NamedTuple):
         before: node that is done.
         after: node that goes on.
         lag: ns between both.
+        unseen: silences known to have nodes of more threads inside than they were held against.
     """
 
     before: Int
     after: Int
     lag: Int
+    unseen: int
 
 
 def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handovers:
@@ -48,7 +54,8 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     """
     lanes = list(chains)
     if len(lanes) < 2:
-        return Handovers(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+        none = np.empty(0, dtype=np.int64)
+        return Handovers(none, none, none, 0)
     size = [len(chains[number].node) for number in lanes]
     lane = np.repeat(np.arange(len(lanes)), size)
     node, start, end = (
@@ -56,12 +63,17 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
         for name in ("node", "start", "end")
     )
     gap = np.flatnonzero(lane[1:] == lane[:-1])
-    gap, other = _candidates(gap, lane, start, end, len(lanes))
+    starts, ends = ByLane(lane, start), ByLane(lane, end)
+    every, (gap, other) = gap, _candidates(gap, lane, start, end, len(lanes))
     ops, active = _activity(trace, thread, lanes)
     one, low, high = lane[gap], end[gap], start[gap + 1]
-    starts, ends = ByLane(lane, start), ByLane(lane, end)
     first, last = starts.place(other, low, "left"), ends.place(other, high, "right") - 1
     some = np.flatnonzero(last >= first)
+    unseen = 0
+    if len(lanes) > 2 * _NEAR + 1:
+        crowded = _crowded(every, start, end)[: max(_CHECKED // len(lanes), 1)]
+        number = _threads_inside(crowded, lane, start, end, len(lanes))
+        unseen = int((number > np.bincount(gap[some], minlength=len(lane))[crowded]).sum())
     gap, other, one, low, high, first, last = (x[some] for x in (gap, other, one, low, high, first, last))
     begun, done = start[first], end[last]
     around = np.minimum(high - low, _AROUND_NS)
@@ -78,7 +90,7 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     # Each silence has both of its edges next to each other.
     before, after = (np.stack(pair, axis=1).ravel() for pair in zip(there, back, strict=True))
     lag = np.stack((begun - low, high - done), axis=1)[waits].ravel()
-    return Handovers(node[before], node[after], lag)
+    return Handovers(node[before], node[after], lag, unseen)
 
 
 class ByLane:
@@ -138,7 +150,7 @@ class Covered:
 
 def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[Int, Int]:
     """(gap, lane that may have been waited for) of each pair that is looked at, in order of both lanes."""
-    if lanes <= _NEAR + 1:
+    if lanes <= 2 * _NEAR + 1:
         pairs = np.repeat(gap, lanes), np.tile(np.arange(lanes), len(gap))
     else:
         offset = np.arange(_NEAR)
@@ -156,6 +168,26 @@ def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[
     gap, other = gap[apart], other[apart]
     order = np.lexsort((gap, other, lane[gap]))
     return gap[order], other[order]
+
+
+def _crowded(gap: Int, start: Int, end: Int) -> Int:
+    """Silences with more nodes inside than they are held against, those with most first."""
+    inside = [
+        np.searchsorted(times, start[gap + 1], side="right") - np.searchsorted(times, end[gap])
+        for times in (np.sort(start), np.sort(end))
+    ]
+    count = np.minimum(*inside)
+    return gap[np.argsort(-count, kind="stable")][: int((count > _NEAR).sum())]
+
+
+def _threads_inside(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> Int:
+    """Of each silence the number of other threads that have nodes in it."""
+    gap, other = np.repeat(gap, lanes), np.tile(np.arange(lanes), len(gap))
+    first = ByLane(lane, start).place(other, end[gap], "left")
+    behind = ByLane(lane, end).place(other, start[gap + 1], "right")
+    inside = (behind > first) & (lane[gap] != other)
+    number: Int = inside.reshape(-1, lanes).sum(axis=1)
+    return number
 
 
 def _activity(trace: Trace, thread: Int, lanes: list[int]) -> tuple[Covered, Covered]:

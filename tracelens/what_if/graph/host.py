@@ -39,6 +39,7 @@ class Host(NamedTuple):
         thread: number of the thread of each event.
         nodes: thread to its nodes in order, with the times at which they begin and end.
         returns: thread to its waits for collectives of the host.
+        unseen: as in Handovers.
     """
 
     calls: Calls
@@ -47,6 +48,7 @@ class Host(NamedTuple):
     thread: Int
     nodes: dict[int, Chain]
     returns: dict[int, Returns]
+    unseen: int
 
 
 def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
@@ -88,8 +90,8 @@ def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
     )
     chains = _chains(parts, events.start, thread)
     back = returns(trace, chains)
-    _join(trace, thread, chains, back, returned[waits], draft)
-    return Host(Calls(event, begin, returned), (mark, opened, closed), own, thread, chains, back)
+    unseen = _join(trace, thread, chains, back, returned[waits], draft)
+    return Host(Calls(event, begin, returned), (mark, opened, closed), own, thread, chains, back, unseen)
 
 
 def _chosen(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
@@ -129,10 +131,13 @@ def _join(
     back: dict[int, Returns],
     returned: Int,
     draft: Draft,
-) -> None:
+) -> int:
     """Host time within threads, and what one thread waits for in another.
 
     What the host itself does in a call that waits is told with what the call waits for, see `device`.
+
+    Returns:
+        silences that were not held against all threads, as in Handovers.
     """
     links = handovers(trace, thread, chains)
     replaced = links.after
@@ -143,8 +148,9 @@ def _join(
         lag[back[number].after - 1] = back[number].lag
         keep = ~told[dst]
         draft.join(HOST, src[keep], dst[keep], lag[keep])
-    draft.join(HANDOVER, *links)
+    draft.join(HANDOVER, links.before, links.after, links.lag)
     _openings(chains, replaced, draft)
+    return links.unseen
 
 
 def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:

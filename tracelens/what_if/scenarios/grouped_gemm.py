@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.moe import BACKWARD, EXPERTS, LayerPass, regions
 from tracelens.analysis.roofline import gemm_rate
-from tracelens.arrays import Int
+from tracelens.arrays import Float, Int
 from tracelens.devices import Device
 from tracelens.trace import Trace
 from tracelens.what_if.graph import HOST, LAUNCH, POINT, STREAM, SYNC, WAITED, WORK, Edit, whole_ns
@@ -30,9 +30,9 @@ def grouped_gemm(scene: ScenarioContext, edit: Edit, argument: str) -> str:
         device = device_of(scene, trace)
         rate = _rate(trace, device, share)
         found.append(loops(trace, device.hbm_bytes_per_s if device else 0.0))
-        node = _nodes(scene, at)
+        node, dur = _nodes(scene, at), trace.work.dur.astype(float)
         for one in found[-1]:
-            _products(edit, node, one, trace, rate, device)
+            _products(edit, node, one, dur, rate, device)
         rates.append(rate)
     launches, passes = _remove(scene, edit, found), sum(map(len, found))
     how = f"{share:g} of what the device achieves" if share else "the rate of the run's own large products"
@@ -80,13 +80,13 @@ def _nodes(scene: ScenarioContext, at: int) -> Int:
     return found
 
 
-def _products(edit: Edit, node: Int, one: Loop, trace: Trace, rate: float, device: Device | None) -> None:
+def _products(edit: Edit, node: Int, one: Loop, dur: Float, rate: float, device: Device | None) -> None:
     """Durations of the work that stays, in the proportion in which other scenarios changed it."""
-    own = trace.work.dur[one.products].astype(float)
+    own = dur[one.products]
     least = product_ns(one.visit, one.phase, rate, device.hbm_bytes_per_s if device else 0.0)
     for rows, took, now in (
         (one.products, own, least * own / max(own.sum(), 1)),
-        (one.stays, trace.work.dur[one.stays].astype(float), one.ns),
+        (one.stays, dur[one.stays], one.ns),
     ):
         factor = now / np.maximum(took, 1)
         was = edit.dur[node[rows]]

@@ -99,6 +99,7 @@ class _Reader:
     def __init__(self, trace: Trace, found: Regions, bytes_per_s: float) -> None:
         self.trace, self.found, self.bytes_per_s = trace, found, bytes_per_s
         self.work = trace.work
+        self.dur = trace.work.dur
         self.reads = trace.once(blocking)
         cell = np.where(self.reads.visit >= 0, self.reads.visit * len(PHASES) + self.reads.phase, -1)
         self.reads_of = rows_by_code(cell)
@@ -177,10 +178,10 @@ class _Reader:
         names = self.work.name[mine]
         for name in np.unique(names).tolist():
             one = names == name
-            dur = self.work.dur[mine[one]].astype(float)
+            dur = self.dur[mine[one]].astype(float)
             left = (keep & one).sum() or min(keep.sum(), one.sum()) / max(len(np.unique(names)), 1)
             total += dur.sum() - max(one.sum() - left, 0) * self._fixed(self.moved[mine[one]], dur)
-        own = self.work.dur[mine[keep]].astype(float)
+        own = self.dur[mine[keep]].astype(float)
         shares: Float = total * own / max(own.sum(), 1)
         return shares
 

@@ -134,7 +134,7 @@ def in_child(command: Callable[[Sides, Path], Any], both: Sides, limit_s: int) -
         began = time.process_time()
         try:
             with tempfile.TemporaryDirectory() as folder:
-                gc.freeze()  # what the copied process holds already is no matter of the command
+                gc.disable()  # as in the command
                 command(both, Path(folder))
         except BaseException as error:
             if os.environ.get("STRESS_TRACEBACK"):

@@ -179,17 +179,17 @@ def _rows(
                 "busy_ns": [span.busy_ns for span in spans],
             }
         )
-        rows["waits"] += [
-            {
-                "rank": [lane.rank],
-                "step": [label],
-                "part": [wait.part],
-                "ts_ns": [wait.start],
-                "dur_ns": [wait.end - wait.start],
-                "own_ts_ns": [wait.start - shift[lane.rank]],
-            }
-            for wait in waits
-        ]
+        if waits:
+            rows["waits"].append(
+                {
+                    "rank": [lane.rank] * len(waits),
+                    "step": [label] * len(waits),
+                    "part": [wait.part for wait in waits],
+                    "ts_ns": [wait.start for wait in waits],
+                    "dur_ns": [wait.end - wait.start for wait in waits],
+                    "own_ts_ns": [wait.start - shift[lane.rank] for wait in waits],
+                }
+            )
 
 
 def _bubble(

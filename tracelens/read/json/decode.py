@@ -12,8 +12,8 @@ import msgspec
 
 from tracelens.read.json.event import Decoded
 from tracelens.read.json.salvage import salvage
-from tracelens.read.json.tokens import mend_tokens
-from tracelens.read.json.typed import BAD_JSON, decode_typed
+from tracelens.read.json.tokens import follows_string, mend_tokens
+from tracelens.read.json.typed import BAD_JSON, decode_typed, error_offset
 
 
 def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
@@ -25,11 +25,13 @@ def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
         return Decoded(*decode_typed(text), [])
     except msgspec.ValidationError:
         return salvage(text, offset, last)
-    except BAD_JSON:
-        return _mended(text) or salvage(text, offset, last)
+    except BAD_JSON as error:
+        return _mended(text, error_offset(text, error)) or salvage(text, offset, last)
 
 
-def _mended(text: bytes) -> Decoded | None:
+def _mended(text: bytes, broken: int) -> Decoded | None:
+    if follows_string(text, broken):
+        return None
     mended, count = mend_tokens(text)
     try:
         return Decoded(*decode_typed(mended), [], count) if count else None

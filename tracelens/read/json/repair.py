@@ -18,10 +18,10 @@ WORDS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 """Bare words that are values; all others stand for none."""
 # What may be passed over at once: structure, numbers, words and strings without escapes, if valid.
 _FINE = re.compile(
-    r"(?:[\s{}\[\]]"
+    r"(?:[\s{}\[\]]++"
+    r'|"[^"\\\x00-\x1f]*+"(?=\s*+(?:[:,}\]]|$))'
     r"|:(?!\s*+[,}\]])"
     r"|,(?!\s*+[}\]])"
-    r'|"[^"\\\x00-\x1f]*+"(?=\s*+(?:[:,}\]]|$))'
     r"|(?<![\w.+-])(?:-?\d[\d.eE+-]*+(?![\w/])|(?:true|false|null)(?![\w/])))*+"
 )
 # A string that needs no mending, where JSON goes on behind it.
@@ -75,16 +75,18 @@ def _next_token(source: str, pos: int) -> re.Match[str] | None:
 def _string(source: str, pos: int, is_value: bool) -> tuple[str, int]:
     """The string that starts at `pos`, mended, and where it ends; an open one is returned as it is."""
     if intact := _INTACT.match(source, pos):
-        return _SURROGATE.sub(_whole_pair, intact.group()), intact.end()
+        return _whole_pairs(intact.group()), intact.end()
     closing = (_CLOSING_VALUE if is_value else _CLOSING_ANY).search(source, pos + 1)
     if closing is None:
         return source[pos:], len(source)
     return f'"{_escape(source[pos + 1 : closing.start()])}"', closing.end()
 
 
-def _whole_pair(match: re.Match[str]) -> str:
-    """Half of a surrogate pair is no character."""
-    return r"\ufffd" if match.group(1) else match.group()
+def _whole_pairs(text: str) -> str:
+    """The text without halves of surrogate pairs, which are no characters."""
+    if "\\" not in text:
+        return text
+    return _SURROGATE.sub(lambda match: r"\ufffd" if match.group(1) else match.group(), text)
 
 
 def _escape(body: str) -> str:
@@ -102,4 +104,4 @@ def _escape(body: str) -> str:
             out.append(f"\\{char}" if char in '"\\' else f"\\u{ord(char):04x}")
             pos = match.end()
     out.append(body[pos:])
-    return _SURROGATE.sub(_whole_pair, "".join(out))
+    return _whole_pairs("".join(out))

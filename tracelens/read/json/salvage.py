@@ -7,24 +7,24 @@ than once, and where they become too many what is left is cut at the heads of ev
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
 import msgspec
-import numpy as np
 
-from tracelens.read.json.event import Decoded, Drop, ExactEvent
+from tracelens.read.json.event import Decoded, Drop
 from tracelens.read.json.loose import decode_one
 from tracelens.read.json.repair import repair_text
 from tracelens.read.json.scan import BLANK, Effort, ListDepth, Text, ends_events, is_event, skip, value_end
-from tracelens.read.json.tokens import mend_tokens
-from tracelens.read.json.typed import BAD_JSON, Timed, decode_typed, timed
+from tracelens.read.json.tokens import follows_string, mend_tokens
+from tracelens.read.json.typed import BAD_JSON, Batch, error_offset, fits
 
 NOT_JSON = "not valid JSON"
 
 _MAX_TRIES = 24
 _SMALLEST_RUN, _LARGEST_RUN = 1 << 13, 1 << 18
+_CLOSE = 1 << 10
 _TAIL = 1 << 12
 _WORTH_TRYING = 4
-_NO_TIMES = np.empty(0, dtype=np.int64)
 _FIRST_KEY = re.compile(r'\{\s*+"([^"\\]{1,40})"\s*+:')
 
 
@@ -47,105 +47,133 @@ class _Salvage:
         self.source = Text(text.decode("latin-1"))
         self.stop = len(text) - text.endswith(b"]")
         self.effort = Effort(len(text))
-        self.runs: list[Timed] = []
-        self.singles: list[ExactEvent] = []
+        self.batch = Batch()
         self.drops: list[Drop] = []
         self.mended = 0
         self.uncertain = False
+        self.run_size, self.singly_to = _SMALLEST_RUN, 0
         self.mending_helped = self.mending_failed = 0
         key = _FIRST_KEY.search(self.source, 1, 1 + _TAIL)
         head = rf'\{{(?=\s*+"{re.escape(key[1])}"\s*+:)' if key else r"(?!)"
         self.head = re.compile(head)
         # Where a broken event may end: an object begins behind another one (group 1), a list ends (group 2:
-        # behind an object), or something begins as the first event does.
-        self.edge = re.compile(rf"(\}})[\s,]*+\{{|(\}})\s*+\]|\]|{head}")
+        # behind an object), or something begins as the first event does. That all of them start with one of
+        # three characters makes the search fast.
+        heads = [head] if key else []
+        self.edge = re.compile("|".join([r"\}(?:[\s,]*+(\{)|\s*+(\]))", r"\]", *heads]))
         behind = head if key else r"\{"
         self.border = re.compile(rf"\}}(?=\s*+,\s*+{behind})".encode("latin-1"))
 
     def run(self) -> Decoded:
         pos = skip(self.source, 1, BLANK + ",")
-        size, singly_to = _SMALLEST_RUN, -1
         while pos < self.stop and self.effort:
             if self.source[pos] == "]":
                 if ends_events(self.source, pos, self.stop, self.last, self.effort):
                     return self._decoded(pos + 1)
                 self.uncertain = True
-            if pos > singly_to:
-                end = self._intact(pos, min(pos + size, self.stop))
-                singly_to = pos + size if end < 0 else -1
-                size = _SMALLEST_RUN if end < 0 else min(2 * size, _LARGEST_RUN)
-                if end >= 0:
-                    pos = skip(self.source, end, BLANK + ",")
-                    continue
-            pos = skip(self.source, self._single(pos), BLANK + ",")
+            end = self._run(pos) if pos >= self.singly_to else pos
+            pos = skip(self.source, end if end > pos else self._single(pos), BLANK + ",")
         self._coarse(pos)
         return self._decoded(-1)
 
     def _decoded(self, end: int) -> Decoded:
-        self._close_run()
-        events = [event for run in self.runs for event in run.events]
-        ts_ns = np.concatenate([_NO_TIMES, *(run.ts_ns for run in self.runs)])
-        dur_ns = np.concatenate([_NO_TIMES, *(run.dur_ns for run in self.runs)])
-        return Decoded(events, ts_ns, dur_ns, self.drops, self.mended, end, self.uncertain)
+        return Decoded(*self.batch.timed(), self.drops, self.mended, end, self.uncertain)
 
-    def _close_run(self) -> None:
-        """What was taken singly becomes a run like those that were decoded at once."""
-        if self.singles:
-            self.runs.append(timed(self.singles))
-            self.singles = []
-
-    def _intact(self, pos: int, limit: int) -> int:
-        """Take the events from `pos` to the last border before `limit` at once; where they end, or -1."""
-        borders = list(self.border.finditer(self.text, max(pos, limit - _TAIL), limit))
-        run = self._decode_run(b"[" + self.text[pos : borders[-1].end()] + b"]") if borders else None
-        if run is None:
-            return -1
-        self._close_run()
-        self.runs.append(run)
-        return borders[-1].end()
-
-    def _decode_run(self, text: bytes) -> Timed | None:
-        """Decode a run of events, mended where that has proved to be worth trying."""
+    def _run(self, pos: int) -> int:
+        """Take the next events at once, up to the first broken one; where they end, `pos` if none do."""
+        end = self._border(pos, min(pos + self.run_size, self.stop))
         try:
-            return decode_typed(text)
-        except msgspec.ValidationError:
-            return None
-        except BAD_JSON:
-            if self.mending_failed > _WORTH_TRYING + self.mending_helped:
-                return None
-        mended, count = mend_tokens(text)
+            self.batch.add(self.text[pos:end])
+        except BAD_JSON as error:
+            array = b"[" + self.text[pos:end] + b"]"
+            broken = error_offset(array, error)
+            self.run_size = _SMALLEST_RUN
+            if not isinstance(error, msgspec.ValidationError) and self._mend_run(array, broken):
+                return end
+            return self._intact(pos, end, pos + broken - 1)
+        if end == pos:
+            self.run_size, self.singly_to = _SMALLEST_RUN, pos + self.run_size
+        else:
+            self.run_size = min(2 * self.run_size, _LARGEST_RUN)
+        return end
+
+    def _border(self, pos: int, limit: int) -> int:
+        """The end of the last event before `limit` that another one follows; `pos` where there is none."""
+        start, size = limit, _CLOSE
+        while start > pos:
+            start = max(limit - size, pos)
+            if borders := list(self.border.finditer(self.text, start, limit)):
+                return borders[-1].end()
+            size *= 4
+        return pos
+
+    def _mend_run(self, array: bytes, broken: int) -> bool:
+        """Take a run mended, where that has proved to be worth trying."""
+        if self.mending_failed > _WORTH_TRYING + self.mending_helped or follows_string(array, broken):
+            return False
+        mended, count = mend_tokens(array)
+        helped = count > 0 and self._add(mended[1:-1])
+        self.mending_helped += helped
+        self.mending_failed += not helped
+        self.mended += count if helped else 0
+        return helped
+
+    def _intact(self, pos: int, stop: int, broken: int) -> int:
+        """Take the events before a broken one; where they end.
+
+        Args:
+            pos: the first event.
+            stop: where the run ends.
+            broken: the decoder was stopped there, which lies in the broken one unless it swallowed others, or
+                before `pos` where that is not known.
+        """
+        end = self._border(pos, broken) if broken >= pos else stop
+        if end == pos:
+            self.singly_to = min(pos + _CLOSE, stop)
+        elif end < stop and self._add(self.text[pos:end]):
+            self.singly_to = skip(self.source, end, BLANK + ",") + 1
+        else:
+            ends = [border.end() for border in self.border.finditer(self.text, pos, stop)]
+            valid = bisect_left(ends, True, key=lambda end: not fits(self.text[pos:end]))
+            end = ends[valid - 1] if valid and self._add(self.text[pos : ends[valid - 1]]) else pos
+            self.singly_to = stop
+        return end
+
+    def _add(self, text: bytes) -> bool:
         try:
-            run = decode_typed(mended) if count else None
+            return self.batch.add(text) > 0
         except BAD_JSON:
-            run = None
-        self.mending_helped += run is not None
-        self.mending_failed += run is None
-        self.mended += count if run else 0
-        return run
+            return False
 
     def _single(self, pos: int) -> int:
         """Take or drop the element at `pos`; where it ends."""
         end = value_end(self.source, pos, self.effort)
         if pos < end <= self.stop:
-            events = decode_one(self.text[pos:end])
-            if not events:
-                events = decode_one(repair_text(self.text[pos:end]))
-                self.mended += len(events)
+            count = self._take(self.text[pos:end])
+            if not count:
+                count = self._take(repair_text(self.text[pos:end]))
+                self.mended += count
         else:
-            end, events = self._mend(pos)
-            self.mended += len(events)
-        if not events:
+            end, count = self._mend(pos)
+            self.mended += count
+        if not count:
             self._drop(pos, end)
-        self.singles += events
         return end
+
+    def _take(self, text: bytes) -> int:
+        """Take the event that a text is; returns how many that were."""
+        try:
+            return self.batch.add(text)
+        except BAD_JSON:
+            return self.batch.add_exact(decode_one(text))
 
     def _drop(self, pos: int, end: int) -> None:
         # The first and the last element may go on in the neighbouring chunks.
-        self.uncertain |= not (self.runs or self.singles or self.drops) or end >= self.stop
+        self.uncertain |= not (self.batch.events or self.drops) or end >= self.stop
         self.drops.append(Drop(self.offset + pos - 1, NOT_JSON))
 
-    def _mend(self, pos: int) -> tuple[int, list[ExactEvent]]:
-        """Find the end of the broken element at `pos`, and the event in it if it can be mended.
+    def _mend(self, pos: int) -> tuple[int, int]:
+        """Take the broken element at `pos` if it can be mended; where it ends, and how many events that were.
 
         It ends where the next event begins or where the list ends, at the latest; before that, wherever an
         object follows upon an object (either may lie in a list inside the element) it is tried.
@@ -154,18 +182,18 @@ class _Salvage:
         lists = ListDepth(self.source, pos, self.effort)
         for edge in self.edge.finditer(self.source, pos + 1, self.stop):
             if not self.effort:
-                return edge.start(), []
+                return edge.start(), 0
             is_end = self._is_end(edge, pos, lists)
             if not is_end and edge.lastindex != 1:
                 continue
-            end = edge.end(edge.lastindex) if edge.lastindex else edge.start()
+            end = edge.start() + (edge.lastindex is not None)
             self.effort.spend(2 * (end - pos))
-            if events := decode_one(repair_text(self.text[pos:end].rstrip(b" \t\r\n,"))):
-                return end, events
+            if count := self._take(repair_text(self.text[pos:end].rstrip(b" \t\r\n,"))):
+                return end, count
             tries += 1
             if is_end or tries == _MAX_TRIES:
-                return end, []
-        return self.stop, decode_one(repair_text(self.text[pos : self.stop]))
+                return end, 0
+        return self.stop, self._take(repair_text(self.text[pos : self.stop]))
 
     def _is_end(self, edge: re.Match[str], pos: int, lists: ListDepth) -> bool:
         at = edge.end() - 1
@@ -183,7 +211,5 @@ class _Salvage:
         """Take what decodes between the heads of events from `pos` on, drop the rest."""
         starts = [found.start() for found in self.head.finditer(self.source, pos + 1, self.stop)]
         for start, end in zip([pos, *starts], [*starts, self.stop], strict=True):
-            if events := decode_one(self.text[start:end].rstrip(b" \t\r\n,")):
-                self.singles += events
-            elif start < end:
+            if not self._take(self.text[start:end].rstrip(b" \t\r\n,")) and start < end:
                 self._drop(start, end)

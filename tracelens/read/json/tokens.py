@@ -24,6 +24,7 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}\Z")
 _WORD = re.compile(rb"0[xX][0-9a-fA-F]+|-?[A-Za-z_][\w/]*")
 _VALID = (b"true", b"false", b"null")
 _NO_CHARACTER = "\ufffd".encode()
+_BLANKS = 64
 
 
 def _bytes_mask(characters: bytes) -> Bool:
@@ -83,6 +84,15 @@ def mend_tokens(text: bytes) -> tuple[bytes, int]:
     borders = position[(char == ord(",")) & (depth == 1)]
     changed = np.unique(np.searchsorted(borders, [start for start, *_ in edits]))
     return _edited(text, edits), len(changed)
+
+
+def follows_string(text: bytes, pos: int) -> bool:
+    """Whether what stands at `pos` follows a string and must not: quotes are broken, beyond `mend_tokens`.
+
+    All before `pos` is valid JSON.
+    """
+    before = text[max(pos - _BLANKS, 0) : max(pos, 0)].rstrip(b" \t\r\n")
+    return before.endswith(b'"') and text[pos] >= 0x20 and text[pos] not in b":,}]\\"
 
 
 def _escapes(text: bytes) -> tuple[list[Edit], list[int]]:

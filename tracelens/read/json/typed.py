@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,10 @@ BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for text that is not JSON."""
 
 _EVENTS = msgspec.json.Decoder(list[Event])
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_ERROR_BYTE = re.compile(r"\(byte (\d+)\)\Z")
+_ERROR_ELEMENT = re.compile(r"at `\$\[(\d+)\]")
+_BETWEEN = re.compile(rb"[\s,]*+")
 
 
 class Timed(NamedTuple):
@@ -39,3 +44,83 @@ def timed(events: list[ExactEvent]) -> Timed:
     ts = np.array([exact_ns(event.ts) for event in events], dtype=np.int64)
     dur = np.array([exact_ns(event.dur) for event in events], dtype=np.int64)
     return Timed(list(events), ts, dur)
+
+
+class Batch:
+    """Events of many texts, in order, whose times are read at once.
+
+    Attributes:
+        events: those that were added.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._texts: list[bytes] = []
+        self._exact: dict[int, ExactEvent] = {}
+
+    def add(self, text: bytes) -> int:
+        """Decode events with commas between them; returns how many, or raises one of BAD_JSON."""
+        if events := _EVENTS.decode(b"[" + text + b"]"):
+            self.events += events
+            self._texts.append(text)
+        return len(events)
+
+    def add_exact(self, events: list[ExactEvent]) -> int:
+        """Add events that were decoded elsewhere; returns how many."""
+        self._exact |= enumerate(events, len(self.events))
+        self.events += events
+        return len(events)
+
+    def timed(self) -> Timed:
+        """All events and their times."""
+        typed = self.events
+        if self._exact:
+            typed = [event for row, event in enumerate(typed) if row not in self._exact]
+        ts_ns = nanoseconds([event.ts for event in typed])
+        dur_ns = nanoseconds([event.dur for event in typed])
+        if ts_ns is None or dur_ns is None:  # floats would lose nanoseconds
+            _, ts_ns, dur_ns = timed(EXACT.decode(b"[" + b",".join(self._texts) + b"]"))
+        if self._exact:
+            _, exact_ts_ns, exact_dur_ns = timed(list(self._exact.values()))
+            row = np.array(list(self._exact)) - np.arange(len(self._exact))
+            ts_ns, dur_ns = np.insert(ts_ns, row, exact_ts_ns), np.insert(dur_ns, row, exact_dur_ns)
+        return Timed(self.events, ts_ns, dur_ns)
+
+
+def fits(text: bytes) -> bool:
+    """Whether events with commas between them decode."""
+    try:
+        _EVENTS.decode(b"[" + text + b"]")
+    except BAD_JSON:
+        return False
+    return True
+
+
+def error_offset(array: bytes, error: Exception) -> int:
+    """How far an array of events was read when decoding raised `error`, -1 where that cannot be told.
+
+    All events that end before are valid.
+    """
+    if isinstance(error, UnicodeDecodeError):  # in one of the strings, it does not say which
+        try:
+            array.decode()
+        except UnicodeDecodeError as first:
+            return first.start
+    if isinstance(error, msgspec.ValidationError):
+        return _end_of_element(array, str(error))
+    found = _ERROR_BYTE.search(str(error))
+    return int(found[1]) if found else -1
+
+
+def _end_of_element(array: bytes, message: str) -> int:
+    """Where the element ends that a message about types is about, -1 if JSON behind it is broken."""
+    found = _ERROR_ELEMENT.search(message)
+    try:
+        elements = _ELEMENTS.decode(array) if found else []
+    except BAD_JSON:
+        return -1
+    end = 1
+    for element in elements[: int(found[1]) + 1 if found else 0]:
+        between = _BETWEEN.match(array, end)
+        end = (between.end() if between else end) + len(element)
+    return end

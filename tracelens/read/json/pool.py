@@ -48,17 +48,22 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
             parts.append(other)
             unsettled += more
         feed.check()
-        _settle(sorted(unsettled), parts, splitter)
+        _settle(sorted(unsettled + feed.rest), parts, splitter)
         part.drops += splitter.drops
         return merge(parts)
 
 
 class _Feed:
-    """The chunks of a splitter, handed to whichever thread asks next."""
+    """The chunks of a splitter, handed to whichever thread asks next.
+
+    Attributes:
+        rest: the one that may hold the end of the list, which is decoded when all others are; none or one.
+    """
 
     def __init__(self, splitter: Splitter) -> None:
         self._chunks = splitter.chunks()
         self._ahead: list[Chunk] = []
+        self.rest: list[Chunk] = []
         self._lock = threading.Lock()
         self._error: ParseError | None = None
 
@@ -70,7 +75,10 @@ class _Feed:
 
     def __iter__(self) -> Iterator[Chunk]:
         while (chunk := self._next()) is not None:
-            yield chunk
+            if chunk.is_rest:
+                self.rest.append(chunk)
+            else:
+                yield chunk
 
     def _next(self) -> Chunk | None:
         with self._lock:

@@ -16,7 +16,7 @@ from tracelens.read.json.loose import decode_one
 from tracelens.read.json.repair import repair_text
 from tracelens.read.json.scan import BLANK, Effort, ListDepth, Text, ends_events, is_event, skip, value_end
 from tracelens.read.json.tokens import follows_string, mend_tokens
-from tracelens.read.json.typed import BAD_JSON, Batch, error_offset, fits
+from tracelens.read.json.typed import BAD_JSON, Batch, error_offset, fits, is_unfinished
 
 NOT_JSON = "not valid JSON"
 
@@ -168,8 +168,10 @@ class _Salvage:
             return self.batch.add_exact(decode_one(text))
 
     def _drop(self, pos: int, end: int) -> None:
-        # The first and the last element may go on in the neighbouring chunks.
-        self.uncertain |= not (self.batch.events or self.drops) or end >= self.stop
+        # In a chunk that is cut inside a list, the first and the last element go on in its neighbours.
+        if end >= self.stop or not (self.batch.events or self.drops):
+            element = self.text[pos:end]
+            self.uncertain |= element.count(b"[") != element.count(b"]") or is_unfinished(element)
         self.drops.append(Drop(self.offset + pos - 1, NOT_JSON))
 
     def _mend(self, pos: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from tracelens.read.json.scan import BLANK, Effort, Text, ends_events, first_val
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*+:\s*+\[')
 _BOUNDARY = re.compile(r'\}\s*+,\s*+\{(?:\s*+"[^"\\]{1,40}"\s*+:)?')
+_FIRST_KEY = re.compile(r'\{\s*+("[^"\\]{1,40}"\s*+:)')
 _ARRAY_END = re.compile(r"\s*+(?:,\s*+)?\]")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
 _BRACE = re.compile(r"\{")
@@ -33,6 +34,7 @@ _PADDING = b" \t\r\n\0"
 _LONGEST_KEY = 256
 _SAMPLE_EVENTS = 64
 _SAMPLE_BYTES = 4096
+_ENOUGH = 8
 _LEARNT_FROM_BYTES = 1 << 20
 OVERSIZE = "larger than the limit for one event"
 
@@ -60,11 +62,13 @@ class Chunk(NamedTuple):
         index: position among the chunks of this trace.
         offset: byte offset of its first event in the decompressed input.
         text: the events as a JSON array.
+        is_rest: all that the input ends with, since no end of the list was found in it.
     """
 
     index: int  # type: ignore[assignment]  # a tuple has a method of this name
     offset: int
     text: bytes
+    is_rest: bool = False
 
 
 class Splitter:
@@ -153,7 +157,7 @@ class Splitter:
         end, tail = array_end(carry)
         events = carry if end < 0 else carry[:end]
         if events.strip():
-            yield Chunk(index, offset, b"[" + events.rstrip().removesuffix(b",") + b"]")
+            yield Chunk(index, offset, b"[" + events.rstrip().removesuffix(b",") + b"]", is_rest=end < 0)
         if end >= 0:
             self.close(carry[tail:])
 
@@ -306,7 +310,15 @@ def _separator(text: bytearray) -> bytes:
             break
         seen[found.group()] += 1
         start = source.index("{", end)
-    return seen.most_common(1)[0][0].encode("latin-1") if seen else b""
+    return (seen.most_common(1)[0][0] if seen else _separator_of_broken(source)).encode("latin-1")
+
+
+def _separator_of_broken(source: str) -> str:
+    """The same where no intact event follows upon another: what often stands before the first event's key."""
+    first = _FIRST_KEY.search(source)
+    seen = Counter(found.group() for found in _BOUNDARY.finditer(source) if first)
+    alike = [text for text, count in seen.items() if first and count >= _ENOUGH and text.endswith(first[1])]
+    return max(alike, key=seen.__getitem__, default="")
 
 
 def _not_json(text: bytearray) -> str:

@@ -96,6 +96,15 @@ def fits(text: bytes) -> bool:
     return True
 
 
+def is_unfinished(event: bytes) -> bool:
+    """Whether a text that does not decode would, for all that can be told, if it went on."""
+    try:
+        _EVENTS.decode(b"[" + event)
+    except BAD_JSON as error:
+        return error_offset(event, error) < 0
+    return False
+
+
 def error_offset(array: bytes, error: Exception) -> int:
     """How far an array of events was read when decoding raised `error`, -1 where that cannot be told.
 

@@ -142,9 +142,8 @@ def _select(table: Encoded) -> EventRows:
     dropped = Counter(drop.reason for drop in table.drops)
     first_drop = {drop.reason: drop.offset for drop in reversed(table.drops)}
     repaired = Counter(table.repaired)
-    phase = np.array(table.phases, dtype=object)[columns.phase] if table.phases else np.empty(0, dtype=object)
     codes = {name: columns.phase == code for code, name in enumerate(table.phases)}
-    nothing = np.zeros(len(phase), dtype=bool)
+    nothing = np.zeros(len(columns.phase), dtype=bool)
 
     def of(*names: str) -> Bool:
         mask: Bool = np.logical_or.reduce([codes.get(name, nothing) for name in names])
@@ -160,13 +159,11 @@ def _select(table: Encoded) -> EventRows:
     lacking = complete & timed & (dur == MISSING)
     row = (complete & timed & ~lacking) | (instant & timed)
     paired, unpaired = pair_begin_end(table, columns)
-    known = complete | instant | used | of("B", "E", "b", "e")
     _count(dropped, "start time out of range", (complete | instant) & outside)
     _count(dropped, "no start time", (complete | instant) & ~timed & ~outside)
     _count(dropped, "complete event without duration", lacking)
     _count(dropped, "begin or end without its partner", unpaired)
-    _count(dropped, "no phase: not a trace event", of("") & ~known)
-    _count(dropped, "kind of event that is not analysed (counter, object, ...)", ~known & ~of(""))
+    dropped.update(table.unused)
     row[paired.begin] = True
     dur = dur.copy()
     dur[paired.begin] = paired.dur_ns
@@ -384,7 +381,7 @@ def _meta(
         host=host if isinstance(host, str) else "",
         devices=devices,
         epoch_ns=max(integer(keys.get("baseTimeNanoseconds"), LAST_NS), 0),
-        read=len(table.columns.phase) + len(table.drops),
+        read=len(table.columns.phase) + len(table.drops) + table.unused.total(),
         kept=rows.kept,
         dropped=dict(rows.dropped),
         first_drop=rows.first_drop,

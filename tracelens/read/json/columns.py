@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +17,8 @@ from tracelens.limits import limits
 from tracelens.read.json.event import NO_TEXT, Args, Decoded, Drop, Event
 from tracelens.read.json.numbers import blocks, identity, integer, integers
 
-_ASYNC_PHASES = frozenset("bneSTFpN")
+_ASYNC_PHASES = frozenset("be")
+_PHASES = frozenset("XiIRBEbesftM")
 
 
 class Codes(dict[Hashable, int]):
@@ -86,6 +88,7 @@ class Encoded:
         metadata: (ph-M event name, pid, tid, args name or labels) of every metadata event.
         async_ids: row -> id of async begin/end events, as written.
         repaired: what was mended in events that were kept, to how many.
+        unused: events that no analysis reads, by why: they have no row.
     """
 
     columns: Columns
@@ -101,10 +104,13 @@ class Encoded:
     async_ids: dict[int, str]
     drops: list[Drop]
     repaired: Counter[str]
+    unused: Counter[str]
 
 
 SEPARATOR = b"\x1f"
 OUT_OF_RANGE = "number out of range, left out"
+NO_PHASE = "no phase: not a trace event"
+OTHER_PHASE = "kind of event that is not analysed (counter, object, ...)"
 
 
 @dataclass
@@ -120,9 +126,11 @@ class Part:
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
     drops: list[Drop] = field(default_factory=list)
     repaired: Counter[str] = field(default_factory=Counter)
+    unused: dict[int, Counter[str]] = field(default_factory=dict)
 
     def add(self, index: int, decoded: Decoded) -> None:
         """Encode the events of chunk `index`."""
+        decoded = self._used(index, decoded)
         events = decoded.events
         self.drops += decoded.drops
         self.repaired["text mended"] += decoded.mended
@@ -140,6 +148,17 @@ class Part:
         self.blocks[index] = (columns, self._ops(ops, args))
         self._collectives(index, args)
         self._rare(index, events, columns.phase)
+
+    def _used(self, index: int, decoded: Decoded) -> Decoded:
+        """The events whose phase is analysed; the others are counted and cost nothing further."""
+        if {event.ph for event in decoded.events} <= _PHASES:
+            return decoded
+        used = [event.ph in _PHASES for event in decoded.events]
+        bare = sum(not event.ph for event in decoded.events)
+        counts = {NO_PHASE: bare, OTHER_PHASE: len(used) - sum(used) - bare}
+        self.unused[index] = +Counter(counts)
+        events = list(compress(decoded.events, used))
+        return decoded._replace(events=events, ts_ns=decoded.ts_ns[used], dur_ns=decoded.dur_ns[used])
 
     def _columns(
         self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
@@ -287,6 +306,7 @@ def merge(parts: list[Part]) -> Encoded:
         async_ids,
         sorted(drop for part in parts for drop in part.drops),
         +repaired,
+        sum((counts for part in parts for counts in part.unused.values()), Counter()),
     )
 
 

@@ -163,6 +163,7 @@ def _forget(parts: list[Part], last: int, end: int) -> None:
     """Leave out what looked like events behind the end of the list: the keys there may hold lists as well."""
     for part in parts:
         part.blocks = {index: block for index, block in part.blocks.items() if index <= last}
+        part.unused = {index: counts for index, counts in part.unused.items() if index <= last}
         part.drops = [drop for drop in part.drops if drop.offset < end]
 
 

@@ -1,15 +1,19 @@
 """Small inputs that ask for much: memory stays below 200 MB + 40 bytes a byte; a report or one line ends it.
 
+Of compressed traces within the limits it is the bytes of their JSON text that count.
+
 Growth tests stand beside them: salvage of four times as much looks at four times as much.
 """
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import io
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -27,7 +31,10 @@ import zstandard
 from tracelens.errors import ParseError, TracelensError
 from tracelens.limits import VARIABLE, Limits, limits, parse_limits
 from tracelens.read.files import trace_files
+from tracelens.read.json.split import Splitter
+from tracelens.read.open import open_source
 from tracelens.read.parser import parse
+from tracelens.read.source import BLOCK
 
 KERNEL: dict[str, Any] = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10.0, "dur": 5.0,
@@ -201,6 +208,39 @@ def test_a_bomb_ends_in_a_report_or_one_line(bomb: Bomb, tmp_path: Path) -> None
     check(ended, path.stat().st_size)
     assert ended.code == bomb.code, ended.err
     assert re.search(bomb.said, " ".join((ended.out + ended.err).split())), ended.out + ended.err
+
+
+TINY_EVENTS: dict[str, Callable[[int], bytes]] = {
+    "nothing": lambda number: b"{}",
+    "numbers": lambda number: b"1",
+    "no time": lambda number: b'{"ph":"X"}',
+    "instants": lambda number: TINY,
+    "flows": lambda number: b'{"ph":"s"}',
+    "async": lambda number: b'{"ph":"b"}',
+    "phases": lambda number: b'{"ph":"%x"}' % number,
+    "broken": lambda number: b'{"ph" 1}',
+}
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+@pytest.mark.parametrize("event", TINY_EVENTS.values(), ids=TINY_EVENTS.keys())
+def test_tiny_events_take_memory_in_proportion_to_their_text(
+    event: Callable[[int], bytes], compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    # What cannot be compressed keeps the file within the ratio that is allowed.
+    pad = base64.b64encode(random.Random(0).randbytes(MEGABYTE // 4))
+    text = b'{"pad": "' + pad + b'", "traceEvents": [' + b",".join(map(event, range(MANY // 3))) + b"]}"
+    (tmp_path / "trace.json").write_bytes(compress(text))
+    ended = run("analyze", "input", "trace.json", cwd=tmp_path)
+    check(ended, len(text))
+    assert "decompression_ratio" not in ended.err
+
+
+@pytest.mark.parametrize("damage", ['"dur" 5.5', '"dur": N/A'], ids=["beyond mending", "bare word"])
+def test_a_trace_of_which_every_event_is_broken_is_cut_into_chunks(damage: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(broken('"dur": 5.5', damage)(20_000))
+    (source,) = open_source(str(tmp_path / "trace.json"))
+    assert max(len(chunk.text) for chunk in Splitter(source).chunks()) < 2 * BLOCK
 
 
 def test_limits_can_be_raised_by_option_and_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from tracelens.read.json.event import Args, ExactEvent
 from tracelens.read.json.typed import BAD_JSON, EXACT
 
 _FIELDS = msgspec.structs.fields(Args)
+_NO_EVENT = ExactEvent()
+"""Stands for each element that is no object: there may be one every other byte."""
 
 
 def decode_one(text: bytes) -> list[ExactEvent]:
@@ -31,7 +33,7 @@ def _loose(text: bytes) -> list[ExactEvent]:
     except (ValueError, RecursionError):
         return []
     if not isinstance(value, dict):
-        return [ExactEvent()]
+        return [_NO_EVENT]
     texts: dict[str, Any] = {
         key: _plain(value[key]) for key in ("ph", "cat", "name") if isinstance(value.get(key), str | int)
     }

@@ -41,8 +41,8 @@ def decode_typed(text: bytes) -> Timed:
 
 def timed(events: list[ExactEvent]) -> Timed:
     """Events with their times read from text."""
-    ts = np.array([exact_ns(event.ts) for event in events], dtype=np.int64)
-    dur = np.array([exact_ns(event.dur) for event in events], dtype=np.int64)
+    ts = np.fromiter((exact_ns(event.ts) for event in events), dtype=np.int64, count=len(events))
+    dur = np.fromiter((exact_ns(event.dur) for event in events), dtype=np.int64, count=len(events))
     return Timed(list(events), ts, dur)
 
 
@@ -56,7 +56,6 @@ class Batch:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._texts: list[bytes] = []
-        self._exact: dict[int, ExactEvent] = {}
 
     def add(self, text: bytes) -> int:
         """Decode events with commas between them; returns how many, or raises one of BAD_JSON."""
@@ -67,22 +66,23 @@ class Batch:
 
     def add_exact(self, events: list[ExactEvent]) -> int:
         """Add events that were decoded elsewhere; returns how many."""
-        self._exact |= enumerate(events, len(self.events))
         self.events += events
         return len(events)
 
     def timed(self) -> Timed:
         """All events and their times."""
-        typed = self.events
-        if self._exact:
-            typed = [event for row, event in enumerate(typed) if row not in self._exact]
+        exact = [event for event in self.events if isinstance(event, ExactEvent)]
+        typed = (
+            [event for event in self.events if not isinstance(event, ExactEvent)] if exact else self.events
+        )
         ts_ns = nanoseconds([event.ts for event in typed])
         dur_ns = nanoseconds([event.dur for event in typed])
         if ts_ns is None or dur_ns is None:  # floats would lose nanoseconds
             _, ts_ns, dur_ns = timed(EXACT.decode(b"[" + b",".join(self._texts) + b"]"))
-        if self._exact:
-            _, exact_ts_ns, exact_dur_ns = timed(list(self._exact.values()))
-            row = np.array(list(self._exact)) - np.arange(len(self._exact))
+        if exact:
+            _, exact_ts_ns, exact_dur_ns = timed(exact)
+            is_exact = np.fromiter((isinstance(event, ExactEvent) for event in self.events), dtype=bool)
+            row = np.flatnonzero(is_exact) - np.arange(len(exact))
             ts_ns, dur_ns = np.insert(ts_ns, row, exact_ts_ns), np.insert(dur_ns, row, exact_dur_ns)
         return Timed(self.events, ts_ns, dur_ns)
 

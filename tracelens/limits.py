@@ -4,8 +4,8 @@ A file beyond a limit is refused in one line, a single event or text beyond one 
 environment variable TRACELENS_LIMITS raises limits: child processes inherit it, and tasks carry it to Dask
 workers. The command line's `--limit NAME=VALUE` sets it.
 
-Memory is at most 200 MB and 40 bytes for each byte of JSON text, not of the compressed file: the ratio between
-both, up to 21 in the recordings at hand, belongs to the compressor and says nothing about the trace.
+Memory is at most 200 MB and 40 bytes for each byte of JSON text, not of the compressed file: how far a text
+can be compressed (up to 21 times in the recordings at hand) says little about the events in it.
 """
 
 from __future__ import annotations

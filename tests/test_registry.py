@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.registry import Registry, load_plugins
+from tracelens.plugins import load_files
+from tracelens.registry import Registry
 
 
 @pytest.fixture
@@ -22,7 +23,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     register = f"from tracelens.registry import Registry\nTHINGS = Registry('thing', {name!r})\n"
     (root / "__init__.py").write_text(register)
     (root / "one.py").write_text(f"from {name} import THINGS\nTHINGS.add('uno', 1, __name__)\n")
-    (root / "_help.py").write_text("raise RuntimeError('helpers are not imported by the registry')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("TRACELENS_PLUGINS", raising=False)
     yield name
@@ -71,7 +71,7 @@ def test_a_module_may_register_again(package: str) -> None:
 
 
 def test_register_is_a_decorator() -> None:
-    registry: Registry[object] = Registry("thing", "tracelens.rendering.renderer")
+    registry: Registry[object] = Registry("thing", "tracelens.rendering.tables")
 
     @registry.register("f")
     def f() -> None: ...
@@ -117,14 +117,14 @@ def test_a_plugin_that_does_not_import_is_one_line(
 
 def test_a_missing_plugin_is_named(tmp_path: Path) -> None:
     with pytest.raises(TracelensError, match=r"TRACELENS_PLUGINS: .*gone\.py does not exist"):
-        load_plugins(str(tmp_path / "gone.py"))
+        load_files(str(tmp_path / "gone.py"))
 
 
 def test_a_plugin_that_is_no_python_file(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("hello")
     with pytest.raises(TracelensError, match=r"notes\.txt is not a Python file"):
-        load_plugins(str(file))
+        load_files(str(file))
 
 
 def test_two_plugin_files_of_one_name_do_not_replace_each_other(

@@ -2,7 +2,7 @@
 
     cli -> {findings, compare, reproducers, merge} -> what_if -> planner -> analysis -> {costs, devices}
         -> trace
-        -> table -> {arrays, lazy, registry, limits, guard, errors, printable}
+        -> table -> {arrays, lazy, registry, plugins, limits, guard, errors, printable}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
@@ -29,7 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"printable"},
     "guard": {"errors"},
     "limits": {"errors"},
-    "registry": {"errors"},
+    "plugins": {"errors"},
+    "registry": {"errors", "plugins"},
     "table": BASE,
     "trace": BASE | {"table"},
     "costs": BASE,
@@ -65,7 +66,7 @@ FLOORS = (
 )
 """The rooms of `analysis` from the ground up; each is built on those below it."""
 # What `import tracelens` may run: these import neither pandas nor numpy.
-LIGHT = {"errors", "guard", "lazy", "limits", "printable", "registry", "version"}
+LIGHT = {"errors", "guard", "lazy", "limits", "plugins", "printable", "registry", "version"}
 MOST_MODULES = 15
 
 MODULES = modules()

@@ -1,0 +1,115 @@
+"""Modules of other people that register analyzers, costs, renderers, detectors and the like.
+
+Two sources, both imported when a registry is first asked for a name:
+
+- entry points of the group `tracelens.plugins` of installed distributions, each naming a module;
+- files and directories in the environment variable TRACELENS_PLUGINS, separated like PATH.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from tracelens.errors import TracelensError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "tracelens.plugins"
+VARIABLE = "TRACELENS_PLUGINS"
+
+_IMPORT_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What somebody else's module may raise while it is imported."""
+
+
+def load_plugins() -> None:
+    """Import all plugins, each once.
+
+    Raises:
+        TracelensError: a plugin does not import, or takes a name that is taken; it names the plugin.
+    """
+    load_installed()
+    load_files(os.environ.get(VARIABLE, ""))
+
+
+@cache
+def load_installed() -> None:
+    """Import what installed distributions name in the group `tracelens.plugins`."""
+    from importlib.metadata import entry_points  # 20 ms, which `import tracelens` does without
+
+    points = entry_points(group=GROUP)
+    if points:
+        _complete_startup()
+    for point in sorted(points, key=_origin):
+        _import_entry_point(point)
+
+
+def _origin(point: EntryPoint) -> str:
+    """What an error calls an entry point."""
+    distribution = f"{point.dist.name} {point.dist.version}" if point.dist else "a distribution"
+    return f"plugin {point.name!r} of {distribution}"
+
+
+def _import_entry_point(point: EntryPoint) -> None:
+    try:
+        point.load()
+    except TracelensError as error:
+        raise TracelensError(f"{_origin(point)}: {error}") from error
+    except _IMPORT_ERRORS as error:
+        remedy = f"; upgrade or uninstall {point.dist.name}" if point.dist else ""
+        raise TracelensError(
+            f"{_origin(point)} does not import: {type(error).__name__}: {error}{remedy}"
+        ) from error
+
+
+@cache
+def load_files(paths: str) -> None:
+    """Import plugin files, given as in TRACELENS_PLUGINS."""
+    for entry in filter(None, paths.split(os.pathsep)):
+        root = Path(entry)
+        if not root.exists():
+            raise TracelensError(f"{VARIABLE}: {entry} does not exist")
+        _complete_startup()
+        for file in sorted(root.glob("*.py")) if root.is_dir() else [root]:
+            _import_file(file)
+
+
+def _import_file(file: Path) -> None:
+    # Two directories may hold a file of the same name.
+    name = f"tracelens_plugin_{file.stem}_{crc32(str(file.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise TracelensError(f"plugin {file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except _IMPORT_ERRORS as error:
+        raise TracelensError(f"plugin {file} does not import: {type(error).__name__}: {error}") from error
+
+
+@cache
+def _complete_startup() -> None:
+    """Process .pth files where Python runs with -S, as workers do: editable installs may need their hooks."""
+    if sys.flags.no_site:
+        import site
+
+        site.main()

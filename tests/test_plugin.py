@@ -17,10 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ANALYZER = '''
 """How many kernels there are."""
 
-from tracelens.analysis.analyzer import analyzer, result, stack
-from tracelens.table.schema import Column, Result, Schema
-from tracelens.trace.run import Run
-from tracelens.trace.activities import gpu_work
+from tracelens.analysis import analyzer
+from tracelens.table import Column, Result, Schema, result, stack
+from tracelens.trace import Run, gpu_work
 
 COUNTS = Schema("Kernel counts", (Column("rank", "int64"), Column("kernels", "int64", "count")))
 
@@ -84,7 +83,7 @@ def test_one_file_is_an_analyzer_everywhere(tmp_path: Path, trace: Path) -> None
 COST = '''
 """An op of one's own."""
 
-from tracelens.costs.model import OpCall, OpCost, cost
+from tracelens.costs import OpCall, OpCost, cost
 
 
 @cost("mylib::scale*")

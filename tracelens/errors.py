@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from tracelens.printable import printable
+from tracelens.version import DISTRIBUTION
 
 
 class TracelensError(Exception):
@@ -52,5 +53,8 @@ class MissingExtra(TracelensError):
     """An optional library is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional library: pip install 'tracelens[{extra}]'")
+        super().__init__(
+            f"{feature} needs an optional library: pip install '{DISTRIBUTION}[{extra}]' "
+            f"(in a checkout: pip install '.[{extra}]')"
+        )
         self.extra = extra

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "arrays": set(),
     "lazy": set(),
     "printable": set(),
-    "errors": {"printable"},
+    "errors": {"printable", "version"},
     "guard": {"errors"},
     "limits": {"errors"},
     "plugins": {"errors"},

@@ -76,7 +76,8 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
-        "tracelens: tracelens workload needs an optional library: pip install 'tracelens[workload]'\n"
+        "tracelens: tracelens workload needs an optional library: pip install 'tracelens-moe[workload]' "
+        "(in a checkout: pip install '.[workload]')\n"
     )
 
 

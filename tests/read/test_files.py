@@ -255,9 +255,11 @@ def test_a_remote_file_that_is_missing_is_told(memory: Any) -> None:
 def test_without_fsspec_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fsspec", "fsspec.core"):
         monkeypatch.setitem(sys.modules, name, None)
-    wanted = "s3://b/t: reading s3:// addresses needs an optional library: pip install 'tracelens[remote]'"
-    assert refusal("s3://b/t") == wanted
-    with pytest.raises(MissingExtra, match="pip install 'tracelens\\[remote\\]'"):
+    assert refusal("s3://b/t") == (
+        "s3://b/t: reading s3:// addresses needs an optional library: pip install 'tracelens-moe[remote]' "
+        "(in a checkout: pip install '.[remote]')"
+    )
+    with pytest.raises(MissingExtra, match="pip install 'tracelens-moe\\[remote\\]'"):
         open_source("s3://b/rank0.json")
 
 

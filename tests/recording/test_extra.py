@@ -19,7 +19,7 @@ def test_without_torch_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra) as caught:
         tracelens.record("traces")
-    assert str(caught.value).endswith("needs an optional library: pip install 'tracelens[workload]'")
+    assert "needs an optional library: pip install 'tracelens-moe[workload]'" in str(caught.value)
 
 
 def test_importing_tracelens_imports_no_torch() -> None:

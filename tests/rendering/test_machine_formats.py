@@ -152,5 +152,5 @@ def test_xlsx_is_cut_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_xlsx_names_the_extra_when_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'tracelens\[xlsx\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'tracelens-moe\[xlsx\]'"):
         xlsx.files(sample.report())

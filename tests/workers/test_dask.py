@@ -81,5 +81,5 @@ def _die(task: object) -> bytes | str:
 
 def test_without_the_library(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'tracelens\[dask\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'tracelens-moe\[dask\]'"):
         tracelens.report_files(ranks, dask="tcp://127.0.0.1:1")

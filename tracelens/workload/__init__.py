@@ -2,7 +2,7 @@
 
 What a run is made of is in `tracelens.planner.config`, and what it must come to in
 `tracelens.planner.expected`; both need nothing but the standard library. Most modules here need torch
-(`pip install 'tracelens[workload]'`); importing the package does not. Begin with `model`.
+(`pip install 'tracelens-moe[workload]'`); importing the package does not. Begin with `model`.
 """
 
 from tracelens.workload.ladder import Rung, bundled, climb, from_file, from_texts, with_baseline

@@ -399,7 +399,7 @@ def test_without_the_library_yaml_says_what_to_install(
 ) -> None:
     (tmp_path / "a.yaml").write_text("")
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'tracelens\[yaml\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'tracelens-moe\[yaml\]'"):
         read_model(str(tmp_path / "a.yaml"))
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tracelens.analysis.analyzer import in_order
 from tracelens.cli import run
+from tracelens.plugins import GROUP
 from tracelens.table.result import Result
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +54,10 @@ def test_the_detector_of_the_readme_is_one_file(tmp_path: Path) -> None:
     )
     signals = json.loads(done.stdout)["tables"]["signals"]
     assert [row["value"] for row in signals if row["detector"] == "fills" and row["measure"] == "fills"] > [0]
+
+
+def test_the_entry_point_of_the_readme() -> None:
+    assert f'[project.entry-points."{GROUP}"]' in README
 
 
 def test_the_python_example() -> None:

@@ -55,7 +55,11 @@ def load_installed() -> None:
     """Import what installed distributions name in the group `tracelens.plugins`."""
     from importlib.metadata import entry_points  # 20 ms, which `import tracelens` does without
 
-    points = entry_points(group=GROUP)
+    try:
+        points = entry_points(group=GROUP)
+    except _IMPORT_ERRORS as error:  # metadata of any distribution may be broken
+        problem = f"{type(error).__name__}: {error}"
+        raise TracelensError(f"entry points of installed distributions cannot be read: {problem}") from error
     if points:
         _complete_startup()
     for point in sorted(points, key=_origin):

@@ -1,0 +1,88 @@
+"""The wheel: what is in it, and that it lives beside distributions of similar names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import tracelens
+from tests.distribution.environment import ROOT, Environment, project
+from tracelens.errors import MissingExtra
+from tracelens.version import DISTRIBUTION
+
+COMMAND = "TraceLens_generate_perf_report_pytorch"  # as AMD's TraceLens installs
+OTHER = {"TraceLens/__init__.py": "def main():\n    print('the other one')\n"}
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A project of the name of AMD's, with a package and a command like AMD's."""
+    return project(
+        tmp_path / "other", "TraceLens", OTHER, f'[project.scripts]\n{COMMAND} = "TraceLens:main"\n'
+    )
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    package = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tracelens").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert names == package
+    assert wheel.name == f"{DISTRIBUTION.replace('-', '_')}-{tracelens.__version__}-py3-none-any.whl"
+
+
+def test_the_command_and_the_import_keep_their_name(installed: Environment) -> None:
+    assert installed.installed() == {DISTRIBUTION: tracelens.__version__}
+    assert installed.tracelens("--version").stdout == f"tracelens {tracelens.__version__}\n"
+    assert Path(installed.imports("tracelens")["tracelens"]).is_relative_to(installed.site)
+
+
+@pytest.mark.skipif(Path(__file__.upper()).exists(), reason="Tracelens and tracelens are one folder here")
+@pytest.mark.parametrize("removed", [DISTRIBUTION, "TraceLens"])
+def test_it_lives_beside_tracelens_of_amd(
+    environment: Environment, wheel: Path, other: Path, removed: str
+) -> None:
+    # The one that was there first is removed.
+    for source in (wheel, other) if removed == DISTRIBUTION else (other, wheel):
+        environment.install(source)
+    both = {DISTRIBUTION: tracelens.__version__, "TraceLens": "1.2"}
+    assert environment.installed() == both
+    files = environment.imports("tracelens", "TraceLens")
+    assert {name: Path(file).parent for name, file in files.items()} == {
+        name: environment.site / name for name in files
+    }
+    assert environment.run(environment.bin / COMMAND).stdout == "the other one\n"
+    assert environment.tracelens("list", "parsers").returncode == 0
+
+    environment.pip("uninstall", "--yes", removed)
+    del both[removed]
+    assert environment.installed() == both
+    files = environment.imports("tracelens", "TraceLens")
+    assert [name for name, file in files.items() if not file] == [
+        "tracelens" if removed == DISTRIBUTION else "TraceLens"
+    ]
+    if removed == "TraceLens":
+        assert environment.tracelens("list", "parsers").returncode == 0
+    else:
+        assert environment.run(environment.bin / COMMAND).stdout == "the other one\n"
+
+
+def test_what_messages_say_installs_this_project(installed: Environment) -> None:
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    (wanted,) = {word for word in str(MissingExtra("this", "yaml")).split("'") if DISTRIBUTION in word}
+    # Without an index: the extra of what is installed already.
+    said = installed.pip("install", "--no-build-isolation", wanted)
+    assert f"Requirement already satisfied: {wanted}" in said
+    assert "pyyaml" in said.lower()
+    assert installed.installed() == {DISTRIBUTION: tracelens.__version__}
+
+
+def test_the_other_form_is_of_a_checkout(installed: Environment) -> None:
+    dry = ("install", "--dry-run", "--no-deps", "--no-build-isolation", f"{ROOT}[yaml]")
+    assert f"{DISTRIBUTION}-{tracelens.__version__}" in installed.pip(*dry)
+    assert "pip install '.[yaml]'" in str(MissingExtra("this", "yaml"))

@@ -56,7 +56,9 @@ class Environment:
 
     def install(self, *arguments: object) -> str:
         """Install distributions without what they need, which is there."""
-        return self.pip("install", "--no-deps", "--no-build-isolation", "--no-compile", *arguments)
+        # Forced: pip would leave it at a tracelens-moe among the shared libraries.
+        options = ("--force-reinstall", "--no-deps", "--no-build-isolation", "--no-compile")
+        return self.pip("install", *options, *arguments)
 
     def installed(self) -> dict[str, str]:
         """The distributions in this environment itself: name to version."""

@@ -88,9 +88,9 @@ def test_a_plugin_that_exits(tmp_path: Path) -> None:
 def test_an_internal_error_is_one_line(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
-        "import tracelens.compare.gate.samples as samples\n"
+        "import tracelens.compare.gate as gate\n"
         "def broken(*_, **__):\n    raise KeyError('x')\n"
-        "samples.from_result = broken\n"
+        "gate.from_result = broken\n"
     )
     env = {"TRACELENS_PLUGINS": str(plugin)}
     code, _, errors = ended("gate", FAST, SLOW, env=env)

@@ -144,11 +144,11 @@ class Recorder:
     regions: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def event(self, category: str, name: str, start: int, end: int, **args: Any) -> None:
-        place = {"pid": 100, "tid": self.tid}
+        lane = {"pid": 100, "tid": self.tid}
         if category in ("kernel", "gpu_memcpy"):
-            place = {"pid": 0, "tid": args["stream"]}
+            lane = {"pid": 0, "tid": args["stream"]}
         times = {"ts": start / 1000, "dur": (end - start) / 1000}
-        self.events.append({"ph": "X", "cat": category, "name": name, **place, **times, "args": args})
+        self.events.append({"ph": "X", "cat": category, "name": name, **lane, **times, "args": args})
 
     @contextmanager
     def around(self, category: str, name: str, **args: Any) -> Iterator[None]:
@@ -514,32 +514,32 @@ class Recorder:
 
 def recorded(model: Model) -> tuple[Run, Counter[Key]]:
     """A run of such a model, and the ns of each stage."""
-    found = [record(model, rank) for rank in range(model.ranks)]
+    recorders = [record(model, rank) for rank in range(model.ranks)]
     truth: Counter[Key] = Counter()
-    for one in found:
-        truth.update(one.truth)
-    return make_run(as_trace(one) for one in found), truth
+    for recorder in recorders:
+        truth.update(recorder.truth)
+    return make_run(as_trace(recorder) for recorder in recorders), truth
 
 
 def record(model: Model, rank: int = 0) -> Recorder:
     """What one rank records of a step."""
-    one = Recorder(model, rank)
+    recorder = Recorder(model, rank)
     tapes: dict[int, list[list[_Op]]] = {}
-    with one.around("user_annotation", "ProfilerStep#1"):
+    with recorder.around("user_annotation", "ProfilerStep#1"):
         for turn in model.order.split():
             microbatch = int(turn[1:])
             if turn[0] == "F":
-                tapes[microbatch] = one.forward(microbatch)
+                tapes[microbatch] = recorder.forward(microbatch)
             else:
-                one.backward(microbatch, tapes.pop(microbatch))
-    return one
+                recorder.backward(microbatch, tapes.pop(microbatch))
+    return recorder
 
 
-def as_trace(one: Recorder) -> Trace:
+def as_trace(recorder: Recorder) -> Trace:
     """The record as a trace, through a file and the real parser."""
-    return read(one.events, rank=one.rank)
+    return read(recorder.events, rank=recorder.rank)
 
 
 def _parts(total: int, number: int) -> list[int]:
     """A total in parts that differ by 1 at most."""
-    return [total // number + (place < total % number) for place in range(number)]
+    return [total // number + (index < total % number) for index in range(number)]

@@ -61,16 +61,16 @@ class Style(NamedTuple):
 
 def pieces(line: str) -> list[Piece]:
     """What a line draws."""
-    found = []
+    pieces = []
     for match in _RUN.finditer(line):
         mark, (start, end) = match[1], match.span()
         if mark.isdigit():
-            found.append(Piece("F", start, end, int(mark)))
+            pieces.append(Piece("F", start, end, int(mark)))
         elif mark.isalpha():
-            found.append(Piece("B", start, end, ord(mark) - ord("a")))
+            pieces.append(Piece("B", start, end, ord(mark) - ord("a")))
         else:
-            found.append(Piece(mark, start, end))
-    return found
+            pieces.append(Piece(mark, start, end))
+    return pieces
 
 
 def stages(*lines: str | Sequence[Piece], chunks: int = 1, **style: Any) -> Run:
@@ -124,9 +124,9 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
                 name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
                 yield _host("cpu_op", name, start - 0.38, start - 0.28, 2)
                 yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP", 2)
-        at = start - 0.1 if piece.kind in "FB" else start - 0.32
+        called = start - 0.1 if piece.kind in "FB" else start - 0.32
         tid = 2 if piece.kind in "B=" else 1
-        yield _host("cuda_runtime", "cudaLaunchKernel", at, at + 0.01, tid, correlation=call)
+        yield _host("cuda_runtime", "cudaLaunchKernel", called, called + 0.01, tid, correlation=call)
         args = {"correlation": call, "device": 0, "stream": stream}
         yield {
             "ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": stream,
@@ -174,8 +174,8 @@ def _record(collective: str, start: float, group: str, description: str, tid: in
 
 
 def _host(category: str, name: str, start: float, end: float, tid: int = 1, **args: Any) -> Event:
-    place = {"pid": 100, "tid": tid, "ts": round(start, 3), "dur": round(end - start, 3)}
-    return {"ph": "X", "cat": category, "name": name, **place, "args": args}
+    where = {"pid": 100, "tid": tid, "ts": round(start, 3), "dur": round(end - start, 3)}
+    return {"ph": "X", "cat": category, "name": name, **where, "args": args}
 
 
 def played(
@@ -203,7 +203,7 @@ def played(
     done: dict[tuple[str, int, int], int] = {}
     lanes: list[list[Piece]] = [[] for _ in range(size)]
     places, free, last = [0] * size, [0] * size, size * chunks - 1
-    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+    while any(position < len(order) for position, order in zip(places, orders, strict=True)):
         for rank in range(size):
             if places[rank] == len(orders[rank]):
                 continue
@@ -236,8 +236,8 @@ def _order(rank: int, size: int, microbatches: int, chunks: int, group: int) -> 
     backwards = [("B", chunks - 1 - chunk, microbatch) for chunk, microbatch in turns]
     ahead = size - rank if chunks == 1 else 2 * (size - rank - 1) + (chunks - 1) * group + 1
     ahead = min(ahead, len(turns))
-    found = forwards[:ahead]
+    order = forwards[:ahead]
     for number, item in enumerate(backwards):
-        found.append(item)
-        found += forwards[ahead + number : ahead + number + 1]
-    return found
+        order.append(item)
+        order += forwards[ahead + number : ahead + number + 1]
+    return order

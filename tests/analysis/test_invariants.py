@@ -28,12 +28,12 @@ def metrics(run: Run) -> dict[str, int]:
 
 def running(drawing: Drawing, column: int) -> list[tuple[int, int, int]]:
     """(kind, start, row) of the work that runs in a column, the one that owns it first."""
-    found = [
+    events_of = [
         (work.kind, work.start, row)
         for row, work in enumerate(drawing.work)
         if work.start <= column < work.start + work.length
     ]
-    return sorted(found)
+    return sorted(events_of)
 
 
 def columns_of_work(drawing: Drawing) -> range:
@@ -53,12 +53,14 @@ def test_timeline_against_every_column(drawing: Drawing, unit: int) -> None:
             want[names[kind]] += unit
         if kinds and min(kinds) > 0:
             want[f"exposed_{names[min(kinds)]}"] += unit
-    found = metrics(run_of(drawing, unit))
-    found.pop("unlinked")
-    idle = found.pop("idle")
-    assert +Counter(found) == +want
+    by_metric = metrics(run_of(drawing, unit))
+    by_metric.pop("unlinked")
+    idle = by_metric.pop("idle")
+    assert +Counter(by_metric) == +want
     assert idle == want["total"] - want["busy"]
-    assert found["busy"] == found["computation"] + sum(v for k, v in found.items() if "exposed" in k)
+    assert by_metric["busy"] == by_metric["computation"] + sum(
+        v for k, v in by_metric.items() if "exposed" in k
+    )
 
 
 def add_up(table: pd.DataFrame, column: str) -> None:
@@ -98,10 +100,10 @@ def test_breakdown_gives_each_column_to_the_first_by_priority(drawing: Drawing, 
     table = analyze(run_of(drawing, unit), "breakdown")["breakdown"]
     kernels = table[table["level"] == "kernel"]
     names = {"Memcpy HtoD (Pinned -> Device)": "copy", "Memset (Device)": "fill"}
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for name, value in records(kernels, "name", "exclusive_ns"):
-        found[names.get(name, name)] += value
-    assert +found == want
+        totals[names.get(name, name)] += value
+    assert +totals == want
 
 
 @given(drawings, units)
@@ -135,9 +137,9 @@ def test_idle_causes_add_up_to_the_idle_time(drawing: Drawing, unit: int) -> Non
     assert 0 <= long <= 1000 * causes["count"].sum()
     assert (gaps["dur_ns"] > 1000).all()
     for cause, count, dur in records(causes, "cause", "count", "dur_ns"):
-        told = hosts[hosts["cause"] == cause]
+        of_cause = hosts[hosts["cause"] == cause]
         if cause != "short gaps":
-            assert (told["count"].sum(), told["dur_ns"].sum()) == (count, dur)
+            assert (of_cause["count"].sum(), of_cause["dur_ns"].sum()) == (count, dur)
 
 
 @given(drawings, units)
@@ -184,12 +186,12 @@ def test_launches_against_every_column(drawing: Drawing, unit: int) -> None:
     for column in columns_of_work(drawing):
         waiting = sum(called <= column < work.start + work.length for called, work in launched)
         bound += unit * (not running(drawing, column) and waiting <= 1)
-    found = {
+    by_name = {
         metric: (count, dur)
         for metric, count, dur in records(result["launches"], "metric", "count", "dur_ns")
     }
-    assert found["launched"][0] == len(launched)
-    assert found["launch bound"][1] == bound
+    assert by_name["launched"][0] == len(launched)
+    assert by_name["launch bound"][1] == bound
     assert result["latency_histogram"]["count"].sum() == len(launched)
     queue = result["queue"]
     deepest = max(

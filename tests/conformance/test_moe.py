@@ -180,4 +180,4 @@ def test_no_other_trace_has_moe_layers(case: Case) -> None:
     known = case.name.startswith((MEGATRON, HUGGING_FACE))
     assert (result.meta.get("layers", 0) > 0) == known
     if not known:
-        assert all(skip.reason == "no MoE layer: no router with experts behind it" for skip in result.skips)
+        assert all(skip.reason == "no MoE layer: no router followed by experts" for skip in result.skips)

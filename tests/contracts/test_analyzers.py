@@ -140,20 +140,20 @@ def table_names(name: str) -> frozenset[str]:
 
 def copied(tables: Mapping[str, Table]) -> dict[tuple[str, str], Any]:
     """Every column, copied; texts as (codes, values)."""
-    found: dict[tuple[str, str], Any] = {}
+    columns: dict[tuple[str, str], Any] = {}
     for name, table in tables.items():
         for column, values in table.columns.items():
             if isinstance(values, Coded):
-                found[name, column] = (np.array(values.codes), tuple(values.values))
+                columns[name, column] = (np.array(values.codes), tuple(values.values))
             else:
-                found[name, column] = np.array(values)
-    return found
+                columns[name, column] = np.array(values)
+    return columns
 
 
-def same(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
-    return one.keys() == other.keys() and all(
+def same(left: Mapping[Any, Any], right: Mapping[Any, Any]) -> bool:
+    return left.keys() == right.keys() and all(
         np.array_equal(a[0], b[0]) and a[1] == b[1] if isinstance(a, tuple) else np.array_equal(a, b)
-        for a, b in ((one[key], other[key]) for key in one)
+        for a, b in ((left[key], right[key]) for key in left)
     )
 
 
@@ -219,9 +219,9 @@ def test_the_trace_stays_as_it_is(name: str, case: str) -> None:
 @analyzers
 @cases
 def test_the_same_again(name: str, case: str) -> None:
-    one, other = result_of(name, case), analyze(CASES[case](), name, scope="all")
-    assert same(copied(one.data), copied(other.data))
-    assert replace(one, data={}) == replace(other, data={})
+    first, second = result_of(name, case), analyze(CASES[case](), name, scope="all")
+    assert same(copied(first.data), copied(second.data))
+    assert replace(first, data={}) == replace(second, data={})
 
 
 @analyzers
@@ -310,9 +310,11 @@ def test_json_has_no_nan_and_every_table() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} in JSON")
 
-    found = json.loads(content, parse_constant=refuse)["results"]
-    assert list(found) == NAMES
+    results = json.loads(content, parse_constant=refuse)["results"]
+    assert list(results) == NAMES
     for result in whole.results:
-        assert set(found[result.analyzer]["tables"]) == set(result.data)
-    total = next(row["dur_ns"] for row in found["timeline"]["tables"]["timeline"] if row["metric"] == "total")
+        assert set(results[result.analyzer]["tables"]) == set(result.data)
+    total = next(
+        row["dur_ns"] for row in results["timeline"]["tables"]["timeline"] if row["metric"] == "total"
+    )
     assert total == 38 * 5000

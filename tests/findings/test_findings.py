@@ -17,8 +17,8 @@ from tests.builders import draw_run, records
 from tracelens import analyze
 from tracelens.cli.app import app
 from tracelens.errors import UnknownName
-from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection, Detector, Found, Quantity
-from tracelens.findings.findings import NEEDS, SHOWN, RankSignals
+from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
+from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
 from tracelens.table.result import Result, result
 from tracelens.trace.intervals import union
 
@@ -26,19 +26,19 @@ MODULE = importlib.import_module("tracelens.findings.findings")
 STEP_NS = 1000
 
 
-def signal(saving: float, *where: tuple[int, int], confidence: Any = "high") -> Detection:
-    """A signal whose time is lost in these windows."""
+def detection(saving: float, *where: tuple[int, int], confidence: Any = "high") -> Detection:
+    """A detection whose time is lost in these windows."""
     starts, ends = (np.array([edges[side] for edges in where], dtype=np.int64) for side in (0, 1))
     return Detection((Quantity("so many", 3.0, "count"),), saving, union(starts, ends), "seen", confidence)
 
 
 def of_rank(name: str) -> Detector:
-    return Detector(name, name.title(), f"mend {name}", f"the sign of {name}", (), lambda scene: "unused")
+    return Detector(name, name.title(), f"mend {name}", f"the sign of {name}", (), lambda context: "unused")
 
 
-def of_run(name: str, found: Mapping[int, Detection] | str) -> Detector:
+def of_run(name: str, outcome: Mapping[int, Detection] | str) -> Detector:
     return Detector(
-        name, name.title(), f"mend {name}", f"the sign of {name}", ("moe",), lambda results: found
+        name, name.title(), f"mend {name}", f"the sign of {name}", ("moe",), lambda results: outcome
     )
 
 
@@ -47,12 +47,15 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Findings of what each rank's detectors found, and of detectors that look at the whole run."""
 
     def rank(
-        *ranks: Mapping[str, Found], whole: Mapping[str, Mapping[int, Detection] | str] | None = None
+        *ranks: Mapping[str, Outcome], whole: Mapping[str, Mapping[int, Detection] | str] | None = None
     ) -> Any:
-        known = {name: of_rank(name) for one in ranks for name in one}
-        known |= {name: of_run(name, found) for name, found in (whole or {}).items()}
+        known = {name: of_rank(name) for rank in ranks for name in rank}
+        known |= {name: of_run(name, outcomes) for name, outcomes in (whole or {}).items()}
         monkeypatch.setattr(MODULE, "DETECTORS", dict(sorted(known.items())))
-        parts = [RankSignals(at, 10 * at, STEP_NS, dict(found)) for at, found in enumerate(ranks)]
+        parts = [
+            RankDetections(number, 10 * number, STEP_NS, dict(outcomes))
+            for number, outcomes in enumerate(ranks)
+        ]
         nothing = dict.fromkeys(NEEDS, result({}, []))
         return MODULE.findings.combine(parts, nothing)
 
@@ -60,38 +63,40 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 def test_the_largest_saving_comes_first(ranked: Any) -> None:
-    found = ranked({"small": signal(100, (0, 100)), "large": signal(300, (200, 600)), "none": "not there"})
-    assert records(found["findings"], "place", "finding", "saving_ns", "fraction", "additional_ns") == [
+    result = ranked(
+        {"small": detection(100, (0, 100)), "large": detection(300, (200, 600)), "none": "not there"}
+    )
+    assert records(result["findings"], "place", "finding", "saving_ns", "fraction", "additional_ns") == [
         (1, "Large", 300, 0.3, 300),
         (2, "Small", 100, 0.1, 100),
     ]
-    assert records(found["findings"], "evidence", "remedy", "worst_rank", "at_ns", "detector") == [
+    assert records(result["findings"], "evidence", "remedy", "worst_rank", "at_ns", "detector") == [
         ("seen", "mend large", 0, 200, "large"),
         ("seen", "mend small", 0, 0, "small"),
     ]
-    assert found.skips == ()
+    assert result.skips == ()
 
 
 def test_time_that_two_are_about_counts_for_the_first(ranked: Any) -> None:
     # Half of the smaller one's 200 ns lie in the larger one's time, so half of its saving is left.
-    found = ranked({"large": signal(150, (100, 400)), "small": signal(80, (0, 200))})
-    assert records(found["findings"], "detector", "saving_ns", "additional_ns") == [
+    result = ranked({"large": detection(150, (100, 400)), "small": detection(80, (0, 200))})
+    assert records(result["findings"], "detector", "saving_ns", "additional_ns") == [
         ("large", 150, 150),
         ("small", 80, 40),
     ]
 
 
 def test_what_adds_more_comes_before_what_saves_more(ranked: Any) -> None:
-    found = ranked(
+    result = ranked(
         {
-            "first": signal(300, (0, 300)),
-            "within": signal(200, (50, 250)),
-            "beside": signal(50, (400, 500)),
-            "partly": signal(90, (200, 500)),
+            "first": detection(300, (0, 300)),
+            "within": detection(200, (50, 250)),
+            "beside": detection(50, (400, 500)),
+            "partly": detection(90, (200, 500)),
         }
     )
     # partly: a third of its time is the first one's, so 60 are left; then beside has nothing left.
-    assert records(found["findings"], "detector", "additional_ns") == [
+    assert records(result["findings"], "detector", "additional_ns") == [
         ("first", 300),
         ("partly", 60),
         ("within", 0),
@@ -100,69 +105,71 @@ def test_what_adds_more_comes_before_what_saves_more(ranked: Any) -> None:
 
 
 def test_ranks_are_averaged_and_overlap_each_by_itself(ranked: Any) -> None:
-    found = ranked(
-        {"a": signal(100, (0, 200)), "b": signal(80, (100, 300))},
-        {"a": "not here", "b": signal(60, (0, 100))},
+    result = ranked(
+        {"a": detection(100, (0, 200)), "b": detection(80, (100, 300))},
+        {"a": "not here", "b": detection(60, (0, 100))},
     )
     # b saves (80 + 60) / 2, a (100 + 0) / 2; of a's time on rank 0 half is b's.
     columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "evidence", "at_ns")
-    assert records(found["findings"], *columns) == [
+    assert records(result["findings"], *columns) == [
         ("b", 70, 70, 0, "rank 0: seen", 100),
         ("a", 50, 25, 0, "rank 0: seen", 0),
     ]
 
 
 def test_where_it_is_worst_is_told_since_that_ranks_first_event(ranked: Any) -> None:
-    found = ranked({"a": signal(10, (5, 10))}, {"a": signal(90, (20, 30), (40, 90))})
-    row = records(found["findings"], "worst_rank", "evidence", "at_ns")[0]
+    result = ranked({"a": detection(10, (5, 10))}, {"a": detection(90, (20, 30), (40, 90))})
+    row = records(result["findings"], "worst_rank", "evidence", "at_ns")[0]
     assert row == (1, "rank 1: seen", 30)  # its longest window begins at 40, its first event is at 10
 
 
 def test_what_is_of_the_job_counts_as_it_is(ranked: Any) -> None:
-    whole = {"job": {JOB: signal(40, (0, 10))}, "none": "no such thing"}
-    found = ranked({"a": signal(60, (0, 10))}, {"a": "not here"}, whole=whole)
+    whole = {"job": {JOB: detection(40, (0, 10))}, "none": "no such thing"}
+    result = ranked({"a": detection(60, (0, 10))}, {"a": "not here"}, whole=whole)
     columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "at_ns", "evidence")
-    assert records(found["findings"], *columns) == [
+    assert records(result["findings"], *columns) == [
         ("job", 40, 40, -1, -1, "seen"),
         ("a", 30, 30, 0, 0, "rank 0: seen"),
     ]
 
 
 def test_signals_of_some_ranks_from_the_whole_run(ranked: Any) -> None:
-    whole = {"late": {1: signal(40, (100, 200)), 3: signal(20, (0, 50))}}
+    whole = {"late": {1: detection(40, (100, 200)), 3: detection(20, (0, 50))}}
     nothing = {"a": "not here"}
-    found = ranked(nothing, nothing, nothing, nothing, whole=whole)
-    assert records(found["findings"], "saving_ns", "worst_rank", "at_ns") == [(15, 1, 90)]
+    result = ranked(nothing, nothing, nothing, nothing, whole=whole)
+    assert records(result["findings"], "saving_ns", "worst_rank", "at_ns") == [(15, 1, 90)]
 
 
 def test_what_saves_next_to_nothing_is_no_finding(ranked: Any) -> None:
     border = SHOWN * STEP_NS
-    found = ranked({"at": signal(border, (0, 9)), "over": signal(border + 1, (0, 9)), "zero": signal(0)})
-    assert found["findings"]["detector"].tolist() == ["over"]
-    verdicts = dict(records(found["checked"], "detector", "verdict"))
+    result = ranked(
+        {"at": detection(border, (0, 9)), "over": detection(border + 1, (0, 9)), "zero": detection(0)}
+    )
+    assert result["findings"]["detector"].tolist() == ["over"]
+    verdicts = dict(records(result["checked"], "detector", "verdict"))
     assert verdicts == {"at": "below 0.5% of a step", "over": "finding", "zero": "below 0.5% of a step"}
 
 
 def test_without_a_finding_there_is_a_reason(ranked: Any) -> None:
-    found = ranked({"a": "not here"})
-    assert not len(found["findings"])
-    assert [(skip.subject, skip.reason) for skip in found.skips] == [
+    result = ranked({"a": "not here"})
+    assert not len(result["findings"])
+    assert [(skip.subject, skip.reason) for skip in result.skips] == [
         ("findings", "nothing costs more than 0.5% of a step, see `checked`")
     ]
 
 
 def test_a_saving_without_a_place_is_not_cut(ranked: Any) -> None:
-    found = ranked({"a": signal(60), "b": signal(100, (0, 50))})
-    assert records(found["findings"], "detector", "additional_ns", "at_ns") == [("b", 100, 0), ("a", 60, -1)]
+    result = ranked({"a": detection(60), "b": detection(100, (0, 50))})
+    assert records(result["findings"], "detector", "additional_ns", "at_ns") == [("b", 100, 0), ("a", 60, -1)]
 
 
 def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:
-    found = ranked(
-        {"a": signal(60, (0, 9)), "b": "no sign"},
-        {"a": signal(40, (0, 9)), "b": "nor here"},
+    result = ranked(
+        {"a": detection(60, (0, 9)), "b": "no sign"},
+        {"a": detection(40, (0, 9)), "b": "nor here"},
         whole={"c": "too few ranks"},
     )
-    assert records(found["signals"]) == [
+    assert records(result["signals"]) == [
         (0, "", "step", 1000.0, "ns"),
         (1, "", "step", 1000.0, "ns"),
         (0, "a", "so many", 3.0, "count"),
@@ -170,7 +177,7 @@ def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:
         (1, "a", "so many", 3.0, "count"),
         (1, "a", "saving", 40.0, "ns"),
     ]
-    assert records(found["checked"]) == [
+    assert records(result["checked"]) == [
         ("a", "the sign of a", 2, 50, "finding"),
         ("b", "the sign of b", 0, 0, "no sign; nor here"),
         ("c", "the sign of c", 0, 0, "too few ranks"),
@@ -193,13 +200,13 @@ def test_every_detector_says_what_it_looks_for_and_what_to_do() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Result:
+def report() -> Result:
     model = Model(ranks=2, exchange="all_to_all", rows=lambda rank, *_: [2 + 3 * rank, 1, 2, 4], layers=3)
     return analyze(recorded(model)[0], "findings", device="mi300x")
 
 
-def test_no_finding_without_numbers(found: Result) -> None:
-    table, measured = found["findings"], found["signals"]
+def test_no_finding_without_numbers(report: Result) -> None:
+    table, measured = report["findings"], report["signals"]
     assert len(table) >= 4
     assert table["place"].tolist() == list(range(1, len(table) + 1))
     assert (table["saving_ns"] > 0).all()
@@ -207,18 +214,20 @@ def test_no_finding_without_numbers(found: Result) -> None:
     assert (table["additional_ns"].diff().dropna() <= 0).all()
     for row in table.itertuples():
         assert any(sign.isdigit() for sign in row.evidence.removeprefix(f"rank {row.worst_rank}: "))
-        mine = measured[measured["detector"] == row.detector]
-        assert len(mine[mine["measure"] != "saving"]) > 0
-        saving = mine[mine["measure"] == "saving"]["value"].sum() / (1 if row.worst_rank == JOB else 2)
+        of_detector = measured[measured["detector"] == row.detector]
+        assert len(of_detector[of_detector["measure"] != "saving"]) > 0
+        saving = of_detector[of_detector["measure"] == "saving"]["value"].sum() / (
+            1 if row.worst_rank == JOB else 2
+        )
         assert row.saving_ns == round(saving)
 
 
-def test_every_detector_gives_a_verdict(found: Result) -> None:
-    checked = found["checked"]
+def test_every_detector_gives_a_verdict(report: Result) -> None:
+    checked = report["checked"]
     assert checked["detector"].tolist() == [name for name, _ in DETECTORS.items()]
     assert (checked["verdict"].str.len() > 0).all()
     shown = set(checked[checked["verdict"] == "finding"]["detector"])
-    assert shown == set(found["findings"]["detector"])
+    assert shown == set(report["findings"]["detector"])
 
 
 def test_a_device_that_is_not_known_is_an_error() -> None:
@@ -229,9 +238,9 @@ def test_a_device_that_is_not_known_is_an_error() -> None:
 
 def test_a_trace_of_an_unknown_device_has_findings() -> None:
     run, _ = recorded(Model(rows=lambda *_: [1, 2, 3, 4, 1, 2, 3, 0]))
-    found = analyze(run, "findings")
-    assert len(found["findings"]) > 0
-    checked = found["checked"].set_index("detector")
+    report = analyze(run, "findings")
+    assert len(report["findings"]) > 0
+    checked = report["checked"].set_index("detector")
     assert checked.loc["expert_loop", "ranks"] == 1
 
 

@@ -14,7 +14,7 @@ import tracelens
 from tests.analysis.moe_traces import HIDDEN, INNER, Model, Recorder, recorded
 from tests.what_if.replays import run_of
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, LayerPass, regions
-from tracelens.analysis.moe.windows import Product
+from tracelens.analysis.moe.windows import GemmSize
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
@@ -36,7 +36,7 @@ RATE, EFFICIENCY = 65.536e9, 0.375
 PRODUCTS_NS = 2 * ROWS * HIDDEN * (2 * INNER + INNER) / (RATE * EFFICIENCY) * 1e9
 
 
-def visit(*products: Product) -> LayerPass:
+def visit(*products: GemmSize) -> LayerPass:
     return LayerPass(0, 0, 0, False, 8, 2, 8, HIDDEN, 2, False, products)
 
 
@@ -90,7 +90,7 @@ def test_what_of_a_loop_goes_and_what_stays() -> None:
     # An activation takes 2 us however little it does.
     assert forward.ns.tolist() == [2_000]
     assert set(np.concatenate([forward.products, forward.stays, forward.gone]).tolist()) <= set(
-        np.flatnonzero(trace.once(regions).visit == 0).tolist()
+        np.flatnonzero(trace.once(regions).layer_pass == 0).tolist()
     )
 
 
@@ -166,15 +166,15 @@ def test_sizes_that_the_host_reads_in_the_loop_go(monkeypatch: pytest.MonkeyPatc
 def test_grouped_products_by_hand() -> None:
     """Four experts with 10, 20, 30, 40 rows: weights of 100 x 50, then of 50 x 100."""
     rows = (10, 20, 30, 40)
-    one = visit(*[Product(count, 100, 50) for count in rows], *[Product(count, 50, 100) for count in rows])
+    one = visit(*[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows])
     # 2 x 100 x 100 x 50 = 1e6 FLOPs each at 1 GFLOP/s: 1 ms. (100 x 150 + 4 x 5,000) x 2 bytes = 70,000.
     assert product_ns(one, FORWARD, 1e9, 1e9) == pytest.approx(2e6)
     assert product_ns(one, BACKWARD, 1e9, 1e9) == pytest.approx(4e6)
     assert product_ns(one, FORWARD, 1e12, 1e9) == pytest.approx(2 * 70_000)
     # Gate and up projections apart: two products of a size an expert, and as many weights.
-    gate = visit(*[Product(count, 100, 50) for count in rows for _ in range(2)])
+    gate = visit(*[GemmSize(count, 100, 50) for count in rows for _ in range(2)])
     assert turns(gate) == 8
-    apart = visit(*gate.products, *[Product(count, 50, 100) for count in rows])
+    apart = visit(*gate.gemms, *[GemmSize(count, 50, 100) for count in rows])
     assert turns(apart) == 4
     assert product_ns(apart, FORWARD, 1e9, 1e9) == pytest.approx(3e6)
     assert product_ns(apart, FORWARD, 1e12, 1e9) == pytest.approx(2 * (200 * 150 + 8 * 5_000) + 70_000)
@@ -277,6 +277,6 @@ def outside_ns(graph: Graph, at: int, trace: Trace, window: StepSpan) -> int:
         (graph.edge == HOST) & (launched[src] >= 0) & (launched[dst] >= 0) & (graph.rank[dst] == at)
     )
     rows = rows[(graph.start[dst[rows]] >= begin) & (graph.start[dst[rows]] < end)]
-    visit = trace.once(regions).visit
+    visit = trace.once(regions).layer_pass
     same = (visit[launched[src[rows]]] < 0) & (visit[launched[dst[rows]]] < 0)
     return int(graph.lag[rows[same]].sum())

@@ -65,7 +65,7 @@ def test_nobody_waits_for_a_gpu() -> None:
     reasons = {skip.subject: skip.reason for skip in result.skips}
     for name in ("no_blocking", "sync_free", "launch_free"):
         assert reasons[f"scenario {name}"].startswith("the host does all the work")
-    assert "The trace has no GPU" in result.doc
+    assert "CPU-only trace" in result.doc
     assert projected(run, "identity") == 24
 
 

@@ -63,9 +63,9 @@ class Analyzer:
         if self.part is None and len(run.traces) == 1:
             return self.combine([self.part_of(run.traces[0], **options)], **options)
         if self.part is None:
-            whole = guard(self._part, self.function, run, **self._given(options))
-            if not isinstance(whole, Failure):
-                return self._named(whole, self._given(options))
+            combined = guard(self._part, self.function, run, **self._own_options(options))
+            if not isinstance(combined, Failure):
+                return self._named(combined, self._own_options(options))
         parts = [self.part_of(trace, **options) for trace in run.traces]
         missing = [name for name in self.needs if name not in results]
         made = {name: ANALYZERS.get(name)(run, results, **options) for name in missing}
@@ -75,43 +75,43 @@ class Analyzer:
         """What `combine` needs of one rank, or its Failure; it can be pickled, and holds no trace."""
         part = f"{self._part}, rank {trace.meta.rank}" if trace.meta.rank >= 0 else self._part
         if self.part is None:
-            return guard(part, self.function, Run((trace,)), **self._given(options))
-        return guard(part, self.part, trace, **_chosen(options, self.part))
+            return guard(part, self.function, Run((trace,)), **self._own_options(options))
+        return guard(part, self.part, trace, **_selected(options, self.part))
 
     def combine(self, parts: Sequence[Any], results: Mapping[str, Result] = EMPTY, **options: Any) -> Result:
         """The result for a run, from the parts of its ranks in order of rank and the results it needs.
 
         Where a rank failed, tables of single ranks have those of the others; a comparison is not made.
         """
-        given = self._given(options)
+        own_options = self._own_options(options)
         failures = [part for part in parts if isinstance(part, Failure)]
         if self.part is None:
-            whole = [part for part in parts if not isinstance(part, Failure)]
-            joined = guard(self._part, join, whole) if whole else result({})
+            results_of_ranks = [part for part in parts if not isinstance(part, Failure)]
+            joined = guard(self._part, join, results_of_ranks) if results_of_ranks else result({})
         elif failures:
             joined = result({})
         else:
             inputs = (parts, {name: results[name] for name in self.needs}) if self.needs else (parts,)
-            joined = guard(self._part, self.function, *inputs, **_chosen(options, self.function))
+            joined = guard(self._part, self.function, *inputs, **_selected(options, self.function))
         if isinstance(joined, Failure):
             failures, joined = [*failures, joined], result({})
         skips = (Skip(self.title, failure) for failure in failures)
-        return self._named(replace(joined, skips=(*joined.skips, *skips)), given)
+        return self._named(replace(joined, skips=(*joined.skips, *skips)), own_options)
 
     @property
     def _part(self) -> str:
         return f"analyzer {self.name}"
 
-    def _given(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in options.items() if key in self.options and value is not None}
 
-    def _named(self, result: Result, given: Mapping[str, Any]) -> Result:
+    def _named(self, result: Result, options: Mapping[str, Any]) -> Result:
         return replace(
             result,
             analyzer=self.name,
             title=result.title or self.title,
             doc=result.doc or purpose(self.function),
-            meta={**given, **result.meta},
+            meta={**options, **result.meta},
         )
 
 
@@ -157,7 +157,7 @@ def _options(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)[1:]
 
 
-def _chosen(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+def _selected(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
     names = _options(function)
     return {key: value for key, value in options.items() if key in names and value is not None}
 
@@ -167,15 +167,15 @@ def in_order() -> list[Analyzer]:
     return sorted((item for _, item in ANALYZERS.items()), key=lambda item: (item.order, item.name))
 
 
-def with_needed(chosen: Sequence[Analyzer]) -> list[Analyzer]:
+def with_needed(wanted: Sequence[Analyzer]) -> list[Analyzer]:
     """Analyzers and those that they need, in an order in which each comes after what it needs."""
-    found: dict[str, Analyzer] = {}
+    ordered: dict[str, Analyzer] = {}
 
-    def add(item: Analyzer) -> None:
-        for name in item.needs:
+    def add(analyzer_: Analyzer) -> None:
+        for name in analyzer_.needs:
             add(ANALYZERS.get(name))
-        found[item.name] = item
+        ordered[analyzer_.name] = analyzer_
 
-    for item in chosen:
-        add(item)
-    return list(found.values())
+    for analyzer_ in wanted:
+        add(analyzer_)
+    return list(ordered.values())

@@ -1,4 +1,4 @@
-"""What to fix first: what the detectors measured, ranked by the time that fixing it would save."""
+"""What to fix first: detections ranked by the time that fixing them saves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
-from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Found
+from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome
 from tracelens.findings.rank_context import RankContext
 from tracelens.guard import Failure
 from tracelens.table import Column, Result, Schema, Skip, Table, result, stack
@@ -19,34 +19,34 @@ NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read."""
 
 SHOWN = 0.005
-"""A saving below this share of a step is no finding."""
+"""A saving below this share of a step is not a finding."""
 
 FINDINGS = Schema(
     "What to fix first",
     (
         Column("place", "int64", "count"),
         Column("finding", "str"),
-        Column("saving_ns", "int64", "ns", "of a step, if only this were fixed; mean of the ranks"),
+        Column("saving_ns", "int64", "ns", "per step, if only this is fixed; mean of the ranks"),
         Column("fraction", "float64", "fraction", "of the step"),
-        Column("additional_ns", "int64", "ns", "of it, what those above would not save already"),
-        Column("confidence", "category", doc="high: the time is seen to be lost; medium: what is left is "
-               "estimated; low: an upper bound"),
+        Column("additional_ns", "int64", "ns", "of it, not already saved by the findings above"),
+        Column("confidence", "category", doc="high: the trace shows the lost time; medium: the "
+               "remaining time is estimated; low: an upper bound"),
         Column("evidence", "str", doc="on the rank that loses most", prose=True),
         Column("remedy", "str", prose=True),
-        Column("worst_rank", "int64", doc="that loses most, -1 for the job as a whole"),
+        Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
         Column("at_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category"),
     ),
-    doc=f"By step time that can be won back. Savings are of one step and below {SHOWN:.1%} of it not shown. "
-    "Where several findings are about the same time, it is counted for the first of them.",
+    doc=f"Ranked by recoverable step time. Savings per step; under {SHOWN:.1%} hidden. Time shared by "
+    "several findings counts for the first of them.",
 )  # fmt: skip
 
 SIGNALS = Schema(
-    "What the detectors measured",
+    "Measurements of the detectors",
     (
-        Column("rank", "int64", doc="-1 for the job as a whole"),
-        Column("detector", "category", doc="'' for the step that all figures are of"),
-        Column("measure", "category", doc="what was measured; saving: of a step"),
+        Column("rank", "int64", doc="-1 for the whole job"),
+        Column("detector", "category", doc="'' for the mean step"),
+        Column("measure", "category", doc="what was measured; saving: per step"),
         Column("value", "float64"),
         Column("unit", "category"),
     ),
@@ -54,33 +54,33 @@ SIGNALS = Schema(
 )
 
 CHECKED = Schema(
-    "What was looked for",
+    "Checks",
     (
         Column("detector", "category"),
         Column("signature", "str", prose=True),
-        Column("ranks", "int64", "count", "with the signature"),
-        Column("saving_ns", "int64", "ns", "of a step, mean of the ranks"),
-        Column("verdict", "str", doc="finding, or why there is none", prose=True),
+        Column("ranks", "int64", "count", "that show it"),
+        Column("saving_ns", "int64", "ns", "per step, mean of the ranks"),
+        Column("verdict", "str", doc="finding, or why not", prose=True),
     ),
     detail=True,
 )
 
 
-class RankSignals(NamedTuple):
+class RankDetections(NamedTuple):
     """What the detectors found on one rank.
 
     Attributes:
         rank: of the trace.
         origin: time of its first event, ns.
         step_ns: mean duration of a step.
-        found: by detector.
+        outcomes: by detector.
         on_host: whether the work is the host's.
     """
 
     rank: int
     origin: int
     step_ns: float
-    found: dict[str, Found]
+    outcomes: dict[str, Outcome]
     on_host: bool = False
 
 
@@ -88,28 +88,30 @@ class _Candidate(NamedTuple):
     """What a detector found on all ranks."""
 
     detector: Detector
-    signals: Mapping[int, Detection]
+    detections: Mapping[int, Detection]
     saving_ns: float
 
     @property
     def worst(self) -> int:
-        return max(self.signals, key=lambda rank: self.signals[rank].saving_ns)
+        return max(self.detections, key=lambda rank: self.detections[rank].saving_ns)
 
 
-def signals(trace: Trace, *, device: str | None = None, device_file: str | None = None) -> RankSignals:
+def rank_detections(
+    trace: Trace, *, device: str | None = None, device_file: str | None = None
+) -> RankDetections:
     """What the detectors that look at single ranks find on this one; options as for `findings`."""
-    scene = RankContext(trace, choose_device(device, device_file) or own_device(trace))
-    found = {name: item.of_rank(scene) for name, item in DETECTORS.items() if not item.needs}
+    context = RankContext(trace, choose_device(device, device_file) or own_device(trace))
+    outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
-    return RankSignals(trace.meta.rank, origin, scene.step_ns, found, scene.work.on_host)
+    return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, context.work.on_host)
 
 
-@analyzer("findings", title="What to fix first", order=0, part=signals, needs=NEEDS)
-def findings(ranks: Sequence[RankSignals], results: Mapping[str, Result]) -> Result:
-    """What should be fixed first, what would it save, and how?
+@analyzer("findings", title="What to fix first", order=0, part=rank_detections, needs=NEEDS)
+def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> Result:
+    """What should be fixed first, what does it save, and how?
 
     Args:
-        ranks: from `signals`, whose options are `device` and `device_file`, as for `roofline`.
+        ranks: from `rank_detections`, whose options are `device` and `device_file`, as for `roofline`.
         results: of the analyzers that detectors read.
 
     Returns:
@@ -118,131 +120,142 @@ def findings(ranks: Sequence[RankSignals], results: Mapping[str, Result]) -> Res
     Raises:
         TracelensError: no such device, or the file is no device file.
     """
-    by_rank = {one.rank: one for one in ranks}
-    step_ns = sum(one.step_ns for one in ranks) / len(ranks)
-    found: dict[str, Mapping[int, Detection] | str] = {
+    by_rank = {rank.rank: rank for rank in ranks}
+    step_ns = sum(rank.step_ns for rank in ranks) / len(ranks)
+    outcomes: dict[str, Mapping[int, Detection] | str] = {
         name: item.of_run(results) if item.needs else _together(name, ranks)
         for name, item in DETECTORS.items()
     }
     candidates = [
-        _Candidate(item, some, _mean(some, {rank: one.saving_ns for rank, one in some.items()}, len(ranks)))
+        _Candidate(
+            item,
+            detections,
+            _mean(
+                detections, {rank: detection.saving_ns for rank, detection in detections.items()}, len(ranks)
+            ),
+        )
         for name, item in DETECTORS.items()
-        if not isinstance(some := found[name], str)
+        if not isinstance(detections := outcomes[name], str)
     ]
-    worth = [one for one in candidates if one.saving_ns > max(SHOWN * step_ns, 0)]
+    worth = [candidate for candidate in candidates if candidate.saving_ns > max(SHOWN * step_ns, 0)]
     rows = [
-        _row(place, one, more, step_ns, by_rank)
-        for place, (one, more) in enumerate(_ranked(worth, len(ranks)), start=1)
+        _row(position, candidate, additional, step_ns, by_rank)
+        for position, (candidate, additional) in enumerate(_ranked(worth, len(ranks)), start=1)
     ]
     verdicts = {
-        one.detector.name: "finding" if one in worth else f"below {SHOWN:.1%} of a step" for one in candidates
+        candidate.detector.name: "finding" if candidate in worth else f"below {SHOWN:.1%} of a step"
+        for candidate in candidates
     }
     tables = {
         "findings": _table(FINDINGS, rows),
         "signals": _table(SIGNALS, [*_steps(ranks), *_measured(candidates)]),
-        "checked": _table(CHECKED, _checked(found, candidates, verdicts)),
+        "checked": _table(CHECKED, _checked(outcomes, candidates, verdicts)),
     }
     skips = (
         [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checked`")]
     )
-    reasons = [*found.values(), *(reason for one in ranks for reason in one.found.values())]
+    reasons = [*outcomes.values(), *(reason for rank in ranks for reason in rank.outcomes.values())]
     failures = {reason.part: reason for reason in reasons if isinstance(reason, Failure)}
     skips += [Skip(part, failure) for part, failure in failures.items()]
     return result(tables, skips)
 
 
-def _together(name: str, ranks: Sequence[RankSignals]) -> Mapping[int, Detection] | str:
-    """The signals of all ranks, or why no rank has one."""
-    found = {one.rank: one.found[name] for one in ranks}
-    some = {rank: signal for rank, signal in found.items() if isinstance(signal, Detection)}
-    return some or "; ".join(dict.fromkeys(str(reason) for reason in found.values()))
+def _together(name: str, ranks: Sequence[RankDetections]) -> Mapping[int, Detection] | str:
+    """The detections of all ranks, or why no rank has one."""
+    outcomes = {rank.rank: rank.outcomes[name] for rank in ranks}
+    detections = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Detection)}
+    return detections or "; ".join(dict.fromkeys(str(reason) for reason in outcomes.values()))
 
 
-def _mean(some: Mapping[int, Detection], values: Mapping[int, float], ranks: int) -> float:
-    """Mean over the ranks, those without a signal as 0; what is of the job as a whole counts as it is."""
-    return sum(values.values()) / (1 if JOB in some else ranks)
+def _mean(detections: Mapping[int, Detection], values: Mapping[int, float], ranks: int) -> float:
+    """Mean over the ranks, those without a detection as 0; what is of the job as a whole counts as it is."""
+    return sum(values.values()) / (1 if JOB in detections else ranks)
 
 
 def _ranked(candidates: Sequence[_Candidate], ranks: int) -> Iterable[tuple[_Candidate, float]]:
     """The candidates, each time the one that adds most to those before, and what it adds."""
-    left = list(candidates)
+    remaining = list(candidates)
     claimed: dict[int, Union] = {}
-    while left:
-        added = [_additional(one, claimed, ranks) for one in left]
-        best = max(range(len(left)), key=lambda at: (added[at], left[at].saving_ns))
-        chosen = left.pop(best)
-        yield chosen, added[best]
-        for rank, signal in chosen.signals.items():
-            claimed[rank] = both(claimed.get(rank, signal.where), signal.where)
+    while remaining:
+        added = [_additional(candidate, claimed, ranks) for candidate in remaining]
+        best = max(range(len(remaining)), key=lambda index: (added[index], remaining[index].saving_ns))
+        best_candidate = remaining.pop(best)
+        yield best_candidate, added[best]
+        for rank, detection in best_candidate.detections.items():
+            claimed[rank] = both(claimed.get(rank, detection.where), detection.where)
 
 
-def _additional(one: _Candidate, claimed: Mapping[int, Union], ranks: int) -> float:
+def _additional(candidate: _Candidate, claimed: Mapping[int, Union], ranks: int) -> float:
     """What a candidate saves of the time that no other has claimed."""
     free = {}
-    for rank, signal in one.signals.items():
-        total, taken = signal.where.total, 0
+    for rank, detection in candidate.detections.items():
+        total, claimed_ns = detection.where.total, 0
         if total and rank in claimed:
-            taken = int(claimed[rank].covered(signal.where.start, signal.where.end).sum())
-        free[rank] = signal.saving_ns * (1 - taken / max(total, 1))
-    return _mean(one.signals, free, ranks)
+            claimed_ns = int(claimed[rank].covered(detection.where.start, detection.where.end).sum())
+        free[rank] = detection.saving_ns * (1 - claimed_ns / max(total, 1))
+    return _mean(candidate.detections, free, ranks)
 
 
 def _row(
-    place: int, one: _Candidate, more: float, step_ns: float, ranks: Mapping[int, RankSignals]
+    position: int,
+    candidate: _Candidate,
+    additional: float,
+    step_ns: float,
+    ranks: Mapping[int, RankDetections],
 ) -> dict[str, Any]:
-    worst = one.worst
-    signal = one.signals[worst]
-    on_host = any(other.on_host for other in ranks.values())
-    said = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
-    at = -1
-    if worst in ranks and signal.where.total:
-        longest = int(np.argmax(signal.where.end - signal.where.start))
-        at = int(signal.where.start[longest]) - ranks[worst].origin
+    worst = candidate.worst
+    detection = candidate.detections[worst]
+    on_host = any(rank.on_host for rank in ranks.values())
+    prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
+    at_ns = -1
+    if worst in ranks and detection.where.total:
+        longest = int(np.argmax(detection.where.end - detection.where.start))
+        at_ns = int(detection.where.start[longest]) - ranks[worst].origin
     return {
-        "place": place,
-        "finding": one.detector.title,
-        "saving_ns": round(one.saving_ns),
-        "fraction": min(one.saving_ns / max(step_ns, 1), 1.0),
-        "additional_ns": round(more),
-        "confidence": signal.confidence,
-        "evidence": f"{said}{signal.evidence}",
-        "remedy": (on_host and one.detector.host_remedy) or one.detector.remedy,
+        "place": position,
+        "finding": candidate.detector.title,
+        "saving_ns": round(candidate.saving_ns),
+        "fraction": min(candidate.saving_ns / max(step_ns, 1), 1.0),
+        "additional_ns": round(additional),
+        "confidence": detection.confidence,
+        "evidence": f"{prefix}{detection.evidence}",
+        "remedy": (on_host and candidate.detector.host_remedy) or candidate.detector.remedy,
         "worst_rank": worst,
-        "at_ns": at,
-        "detector": one.detector.name,
+        "at_ns": at_ns,
+        "detector": candidate.detector.name,
     }
 
 
-def _steps(ranks: Sequence[RankSignals]) -> list[dict[str, Any]]:
+def _steps(ranks: Sequence[RankDetections]) -> list[dict[str, Any]]:
     """What all figures are of: a mean step of each rank."""
     return [
-        {"rank": one.rank, "detector": "", "measure": "step", "value": one.step_ns, "unit": "ns"}
-        for one in ranks
+        {"rank": rank.rank, "detector": "", "measure": "step", "value": rank.step_ns, "unit": "ns"}
+        for rank in ranks
     ]
 
 
 def _measured(candidates: Sequence[_Candidate]) -> list[dict[str, Any]]:
     return [
-        {"rank": rank, "detector": one.detector.name, "measure": measure, "value": value, "unit": unit}
-        for one in candidates
-        for rank, signal in sorted(one.signals.items())
-        for measure, value, unit in (*signal.quantities, ("saving", float(signal.saving_ns), "ns"))
+        {"rank": rank, "detector": candidate.detector.name, "measure": measure, "value": value, "unit": unit}
+        for candidate in candidates
+        for rank, detection in sorted(candidate.detections.items())
+        for measure, value, unit in (*detection.quantities, ("saving", float(detection.saving_ns), "ns"))
     ]
 
 
 def _checked(
-    found: Mapping[str, Mapping[int, Detection] | str],
+    outcomes: Mapping[str, Mapping[int, Detection] | str],
     candidates: Sequence[_Candidate],
     verdicts: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    saving = {one.detector.name: one.saving_ns for one in candidates}
+    saving = {candidate.detector.name: candidate.saving_ns for candidate in candidates}
     return [
         {
             "detector": name,
             "signature": item.doc,
-            "ranks": 0 if isinstance(some := found[name], str) else len(some),
+            "ranks": 0 if isinstance(outcome := outcomes[name], str) else len(outcome),
             "saving_ns": round(saving.get(name, 0)),
-            "verdict": some if isinstance(some, str) else verdicts[name],
+            "verdict": outcome if isinstance(outcome, str) else verdicts[name],
         }
         for name, item in DETECTORS.items()
     ]

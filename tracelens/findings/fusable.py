@@ -1,4 +1,4 @@
-"""Matrix products next to tensor-parallel collectives of the same tensor."""
+"""GEMMs next to tensor-parallel collectives of the same tensor."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _OTHER = re.compile(
 
 
 class Pairs(NamedTuple):
-    """Each product with the collective that comes directly after or before it.
+    """Each GEMM with the collective directly after or before it.
 
     Attributes:
-        row: the collective's place in the scene's work.
-        op: event row of the product's op.
+        row: the collective's place in the work of the context.
+        op: event row of the GEMM's op.
         kind: of the collective, code into `kinds`.
-        cost: of the product, code into `costs`.
+        cost: of the GEMM, code into `costs`.
         message: bytes of the whole tensor.
         ranks: in the group.
-        product_ns: GPU time of the product.
+        gemm_ns: GPU time of the GEMM.
         serial: whether the one ends before the other begins.
     """
 
@@ -48,7 +48,7 @@ class Pairs(NamedTuple):
     cost: Int
     message: Int
     ranks: Int
-    product_ns: Int
+    gemm_ns: Int
     serial: Bool
     kinds: list[str]
     costs: list[OpCost]
@@ -70,10 +70,10 @@ class _Collectives(NamedTuple):
 
 
 def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) -> float:
-    """Speed of light of a product fused with its collective, ns: the slowest of compute, memory and links.
+    """Speed of light of a GEMM fused with its collective, ns: the slowest of compute, memory and links.
 
     Args:
-        cost: of this rank's product.
+        cost: of this rank's GEMM.
         kind: REDUCE, SCATTER or GATHER.
         message: bytes of the whole tensor that is reduced or gathered.
         ranks: in the group.
@@ -91,99 +91,107 @@ def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) 
     return max(seconds) * 1e9
 
 
-def pairs(scene: RankContext) -> Pairs | str:
-    """The products of a scene that could be fused with a collective, or why there are none."""
-    work = scene.work
-    talk = _collectives(scene)
-    if not len(talk.row):
+def pairs(context: RankContext) -> Pairs | str:
+    """The GEMMs of a rank that could be fused with a collective, or why there are none."""
+    work = context.work
+    comm = _collectives(context)
+    if not len(comm.row):
         return "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
     is_gemm = work.category == work.categories.index("gemm")
-    computed = np.flatnonzero((work.kind == WORK_KINDS.index("computation")) & (scene.called >= 0))
-    computed = computed[np.lexsort((work.start[computed], scene.called[computed]))]
+    computed = np.flatnonzero((work.kind == WORK_KINDS.index("computation")) & (context.called >= 0))
+    computed = computed[np.lexsort((work.start[computed], context.called[computed]))]
     gemm_ops = np.unique(work.op[is_gemm & (work.op >= 0)])
-    gather = talk.kind == _ORDER.index(GATHER)
-    at = _before(scene, computed, talk)
-    at = np.where(gather, at + 1, at)
-    there = (at >= 0) & (at < len(computed))
-    beside = computed[np.clip(at, 0, max(len(computed) - 1, 0))] if len(computed) else talk.row
-    there &= np.isin(work.op[beside], gemm_ops) & (work.op[beside] >= 0)
-    if not there.any():
-        return (
-            "no matrix product is directly before a reduction or behind a gather of a tensor-parallel group"
-        )
-    return _matching(scene, talk.take(there), work.op[beside[there]], work.forward[beside[there]] >= 0)
+    gather = comm.kind == _ORDER.index(GATHER)
+    index = _before(context, computed, comm)
+    index = np.where(gather, index + 1, index)
+    has_gemm = (index >= 0) & (index < len(computed))
+    beside = computed[np.clip(index, 0, max(len(computed) - 1, 0))] if len(computed) else comm.row
+    has_gemm &= np.isin(work.op[beside], gemm_ops) & (work.op[beside] >= 0)
+    if not has_gemm.any():
+        return "no GEMM directly before a reduction or after a gather of a tensor-parallel group"
+    return _matching(
+        context, comm.take(has_gemm), work.op[beside[has_gemm]], work.forward[beside[has_gemm]] >= 0
+    )
 
 
-def _collectives(scene: RankContext) -> _Collectives:
-    """The collectives of a scene but those of groups that are for something else."""
-    events, work, table = scene.trace.arrays, scene.work, scene.trace.tables["collectives"]
-    place = np.full(len(events.start), -1, dtype=np.int64)
-    place[work.event] = np.arange(len(work.event))
+def _collectives(context: RankContext) -> _Collectives:
+    """The collectives of a rank except those of groups that are for something else."""
+    events, work, table = context.trace.arrays, context.work, context.trace.tables["collectives"]
+    position_of = np.full(len(events.start), -1, dtype=np.int64)
+    position_of[work.event] = np.arange(len(work.event))
     kernel = table.array("kernel_id")
     kind = np.array([_kind(name) for name in table.texts("collective")], dtype=np.int64)
     texts = {text: text.lower() for text in set(table.texts("group_description"))}
     named = {text: bool(_TENSOR.search(low)) for text, low in texts.items()}
-    other = {text: bool(_OTHER.search(low)) for text, low in texts.items()}
+    is_other = {text: bool(_OTHER.search(low)) for text, low in texts.items()}
     description = table.texts("group_description")
-    allowed = np.array([not other[text] for text in description], dtype=bool)
+    allowed = np.array([not is_other[text] for text in description], dtype=bool)
     message = np.maximum(table.array("in_bytes"), table.array("out_bytes"))
-    chosen = (kernel >= 0) & (kind >= 0) & allowed & (table.array("group_size") > 1) & (message > 0)
-    chosen[chosen] = place[kernel[chosen]] >= 0
-    rows = np.flatnonzero(chosen)
-    row, record = place[kernel[rows]], table.array("event_id")[rows]
+    candidate = (kernel >= 0) & (kind >= 0) & allowed & (table.array("group_size") > 1) & (message > 0)
+    candidate[candidate] = position_of[kernel[candidate]] >= 0
+    rows = np.flatnonzero(candidate)
+    row, record = position_of[kernel[rows]], table.array("event_id")[rows]
     on_host = ~events.where("kernel")[record]
-    called = np.where(scene.called[row] >= 0, scene.called[row], np.where(on_host, events.start[record], -1))
-    is_named = np.array([named[description[one]] for one in rows.tolist()], dtype=bool)
-    found = _Collectives(row, kind[rows], message[rows], table.array("group_size")[rows], called, is_named)
-    return found.take(called >= 0)
+    called = np.where(
+        context.called[row] >= 0, context.called[row], np.where(on_host, events.start[record], -1)
+    )
+    is_named = np.array([named[description[row]] for row in rows.tolist()], dtype=bool)
+    collectives = _Collectives(
+        row, kind[rows], message[rows], table.array("group_size")[rows], called, is_named
+    )
+    return collectives.take(called >= 0)
 
 
 def _kind(collective: str) -> int:
     return next((_ORDER.index(kind) for name, kind in _KINDS.items() if name in collective), -1)
 
 
-def _before(scene: RankContext, computed: Int, talk: _Collectives) -> Int:
+def _before(context: RankContext, computed: Int, comm: _Collectives) -> Int:
     """Place in `computed` of the last computation called before each collective; -1 for none."""
-    called, start = scene.called[computed], scene.work.start[computed]
+    called, start = context.called[computed], context.work.start[computed]
     # A replayed graph calls all its kernels at once: there, GPU time tells the order.
-    both = np.concatenate((called, talk.called)), np.concatenate((start, scene.work.start[talk.row]))
+    both = np.concatenate((called, comm.called)), np.concatenate((start, context.work.start[comm.row]))
     order = np.lexsort((both[1], both[0]))
     before = np.cumsum(order < len(computed)) - 1
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = before
-    return place[len(computed) :]
+    last_before = np.empty(len(order), dtype=np.int64)
+    last_before[order] = before
+    return last_before[len(computed) :]
 
 
-def _matching(scene: RankContext, talk: _Collectives, op: Int, backward: Bool) -> Pairs | str:
-    """Pairs whose message is the product's result, or what goes into it."""
-    group, _ = codes(*scene.ops.keys(op))
+def _matching(context: RankContext, comm: _Collectives, op: Int, backward: Bool) -> Pairs | str:
+    """Pairs whose message is the GEMM's result or operand."""
+    group, _ = codes(*context.ops.keys(op))
     _, first, of_op = np.unique(group, return_index=True, return_inverse=True)
-    counted = [_cost(scene, one) for one in op[first].tolist()]
-    costs = [one for one in counted if one is not None]
-    place = np.array([-1 if one is None else costs.index(one) for one in counted], dtype=np.int64)[of_op]
-    sizes = np.array([_sizes(one) for one in costs] or [(-1, -1, -1)], dtype=np.int64)[np.maximum(place, 0)]
-    out, left, right = sizes.T
-    gather = talk.kind == _ORDER.index(GATHER)
-    same = np.where(gather, talk.message == left, talk.message == out)
+    counted = [_cost(context, row) for row in op[first].tolist()]
+    costs = [cost for cost in counted if cost is not None]
+    cost_code = np.array([-1 if cost is None else costs.index(cost) for cost in counted], dtype=np.int64)[
+        of_op
+    ]
+    sizes = np.array([_sizes(cost) for cost in costs] or [(-1, -1, -1)], dtype=np.int64)[
+        np.maximum(cost_code, 0)
+    ]
+    out_bytes, left_bytes, right_bytes = sizes.T
+    gather = comm.kind == _ORDER.index(GATHER)
+    same = np.where(gather, comm.message == left_bytes, comm.message == out_bytes)
     # Weights that are gathered, or gradients that are reduced, look alike where groups have no names.
-    same = np.where(talk.named, same | (gather & (talk.message == right)), same & ~backward)
-    keep = same & (place >= 0)
-    # A product is fused with one collective.
+    same = np.where(comm.named, same | (gather & (comm.message == right_bytes)), same & ~backward)
+    keep = same & (cost_code >= 0)
+    # A GEMM is fused with one collective.
     rows = np.flatnonzero(keep)
     rows = rows[np.unique(op[rows], return_index=True)[1]]
     if not len(rows):
-        return "no matrix product next to a collective has its message as result or operand"
-    talk, op, place = talk.take(rows), op[rows], place[rows]
-    product, low, high = _extent(scene, op)
-    start, end = scene.work.start[talk.row], scene.work.end[talk.row]
+        return "no GEMM next to a collective has its message as result or operand"
+    comm, op, cost_code = comm.take(rows), op[rows], cost_code[rows]
+    gemm_ns, low, high = _extent(context, op)
+    start, end = context.work.start[comm.row], context.work.end[comm.row]
     serial = np.where(gather[rows], end <= low, start >= high)
     return Pairs(
-        talk.row, op, talk.kind, place, talk.message, talk.ranks, product, serial, list(_ORDER), costs
+        comm.row, op, comm.kind, cost_code, comm.message, comm.ranks, gemm_ns, serial, list(_ORDER), costs
     )
 
 
-def _cost(scene: RankContext, op: int) -> OpCost | None:
-    cost = scene.ops.cost(op)
+def _cost(context: RankContext, op: int) -> OpCost | None:
+    cost = context.ops.cost(op)
     return cost if cost is not None and {"M", "N", "K"} <= dict(cost.dims).keys() else None
 
 
@@ -194,13 +202,13 @@ def _sizes(cost: OpCost) -> tuple[int, int, int]:
     return cost.write_bytes, elements * dims["M"] * dims["K"], elements * dims["K"] * dims["N"]
 
 
-def _extent(scene: RankContext, op: Int) -> tuple[Int, Int, Int]:
+def _extent(context: RankContext, op: Int) -> tuple[Int, Int, Int]:
     """GPU time, first start and last end of the kernels of each op."""
-    work = scene.work
+    work = context.work
     rows = np.flatnonzero((work.op >= 0) & np.isin(work.op, op))
     known, of_row = np.unique(work.op[rows], return_inverse=True)
     low, high = np.full(len(known), np.iinfo(np.int64).max), np.full(len(known), np.iinfo(np.int64).min)
     np.minimum.at(low, of_row, work.start[rows])
     np.maximum.at(high, of_row, work.end[rows])
-    place = np.searchsorted(known, op)
-    return sums(of_row, work.dur[rows], len(known))[place], low[place], high[place]
+    index = np.searchsorted(known, op)
+    return sums(of_row, work.dur[rows], len(known))[index], low[index], high[index]

@@ -11,36 +11,36 @@ from tracelens.table import codes
 from tracelens.trace import Events
 
 
-def gaps_of(scene: RankContext) -> Gaps:
-    """All gaps in the GPU work of the steps; positions are in `scene.work`."""
-    return find_gaps(scene.work, np.array(scene.window))
+def gaps_of(context: RankContext) -> Gaps:
+    """All gaps in the GPU work of the steps; positions are in `context.work`."""
+    return find_gaps(context.work, np.array(context.window))
 
 
-def host_late(scene: RankContext, gaps: Gaps) -> Bool:
+def host_late(context: RankContext, gaps: Gaps) -> Bool:
     """Which gaps `idle.causes` calls "host late", found without the cost of saying what the host did.
 
     The next work was launched after the gap began, and its thread sat neither in a blocking call nor, for
     most of the gap, in garbage collection.
     """
-    events = scene.trace.arrays
-    launch = np.where(gaps.after >= 0, scene.work.launch[np.maximum(gaps.after, 0)], -1)
+    events = context.trace.arrays
+    launch = np.where(gaps.after >= 0, context.work.launch[np.maximum(gaps.after, 0)], -1)
     called = events.start[np.maximum(launch, 0)]
     dur = gaps.end - gaps.start
     late = (launch >= 0) & (gaps.before >= 0) & (called > gaps.start) & (dur > GAP_NS)
-    asked = np.flatnonzero(late)
-    blocking = np.flatnonzero(scene.blocking)
+    late_gaps = np.flatnonzero(late)
+    blocking = np.flatnonzero(context.blocking)
     garbage = np.flatnonzero(named(events, GARBAGE))
-    thread, (pids, tids) = codes(events.pid[launch[asked]], events.tid[launch[asked]])
+    thread, (pids, tids) = codes(events.pid[launch[late_gaps]], events.tid[launch[late_gaps]])
     for number, (pid, tid) in enumerate(zip(pids.tolist(), tids.tolist(), strict=True)):
-        here = asked[thread == number]
-        start, end = gaps.start[here], np.minimum(called, gaps.end)[here]
+        on_thread = late_gaps[thread == number]
+        start, end = gaps.start[on_thread], np.minimum(called, gaps.end)[on_thread]
         _, blocked = longest(calls(events, _on_thread(events, blocking, pid, tid)), start, end)
         _, collected = longest(calls(events, _on_thread(events, garbage, pid, tid)), start, end)
-        late[here[(blocked > 0) | (collected * 2 > end - start)]] = False
+        late[on_thread[(blocked > 0) | (collected * 2 > end - start)]] = False
     return late
 
 
 def _on_thread(events: Events, rows: Int, pid: int, tid: int) -> Int:
     """Those of the rows that are of one thread."""
-    found: Int = rows[(events.pid[rows] == pid) & (events.tid[rows] == tid)]
-    return found
+    on_thread: Int = rows[(events.pid[rows] == pid) & (events.tid[rows] == tid)]
+    return on_thread

@@ -41,7 +41,7 @@ class Size(NamedTuple):
 
 
 class LossWork(NamedTuple):
-    """The work of losses, one element a piece of the scene's work.
+    """The work of losses, one element a piece of the work of the context.
 
     Attributes:
         mask: which work it is.
@@ -76,20 +76,20 @@ def width(dtype: str) -> float:
     return BITS.get(dtype, 0) / 8
 
 
-def events_named(scene: RankContext, *names: str) -> Int:
+def events_named(context: RankContext, *names: str) -> Int:
     """Rows of the ops of these names."""
-    events = scene.trace.arrays
-    found = [code for code, name in enumerate(events.names) if name in names]
-    if not found:
+    events = context.trace.arrays
+    codes_of_names = [code for code, name in enumerate(events.names) if name in names]
+    if not codes_of_names:
         return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(np.isin(events.name, found) & events.where("op"))
+    return np.flatnonzero(np.isin(events.name, codes_of_names) & events.where("op"))
 
 
-def distinct(scene: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
+def distinct(context: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
     """Group ops that have the same name and arguments.
 
     Args:
-        scene: of the rank.
+        context: of the rank.
         rows: event rows of ops.
 
     Returns:
@@ -97,38 +97,38 @@ def distinct(scene: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
     """
     if not len(rows):
         return rows, []
-    group, _ = codes(*scene.ops.keys(rows))
+    group, _ = codes(*context.ops.keys(rows))
     _, first = np.unique(group, return_index=True)
-    return group, [scene.ops.call(row) for row in rows[first].tolist()]
+    return group, [context.ops.call(row) for row in rows[first].tolist()]
 
 
-def sizes_of(scene: RankContext) -> tuple[set[Size], set[Size]]:
+def sizes_of(context: RankContext) -> tuple[set[Size], set[Size]]:
     """Logits of the losses in the trace: (of torch's own, of Megatron's), of any number of classes."""
     plain, parallel = set(), set()
-    for call in distinct(scene, events_named(scene, *LOSSES))[1]:
+    for call in distinct(context, events_named(context, *LOSSES))[1]:
         for tensor in operands(call)[:1]:
             if len(tensor.shape) > 1 and tensor.numel:
                 plain.add(Size(tensor.numel // tensor.shape[1], tensor.shape[1]))
-    for call in distinct(scene, events_named(scene, PARALLEL))[1]:
+    for call in distinct(context, events_named(context, PARALLEL))[1]:
         for tensor in operands(call)[:1]:
             if len(tensor.shape) > 1 and tensor.numel:
                 parallel.add(Size(tensor.numel // tensor.shape[-1], tensor.shape[-1]))
     return plain, parallel
 
 
-def loss_work(scene: RankContext, plain: set[Size], parallel: set[Size]) -> LossWork:
+def loss_work(context: RankContext, plain: set[Size], parallel: set[Size]) -> LossWork:
     """Work of losses over logits of these sizes, without the communication in them."""
-    events = scene.trace.arrays
+    events = context.trace.arrays
     parts = np.zeros(len(events.start), dtype=bool)
     if plain:
-        parts[_matching(scene, events_named(scene, *_PARTS), lambda call: _has(call, plain))] = True
+        parts[_matching(context, events_named(context, *_PARTS), lambda call: _has(call, plain))] = True
     if parallel:
         # Autograd itself converts the gradient to the logits' type, behind the function and inside its node.
-        parts[events_named(scene, PARALLEL, PARALLEL_BACK, NODE + PARALLEL_BACK)] = True
+        parts[events_named(context, PARALLEL, PARALLEL_BACK, NODE + PARALLEL_BACK)] = True
     around = nearest(events.parent, events.depth, parts)
-    part = np.where(scene.caller >= 0, around[np.maximum(scene.caller, 0)], -1)
-    conversion = _conversions(scene, plain)
-    comm = scene.work.kind == WORK_KINDS.index("comm")
+    part = np.where(context.caller >= 0, around[np.maximum(context.caller, 0)], -1)
+    conversion = _conversions(context, plain)
+    comm = context.work.kind == WORK_KINDS.index("comm")
     return LossWork(((part >= 0) | conversion) & ~comm, part, conversion)
 
 
@@ -138,34 +138,34 @@ def _has(call: OpCall, sizes: set[Size]) -> bool:
 
 def _converts(call: OpCall, sizes: set[Size]) -> bool:
     """Whether a copy changes the element type of logits."""
-    found = operands(call)[:2]
+    tensors = operands(call)[:2]
     return (
-        len(found) > 1
-        and found[0].dtype != found[1].dtype
-        and all(of_size(tensor, sizes) for tensor in found)
+        len(tensors) > 1
+        and tensors[0].dtype != tensors[1].dtype
+        and all(of_size(tensor, sizes) for tensor in tensors)
     )
 
 
-def _matching(scene: RankContext, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
-    group, calls = distinct(scene, rows)
-    chosen = np.array([wanted(call) for call in calls], dtype=bool)
-    return rows[chosen[group]] if len(calls) else rows
+def _matching(context: RankContext, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
+    group, calls = distinct(context, rows)
+    fits = np.array([wanted(call) for call in calls], dtype=bool)
+    return rows[fits[group]] if len(calls) else rows
 
 
-def _conversions(scene: RankContext, sizes: set[Size]) -> Bool:
+def _conversions(context: RankContext, sizes: set[Size]) -> Bool:
     """Work that copies logits from or to FP32, before and behind torch's loss."""
-    none = np.zeros(len(scene.work.event), dtype=bool)
-    events, shapes = scene.trace.arrays, scene.trace.tables["ops"].columns["shapes"]
+    mask = np.zeros(len(context.work.event), dtype=bool)
+    events, shapes = context.trace.arrays, context.trace.tables["ops"].columns["shapes"]
     if not sizes or COPY not in events.names:
-        return none
+        return mask
     # Arguments are decoded for those only whose text has the number of columns in it.
-    at = np.flatnonzero(scene.op_names() == events.names.index(COPY))
-    at = at[scene.ops.row[scene.work.op[at]] >= 0]
-    text, at_text = np.unique(shapes.codes[scene.ops.row[scene.work.op[at]]], return_inverse=True)
+    row = np.flatnonzero(context.op_names() == events.names.index(COPY))
+    row = row[context.ops.row[context.work.op[row]] >= 0]
+    text, at_text = np.unique(shapes.codes[context.ops.row[context.work.op[row]]], return_inverse=True)
     columns = re.compile("|".join(rf"\b{size.columns}\b" for size in sizes))
     likely = np.array([bool(columns.search(shapes.values[code])) for code in text], dtype=bool)
-    at = at[likely[at_text]]
-    copies = scene.work.op[at]
-    found = _matching(scene, np.unique(copies), lambda call: _converts(call, sizes))
-    none[at[np.isin(copies, found)]] = True
-    return none
+    row = row[likely[at_text]]
+    copies = context.work.op[row]
+    converting = _matching(context, np.unique(copies), lambda call: _converts(call, sizes))
+    mask[row[np.isin(copies, converting)]] = True
+    return mask

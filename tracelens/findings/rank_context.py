@@ -28,11 +28,11 @@ class RankContext:
     def __init__(self, trace: Trace, device: Device | None) -> None:
         self.trace, self.device = trace, device
         work = trace.work
-        found = find_steps(trace, work) if len(work.event) else Steps([], np.zeros(1, np.int64), False)
-        inner = found.whole
+        steps = find_steps(trace, work) if len(work.event) else Steps([], np.zeros(1, np.int64), False)
+        inner = steps.whole
         self.steps = max(len(inner), 1)
         low, high = (inner[0], inner[-1] + 1) if inner else (0, 0)
-        self.window = int(found.edges[low]), int(found.edges[high])
+        self.window = int(steps.edges[low]), int(steps.edges[high])
         self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
         self.work: Work = work.take(self.rows)
 

@@ -19,5 +19,5 @@ def in_steps(table: Table) -> Bool:
 
 def step_count(results: Mapping[str, Result]) -> int:
     """Number of steps in the recording, by the collectives of all ranks; 1 where steps are not marked."""
-    members = results["collectives"].data["members"]
-    return max(len({label for label in members.texts("step") if is_step(label)}), 1)
+    participants = results["collectives"].data["members"]
+    return max(len({label for label in participants.texts("step") if is_step(label)}), 1)

@@ -57,17 +57,17 @@ TWO_GROUPS = """
 
 
 def test_every_column_of_two_groups_that_communicate_at_once() -> None:
-    found = overlap(TWO_GROUPS)
+    result = overlap(TWO_GROUPS)
     # Computation    5-11, 14-18: 10; all GPU work 4-18: 14
     # all_to_allv    4-12:  8, hidden 5-11:        6
     # allreduce     10-16:  6, hidden 10-11, 14-16: 3
     # together       4-16: 12, hidden 5-11, 14-16: 8
-    assert times(found) == [
+    assert times(result) == [
         ("(all)", "(all)", 2, 12_000, 8_000, 4_000),
         ("ep", "all_to_allv", 1, 8_000, 6_000, 2_000),
         ("dp", "allreduce", 1, 6_000, 3_000, 3_000),
     ]
-    assert records(found["overlap"], "rank", *FRACTIONS) == [
+    assert records(result["overlap"], "rank", *FRACTIONS) == [
         (0, pytest.approx(8 / 12), pytest.approx(10 / 12), pytest.approx(4 / 14)),
         (0, pytest.approx(6 / 8), 1.0, pytest.approx(2 / 14)),
         (0, pytest.approx(3 / 6), 1.0, pytest.approx(3 / 14)),
@@ -75,28 +75,28 @@ def test_every_column_of_two_groups_that_communicate_at_once() -> None:
 
 
 def test_kernels_of_one_group_on_two_streams_count_their_time_once() -> None:
-    found = overlap("""
+    result = overlap("""
         op record_param_comms collective=allreduce group=dp | -- --
         launch                                              | a  b
         s7 gemm                                             |           ====
         s8 ncclDevKernel_AllReduce                          |     aaaaa
         s9 ncclDevKernel_AllReduce                          |        bbbbb
     """)
-    assert times(found) == [
+    assert times(result) == [
         ("(all)", "(all)", 2, 8_000, 2_000, 6_000),
         ("dp", "allreduce", 2, 8_000, 2_000, 6_000),
     ]
 
 
 def test_collectives_of_one_group_are_rows_of_their_own() -> None:
-    found = overlap("""
+    result = overlap("""
         op record_param_comms collective=allreduce group=dp | --
         op record_param_comms collective=broadcast group=dp |   --
         launch                                              | a b
         s8 ncclDevKernel_AllReduce                          |     aa
         s8 ncclDevKernel_Broadcast                          |        bbbbb
     """)
-    assert times(found)[1:] == [
+    assert times(result)[1:] == [
         ("dp", "broadcast", 1, 5_000, 0, 5_000),
         ("dp", "allreduce", 1, 2_000, 0, 2_000),
     ]
@@ -104,10 +104,10 @@ def test_collectives_of_one_group_are_rows_of_their_own() -> None:
 
 def changed(text: str, change: Callable[[Event], None]) -> Run:
     """The drawing with something changed in each event."""
-    found = events(text)
-    for event in found:
+    result = events(text)
+    for event in result:
         change(event)
-    return make_run([read(found)])
+    return make_run([read(result)])
 
 
 def test_a_group_is_shown_by_its_description() -> None:
@@ -116,8 +116,8 @@ def test_a_group_is_shown_by_its_description() -> None:
         if group:
             event["args"]["Process Group Description"] = {"ep": "EXPERT", "dp": ""}[group]
 
-    found = analyze(changed(TWO_GROUPS, describe), "overlap")
-    assert found["overlap"]["group"].tolist() == ["(all)", "EXPERT", "dp"]
+    result = analyze(changed(TWO_GROUPS, describe), "overlap")
+    assert result["overlap"]["group"].tolist() == ["(all)", "EXPERT", "dp"]
 
 
 def test_a_description_of_several_groups_is_told_apart_by_the_name() -> None:
@@ -125,12 +125,12 @@ def test_a_description_of_several_groups_is_told_apart_by_the_name() -> None:
         if "Process Group Name" in event.get("args", {}):
             event["args"]["Process Group Description"] = "undefined"
 
-    found = analyze(changed(TWO_GROUPS, describe), "overlap")
-    assert found["overlap"]["group"].tolist() == ["(all)", "undefined (ep)", "undefined (dp)"]
+    result = analyze(changed(TWO_GROUPS, describe), "overlap")
+    assert result["overlap"]["group"].tolist() == ["(all)", "undefined (ep)", "undefined (dp)"]
 
 
 def test_a_kernel_of_several_records_has_all_their_names() -> None:
-    found = overlap("""
+    result = overlap("""
         op record_param_comms collective=send group=pp      | --
         op record_param_comms collective=recv group=pp      |   -- --
         op nccl:coalesced                                   |         ----
@@ -138,25 +138,25 @@ def test_a_kernel_of_several_records_has_all_their_names() -> None:
         launch                                              |          a
         s8 ncclDevKernel_SendRecv                           |            aaaa
     """)
-    assert times(found) == [
+    assert times(result) == [
         ("(all)", "(all)", 1, 4_000, 0, 4_000),
         ("pp", "recv, send", 1, 4_000, 0, 4_000),
     ]
 
 
 def test_communication_without_records_says_so() -> None:
-    found = overlap("""
+    result = overlap("""
         op record_param_comms collective=allreduce group=dp | --
         launch                                              | a
         s7 gemm                                             |      ====
         s8 ncclDevKernel_AllReduce                          |   aaaa
         s8 ncclDevKernel_Broadcast                          |        == =
     """)
-    assert times(found)[1:] == [
+    assert times(result)[1:] == [
         ("dp", "allreduce", 1, 4_000, 1_000, 3_000),
         ("(not recorded)", "(not recorded)", 2, 3_000, 2_000, 1_000),
     ]
-    assert skips(found)[0] == (
+    assert skips(result)[0] == (
         "rank 0: group and collective of 2 communication kernels",
         "no record_param_comms around their launch; record with ProfilerActivity.CPU",
     )
@@ -168,32 +168,32 @@ def test_communication_without_records_says_so() -> None:
         ("s7 gemm | ====", "all", "no communication kernel"),
         ("s7 ncclAllReduce | ====", "linked", "no GPU work is linked"),
         ("launch  | a\ns8 gemm |  aa\ns7 nccl |   ====", "linked", "--scope all"),
-        ("s7 ncclAllReduce | !", "all", "no extent"),
+        ("s7 ncclAllReduce | !", "all", "no duration"),
         ("python f | ==", "all", "ProfilerActivity.CUDA"),
         ("op f | ==", "all", "no communication kernel"),
     ],
 )
 def test_without_communication_there_is_a_reason(text: str, scope: str, reason: str) -> None:
-    found = overlap(text, scope=scope)
-    assert len(found["overlap"]) == 0
-    ((subject, why),) = skips(found)
+    result = overlap(text, scope=scope)
+    assert len(result["overlap"]) == 0
+    ((subject, why),) = skips(result)
     assert subject == "rank 0"
     assert reason in why
 
 
 def test_a_collective_without_extent_is_left_out_with_a_reason() -> None:
-    found = overlap("""
+    result = overlap("""
         op record_param_comms collective=barrier group=dp   | --
         op record_param_comms collective=allreduce group=dp |   --
         launch                                              | a b
         s8 ncclDevKernel_AllReduce corr=a                   |     !
         s8 ncclDevKernel_AllReduce                          |        bbb
     """)
-    assert times(found) == [
+    assert times(result) == [
         ("(all)", "(all)", 2, 3_000, 0, 3_000),
         ("dp", "allreduce", 1, 3_000, 0, 3_000),
     ]
-    assert ("rank 0: barrier of group dp", "its kernels have no extent") in skips(found)
+    assert ("rank 0: barrier of group dp", "its kernels have no duration") in skips(result)
 
 
 LINKED = """
@@ -214,15 +214,15 @@ def test_linked_leaves_out_what_has_no_call_and_counts_fills_as_computation() ->
 
 
 def test_every_rank_has_its_rows() -> None:
-    found = analyze(draw_run(TWO_GROUPS, "s7 gemm | ==", "s7 ncclAllReduce | =="), "overlap")
-    assert records(found["overlap"], "rank", "group", "comm_ns") == [
+    result = analyze(draw_run(TWO_GROUPS, "s7 gemm | ==", "s7 ncclAllReduce | =="), "overlap")
+    assert records(result["overlap"], "rank", "group", "comm_ns") == [
         (0, "(all)", 12_000),
         (0, "ep", 8_000),
         (0, "dp", 6_000),
         (2, "(all)", 2_000),
         (2, "(not recorded)", 2_000),
     ]
-    assert "rank 1" in [subject for subject, _ in skips(found)]
+    assert "rank 1" in [subject for subject, _ in skips(result)]
 
 
 STEPS = """
@@ -237,9 +237,9 @@ def test_a_step_is_seen_alone() -> None:
     run = make_run([draw(STEPS)])
     # Computation 2-5, 8-13, 16-19; communication 3-8, 10-16; step 1 ends where step 2 begins, at 10.
     for step, want in (("1", (1, 5_000, 2_000, 3_000)), ("2", (1, 6_000, 3_000, 3_000))):
-        found = report(run, ["overlap"], step=step)["overlap"]
-        assert times(found)[0][2:] == want
-        (fraction,) = found["overlap"]["exposed_fraction_of_total"][:1]
+        result = report(run, ["overlap"], step=step)["overlap"]
+        assert times(result)[0][2:] == want
+        (fraction,) = result["overlap"]["exposed_fraction_of_total"][:1]
         assert fraction == pytest.approx(0.3)
 
 
@@ -258,9 +258,9 @@ SLOWED = SLOWED.format(
 
 
 def test_every_column_of_the_slowdown() -> None:
-    found = overlap(SLOWED)
+    result = overlap(SLOWED)
     # gemm alone 4 4 4, beside communication 6 6 8 4 (of the 8 half). relu alone 2 2 2, beside it 1 1 1.
-    assert records(found["slowdown"], "rank", *SLOW) == [
+    assert records(result["slowdown"], "rank", *SLOW) == [
         (0, "(all)", "", -1, 7, 6, 27_000 / 7, 22_000 / 7, 27 / 22, 5_000),
         (0, "gemm", "fp32[4,8] fp32[8,2]", -1, 4, 3, 6_000.0, 4_000.0, 1.5, 8_000),
         (0, "relu", "", -1, 3, 3, 1_000.0, 2_000.0, 0.5, -3_000),
@@ -281,7 +281,7 @@ def counts(result: Result) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("alone", "beside", "found"),
+    ("alone", "beside", "expected"),
     [
         ("== == == ", "= = =", [(3, 3)]),
         ("== == == ", "= =", []),
@@ -291,10 +291,10 @@ def counts(result: Result) -> list[tuple[int, int]]:
         ("== == == ==== ! ", "! = = =", [(3, 4)]),  # without extent
     ],
 )
-def test_calls_that_are_compared(alone: str, beside: str, found: list[tuple[int, int]]) -> None:
+def test_calls_that_are_compared(alone: str, beside: str, expected: list[tuple[int, int]]) -> None:
     result = slowdown(alone, beside)
-    if found:
-        assert counts(result) == found
+    if expected:
+        assert counts(result) == expected
     else:
         assert "slowdown" not in result.tables
         assert any(subject.startswith("rank 0: slowdown") for subject, _ in skips(result))
@@ -303,13 +303,13 @@ def test_calls_that_are_compared(alone: str, beside: str, found: list[tuple[int,
 def test_communication_on_the_same_stream_or_another_gpu_slows_nothing_down() -> None:
     assert counts(slowdown("== == == ", "= = =")) == [(3, 3)]
     for comm in ("s7 ncclAllReduce", "s9 nccl device=1"):
-        found = slowdown("== == == ", "= = =", comm)
-        assert "slowdown" not in found.tables
-        assert skips(found)[-1] == (
+        result = slowdown("== == == ", "= = =", comm)
+        assert "slowdown" not in result.tables
+        assert skips(result)[-1] == (
             "rank 0: slowdown",
-            "no kernel ran beside communication for half of its time",
+            "no kernel is overlapped by communication for half of its time",
         )
-        assert times(found)[0][4] == 3_000  # it is hidden all the same
+        assert times(result)[0][4] == 3_000  # it is hidden all the same
 
 
 def test_kernels_of_different_size_are_not_compared() -> None:
@@ -321,8 +321,8 @@ def test_kernels_of_different_size_are_not_compared() -> None:
         s7 k             | == == == = = =    = = = == == ==
         s9 ncclAllReduce |                   ==============
     """
-    found = analyze(changed(text, blocks), "overlap")
-    assert records(found["slowdown"], "blocks", "overlapped_mean_ns", "alone_mean_ns", "extra_ns") == [
+    result = analyze(changed(text, blocks), "overlap")
+    assert records(result["slowdown"], "blocks", "overlapped_mean_ns", "alone_mean_ns", "extra_ns") == [
         (-1, 1_500.0, 1_500.0, 0),
         (1, 1_000.0, 1_000.0, 0),
         (2, 2_000.0, 2_000.0, 0),
@@ -330,28 +330,28 @@ def test_kernels_of_different_size_are_not_compared() -> None:
 
 
 def test_calls_with_different_arguments_are_not_compared() -> None:
-    found = overlap("""
+    result = overlap("""
         op aten::mm shapes=[[4]] types=["float"] | - - - - - -
         op aten::mm shapes=[[8]] types=["float"] |             - - - - - -
         launch                                   | a b c d e f g h i j k l
         s7 gemm                                  |                         a b c gg hh ii dd ee ff j k l
         s9 ncclAllReduce                         |                                        ==============
     """)
-    assert records(found["slowdown"], "shapes", "overlapped_mean_ns", "alone_mean_ns", "extra_ns")[1:] == [
+    assert records(result["slowdown"], "shapes", "overlapped_mean_ns", "alone_mean_ns", "extra_ns")[1:] == [
         ("fp32[4]", 2_000.0, 1_000.0, 3_000),
         ("fp32[8]", 1_000.0, 2_000.0, -3_000),
     ]
 
 
 def test_what_cannot_be_compared_is_counted() -> None:
-    found = overlap("""
+    result = overlap("""
         s7 k             | == == ==    == == == ==
         s7 only          |                          = =
         s9 ncclAllReduce |             ================
     """)
-    assert counts(found) == [(4, 3)]
-    assert [subject for subject, _ in skips(found)][1:] == [
-        "rank 0: slowdown of 2 kernel calls beside communication"
+    assert counts(result) == [(4, 3)]
+    assert [subject for subject, _ in skips(result)][1:] == [
+        "rank 0: slowdown of 2 kernel calls under communication"
     ]
 
 
@@ -406,15 +406,17 @@ def drawn(computing: Iterable[Piece], communicating: Iterable[Piece]) -> Run:
     rows = []
     for piece in computing:
         rows.append((f"s{len(rows)} {piece.what[0]}", piece.start, "=" * piece.length or "!"))
-    for place, piece in enumerate(communicating):
-        call = chr(ord("a") + place) if piece.what else "="
+    for index, piece in enumerate(communicating):
+        call = chr(ord("a") + index) if piece.what else "="
         if piece.what:
             group, collective = piece.what
-            rows.append((f"op record_param_comms group={group} collective={collective}", 3 * place, "--"))
-            rows.append(("launch", 3 * place, call))
+            rows.append((f"op record_param_comms group={group} collective={collective}", 3 * index, "--"))
+            rows.append(("launch", 3 * index, call))
         rows.append((f"s{len(rows)} nccl corr={call}", piece.start, "=" * piece.length or "!"))
     width = max(len(label) for label, _, _ in rows)
-    return make_run([draw("\n".join(f"{label:{width}} | {' ' * at}{mark}" for label, at, mark in rows))])
+    return make_run(
+        [draw("\n".join(f"{label:{width}} | {' ' * offset}{mark}" for label, offset, mark in rows))]
+    )
 
 
 def union_of(pieces: Iterable[Piece]) -> set[int]:
@@ -432,14 +434,14 @@ def test_overlap_against_every_column(computing: list[Piece], communicating: lis
         groups.setdefault(piece.what or ("(not recorded)",) * 2, []).append(piece)
     comp = union_of(computing)
     work = [*computing, *communicating]
-    total = max(one.start + one.length for one in work) - min(one.start for one in work)
+    total = max(piece.start + piece.length for piece in work) - min(piece.start for piece in work)
     want = {}
-    for names, members in groups.items():
-        comm = union_of(members)
+    for names, pieces in groups.items():
+        comm = union_of(pieces)
         if comm:
             size, hidden = len(comm), len(comm & comp)
             fractions = (hidden / size, min(size, len(comp)) / size, (size - hidden) / total)
-            want[names] = (len(members), 1000 * size, 1000 * hidden, 1000 * (size - hidden), *fractions)
+            want[names] = (len(pieces), 1000 * size, 1000 * hidden, 1000 * (size - hidden), *fractions)
     rows = records(result["overlap"], *TIMES, *FRACTIONS)
     assert {row[:2]: row[2:] for row in rows} == {names: pytest.approx(row) for names, row in want.items()}
     assert len(rows) == len(want)
@@ -475,4 +477,4 @@ def test_slowdown_against_every_column(computing: list[Piece], communicating: li
     together, *rows = records(result["slowdown"], *shown)
     assert {row[0]: row[1:] for row in rows} == {name: pytest.approx(row) for name, row in want.items()}
     assert [row[3] for row in rows] == sorted((row[3] for row in rows), reverse=True)
-    assert together[:4] == ("(all)", *(sum(row[place] for row in rows) for place in (1, 2, 3)))
+    assert together[:4] == ("(all)", *(sum(row[column] for row in rows) for column in (1, 2, 3)))

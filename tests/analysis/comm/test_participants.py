@@ -74,9 +74,9 @@ def test_two_kernels_that_wait_at_once_lose_the_time_once() -> None:
         s5 ncclDevKernel_AllReduce | {second}"""
         return comm(first, more=more)
 
-    found = lost(
+    rows = lost(
         rank("     aaaaaaaaaaaaaa", "       xxxxxxxxxxxxx"),
         rank("              aaaaa", "                 xxx"),
     )
     # The first waits from 5 to 14, the second from 7 to 17; from 14 on data moves, until 19.
-    assert found == [(0, 1, 5, 9)]
+    assert rows == [(0, 1, 5, 9)]

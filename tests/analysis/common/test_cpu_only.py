@@ -81,11 +81,11 @@ def test_ops_and_kernels() -> None:
 def test_scopes_with_flops() -> None:
     table = analyze(rank(STEP), "scopes")["scopes"]
     columns = ("exclusive_ns", "forward_ns", "backward_ns", "matrix_flops", "backward_matrix_flops")
-    found = {name: values for name, *values in records(table, "name", *columns)}
+    by_name = {name: values for name, *values in records(table, "name", *columns)}
     # 2 x 4 x 8 x 2 in either direction; the gradient counts in the scope of its forward op.
-    assert found["layer"] == [7000, 4000, 3000, 256, 128]
-    assert "backward" not in found
-    assert found["(outside)"][3:] == [0, 0]
+    assert by_name["layer"] == [7000, 4000, 3000, 256, 128]
+    assert "backward" not in by_name
+    assert by_name["(outside)"][3:] == [0, 0]
 
 
 def test_steps_and_idle() -> None:
@@ -145,21 +145,21 @@ LAYER = f"""
 
 def test_reads_belong_to_the_part_that_they_stand_in() -> None:
     """A part may begin with one, before any work; outside of parts it goes with the work before."""
-    found = analyze(rank(LAYER), "moe")
+    result = analyze(rank(LAYER), "moe")
     assert {
-        stage: count for stage, count in records(found["stages"], "stage", "blocking_count") if count
+        stage: count for stage, count in records(result["stages"], "stage", "blocking_count") if count
     } == {
         "permute": 1.0,
         "experts": 2.0,
     }
-    assert found.meta["sync_free_stage"] == 0
+    assert result.meta["sync_free_stage"] == 0
 
 
 def test_collectives_are_matched_across_ranks() -> None:
-    found = analyze(ranks(STEP, LATE), "collectives")
+    result = analyze(ranks(STEP, LATE), "collectives")
     columns = ("collective", "group", "ranks", "bytes", "start_skew_ns", "last_rank")
-    assert records(found["instances"], *columns) == [("allreduce", "0", 2, 24, 2000, 1)]
-    assert records(found["ranks"], "rank", "kernel_ns", "sync_ns") == [(0, 4000, 2000), (1, 2000, 0)]
+    assert records(result["instances"], *columns) == [("allreduce", "0", 2, 24, 2000, 1)]
+    assert records(result["ranks"], "rank", "kernel_ns", "sync_ns") == [(0, 4000, 2000), (1, 2000, 0)]
 
 
 def test_stragglers_name_what_the_host_was_in() -> None:
@@ -184,7 +184,7 @@ def reading(reads: str) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("reads", "cause", "said"),
+    ("reads", "cause", "evidence"),
     [
         # The processor was taken from it twice.
         ("- " * 5 + " " * 8 + "- " * 3 + " " * 4 + "- " * 2, "blocking_call", "31.0 us (others 1.00 us)"),
@@ -194,31 +194,29 @@ def reading(reads: str) -> Run:
     ],
 )
 def test_a_host_that_reads_one_value_after_the_other_is_in_a_blocking_call(
-    reads: str, cause: str, said: str
+    reads: str, cause: str, evidence: str
 ) -> None:
     (row,) = records(analyze(reading(reads), "stragglers")["stragglers"], "rank", "cause", "evidence")
     assert row[:2] == (1, cause)
-    assert row[2].startswith(f"no op ran for {said}")
+    assert row[2].startswith(f"no op ran for {evidence}")
     assert ("aten::item" in row[2]) == (cause == "blocking_call")
 
 
 def test_launches_are_skipped() -> None:
-    found = analyze(rank(STEP), "launches")
-    assert len(found["launches"]) == 0
-    assert reasons(found) == {
-        "rank 0": "nothing is launched: the trace has no GPU, its work is the host's own"
-    }
+    result = analyze(rank(STEP), "launches")
+    assert len(result["launches"]) == 0
+    assert reasons(result) == {"rank 0": "CPU-only trace: nothing is launched"}
 
 
 def test_roofline_counts_without_a_roof() -> None:
-    found = analyze(rank(STEP), "roofline")
+    result = analyze(rank(STEP), "roofline")
     columns = ("name", "shapes", "flops", "read_bytes", "efficiency")
-    products = [row[1:] for row in records(found["roofline"], *columns) if row[0] == "aten::mm"]
+    products = [row[1:] for row in records(result["roofline"], *columns) if row[0] == "aten::mm"]
     assert products == [
         ("fp32[4,8] fp32[8,2]", 128, 4 * (4 * 8 + 8 * 2), -1.0),
         ("fp32[8,4] fp32[4,2]", 128, 4 * (8 * 4 + 4 * 2), -1.0),
     ]
-    assert "the work is the host's" in reasons(found)["rank 0: roofline time and efficiency"]
+    assert "CPU-only trace" in reasons(result)["rank 0: roofline time and efficiency"]
     # A device that the header names did nothing, so its peaks are none of this trace's.
     gpus = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
     trace = draw(aligned(STEP), distributedInfo=GROUPS | {"rank": 0}, deviceProperties=gpus)
@@ -237,9 +235,9 @@ def test_detectors_of_launching_are_silent(name: str) -> None:
 def test_every_section_says_what_is_meant() -> None:
     whole = report(rank(STEP))
     assert whole.meta["devices"] == ["cpu (host ops)"]
-    assert all("where this says GPU, it is the processor" in one.doc for one in whole.results)
+    assert all("CPU-only trace: GPU means the CPU" in result.doc for result in whole.results)
     (compared,) = diff(rank(STEP), rank(STEP)).results
-    assert "where this says GPU, it is the processor" in compared.doc
+    assert "CPU-only trace: GPU means the CPU" in compared.doc
 
 
 def test_scope_linked_is_all_of_it() -> None:
@@ -277,9 +275,9 @@ def test_messages_of_a_pipeline_meet_by_their_ranks() -> None:
     run = make_run(
         draw(aligned(text), distributedInfo=info | {"rank": number}) for number, text in enumerate(texts)
     )
-    found = analyze(run, "collectives")
-    assert records(found["instances"], "collective", "ranks", "bytes", "last_rank") == [
+    result = analyze(run, "collectives")
+    assert records(result["instances"], "collective", "ranks", "bytes", "last_rank") == [
         ("send/recv", 2, 36, 0),
         ("send/recv", 2, 36, 1),
     ]
-    assert not [skip for skip in found.skips if "does not say" in skip.reason]
+    assert not [skip for skip in result.skips if "does not say" in skip.reason]

@@ -21,8 +21,8 @@ def idle(text: str, **options: Any) -> Result:
 def gaps(text: str, **options: Any) -> list[tuple[int, int, str, str, str]]:
     """(start, length, cause, host, op) of the gaps in order of time; start counted from the first column."""
     result = idle(text, **options)
-    found = records(result["gaps"], "ts_ns", "dur_ns", "cause", "host", "op")
-    return sorted((ts // COLUMN, dur // COLUMN, *rest) for ts, dur, *rest in found)
+    gap = records(result["gaps"], "ts_ns", "dur_ns", "cause", "host", "op")
+    return sorted((ts // COLUMN, dur // COLUMN, *rest) for ts, dur, *rest in gap)
 
 
 def test_host_late_names_the_frame_and_the_op_it_was_in() -> None:
@@ -141,7 +141,7 @@ def test_a_copy_whose_call_returns_after_it_is_done_was_waited_for() -> None:
 
 
 def test_a_fill_whose_call_returns_late_was_not_waited_for() -> None:
-    (found,) = gaps("""
+    (gap,) = gaps("""
         op aten::zero_         |  -----
         launch cudaMemsetAsync |   aaaa
         op aten::add           |       ---
@@ -149,7 +149,7 @@ def test_a_fill_whose_call_returns_late_was_not_waited_for() -> None:
         s7 fill                |    aa
         s7 k                   |            bb
     """)
-    assert found[2] == "host late"
+    assert gap[2] == "host late"
 
 
 def test_garbage_collection() -> None:
@@ -214,12 +214,12 @@ def test_work_without_a_launch_call() -> None:
 
 
 def test_before_the_first_and_after_the_last_work_of_the_steps() -> None:
-    found = gaps("""
+    gap = gaps("""
         step 1 | ----------
         launch |  a
         s7 k   |   aaa
     """)
-    assert found == [(-2, 2, "window", "", ""), (3, 5, "window", "", "")]
+    assert gap == [(-2, 2, "window", "", ""), (3, 5, "window", "", "")]
 
 
 def test_short_gaps_are_summed_and_not_explained() -> None:

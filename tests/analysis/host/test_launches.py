@@ -22,29 +22,29 @@ def launches(text: str, ns_per_char: int = 1000, start_ns: int = 0, **options: A
 
 
 def summary(result: Result) -> dict[str, tuple[int, int, float]]:
-    found = records(result["launches"], "metric", "count", "dur_ns", "fraction")
-    return {metric: (count, dur, fraction) for metric, count, dur, fraction in found}
+    by_metric = records(result["launches"], "metric", "count", "dur_ns", "fraction")
+    return {metric: (count, dur, fraction) for metric, count, dur, fraction in by_metric}
 
 
 def test_summary_by_hand() -> None:
-    found = summary(launches("""
+    by_metric = summary(launches("""
                 | 0    5    10   15   20   25   30
         launch  | a b              cd
         s7 k    |    aaaa bb                ccc
         s7 copy |                              dddddddddd
         s7 k    |          ==
     """))  # fmt: skip
-    assert found["launched"] == (4, -1, 4 / 5)
+    assert by_metric["launched"] == (4, -1, 4 / 5)
     # a 0 to 3, b 2 to 8, c 17 to 26, d 18 to 29: latencies of 3, 6, 9 and 11
-    assert found["latency p50"][1] == 7500
-    assert found["started before its launch"] == (0, -1, 0.0)
+    assert by_metric["latency p50"][1] == 7500
+    assert by_metric["started before its launch"] == (0, -1, 0.0)
     # Kernels are 4, 2 and 3 columns: all under 10 us; the copy is none and the third has no call.
-    assert found["small kernels"] == (3, 9000, 1.0)
-    assert found["small kernels, time"] == (3, 9000, 1.0)
+    assert by_metric["small kernels"] == (3, 9000, 1.0)
+    assert by_metric["small kernels, time"] == (3, 9000, 1.0)
 
 
 def test_launch_bound_is_idle_with_at_most_one_launch_under_way() -> None:
-    found = summary(launches("""
+    by_metric = summary(launches("""
                | 0    5    10   15   20   25
         launch | a        b  c      de
         s7 k   |   aa        bb    cc   dd ee
@@ -53,17 +53,17 @@ def test_launch_bound_is_idle_with_at_most_one_launch_under_way() -> None:
     #       14-18 c, launched at 12, waits alone: 4 more.
     #       20-23 d and e are queued from 20 on: 0 ... c ends at 20, d is launched at 19, e at 20.
     #       25-26 e alone: 1.
-    assert found["launch bound"][1] == 13_000
-    assert found["launch bound"][2] == 13 / 26
+    assert by_metric["launch bound"][1] == 13_000
+    assert by_metric["launch bound"][2] == 13 / 26
 
 
 def test_idle_before_the_first_launch_in_the_trace_is_launch_bound() -> None:
-    found = summary(launches("""
+    by_metric = summary(launches("""
         launch |        a
         s7 k   | ==        aa
     """))  # fmt: skip
     # 2-9: nothing was launched before 7, then one call
-    assert found["launch bound"] == (-1, 8000, 8 / 12)
+    assert by_metric["launch bound"] == (-1, 8000, 8 / 12)
 
 
 def test_kernels_that_start_before_their_launch() -> None:
@@ -173,12 +173,12 @@ def test_scope_linked() -> None:
 
 
 def test_only_copies() -> None:
-    found = summary(launches("""
+    by_metric = summary(launches("""
         launch  | a
         s7 copy |   aa
     """))  # fmt: skip
-    assert found["small kernels"] == (0, 0, 0.0)
-    assert found["small kernels, time"] == (0, 0, 0.0)
+    assert by_metric["small kernels"] == (0, 0, 0.0)
+    assert by_metric["small kernels, time"] == (0, 0, 0.0)
 
 
 def test_each_rank_has_its_rows() -> None:

@@ -28,12 +28,12 @@ SHARED = ("", "before", "after")
 
 def times(result: Result) -> Counter[Key]:
     """(rank, microbatch, layer, phase, stage) to ns."""
-    found: Counter[Key] = Counter()
+    times: Counter[Key] = Counter()
     for row in result["passes"].to_dict("records"):
         for stage in STAGES:
             if ns := row[f"{stage.replace(' ', '_')}_ns"]:
-                found[row["rank"], row["microbatch"], row["layer"], str(row["phase"]), stage] += ns
-    return found
+                times[row["rank"], row["microbatch"], row["layer"], str(row["phase"]), stage] += ns
+    return times
 
 
 def agrees(model: Model) -> Result:
@@ -62,7 +62,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("model", KINDS, ids=lambda one: f"{one.exchange}-{one.loop}-{one.naming}")
+@pytest.mark.parametrize("model", KINDS, ids=lambda model: f"{model.exchange}-{model.loop}-{model.naming}")
 def test_each_kernel_is_in_its_stage(model: Model) -> None:
     result = agrees(model)
     assert result.meta["layers"] == 2
@@ -108,8 +108,8 @@ def test_micro_batches_in_any_order(order: str, messages: bool, recompute: Any) 
         phases.add("recompute")
     passes = result["passes"]
     for rank, microbatch, layer, phase in product((0, 1), range(order.count("F")), range(3), phases):
-        chosen = passes["rank"].eq(rank) & passes["microbatch"].eq(microbatch) & passes["layer"].eq(layer)
-        assert len(passes[chosen & passes["phase"].eq(phase)]) == 1
+        of_pass = passes["rank"].eq(rank) & passes["microbatch"].eq(microbatch) & passes["layer"].eq(layer)
+        assert len(passes[of_pass & passes["phase"].eq(phase)]) == 1
     assert set(passes["phase"]) == phases
 
 
@@ -203,20 +203,20 @@ def test_grouped_products_hide_the_experts_but_not_the_ranks() -> None:
     )
     result = analyze(recorded(model)[0], "moe")
     assert result["balance"]["tokens_max"].tolist() == [12.0, 16.0]
-    assert "tokens of single experts" in [skip.subject for skip in result.skips]
+    assert "tokens by expert" in [skip.subject for skip in result.skips]
 
 
 def test_kernels_that_do_not_say_who_exchanges() -> None:
     result = agrees(Model(ranks=2, exchange="deep_ep"))
     assert [(skip.subject, skip.reason) for skip in result.skips] == [
-        ("balance between ranks", "the trace does not say which ranks exchange tokens")
+        ("balance between ranks", "the ranks of the all-to-all are not recorded")
     ]
 
 
 def test_ranks_that_are_missing() -> None:
     run, _ = recorded(Model(ranks=2, exchange="all_to_all"))
     result = analyze(make_run(run.traces[:1]), "moe")
-    assert [skip.reason for skip in result.skips] == ["ranks of the group are missing"]
+    assert [skip.reason for skip in result.skips] == ["ranks of the expert-parallel group are missing"]
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_blocking_calls(changes: dict[str, Any], stage: int, calls: dict[str, fl
     result = agrees(Model(**changes))
     assert result.meta["sync_free_stage"] == stage
     table = result["stages"]
-    mine = table[table["blocking_count"].gt(0) & table["rank"].eq(0)]
-    assert dict(records(mine, "stage", "blocking_count")) == calls
+    of_rank = table[table["blocking_count"].gt(0) & table["rank"].eq(0)]
+    assert dict(records(of_rank, "stage", "blocking_count")) == calls
     assert set(result["layers"]["blocking_count"]) == {sum(calls.values())}
     blocked = result["layers"]["blocked_ns"]
     assert (blocked.gt(0) if calls else blocked.eq(0)).all()

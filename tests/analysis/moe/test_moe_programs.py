@@ -29,14 +29,14 @@ from tracelens.trace.run import make_run
 
 def analyzed(program: Callable[[Recorder], None], **model: Any) -> Result:
     """The analysis of what a program launches on one rank."""
-    one = Recorder(Model(**model), 0)
-    program(one)
-    return analyze(make_run([as_trace(one)]), "moe")
+    recorder = Recorder(Model(**model), 0)
+    program(recorder)
+    return analyze(make_run([as_trace(recorder)]), "moe")
 
 
 def is_dense(result: Result) -> bool:
     """Whether no MoE layer was found; why that is so must be said."""
-    assert [skip.reason for skip in result.skips] == ["no MoE layer: no router with experts behind it"]
+    assert [skip.reason for skip in result.skips] == ["no MoE layer: no router followed by experts"]
     return not len(result["passes"])
 
 
@@ -44,35 +44,37 @@ def is_dense(result: Result) -> bool:
 
 
 def test_a_dense_model_with_a_choice_of_words() -> None:
-    def program(one: Recorder) -> None:
-        one.model = Model(layers=0, dense="dd", order="F0 B0")
-        tapes = one.forward(0)
-        choose(one, 8, VOCABULARY)
-        one.op("aten::gather", "_scatter_gather_kernel")
-        one.backward(0, tapes)
+    def program(recorder: Recorder) -> None:
+        recorder.model = Model(layers=0, dense="dd", order="F0 B0")
+        tapes = recorder.forward(0)
+        choose(recorder, 8, VOCABULARY)
+        recorder.op("aten::gather", "_scatter_gather_kernel")
+        recorder.backward(0, tapes)
 
     assert is_dense(analyzed(program))
 
 
-def choose(one: Recorder, rows: int, columns: int, chosen: int = 2, shape: Any = None, dim: int = -1) -> None:
+def choose(
+    recorder: Recorder, rows: int, columns: int, top_k: int = 2, shape: Any = None, dim: int = -1
+) -> None:
     shapes = [shape or [rows, columns], [], [], [], []]
-    values = ["", str(chosen), str(dim), "True", "True"]
-    one.op("aten::topk", "gatherTopK", grad="TopkBackward0", shapes=shapes, values=values)
+    values = ["", str(top_k), str(dim), "True", "True"]
+    recorder.op("aten::topk", "gatherTopK", grad="TopkBackward0", shapes=shapes, values=values)
 
 
 @pytest.mark.parametrize("words", [256, 50_000])
 def test_sampling_among_the_likeliest(words: int) -> None:
     """Also where the words are so few that they could be experts."""
 
-    def program(one: Recorder) -> None:
+    def program(recorder: Recorder) -> None:
         for _ in range(3):
-            one.op("aten::embedding", "vectorized_gather_kernel")
-            one.block(-1)
-            one.norm()
-            one.mm(8, HIDDEN, words)
-            choose(one, 8, words)
+            recorder.op("aten::embedding", "vectorized_gather_kernel")
+            recorder.block(-1)
+            recorder.norm()
+            recorder.mm(8, HIDDEN, words)
+            choose(recorder, 8, words)
             for name in ("scatter", "_softmax", "multinomial", "cat"):
-                one.op(f"aten::{name}", f"{name}_kernel")
+                recorder.op(f"aten::{name}", f"{name}_kernel")
 
     assert is_dense(analyzed(program))
 
@@ -80,48 +82,48 @@ def test_sampling_among_the_likeliest(words: int) -> None:
 def test_the_best_classes_of_images() -> None:
     """A convolution may be a matrix product on the GPU; no norm lies between it and the choice before."""
 
-    def program(one: Recorder) -> None:
+    def program(recorder: Recorder) -> None:
         for _ in range(3):
-            one.op("aten::miopen_convolution", "Cijk_Alik_Bljk_BBS_BH")
-            one.mm(8, HIDDEN, HIDDEN)
-            one.block(-1)
-            one.norm()
-            one.mm(8, HIDDEN, 100)
-            choose(one, 8, 100)
-            one.op("aten::index", "index_elementwise_kernel")
+            recorder.op("aten::miopen_convolution", "Cijk_Alik_Bljk_BBS_BH")
+            recorder.mm(8, HIDDEN, HIDDEN)
+            recorder.block(-1)
+            recorder.norm()
+            recorder.mm(8, HIDDEN, 100)
+            choose(recorder, 8, 100)
+            recorder.op("aten::index", "index_elementwise_kernel")
 
     assert is_dense(analyzed(program))
 
 
 def test_images_and_texts_that_choose_each_other() -> None:
-    def program(one: Recorder) -> None:
+    def program(recorder: Recorder) -> None:
         for _ in range(2):
-            one.block(-1)
-            one.norm()
+            recorder.block(-1)
+            recorder.norm()
             for _ in range(2):
-                one.mm(8, HIDDEN, 8)
-                choose(one, 8, 8)
-                one.op("aten::eq", "vectorized_elementwise_eq")
-                one.op("aten::sum", "reduce_kernel")
+                recorder.mm(8, HIDDEN, 8)
+                choose(recorder, 8, 8)
+                recorder.op("aten::eq", "vectorized_elementwise_eq")
+                recorder.op("aten::sum", "reduce_kernel")
 
     assert is_dense(analyzed(program))
 
 
 @pytest.mark.parametrize("keys", [8, HIDDEN])
 def test_attention_to_the_best_keys(keys: int) -> None:
-    def program(one: Recorder) -> None:
+    def program(recorder: Recorder) -> None:
         for _ in range(2):
-            one.norm()
-            one.mm(8, HIDDEN, 3 * HIDDEN)
+            recorder.norm()
+            recorder.mm(8, HIDDEN, 3 * HIDDEN)
             shapes = [[4, 8, 16], [4, 16, keys]]
-            one.op("aten::bmm", "nvjet_scores", grad="BmmBackward0", shapes=shapes)
-            choose(one, 8, keys, shape=[1, 4, 8, keys])
-            one.op("aten::scatter", "_scatter_gather_kernel")
-            one.op("aten::_softmax", "softmax_warp_forward")
-            one.op("aten::bmm", "nvjet_values", shapes=[[4, 8, keys], [4, keys, 16]])
-            one.mm(8, HIDDEN, HIDDEN)
-            one.norm()
-            one.mlp(8)
+            recorder.op("aten::bmm", "nvjet_scores", grad="BmmBackward0", shapes=shapes)
+            choose(recorder, 8, keys, shape=[1, 4, 8, keys])
+            recorder.op("aten::scatter", "_scatter_gather_kernel")
+            recorder.op("aten::_softmax", "softmax_warp_forward")
+            recorder.op("aten::bmm", "nvjet_values", shapes=[[4, 8, keys], [4, keys, 16]])
+            recorder.mm(8, HIDDEN, HIDDEN)
+            recorder.norm()
+            recorder.mlp(8)
 
     assert is_dense(analyzed(program))
 
@@ -145,16 +147,16 @@ def test_two_choices_of_groups_and_of_experts() -> None:
             self.op("aten::sigmoid", "vectorized_elementwise_sigmoid", grad="SigmoidBackward0")
             choose(self, 8, 4, shape=[8, 2, 4])
             self.op("aten::sum", "reduce_kernel")
-            choose(self, 8, 2, chosen=1)
+            choose(self, 8, 2, top_k=1)
             self.op("aten::scatter_", "_scatter_gather_kernel")
-            choose(self, 8, 8, chosen=3)
+            choose(self, 8, 8, top_k=3)
             self.op("aten::gather", "_scatter_gather_kernel", grad="GatherBackward0")
             self.stage = ""
 
-    one = Grouped(Model(), 0)
-    one.backward(0, one.forward(0))
-    result = analyze(make_run([as_trace(one)]), "moe")
-    assert times(result) == one.truth
+    recorder = Grouped(Model(), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
     assert (result.meta["experts"], result.meta["chosen"]) == (8, 3)
 
 
@@ -163,13 +165,13 @@ def test_a_capacity_chooses_tokens_and_not_experts() -> None:
         def route(self) -> None:
             super().route()
             self.stage = "router"
-            choose(self, 8, 8, chosen=5, dim=0)
+            choose(self, 8, 8, top_k=5, dim=0)
             self.stage = ""
 
-    one = Capacity(Model(), 0)
-    one.backward(0, one.forward(0))
-    result = analyze(make_run([as_trace(one)]), "moe")
-    assert times(result) == one.truth
+    recorder = Capacity(Model(), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
     assert (result.meta["experts"], result.meta["chosen"]) == (8, 2)
 
 
@@ -189,11 +191,11 @@ def test_fused_ops_of_serving_have_other_arguments() -> None:
             self.stage = ""
             self.last = "permute"
 
-    one = Serving(Model(), 0)
-    one.forward(0)
-    result = analyze(make_run([as_trace(one)]), "moe")
+    recorder = Serving(Model(), 0)
+    recorder.forward(0)
+    result = analyze(make_run([as_trace(recorder)]), "moe")
     assert layers_of(result) == [(0, 0), (0, 1)]
-    assert times(result) == one.truth
+    assert times(result) == recorder.truth
     assert (result.meta["experts"], result.meta["chosen"]) == (16, -1)
 
 
@@ -208,10 +210,10 @@ def test_all_experts_in_one_batch_of_products() -> None:
                 self.op("aten::bmm", "nvjet_batch", grad="BmmBackward0", shapes=shapes)
             self.stage = ""
 
-    one = Batched(Model(shared="after"), 0)
-    one.backward(0, one.forward(0))
-    result = analyze(make_run([as_trace(one)]), "moe")
-    assert times(result) == one.truth
+    recorder = Batched(Model(shared="after"), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
     assert result["layers"]["tokens"].tolist() == [40.0, 40.0]
 
 
@@ -238,10 +240,10 @@ def test_a_shared_expert_beside_the_exchange() -> None:
 
     traces, truth = [], Counter[Key]()
     for rank in range(2):
-        one = Beside(Model(ranks=2, exchange="all_to_all"), rank)
-        one.backward(0, one.forward(0))
-        traces.append(as_trace(one))
-        truth.update(one.truth)
+        recorder = Beside(Model(ranks=2, exchange="all_to_all"), rank)
+        recorder.backward(0, recorder.forward(0))
+        traces.append(as_trace(recorder))
+        truth.update(recorder.truth)
     result = analyze(make_run(traces), "moe")
     assert times(result) == truth
     assert set(result["layers"]["tokens"]) == {16.0}
@@ -261,17 +263,17 @@ def test_scopes_without_one_around_the_layer(
                 super().block(layer)
 
     kind = Block if block else Recorder
-    one = kind(Model(naming="parts", shared=shared, layers=3, order="F0 B0 F1 B1"), 0)
-    with one.around("user_annotation", "ProfilerStep#1"):
+    recorder = kind(Model(naming="parts", shared=shared, layers=3, order="F0 B0 F1 B1"), 0)
+    with recorder.around("user_annotation", "ProfilerStep#1"):
         for microbatch in (0, 1):
-            one.backward(microbatch, one.forward(microbatch))
-    result = analyze(make_run([as_trace(one)]), "moe")
+            recorder.backward(microbatch, recorder.forward(microbatch))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
     assert result.meta["layers"] == 3
-    found = times(result)
+    by_stage = times(result)
     # The residual's addition has no frame of its own; it is taken for the end of the last part.
     last = {(0, number, layer, phase, "shared expert" if shared == "after" else "permute")
             for number, layer, phase in product((0, 1), range(3), ("forward", "backward"))}  # fmt: skip
-    assert found == one.truth + Counter(dict.fromkeys(last, KERNEL_NS))
+    assert by_stage == recorder.truth + Counter(dict.fromkeys(last, KERNEL_NS))
 
 
 @pytest.mark.parametrize(
@@ -283,9 +285,9 @@ def test_a_wrapped_module_does_not_make_the_exchange_one_of_parameters(frame: st
             with self.around("python_function", frame):
                 super().moe()
 
-    one = Wrapped(Model(exchange="all_to_all"), 0)
-    one.backward(0, one.forward(0))
-    assert times(analyze(make_run([as_trace(one)]), "moe")) == one.truth
+    recorder = Wrapped(Model(exchange="all_to_all"), 0)
+    recorder.backward(0, recorder.forward(0))
+    assert times(analyze(make_run([as_trace(recorder)]), "moe")) == recorder.truth
 
 
 @pytest.mark.parametrize(
@@ -300,9 +302,9 @@ def test_parameters_that_are_gathered_within_a_layer_are_no_part_of_it(frame: st
             self.stage = before
             super().compute(rows)
 
-    one = Sharded(Model(exchange="all_to_all"), 0)
-    one.backward(0, one.forward(0))
-    assert times(analyze(make_run([as_trace(one)]), "moe")) == one.truth
+    recorder = Sharded(Model(exchange="all_to_all"), 0)
+    recorder.backward(0, recorder.forward(0))
+    assert times(analyze(make_run([as_trace(recorder)]), "moe")) == recorder.truth
 
 
 def test_messages_of_ring_attention_do_not_end_a_micro_batch() -> None:
@@ -311,10 +313,10 @@ def test_messages_of_ring_attention_do_not_end_a_micro_batch() -> None:
             super().attention()
             self.collective("send", "CONTEXT_PARALLEL_GROUP", {"In msg nelems": 8})
 
-    one = Ring(Model(), 0)
-    one.backward(0, one.forward(0))
-    result = analyze(make_run([as_trace(one)]), "moe")
-    assert times(result) == one.truth
+    recorder = Ring(Model(), 0)
+    recorder.backward(0, recorder.forward(0))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
     assert layers_of(result) == [(0, 0), (0, 1)]
 
 
@@ -327,34 +329,34 @@ def test_backward_work_of_one_micro_batch_between_the_layers_of_another() -> Non
         def block(self, layer: int) -> None:
             super().block(layer)
             if self.between:
-                here = self.microbatch, self.tape, self.phase, self.tid
+                state = self.microbatch, self.tape, self.phase, self.tid
                 self.microbatch, self.tid = 0, 2
                 self.run_back(*self.between.pop())
-                self.microbatch, self.tape, self.phase, self.tid = here
+                self.microbatch, self.tape, self.phase, self.tid = state
 
-    one = Overlapped(Model(), 0)
-    _, *tapes, _ = one.forward(0)
-    one.between = [(tape, layer) for layer, tape in enumerate(tapes)]
-    one.backward(1, one.forward(1))
-    result = analyze(make_run([as_trace(one)]), "moe")
-    assert times(result) == one.truth
+    recorder = Overlapped(Model(), 0)
+    _, *tapes, _ = recorder.forward(0)
+    recorder.between = [(tape, layer) for layer, tape in enumerate(tapes)]
+    recorder.backward(1, recorder.forward(1))
+    result = analyze(make_run([as_trace(recorder)]), "moe")
+    assert times(result) == recorder.truth
     assert layers_of(result) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_passes_beside_the_steps_do_not_count_for_a_step() -> None:
-    one = record(Model(order="F0"))
-    once = analyze(make_run([as_trace(one)]), "moe")
-    one.wait()
+    recorder = record(Model(order="F0"))
+    once = analyze(make_run([as_trace(recorder)]), "moe")
+    recorder.wait()
     for number in (1, 2):
-        one.forward(number)
-    result = analyze(make_run([as_trace(one)]), "moe")
+        recorder.forward(number)
+    result = analyze(make_run([as_trace(recorder)]), "moe")
     assert layers_of(result) == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
     assert result["stages"]["forward_ns"].tolist() == once["stages"]["forward_ns"].tolist()
 
 
 def test_a_run_without_gpu_work_has_a_reason() -> None:
-    def program(one: Recorder) -> None:
-        with one.around("cpu_op", "aten::topk"):
+    def program(recorder: Recorder) -> None:
+        with recorder.around("cpu_op", "aten::topk"):
             pass
 
     assert is_dense(analyzed(program))

@@ -20,21 +20,21 @@ def breakdown(text: str, **options: Any) -> pd.DataFrame:
 def tree(table: pd.DataFrame, column: str = "exclusive_ns", unit: int = 1000) -> dict[Path, int]:
     """Path of names to a column, in columns of the drawing; the step's own name is left out of the path."""
     paths: dict[int, Path] = {}
-    found = {}
+    nodes = {}
     for node, parent, name, value in records(table, "node", "parent", "name", column):
         paths[node] = (*paths.get(parent, ()), name)
-        assert paths[node] not in found, "one path, two rows"
-        found[paths[node]] = value // unit if unit > 1 else value
-    whole = {path[0] for path in found}
-    return {path[1:] if len(whole) == 1 else path: value for path, value in found.items()}
+        assert paths[node] not in nodes, "one path, two rows"
+        nodes[paths[node]] = value // unit if unit > 1 else value
+    whole = {path[0] for path in nodes}
+    return {path[1:] if len(whole) == 1 else path: value for path, value in nodes.items()}
 
 
-def at(found: dict[Path, int], depth: int) -> dict[Path, int]:
-    return {path: value for path, value in found.items() if len(path) == depth}
+def at(nodes: dict[Path, int], depth: int) -> dict[Path, int]:
+    return {path: value for path, value in nodes.items() if len(path) == depth}
 
 
 def test_computation_before_communication_before_copies_before_fills() -> None:
-    found = tree(breakdown("""
+    nodes = tree(breakdown("""
                          | 0    5    10   15
         launch           | abcdg
         s7 gemm          |      aaaa
@@ -44,19 +44,19 @@ def test_computation_before_communication_before_copies_before_fills() -> None:
     """))  # fmt: skip
     # gemm 5-9; communication 3-11 less the gemm; copy 7-15 less what is before 11; fill 2-4 less 3-4, and
     # 17-19; idle 15-17: 4 + 4 + 4 + 3 + 2 are the 17 from 2 to 19
-    assert at(found, 0) == {(): 17}
-    assert at(found, 1) == {("gemm",): 4, ("communication",): 4, ("copy",): 4, ("fill",): 3, ("idle",): 2}
+    assert at(nodes, 0) == {(): 17}
+    assert at(nodes, 1) == {("gemm",): 4, ("communication",): 4, ("copy",): 4, ("fill",): 3, ("idle",): 2}
 
 
 def test_among_equals_the_one_that_started_first() -> None:
-    found = tree(breakdown("""
+    nodes = tree(breakdown("""
         op aten::mm     | ---
         op aten::matmul |    ---
         launch          |  a  b
         s7 gemm_one     |      aaaaaa
         s8 gemm_two     |         bbbbbb
     """))  # fmt: skip
-    assert {path[1]: value for path, value in at(found, 2).items()} == {"aten::mm": 6, "aten::matmul": 3}
+    assert {path[1]: value for path, value in at(nodes, 2).items()} == {"aten::mm": 6, "aten::matmul": 3}
 
 
 def test_five_levels_with_counts_and_sums() -> None:
@@ -69,17 +69,17 @@ def test_five_levels_with_counts_and_sums() -> None:
         s7 gemm_two                                              |        bbbb
         s7 vectorized_elementwise_kernel                         |            ccc d
     """)
-    found = tree(table)
+    nodes = tree(table)
     mm, add = ("gemm", "aten::mm"), ("elementwise", "aten::add")
     kernel = "vectorized_elementwise_kernel"
-    assert at(found, 1) == {("gemm",): 6, ("elementwise",): 4, ("idle",): 1}
-    assert at(found, 2) == {mm: 6, add: 4}
-    assert at(found, 3) == {
+    assert at(nodes, 1) == {("gemm",): 6, ("elementwise",): 4, ("idle",): 1}
+    assert at(nodes, 2) == {mm: 6, add: 4}
+    assert at(nodes, 3) == {
         (*mm, "fp32[2,3] fp32[3,4]"): 2,
         (*mm, "fp32[8,3] fp32[3,4]"): 4,
         (*add, "()"): 4,
     }
-    assert at(found, 4) == {
+    assert at(nodes, 4) == {
         (*mm, "fp32[2,3] fp32[3,4]", "gemm_one"): 2,
         (*mm, "fp32[8,3] fp32[3,4]", "gemm_two"): 4,
         (*add, "()", kernel): 4,
@@ -147,20 +147,20 @@ def test_unlinked_work_is_a_category_of_its_own() -> None:
         s7 known ext=4    |          ==
     """)
     # The last one has no launch call, but its External id names its op.
-    found = tree(table)
-    assert {path: value for path, value in at(found, 2).items() if path[0] == "unlinked"} == {
+    nodes = tree(table)
+    assert {path: value for path, value in at(nodes, 2).items() if path[0] == "unlinked"} == {
         ("unlinked", "(no op)"): 3
     }
-    assert sum(value for path, value in at(found, 2).items() if path[1] == "aten::mm") == 4
+    assert sum(value for path, value in at(nodes, 2).items() if path[1] == "aten::mm") == 4
 
 
 def test_linked_scope_counts_the_rest_as_idle() -> None:
-    found = tree(breakdown("""
+    nodes = tree(breakdown("""
         launch  | a        b
         s7 gemm |   aa        bb
         s7 x    |     ===
     """, scope="linked"))  # fmt: skip
-    assert at(found, 1) == {("idle",): 8, ("gemm",): 4}
+    assert at(nodes, 1) == {("idle",): 8, ("gemm",): 4}
 
 
 def test_backward_ops_name_their_forward_op() -> None:

@@ -60,9 +60,9 @@ def test_a_trace_without_a_gpu_says_whose_work_it_is() -> None:
     assert records(result["input"], "device", "gpu_events", "linked_fraction") == [("cpu (host ops)", 2, 1.0)]
     (skip,) = result.skips
     assert skip.subject == "rank 0: GPU time"
-    assert "the processor is the device" in skip.reason
+    assert "the CPU is the device" in skip.reason
     assert "ProfilerActivity.CUDA" in skip.reason
-    assert "where this says GPU, it is the processor" in result.doc
+    assert "CPU-only trace: GPU means the CPU" in result.doc
 
 
 def test_several_gpus_in_one_trace_are_said_to_be_seen_as_one() -> None:

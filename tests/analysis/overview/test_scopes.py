@@ -21,15 +21,15 @@ def scopes(text: str, **options: Any) -> Result:
 def tree(table: pd.DataFrame, *columns: str) -> dict[Path, tuple[int, ...]]:
     """Path of names to columns, in columns of the drawing (counts as they are)."""
     paths: dict[int, Path] = {}
-    found = {}
+    nodes = {}
     for node, parent, name, *values in records(table, "node", "parent", "name", *columns):
         paths[node] = (*paths.get(parent, ()), name)
-        assert paths[node] not in found
-        found[paths[node]] = tuple(
+        assert paths[node] not in nodes
+        nodes[paths[node]] = tuple(
             value // 1000 if column.endswith("_ns") else value
             for column, value in zip(columns, values, strict=True)
         )
-    return found
+    return nodes
 
 
 def test_modules() -> None:
@@ -190,7 +190,7 @@ def flops(text: str) -> dict[str, tuple[int, int]]:
 
 
 def test_flops_of_products() -> None:
-    found = flops(f"""
+    by_scope = flops(f"""
                                              | 0    5    10   15   20
         scope layer                          | ------------------
         scope experts                        |  ----------
@@ -206,7 +206,7 @@ def test_flops_of_products() -> None:
         s7 reduce                            |             cc
     """)
     # 2 x 4 x 8 x 2 each; the two launches of the first call are one product.
-    assert found == {"layer": (384, 128), "experts": (384, 128), "norm": (0, 0)}
+    assert by_scope == {"layer": (384, 128), "experts": (384, 128), "norm": (0, 0)}
 
 
 def test_flops_that_cannot_be_counted() -> None:
@@ -221,4 +221,4 @@ def test_flops_that_cannot_be_counted() -> None:
     """
     assert flops(text) == {"counted": (128, 0), "half": (128, 0), "not": (-1, 0)}
     skip = next(skip for skip in scopes(aligned(text)).skips if "FLOPs" in skip.subject)
-    assert skip.subject == "rank 0: FLOPs of 2 kernel(s) of products"
+    assert skip.subject == "rank 0: FLOPs of 2 GEMM kernel(s)"

@@ -45,22 +45,22 @@ TWO = """
 
 
 def test_times_and_counts_of_whole_steps() -> None:
-    found = drawn(aligned(TWO))
+    metrics = drawn(aligned(TWO))
     times = ("dur_ns", "computation_ns", "comm_ns", "exposed_comm_ns", "idle_ns")
     columns = ("step", *times, "kernels", "launches", "blocking_calls")
     # The first step begins with its mark; what was queued before has run by then.
-    assert records(found["steps"], *columns) == [
+    assert records(metrics["steps"], *columns) == [
         ("ProfilerStep#1", 14000, 4000, 4000, 2000, 6000, 2, 3, 1),
         ("ProfilerStep#2", 14000, 5000, 0, 0, 9000, 2, 2, 0),
     ]
-    assert values(found, "step.time") == [14000, 14000]
-    assert values(found, "memcpy.time") == [2000, 0]
-    assert values(found, "idle.fraction") == [6 / 14, 9 / 14]
-    assert values(found, "comm.bytes") == [16, 0]
-    assert values(found, "op[aten::mm].time") == [4000, 5000]
-    assert values(found, "op[aten::mm].count") == [1, 2]
-    assert values(found, "category[gemm].count") == [1, 2]
-    assert values(found, "op[aten::copy_].time") == [2000]  # no row where there is none
+    assert values(metrics, "step.time") == [14000, 14000]
+    assert values(metrics, "memcpy.time") == [2000, 0]
+    assert values(metrics, "idle.fraction") == [6 / 14, 9 / 14]
+    assert values(metrics, "comm.bytes") == [16, 0]
+    assert values(metrics, "op[aten::mm].time") == [4000, 5000]
+    assert values(metrics, "op[aten::mm].count") == [1, 2]
+    assert values(metrics, "category[gemm].count") == [1, 2]
+    assert values(metrics, "op[aten::copy_].time") == [2000]  # no row where there is none
 
 
 AHEAD = """
@@ -75,13 +75,13 @@ AHEAD = """
 
 
 def test_a_host_that_runs_ahead_does_not_decide_how_long_a_step_takes() -> None:
-    found = drawn(AHEAD)
-    assert records(found["steps"], "dur_ns", "kernels") == [(10000, 2), (10000, 2), (10000, 2)]
+    metrics = drawn(AHEAD)
+    assert records(metrics["steps"], "dur_ns", "kernels") == [(10000, 2), (10000, 2), (10000, 2)]
     assert analyze(make_run([draw(AHEAD)]), "timeline")["steps"]["total_ns"].tolist() == [4000, 4000, 26000]
 
 
 def test_work_of_another_stream_does_not_hold_a_step_up() -> None:
-    found = drawn("""
+    metrics = drawn("""
         step 1      | ----------
         step 2      |           ----------
         op aten::mm |  --        --
@@ -89,16 +89,16 @@ def test_work_of_another_stream_does_not_hold_a_step_up() -> None:
         s7 gemm     |   aaa       ccc
         s9 copy     |    bbbbbbbbbbbb
     """)
-    assert records(found["steps"], "dur_ns") == [(10000,), (10000,)]
+    assert records(metrics["steps"], "dur_ns") == [(10000,), (10000,)]
     # Its time counts where it runs, it itself where it was called.
-    assert values(found, "memcpy.time") == values(found, "category[copy].time") == [5000, 2000]
-    assert values(found, "category[copy].count") == [1]
+    assert values(metrics, "memcpy.time") == values(metrics, "category[copy].time") == [5000, 2000]
+    assert values(metrics, "category[copy].count") == [1]
 
 
 def test_without_marks_all_is_one_step() -> None:
-    found = drawn("s7 gemm | ==  ==")
-    assert records(found["steps"], "step", "dur_ns", "idle_ns") == [("(whole trace)", 6000, 2000)]
-    assert any("call prof.step()" in skip.reason for skip in found.skips)
+    metrics = drawn("s7 gemm | ==  ==")
+    assert records(metrics["steps"], "step", "dur_ns", "idle_ns") == [("(whole trace)", 6000, 2000)]
+    assert any("call prof.step()" in skip.reason for skip in metrics.skips)
 
 
 def test_one_step_alone() -> None:
@@ -134,8 +134,14 @@ def test_peak_of_memory_in_each_step() -> None:
         step 3 |           -----
         s7 k   |  ==   ==   ==
     """
-    found = [memory(1, 100), memory(2, 700), memory(3, 300), memory(7, 900, device_type=0), memory(12, 200)]
-    result = analyze(make_run([read([*events(text), *found])]), "steps")
+    recorded_memory = [
+        memory(1, 100),
+        memory(2, 700),
+        memory(3, 300),
+        memory(7, 900, device_type=0),
+        memory(12, 200),
+    ]
+    result = analyze(make_run([read([*events(text), *recorded_memory])]), "steps")
     # Nothing happens in the second step: what was allocated before still is; the host's memory is another.
     assert values(result, "memory.peak") == [700, 300, 300]
     table = result["metrics"]
@@ -151,35 +157,37 @@ def test_stages_of_moe_layers_as_in_the_moe_analyzer(model: Model) -> None:
     steps = result["steps"].groupby("rank").size()
     for row in moe["stages"].itertuples():
         table = result["metrics"]
-        mine = table[
+        of_metric = table[
             (table["rank"] == row.rank) & (table["metric"] == f"moe.{row.stage.replace(' ', '_')}.time")
         ]
         whole, count = row.forward_ns + row.backward_ns + row.recompute_ns, int(steps[row.rank])
-        assert mine["value"].sum() == pytest.approx(whole * count, abs=3 * count)
+        assert of_metric["value"].sum() == pytest.approx(whole * count, abs=3 * count)
     assert sum(values(result, "moe.blocking_calls")) == moe["passes"]["blocking_count"].sum()
 
 
 @given(drawings)
 def test_parts_add_up_to_the_step(drawing: Drawing) -> None:
     result = drawn(drawing.text)
-    found = {str(metric): np.array(values(result, metric)) for metric in result["metrics"]["metric"].unique()}
-    assert (found["busy.time"] + found["idle.time"] == found["step.time"]).all()
+    by_metric = {
+        str(metric): np.array(values(result, metric)) for metric in result["metrics"]["metric"].unique()
+    }
+    assert (by_metric["busy.time"] + by_metric["idle.time"] == by_metric["step.time"]).all()
     parts = ("computation.time", "exposed_comm.time", "memcpy.time", "memset.time")
-    assert (sum(found[name] for name in parts) == found["busy.time"]).all()
+    assert (sum(by_metric[name] for name in parts) == by_metric["busy.time"]).all()
     classes = sum(
-        rows.sum() for name, rows in found.items() if name.startswith("category[") and "].time" in name
+        rows.sum() for name, rows in by_metric.items() if name.startswith("category[") and "].time" in name
     )
-    assert classes == found["busy.time"].sum()
+    assert classes == by_metric["busy.time"].sum()
     timeline = analyze(make_run([draw(drawing.text)]), "timeline")
-    if "steps" in timeline.tables and len(found["step.time"]):
+    if "steps" in timeline.tables and len(by_metric["step.time"]):
         marked = timeline["steps"]
         whole = marked[~marked["step"].str.startswith("(")]
-        assert found["step.time"].sum() <= whole["total_ns"].sum()
+        assert by_metric["step.time"].sum() <= whole["total_ns"].sum()
 
 
 def test_ranks_stand_below_each_other() -> None:
-    found = analyze(draw_run(AHEAD, AHEAD), "steps")
-    assert found["steps"]["rank"].tolist() == [0, 0, 0, 1, 1, 1]
+    result = analyze(draw_run(AHEAD, AHEAD), "steps")
+    assert result["steps"]["rank"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_large_trace_is_a_small_baseline(corpus: Path) -> None:

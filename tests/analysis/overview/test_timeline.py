@@ -22,7 +22,7 @@ def columns_of(result: Result) -> dict[str, int]:
 
 
 def test_overlap_of_all_kinds() -> None:
-    found = timeline("""
+    result = timeline("""
                          | 0    5    10   15   20
         launch           | abcdef
         s7 gemm          |       aaaaaa        bb
@@ -35,7 +35,7 @@ def test_overlap_of_all_kinds() -> None:
     # copies      14-20                            6, exposed 17-20: 3
     # fills        4-7, 18-19, 21-22               5, exposed  4-6:  2
     # busy         4-22                           18 = 8 + 5 + 3 + 2
-    assert columns_of(found) == {
+    assert columns_of(result) == {
         "total": 18,
         "busy": 18,
         "idle": 0,
@@ -51,22 +51,22 @@ def test_overlap_of_all_kinds() -> None:
 
 
 def test_idle_time_and_fractions() -> None:
-    found = timeline("s7 gemm |  ==      ==")
-    assert columns_of(found)["idle"] == 6
-    fraction = dict(records(found["timeline"], "metric", "fraction"))
+    result = timeline("s7 gemm |  ==      ==")
+    assert columns_of(result)["idle"] == 6
+    fraction = dict(records(result["timeline"], "metric", "fraction"))
     assert (fraction["total"], fraction["idle"], fraction["computation"]) == (1.0, 0.6, 0.4)
 
 
 def test_kernels_of_one_kind_on_two_streams_count_once() -> None:
-    found = timeline("""
+    result = timeline("""
         s7 gemm  | ====
         s8 gemm  |   ====
     """)
-    assert columns_of(found)["computation"] == 6
+    assert columns_of(result)["computation"] == 6
 
 
 def test_work_that_crosses_a_border_counts_where_it_runs() -> None:
-    found = timeline("""
+    result = timeline("""
                 | 0    5    10   15   20
         step 1  | ----------
         step 2  |           ----------
@@ -76,25 +76,25 @@ def test_work_that_crosses_a_border_counts_where_it_runs() -> None:
     """)
     # Step 1 is 0-10: kernels 3-6 and 9-10. Step 2 is 10-20: kernels 10-15, 16-18, a copy 18-20 of no call.
     shown = ("step", "total_ns", "busy_ns", "idle_ns", "computation_ns", "memcpy_ns", "unlinked_ns")
-    assert records(found["steps"], *shown, "idle_fraction") == [
+    assert records(result["steps"], *shown, "idle_fraction") == [
         ("ProfilerStep#1", 10_000, 4_000, 6_000, 4_000, 0, 0, 0.6),
         ("ProfilerStep#2", 10_000, 9_000, 1_000, 7_000, 2_000, 2_000, 0.1),
     ]
     # The whole is from the first start to the last end, not from mark to mark.
-    assert columns_of(found)["total"] == 17
+    assert columns_of(result)["total"] == 17
 
 
 def test_steps_add_up_to_the_whole() -> None:
-    found = timeline("""
+    result = timeline("""
         step 1  |    -------
         step 2  |           -------
         s7 gemm | ==========  =====    ===
         s8 copy |        ========   ==
     """)
-    whole = columns_of(found)
+    whole = columns_of(result)
     for metric in ("busy", "computation", "exposed_memcpy"):
-        assert found["steps"][f"{metric}_ns"].sum() == 1000 * whole[metric]
-    assert found["steps"]["step"].tolist() == [
+        assert result["steps"][f"{metric}_ns"].sum() == 1000 * whole[metric]
+    assert result["steps"]["step"].tolist() == [
         "(before the first step)",
         "ProfilerStep#1",
         "ProfilerStep#2",
@@ -103,13 +103,15 @@ def test_steps_add_up_to_the_whole() -> None:
 
 
 def test_without_step_marks_the_reason_is_given() -> None:
-    found = timeline("s7 gemm | ==")
-    assert "steps" not in found.tables
-    assert [(skip.subject, "prof.step()" in skip.reason) for skip in found.skips] == [("rank 0: steps", True)]
+    result = timeline("s7 gemm | ==")
+    assert "steps" not in result.tables
+    assert [(skip.subject, "prof.step()" in skip.reason) for skip in result.skips] == [
+        ("rank 0: steps", True)
+    ]
 
 
 def test_scope_linked_takes_fills_as_computation_and_drops_what_has_no_call() -> None:
-    found = timeline("""
+    result = timeline("""
                 | 0    5    10   15
         launch  | a b c
         s7 gemm |   aaaa       ====
@@ -118,7 +120,7 @@ def test_scope_linked_takes_fills_as_computation_and_drops_what_has_no_call() ->
     """, scope="linked")  # fmt: skip
     # gemm 2-6 and fill 9-11 are computation, copy 4-8 of which 6-8 exposed; the gemm 13-17 has no call: it is
     # left out, and told
-    assert columns_of(found) == {
+    assert columns_of(result) == {
         "total": 9,
         "busy": 8,
         "idle": 1,
@@ -133,9 +135,9 @@ def test_scope_linked_takes_fills_as_computation_and_drops_what_has_no_call() ->
 
 @pytest.mark.parametrize("scope", ["all", "linked"])
 def test_no_gpu_work_at_all(scope: str) -> None:
-    found = timeline("launch | ---", scope=scope)
-    assert len(found["timeline"]) == 0
-    (skip,) = found.skips
+    result = timeline("launch | ---", scope=scope)
+    assert len(result["timeline"]) == 0
+    (skip,) = result.skips
     assert skip.subject == "rank 0"
     assert "no GPU work; record" in skip.reason
 
@@ -153,12 +155,12 @@ def test_each_rank_has_its_rows() -> None:
 
 def test_strip_shows_streams_in_pieces_of_one_kind() -> None:
     # 8 us in 800 pieces of 10 ns
-    found = timeline("""
+    result = timeline("""
         s7 gemm | ====  ==
         s7 copy |     =
         s8 gemm |   ==
     """)
-    assert records(found["strip"], "stream", "kind", "ts_ns", "dur_ns", "busy_fraction") == [
+    assert records(result["strip"], "stream", "kind", "ts_ns", "dur_ns", "busy_fraction") == [
         (7, "computation", 0, 4000, 1.0),
         (7, "memcpy", 4000, 1000, 1.0),
         (7, "computation", 6000, 2000, 1.0),
@@ -168,11 +170,11 @@ def test_strip_shows_streams_in_pieces_of_one_kind() -> None:
 
 def test_strip_counts_all_work_of_a_piece_as_busy() -> None:
     # 1.6 ms in 800 pieces of 2 us: the first holds a kernel and a copy of 1 us each and is full.
-    found = timeline(f"""
+    result = timeline(f"""
         s7 gemm | ={" " * 1598}=
         s7 copy |  =
     """)
-    first, last = records(found["strip"], "ts_ns", "dur_ns", "busy_fraction")
+    first, last = records(result["strip"], "ts_ns", "dur_ns", "busy_fraction")
     assert first == (0, 2000, 1.0)
     assert last == (1_598_000, 2000, 0.5)
 
@@ -187,6 +189,6 @@ def test_strip_is_exact_at_times_since_1970() -> None:
 
 def test_only_the_busiest_streams_are_drawn_and_the_rest_is_named() -> None:
     rows = "\n".join(f"s{10 + n} gemm | {'=' * (n + 1)}" for n in range(14))
-    found = timeline(rows)
-    assert sorted(found["strip"]["stream"].unique().tolist()) == list(range(12, 24))
-    assert "2 more streams" in found.skips[-1].subject
+    result = timeline(rows)
+    assert sorted(result["strip"]["stream"].unique().tolist()) == list(range(12, 24))
+    assert "2 more streams" in result.skips[-1].subject

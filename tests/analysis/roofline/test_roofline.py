@@ -232,11 +232,11 @@ def test_calls_that_a_step_cuts_off_are_not_counted(device_file: str) -> None:
     [
         (1_000, 2, "cached input: all of it fits in the 1 MiB cache"),
         (200_000, 2, "cached input: a good part of it fits in the 1 MiB cache"),
-        (600_000, 2, "beyond the memory's bandwidth: cached input, or less moved than counted"),
+        (600_000, 2, "beyond memory bandwidth: cached input, or less moved than counted"),
         (
             600_000,
             8,
-            "beyond the bf16 peak: computed in a narrower type, sparse, or less done than counted",
+            "beyond the bf16 peak: narrower type, sparsity, or less work than counted",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_without_a_known_device_there_are_counts_and_no_efficiency() -> None:
         s7 gemm |  aaa
     """
     unnamed = roofline(drawing)
-    assert [skip.reason for skip in unnamed.skips] == ["the trace names no device; say which with --device"]
+    assert [skip.reason for skip in unnamed.skips] == ["the trace names no device; pass --device"]
     (row,) = records(unnamed["roofline"], "flops", "bound", "roofline_ns", "efficiency", "recoverable_ns")
     assert row == (1_000_000_000, "", -1, -1.0, -1)
     other = roofline(drawing, drawing={"deviceProperties": [{"id": 0, "name": "Voodoo 5"}]})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
 from tracelens.analysis.analyzer import ANALYZERS
-from tracelens.analysis.serving.global_steps import lockstep
+from tracelens.analysis.serving.global_steps import global_steps
 from tracelens.analysis.serving.labels import FILE_VARIABLE, KINDS, Label, grammar
 from tracelens.analysis.serving.serving import serving as analyzer
 from tracelens.analysis.serving.steps import RankSteps, Step
@@ -30,13 +30,13 @@ def rank(*steps: tuple[str, int]) -> str:
 
     Each mark is one column on the host, every second one; the kernels begin at column 20.
     """
-    rows, at = [], 20
-    for place, (label, columns) in enumerate(steps):
-        letter = "abcdefghij"[place]
-        rows.append(f"scope {label} | {' ' * 2 * place}-")
-        rows.append(f"launch | {' ' * 2 * place}{letter}")
-        rows.append(f"s7 gemm | {' ' * at}{letter * columns}")
-        at += columns
+    rows, column = [], 20
+    for index, (label, columns) in enumerate(steps):
+        letter = "abcdefghij"[index]
+        rows.append(f"scope {label} | {' ' * 2 * index}-")
+        rows.append(f"launch | {' ' * 2 * index}{letter}")
+        rows.append(f"s7 gemm | {' ' * column}{letter * columns}")
+        column += columns
     return aligned("\n".join(rows))
 
 
@@ -64,9 +64,9 @@ def test_a_serving_run_of_eight_ranks() -> None:
     """Rank 0 prefills in step 0, ranks 0 to 3 in step 3; the two steps between are decoding everywhere."""
     short = "prefill[bs=2 tok=512 ctx=[500, 12]]"
     first = rank((PREFILL, 10), (DECODE, 4), (DECODE, 4), (short, 6))
-    some = rank((DECODE, 10), (DECODE, 4), (DECODE, 4), (short, 6))
-    others = rank((DECODE, 10), (DECODE, 4), (DECODE, 4), ("eager_decode[bs=64 tok=64 ctx=[9, 9]]", 6))
-    result = of(first, *[some] * 3, *[others] * 4)
+    with_graph = rank((DECODE, 10), (DECODE, 4), (DECODE, 4), (short, 6))
+    eager = rank((DECODE, 10), (DECODE, 4), (DECODE, 4), ("eager_decode[bs=64 tok=64 ctx=[9, 9]]", 6))
+    result = of(first, *[with_graph] * 3, *[eager] * 4)
     assert records(result["alignment"], "step", "kinds", "dur_ns", "tokens_sum", "ts_ns") == [
         (0, "7 decode, 1 prefill", 10_000, 1136, 20_000),
         (1, "8 decode", 4_000, 128, 30_000),
@@ -93,9 +93,9 @@ def test_a_serving_run_of_eight_ranks() -> None:
 
 def test_prefills_that_could_run_together() -> None:
     """Late by 6, 4 and 3 us over decoding in 4: rank 0 alone accounts for 6, rank 1 for 4 + 3."""
-    one = rank((PREFILL, 10), (DECODE, 8), (DECODE, 7), (DECODE, 4))
+    trace = rank((PREFILL, 10), (DECODE, 8), (DECODE, 7), (DECODE, 4))
     other = rank((DECODE, 10), (PREFILL, 8), (PREFILL, 7), (DECODE, 4))
-    result = of(one, other, rank((DECODE, 10), (DECODE, 8), (DECODE, 7), (DECODE, 4)))
+    result = of(trace, other, rank((DECODE, 10), (DECODE, 8), (DECODE, 7), (DECODE, 4)))
     assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (3, 13_000, 13_000 - 7_000)
 
 
@@ -171,9 +171,9 @@ def test_a_rank_whose_recording_starts_later_joins_at_its_first_step() -> None:
 
 def test_a_step_that_begins_as_another_ends_is_the_next_one() -> None:
     """Rank 1 leaves step 0 early and begins step 1 while rank 0 is still in step 0."""
-    one = rank((PREFILL, 10), (DECODE, 10))
+    trace = rank((PREFILL, 10), (DECODE, 10))
     other = rank((DECODE, 8), (DECODE, 12))
-    assert records(of(one, other)["alignment"], "kinds", "ts_ns", "dur_ns") == [
+    assert records(of(trace, other)["alignment"], "kinds", "ts_ns", "dur_ns") == [
         ("1 decode, 1 prefill", 20_000, 10_000),
         ("2 decode", 28_000, 12_000),
     ]
@@ -182,7 +182,7 @@ def test_a_step_that_begins_as_another_ends_is_the_next_one() -> None:
 def test_steps_at_different_times_are_not_compared() -> None:
     result = of(rank((PREFILL, 4)), aligned(f"scope {DECODE} | {' ' * 60}----"))
     assert len(result["alignment"]) == 0
-    assert any("no steps of two ranks overlap" in skip.reason for skip in result.skips)
+    assert any("no two ranks' steps overlap" in skip.reason for skip in result.skips)
 
 
 def test_clocks_are_aligned_by_collectives() -> None:
@@ -228,9 +228,9 @@ def test_marks_on_the_gpu_count_where_the_cpu_was_not_recorded() -> None:
 
 def test_a_mark_is_drawn_on_every_stream_of_the_gpu() -> None:
     """Equal steps follow each other at once, so the marks of one stream overlap those of another."""
-    one = events(f"gpu {DECODE} | ----====")
-    other = [{**event, "tid": 9, "ts": event["ts"] + 0.5} for event in one[:1]]
-    result = analyze(make_run([read([*one, *other], rank=0)]), "serving")
+    marks = events(f"gpu {DECODE} | ----====")
+    other = [{**event, "tid": 9, "ts": event["ts"] + 0.5} for event in marks[:1]]
+    result = analyze(make_run([read([*marks, *other], rank=0)]), "serving")
     assert records(result["steps"], "ts_ns", "dur_ns") == [(0, 4_000), (4_000, 4_000)]
 
 
@@ -411,12 +411,12 @@ def test_every_label_of_the_grammars() -> None:
         "step[mixed bs=66 ext=2048 dec=64]": ("mixed", "", False, False, 66, -1, 2112),
         "step[idle]": ("idle", "", True, False, 0, -1, 0),
     }
-    found = {text: grammar().step(text) for text in read}
-    assert {text: label[1:] if label else None for text, label in found.items()} == read
-    engines = [label.engine for label in found.values() if label]
+    labels = {text: grammar().step(text) for text in read}
+    assert {text: label[1:] if label else None for text, label in labels.items()} == read
+    engines = [label.engine for label in labels.values() if label]
     assert [engines.count(name) for name in grammar().engines] == [12, 8, 15]
-    told = {text for rule in grammar().steps for text in rule.values["examples"]}
-    assert told <= set(read), "an example of serving_labels.toml is not read here"
+    examples = {text for rule in grammar().steps for text in rule.values["examples"]}
+    assert examples <= set(read), "an example of serving_labels.toml is not read here"
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_a_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_is_in_the_report_behind_the_comparisons_of_ranks() -> None:
     assert (analyzer.name, analyzer.title, analyzer.order) == ("serving", "Serving", 90)
     assert ANALYZERS.get("serving").doc == (
-        "Which kinds of steps does each serving rank run, and what do mismatched phases and padding cost?"
+        "Which steps does each serving rank run, and what do phase mismatch and padding cost?"
     )
 
 
@@ -544,7 +544,7 @@ def _step(start: int, end: int, kind: str = "decode", tokens: int = 1) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "common"),
+    ("first", "second", "common"),
     [
         # The last step of one rank ends as the first of the other begins: 5 of 100 ns together.
         ([(0, 100)], [(95, 200)], []),
@@ -558,11 +558,14 @@ def _step(start: int, end: int, kind: str = "decode", tokens: int = 1) -> Step:
     ],
 )
 def test_which_steps_are_one(
-    one: list[tuple[int, int]], other: list[tuple[int, int]], common: list[tuple[int, int]]
+    first: list[tuple[int, int]], second: list[tuple[int, int]], common: list[tuple[int, int]]
 ) -> None:
-    ranks = [RankSteps(n, None, [_step(*times) for times in some]) for n, some in enumerate((one, other))]
-    found = lockstep(ranks)
-    assert [tuple(member.step.start for member in step.members) for step in found] == common
+    ranks = [
+        RankSteps(n, None, [_step(*times) for times in times_of_rank])
+        for n, times_of_rank in enumerate((first, second))
+    ]
+    together = global_steps(ranks)
+    assert [tuple(on_rank.step.start for on_rank in step.rank_steps) for step in together] == common
 
 
 @given(
@@ -574,13 +577,13 @@ def test_steps_with_ragged_borders_are_matched(durations: list[int], count: int,
     """All ranks leave a step within less than half of the shortest step of each other."""
     ranks = []
     for number in range(count):
-        at, steps = 0, []
+        start, steps = 0, []
         for duration in durations:
-            low = at + data.draw(st.integers(min_value=0, max_value=4))
-            at += duration
-            steps.append(_step(low, at + data.draw(st.integers(min_value=0, max_value=4))))
+            low = start + data.draw(st.integers(min_value=0, max_value=4))
+            start += duration
+            steps.append(_step(low, start + data.draw(st.integers(min_value=0, max_value=4))))
         ranks.append(RankSteps(number, None, steps))
-    assert [len(one.members) for one in lockstep(ranks)] == [count] * len(durations)
+    assert [len(step.rank_steps) for step in global_steps(ranks)] == [count] * len(durations)
 
 
 @given(
@@ -588,15 +591,17 @@ def test_steps_with_ragged_borders_are_matched(durations: list[int], count: int,
         st.tuples(st.sampled_from(KINDS), st.integers(min_value=0, max_value=4096)), min_size=2, max_size=9
     )
 )
-def test_a_step_by_its_definitions(members: list[tuple[str, int]]) -> None:
-    ranks = [RankSteps(n, None, [_step(0, 10, kind, tokens)]) for n, (kind, tokens) in enumerate(members)]
-    (one,) = lockstep(ranks)
-    kinds = [kind for kind, _ in members if kind != "idle"]
-    assert one.mismatch == (len(set(kinds)) > 1)
-    assert one.idle == len(members) - len(kinds)
+def test_a_step_by_its_definitions(kinds_and_tokens: list[tuple[str, int]]) -> None:
+    ranks = [
+        RankSteps(n, None, [_step(0, 10, kind, tokens)]) for n, (kind, tokens) in enumerate(kinds_and_tokens)
+    ]
+    (step,) = global_steps(ranks)
+    kinds = [kind for kind, _ in kinds_and_tokens if kind != "idle"]
+    assert step.mismatch == (len(set(kinds)) > 1)
+    assert step.idle == len(kinds_and_tokens) - len(kinds)
     if kinds:
-        assert one.tokens == sum(tokens for kind, tokens in members if kind != "idle")
-        assert one.slots == len(members) * max(tokens for _, tokens in members)
-        assert 0 <= one.tokens <= one.slots
+        assert step.tokens == sum(tokens for kind, tokens in kinds_and_tokens if kind != "idle")
+        assert step.slots == len(kinds_and_tokens) * max(tokens for _, tokens in kinds_and_tokens)
+        assert 0 <= step.tokens <= step.slots
     else:
-        assert one.tokens == -1
+        assert step.tokens == -1

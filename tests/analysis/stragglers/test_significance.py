@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, ORDINARY, ranks
 from tests.builders import draw_run, records
 from tracelens import analyze
-from tracelens.analysis.stragglers.significance import ALIKE, RARE, _chance
+from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, _tail_bound
 
 FOUR = "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float"
 
@@ -38,11 +38,11 @@ def drawn(late: Sequence[tuple[int, int]], length: int) -> list[tuple[int, float
 
 
 def test_always_the_same_rank() -> None:
-    found = drawn([(2, 5)] * 8, 10)
-    assert found[0][0] == 2
-    assert found[0][1] < RARE
-    assert found[0][2]
-    assert not any(beyond for _, _, beyond in found[1:])
+    rows = drawn([(2, 5)] * 8, 10)
+    assert rows[0][0] == 2
+    assert rows[0][1] < ALPHA
+    assert rows[0][2]
+    assert not any(beyond for _, _, beyond in rows[1:])
 
 
 def test_now_one_rank_and_now_another() -> None:
@@ -53,9 +53,9 @@ def test_one_long_wait_of_many_is_chance() -> None:
     """It is nine tenths of all waiting, but came once."""
     late = [(number % 4, 1) for number in range(12)]
     late[5] = (1, 60)
-    found = drawn(late, 70)
-    assert found[0][0] == 1
-    assert not any(beyond for _, _, beyond in found)
+    rows = drawn(late, 70)
+    assert rows[0][0] == 1
+    assert not any(beyond for _, _, beyond in rows)
 
 
 def test_one_long_wait_does_not_hide_a_rank_that_is_always_late() -> None:
@@ -76,7 +76,7 @@ def test_of_few_collectives_nobody_can_tell() -> None:
         analyze(run, "stragglers")["stragglers"], "rank", "chance", "beyond_noise", "time_fraction"
     )[0]
     assert (rank, beyond) == (3, True)
-    assert chance > RARE
+    assert chance > ALPHA
     # Others wait 7 of the 22 columns from the first call to the last end.
     assert fraction == pytest.approx(7 / 22)
     assert fraction > ALIKE
@@ -93,15 +93,15 @@ def test_the_bound_holds(odds: float) -> None:
     """As much or more is rare as often as the bound says, at most."""
     chances = []
     for seed in range(1000):
-        wait, mine = waits(seed, odds)
-        chances.append(_chance(wait, np.full(len(wait), odds), float(wait[mine].sum())))
-    for bound in (0.5, 0.1, RARE):
+        wait, is_blamed = waits(seed, odds)
+        chances.append(_tail_bound(wait, np.full(len(wait), odds), float(wait[is_blamed].sum())))
+    for bound in (0.5, 0.1, ALPHA):
         assert np.mean(np.array(chances) <= bound) <= bound
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, 5), (4, 3), (8, 10)])
 def test_all_of_equal_waits_is_as_probable_as_a_row_of_equal_throws(size: int, count: int) -> None:
     wait, odds = np.full(count, 7.0), np.full(count, 1 / size)
-    assert _chance(wait, odds, 7.0 * count) == pytest.approx(size**-count, rel=1e-3)
-    assert _chance(wait, odds, 0.0) == 1
-    assert _chance(np.zeros(0), np.zeros(0), 0.0) == 1
+    assert _tail_bound(wait, odds, 7.0 * count) == pytest.approx(size**-count, rel=1e-3)
+    assert _tail_bound(wait, odds, 0.0) == 1
+    assert _tail_bound(np.zeros(0), np.zeros(0), 0.0) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.findings.detectors.comm.deepep import deepep_busy_wait
-from tracelens.findings.detectors.detector import Detection, Found
+from tracelens.findings.detectors.detector import Detection, Outcome
 from tracelens.findings.rank_context import RankContext
 
 NOTIFY = "void deep_ep::intranode::notify_dispatch<8>(int const*, int*)"
@@ -20,14 +20,14 @@ SPINS = """
 """
 
 
-def found(text: str, notify: str = NOTIFY, dispatch: str = DISPATCH, ns_per_char: int = 1000) -> Found:
+def outcome(text: str, notify: str = NOTIFY, dispatch: str = DISPATCH, ns_per_char: int = 1000) -> Outcome:
     drawing = aligned(text.replace("NOTIFY", notify).replace("DISPATCH", dispatch))
     return deepep_busy_wait.of_rank(RankContext(draw(drawing, ns_per_char=ns_per_char), None))
 
 
-def of(signal: Found, measure: str) -> float:
-    assert isinstance(signal, Detection)
-    (value,) = (one.value for one in signal.quantities if one.measure == measure)
+def of(detection: Outcome, measure: str) -> float:
+    assert isinstance(detection, Detection)
+    (value,) = (quantity.value for quantity in detection.quantities if quantity.measure == measure)
     return value
 
 
@@ -44,21 +44,21 @@ def of(signal: Found, measure: str) -> float:
 )
 def test_the_gpu_idles_from_the_end_of_the_counting_to_the_dispatch(notify: str, dispatch: str) -> None:
     # The launch call ends at 1, the counting at 6; the dispatch is launched at 7 and runs from 9.
-    signal = found(SPINS, notify, dispatch)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 3_000
-    assert [part.tolist() for part in signal.where] == [[6_000], [9_000]]
-    assert of(signal, "spins a step") == of(signal, "dispatches a step") == 1
-    assert of(signal, "host time spun") == 5_000
-    assert of(signal, "GPU idle after the counting") == 3_000
-    assert signal.confidence == "high"
+    detection = outcome(SPINS, notify, dispatch)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 3_000
+    assert [part.tolist() for part in detection.where] == [[6_000], [9_000]]
+    assert of(detection, "spins a step") == of(detection, "dispatches a step") == 1
+    assert of(detection, "host time spun") == 5_000
+    assert of(detection, "GPU idle after the counting") == 3_000
+    assert detection.confidence == "high"
 
 
 def test_a_gpu_that_has_other_work_loses_nothing_by_it() -> None:
-    signal = found(SPINS.replace("| ==\n", "| ==    =\n"))
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 2_000
-    assert of(signal, "host time spun") == 5_000
+    detection = outcome(SPINS.replace("| ==\n", "| ==    =\n"))
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 2_000
+    assert of(detection, "host time spun") == 5_000
 
 
 def test_savings_are_of_one_step() -> None:
@@ -69,27 +69,27 @@ def test_savings_are_of_one_step() -> None:
     s7 NOTIFY |   nnnn           mmmm
     s7 DISPATCH |          dddd           eeee
     """
-    signal = found(steps)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 3_000
-    assert of(signal, "spins a step") == 1
+    detection = outcome(steps)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 3_000
+    assert of(detection, "spins a step") == 1
 
 
 def test_a_host_that_goes_on_before_the_end_does_not_wait() -> None:
     early = SPINS.replace("| n      d", "| n   d   ")
-    assert found(early) == "the host goes on while notify_dispatch runs, in all of 1 dispatches"
+    assert outcome(early) == "the host continues while notify_dispatch runs, in all 1 dispatches"
 
 
 def test_a_host_that_does_something_meanwhile_does_not_spin() -> None:
-    assert isinstance(found(SPINS + "    op aten::empty | ...---\n".replace(".", " ")), str)
+    assert isinstance(outcome(SPINS + "    op aten::empty | ...---\n".replace(".", " ")), str)
     # That of another thread says nothing.
     other = SPINS + "    op aten::empty tid=5 |    ---\n"
-    assert isinstance(found(other), Detection)
+    assert isinstance(outcome(other), Detection)
 
 
 def test_a_host_that_comes_back_much_later_was_doing_something_else() -> None:
     # 0.5 ms after the counting had ended: columns of 500 us.
-    assert isinstance(found(SPINS, ns_per_char=500_000), str)
+    assert isinstance(outcome(SPINS, ns_per_char=500_000), str)
 
 
 def test_a_dispatch_of_another_thread_is_not_the_one() -> None:
@@ -99,19 +99,19 @@ def test_a_dispatch_of_another_thread_is_not_the_one() -> None:
     s7 NOTIFY |   nnnn
     s7 DISPATCH |          dddd
     """
-    assert found(text) == "no launch calls of notify_dispatch and the dispatch after it"
+    assert outcome(text) == "no launch calls of notify_dispatch and the dispatch after it"
 
 
 def test_a_dispatch_with_known_sizes() -> None:
     cached = "void deep_ep::intranode::cached_notify_dispatch<8>(int const*, int*)"
-    assert found(SPINS, cached) == "no DeepEP kernel notify_dispatch"
+    assert outcome(SPINS, cached) == "no DeepEP kernel notify_dispatch"
 
 
 def test_work_without_launch_calls() -> None:
     text = "s7 NOTIFY | ====\n s7 DISPATCH |        ==="
-    assert found(text) == "no launch calls of notify_dispatch and the dispatch after it"
+    assert outcome(text) == "no launch calls of notify_dispatch and the dispatch after it"
 
 
 @pytest.mark.parametrize("text", ["s7 gemm | ===", "python f | ==", "launch | a\ns7 dispatch |  aa"])
 def test_no_deepep(text: str) -> None:
-    assert found(text) == "no DeepEP kernel notify_dispatch"
+    assert outcome(text) == "no DeepEP kernel notify_dispatch"

@@ -10,7 +10,7 @@ from tracelens.costs.model import OpCost, find
 from tracelens.devices.catalogue import device as device_named
 from tracelens.devices.spec import Device
 from tracelens.findings.detectors.comm.gemm_collective import gemm_collective
-from tracelens.findings.detectors.detector import Detection, Found
+from tracelens.findings.detectors.detector import Detection, Outcome
 from tracelens.findings.fusable import GATHER, REDUCE, SCATTER, fused_ns
 from tracelens.findings.rank_context import RankContext
 
@@ -49,14 +49,16 @@ SCATTER_OUT = record("_reduce_scatter_base", 1024 * 512)
 GATHER_LEFT = record("_allgather_base", 1024 * 256)
 
 
-def found(text: str, what: str = SCATTER_OUT, device: Device | None = None, ns_per_char: int = 1000) -> Found:
+def outcome(
+    text: str, what: str = SCATTER_OUT, device: Device | None = None, ns_per_char: int = 1000
+) -> Outcome:
     drawing = aligned(text.replace("RECORD", what).replace("MM ", f"{MM} "))
     return gemm_collective.of_rank(RankContext(draw(drawing, ns_per_char=ns_per_char), device))
 
 
-def of(signal: Found, measure: str) -> float:
-    assert isinstance(signal, Detection)
-    (value,) = (one.value for one in signal.quantities if one.measure == measure)
+def of(detection: Outcome, measure: str) -> float:
+    assert isinstance(detection, Detection)
+    (value,) = (quantity.value for quantity in detection.quantities if quantity.measure == measure)
     return value
 
 
@@ -108,64 +110,64 @@ def test_an_all_reduce_sends_twice_as_much() -> None:
 
 
 def test_the_shorter_of_the_two_could_hide_in_the_longer() -> None:
-    signal = found(SCATTERED, device=MI300X)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 6_000
-    assert [part.tolist() for part in signal.where] == [[13_000], [19_000]]
-    assert of(signal, "pairs a step") == 1
-    assert of(signal, "time one after the other") == 16_000
-    assert of(signal, "with perfect overlap") == 10_000
+    detection = outcome(SCATTERED, device=MI300X)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 6_000
+    assert [part.tolist() for part in detection.where] == [[13_000], [19_000]]
+    assert of(detection, "pairs a step") == 1
+    assert of(detection, "time one after the other") == 16_000
+    assert of(detection, "with perfect overlap") == 10_000
     # 7/8 of 1 MiB at 448 GB/s; compute takes 0.21 us, memory 0.35.
-    assert of(signal, "speed of light") == pytest.approx(7 / 8 * 2**20 / 448)
-    assert of(signal, "speed of light / time") == pytest.approx(7 / 8 * 2**20 / 448 / 16_000)
-    assert signal.confidence == "medium"
-    assert "1 of 1 matrix products" in signal.evidence
-    assert "1 reduce-scatter" in signal.evidence
+    assert of(detection, "speed of light") == pytest.approx(7 / 8 * 2**20 / 448)
+    assert of(detection, "speed of light / time") == pytest.approx(7 / 8 * 2**20 / 448 / 16_000)
+    assert detection.confidence == "medium"
+    assert "1 of 1 GEMMs" in detection.evidence
+    assert "1 reduce-scatter" in detection.evidence
 
 
 def test_a_gather_before_the_product() -> None:
-    signal = found(GATHERED, GATHER_LEFT, MI300X)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 6_000
-    assert of(signal, "speed of light") == pytest.approx(7 / 8 * 2**19 / 448)
+    detection = outcome(GATHERED, GATHER_LEFT, MI300X)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 6_000
+    assert of(detection, "speed of light") == pytest.approx(7 / 8 * 2**19 / 448)
 
 
 def test_an_all_reduce_of_a_group_without_a_name() -> None:
-    signal = found(SCATTERED, record("allreduce", 1024 * 512, "undefined"))
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 6_000
+    detection = outcome(SCATTERED, record("allreduce", 1024 * 512, "undefined"))
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 6_000
     # Nothing is known of the device.
-    assert signal.confidence == "low"
-    assert "speed of light" not in signal.evidence
+    assert detection.confidence == "low"
+    assert "speed of light" not in detection.evidence
 
 
 def test_nothing_is_faster_than_light() -> None:
     # 1.0 + 0.6 us; 2.05 us are the least that the links need.
-    signal = found(SCATTERED, device=MI300X, ns_per_char=100)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 0
+    detection = outcome(SCATTERED, device=MI300X, ns_per_char=100)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 0
     # 2.0 + 1.2 us: all but 2.05 of it.
-    signal = found(SCATTERED, device=MI300X, ns_per_char=200)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == pytest.approx(3_200 - 7 / 8 * 2**20 / 448)
+    detection = outcome(SCATTERED, device=MI300X, ns_per_char=200)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == pytest.approx(3_200 - 7 / 8 * 2**20 / 448)
 
 
 def test_what_other_computation_hides_is_not_lost() -> None:
     # Of the reduce-scatter from 13 to 19 another kernel hides 17 to 19: 14 us, best 10.
-    signal = found(SCATTERED + "    s8 softmax |                  ====\n")
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 4_000
-    assert [part.tolist() for part in signal.where] == [[13_000], [17_000]]
+    detection = outcome(SCATTERED + "    s8 softmax |                  ====\n")
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 4_000
+    assert [part.tolist() for part in detection.where] == [[13_000], [17_000]]
 
 
 def test_a_collective_beside_other_computation_is_overlapped() -> None:
     text = SCATTERED + "    s8 softmax |               =====\n"
-    assert str(found(text)).startswith("all 1 matrix products with a collective of their tensor overlap it")
+    assert str(outcome(text)).startswith("the collectives of all 1 tensor-parallel GEMMs are overlapped")
 
 
 def test_one_that_begins_before_the_product_ends_is_overlapped() -> None:
     text = SCATTERED.replace("|              bbbbbb", "|           bbbbbb")
-    assert str(found(text)).startswith("all 1 matrix products with a collective of their tensor overlap it")
+    assert str(outcome(text)).startswith("the collectives of all 1 tensor-parallel GEMMs are overlapped")
 
 
 def test_savings_are_of_one_step() -> None:
@@ -178,11 +180,11 @@ def test_savings_are_of_one_step() -> None:
     s7 Cijk_Ailk_Bljk             |    aaaaaaaaaa         cccccccccc
     s9 ncclDevKernel_Generic      |              bbbbbb             dddddd
     """
-    signal = found(text)
-    assert isinstance(signal, Detection)
-    assert signal.saving_ns == 6_000
-    assert of(signal, "pairs a step") == 1
-    assert signal.where.total == 12_000
+    detection = outcome(text)
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 6_000
+    assert of(detection, "pairs a step") == 1
+    assert detection.where.total == 12_000
 
 
 @pytest.mark.parametrize(
@@ -197,24 +199,24 @@ def test_savings_are_of_one_step() -> None:
 )
 def test_other_groups(description: str) -> None:
     why = "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
-    assert found(SCATTERED, record("_reduce_scatter_base", 1024 * 512, description)) == why
+    assert outcome(SCATTERED, record("_reduce_scatter_base", 1024 * 512, description)) == why
 
 
 def test_other_collectives() -> None:
     why = "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
-    assert found(SCATTERED, record("all_to_allv", 1024 * 512)) == why
+    assert outcome(SCATTERED, record("all_to_allv", 1024 * 512)) == why
 
 
 def test_a_message_of_another_size() -> None:
-    why = "no matrix product next to a collective has its message as result or operand"
-    assert found(SCATTERED, record("_reduce_scatter_base", 4096)) == why
+    why = "no GEMM next to a collective has its message as result or operand"
+    assert outcome(SCATTERED, record("_reduce_scatter_base", 4096)) == why
 
 
 def test_gathered_weights_look_like_an_operand_where_groups_have_no_names() -> None:
     right = 256 * 512
-    assert isinstance(found(GATHERED, record("_allgather_base", right)), Detection)
-    why = "no matrix product next to a collective has its message as result or operand"
-    assert found(GATHERED, record("_allgather_base", right, "undefined")) == why
+    assert isinstance(outcome(GATHERED, record("_allgather_base", right)), Detection)
+    why = "no GEMM next to a collective has its message as result or operand"
+    assert outcome(GATHERED, record("_allgather_base", right, "undefined")) == why
 
 
 def test_computation_between_them() -> None:
@@ -226,23 +228,23 @@ def test_computation_between_them() -> None:
     s7 softmax                    |              c
     s9 ncclDevKernel_Generic      |               bbbbbb
     """
-    assert str(found(text)).startswith("no matrix product is directly before a reduction")
+    assert str(outcome(text)).startswith("no GEMM directly before a reduction")
 
 
 def test_a_reduction_before_the_product() -> None:
-    assert str(found(GATHERED, SCATTER_OUT)).startswith("no matrix product is directly before a reduction")
+    assert str(outcome(GATHERED, SCATTER_OUT)).startswith("no GEMM directly before a reduction")
 
 
 def test_no_shapes() -> None:
     text = SCATTERED.replace("MM ", "op aten::mm ")
-    assert found(text) == "no matrix product next to a collective has its message as result or operand"
+    assert outcome(text) == "no GEMM next to a collective has its message as result or operand"
 
 
 @pytest.mark.parametrize("text", ["s7 gemm | ===", "op f | ==", "s9 ncclDevKernel_Generic | ==="])
 def test_no_collective(text: str) -> None:
-    assert found(text) == "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
+    assert outcome(text) == "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
 
 
 def test_work_without_launch_calls() -> None:
     text = "\n".join(line for line in SCATTERED.splitlines() if "launch" not in line)
-    assert isinstance(found(text), str)
+    assert isinstance(outcome(text), str)

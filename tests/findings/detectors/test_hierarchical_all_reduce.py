@@ -51,118 +51,120 @@ def run_of(texts: Sequence[str], hosts: Sequence[str] = HOSTS) -> Run:
     )
 
 
-def found(run: Run) -> Any:
+def outcome(run: Run) -> Any:
     return hierarchical_all_reduce.of_run({"collectives": analyze(run, "collectives")})
 
 
-def of(signal: Detection, measure: str) -> float:
-    (value,) = (one.value for one in signal.quantities if one.measure == measure)
+def of(detection: Detection, measure: str) -> float:
+    (value,) = (quantity.value for quantity in detection.quantities if quantity.measure == measure)
     return value
 
 
 def test_an_all_reduce_by_levels() -> None:
     """12 us for S over 4 ranks: each host sends 2 x 3/4 S. By levels it sends 2 x 1/2 S, 8 us, and its ranks
     exchange 2 x 1/2 S at the rate of the all-reduce inside, 2 x 1/2 S in 2 us: 2 us. 12 - 10 are saved."""
-    signals = found(run_of([rank(number) for number in range(4)]))
-    assert {one: signal.saving_ns for one, signal in signals.items()} == pytest.approx(
+    detections = outcome(run_of([rank(number) for number in range(4)]))
+    assert {rank: detection.saving_ns for rank, detection in detections.items()} == pytest.approx(
         dict.fromkeys(range(4), 2_000)
     )
-    signal = signals[3]
-    assert [part.tolist() for part in signal.where] == [[15_000], [27_000]]
-    assert of(signal, "collectives a step") == 1
-    assert of(signal, "bus bandwidth") == pytest.approx(1.5 * SIZE / 12e-6)
-    assert of(signal, "bytes a host sends, flat") == 1.5 * SIZE
-    assert of(signal, "bytes a host sends, by levels") == SIZE
-    assert of(signal, "time without waiting") == 12_000
-    assert of(signal, "expected by levels") == pytest.approx(10_000)
-    assert of(signal, "hosts") == 2
-    assert signal.confidence == "medium"
-    assert "67% of the bytes: 10.0 us expected" in signal.evidence
+    detection = detections[3]
+    assert [part.tolist() for part in detection.where] == [[15_000], [27_000]]
+    assert of(detection, "collectives a step") == 1
+    assert of(detection, "bus bandwidth") == pytest.approx(1.5 * SIZE / 12e-6)
+    assert of(detection, "bytes a host sends, flat") == 1.5 * SIZE
+    assert of(detection, "bytes a host sends, by levels") == SIZE
+    assert of(detection, "time without waiting") == 12_000
+    assert of(detection, "expected by levels") == pytest.approx(10_000)
+    assert of(detection, "hosts") == 2
+    assert detection.confidence == "medium"
+    assert "67% of the bytes: 10.0 us expected" in detection.evidence
 
 
 def test_a_reduce_scatter_goes_round_once() -> None:
     # 8 us as before, and 1/2 S inside at S in 2 us: 1 us.
-    signals = found(run_of([rank(number, collective="_reduce_scatter_base") for number in range(4)]))
-    assert signals[0].saving_ns == pytest.approx(3_000)
+    detections = outcome(run_of([rank(number, collective="_reduce_scatter_base") for number in range(4)]))
+    assert detections[0].saving_ns == pytest.approx(3_000)
 
 
 def test_waiting_and_what_is_hidden_are_not_saved() -> None:
     # Rank 1 is there 4 us before the others, and computes from 19 to 25: of 12 us 6 are exposed.
     texts = [rank(number) for number in range(4)]
     texts[1] = rank(1, across="           " + "b" * 16, beside=" " * 19 + "======")
-    signals = found(run_of(texts))
-    assert signals[0].saving_ns == pytest.approx(2_000)
-    assert signals[1].saving_ns == pytest.approx(1_000)
-    assert [part.tolist() for part in signals[1].where] == [[15_000], [27_000]]
+    detections = outcome(run_of(texts))
+    assert detections[0].saving_ns == pytest.approx(2_000)
+    assert detections[1].saving_ns == pytest.approx(1_000)
+    assert [part.tolist() for part in detections[1].where] == [[15_000], [27_000]]
 
 
 def test_without_a_collective_inside_a_host_it_is_an_upper_bound() -> None:
     texts = [
         aligned(f"{record('0', '[0,1,2,3]')} | -\nlaunch | b\ns9 {RING} |    bbbbbbbbbbbb") for _ in range(4)
     ]
-    signals = found(run_of(texts))
-    assert signals[0].saving_ns == pytest.approx(4_000)
-    assert signals[0].confidence == "low"
+    detections = outcome(run_of(texts))
+    assert detections[0].saving_ns == pytest.approx(4_000)
+    assert detections[0].confidence == "low"
 
 
 def test_kernels_that_do_not_tell_their_algorithm() -> None:
-    signals = found(run_of([rank(number, kernel="ncclDevKernel_Generic_4") for number in range(4)]))
-    assert signals[0].confidence == "low"
+    detections = outcome(run_of([rank(number, kernel="ncclDevKernel_Generic_4") for number in range(4)]))
+    assert detections[0].confidence == "low"
 
 
 def test_trees_are_not_flat() -> None:
     texts = [rank(number, kernel=RING.replace("RING", "TREE")) for number in range(4)]
-    assert found(run_of(texts)) == "the kernels between hosts are no flat rings by their names"
+    assert outcome(run_of(texts)) == "kernels across hosts are not flat rings by their names"
 
 
 def test_trees_beside_rings_are_not_counted() -> None:
-    again = f"""
+    repeated = f"""
     {record("0", "[0,1,2,3]")} |       -
     launch |       c
     s5 {RING.replace("RING", "TREE")} | {" " * 30}cccccccccccc"""
-    texts = [aligned(rank(number) + again) for number in range(4)]
-    signals = found(run_of(texts))
-    assert signals[0].saving_ns == pytest.approx(2_000)
-    assert of(signals[0], "collectives a step") == 1
-    assert [part.tolist() for part in signals[0].where] == [[15_000], [27_000]]
+    texts = [aligned(rank(number) + repeated) for number in range(4)]
+    detections = outcome(run_of(texts))
+    assert detections[0].saving_ns == pytest.approx(2_000)
+    assert of(detections[0], "collectives a step") == 1
+    assert [part.tolist() for part in detections[0].where] == [[15_000], [27_000]]
 
 
 def test_slow_links_inside_a_host() -> None:
     # 8 us as before, and 2 x 1/2 S inside at that in 5 us: more than 12.
     texts = [rank(number, inside="    aaaaa") for number in range(4)]
-    assert found(run_of(texts)).startswith("by levels they would take no less time")
+    assert outcome(run_of(texts)).startswith("a hierarchical algorithm saves no time")
 
 
 def test_one_host() -> None:
-    assert found(run_of([rank(number) for number in range(4)], "aaaa")) == "all ranks are on one host"
+    assert outcome(run_of([rank(number) for number in range(4)], "aaaa")) == "all ranks are on one host"
 
 
 def test_hosts_without_a_name() -> None:
-    assert found(run_of([rank(number) for number in range(4)], ("a", "a", "b", ""))) == (
+    assert outcome(run_of([rank(number) for number in range(4)], ("a", "a", "b", ""))) == (
         "the traces do not name their hosts"
     )
 
 
 def test_one_rank_on_each_host() -> None:
     texts = [rank(number) for number in range(4)]
-    assert found(run_of(texts, "abcd")).startswith("the groups that go between hosts have one rank on each")
+    assert outcome(run_of(texts, "abcd")).startswith("groups that span hosts have one rank per host")
 
 
 def test_uneven_hosts() -> None:
     texts = [rank(number) for number in range(4)]
-    assert found(run_of(texts, "aaab")).startswith("the groups that go between hosts have one rank on each")
+    assert outcome(run_of(texts, "aaab")).startswith("groups that span hosts have one rank per host")
 
 
 def test_a_rank_that_is_missing() -> None:
     texts = [rank(number) for number in range(3)]
-    assert found(run_of(texts, "aab")).startswith("no all-reduce, reduce-scatter or all-gather of which all")
+    assert outcome(run_of(texts, "aab")).startswith(
+        "no fully recorded all-reduce, reduce-scatter or all-gather"
+    )
 
 
 def test_collectives_of_another_kind() -> None:
     texts = [rank(number, collective="broadcast") for number in range(4)]
-    assert found(run_of(texts)).startswith("no all-reduce, reduce-scatter or all-gather of which all")
+    assert outcome(run_of(texts)).startswith("no fully recorded all-reduce, reduce-scatter or all-gather")
 
 
 @pytest.mark.parametrize("text", ["s7 gemm | ===", "op f | ==", rank(0)])
 def test_one_rank_alone(text: str) -> None:
-    assert found(draw_run(text)) == "no collective was recorded on several ranks"
+    assert outcome(draw_run(text)) == "no collective is recorded on several ranks"

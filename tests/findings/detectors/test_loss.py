@@ -7,7 +7,7 @@ import pytest
 from tests.builders import aligned, draw
 from tracelens.devices.catalogue import device
 from tracelens.devices.spec import Device
-from tracelens.findings.detectors.detector import Detection, Found
+from tracelens.findings.detectors.detector import Detection, Outcome
 from tracelens.findings.detectors.model.loss import loss_unfused
 from tracelens.findings.rank_context import RankContext
 
@@ -67,18 +67,18 @@ def drawing(text: str) -> str:
     return aligned(text)
 
 
-def found(text: str, chip: Device | None = H100) -> Found:
+def outcome(text: str, chip: Device | None = H100) -> Outcome:
     return loss_unfused.of_rank(RankContext(draw(drawing(text), ns_per_char=COLUMN), chip))
 
 
-def signal(text: str, chip: Device | None = H100) -> Detection:
-    one = found(text, chip)
-    assert isinstance(one, Detection), one
-    return one
+def detect(text: str, chip: Device | None = H100) -> Detection:
+    detection = outcome(text, chip)
+    assert isinstance(detection, Detection), detection
+    return detection
 
 
-def quantity(one: Detection, name: str) -> float:
-    (value,) = [value for measure, value, _ in one.quantities if measure == name]
+def quantity(detection: Detection, name: str) -> float:
+    (value,) = [value for measure, value, _ in detection.quantities if measure == name]
     return value
 
 
@@ -87,69 +87,69 @@ def without(text: str, *words: str) -> str:
 
 
 def test_what_the_chain_of_torch_costs() -> None:
-    one = signal(TORCH)
-    assert (one.where.start.tolist(), one.where.end.tolist()) == ([4 * COLUMN], [28 * COLUMN])
+    detection = detect(TORCH)
+    assert (detection.where.start.tolist(), detection.where.end.tolist()) == ([4 * COLUMN], [28 * COLUMN])
     # Fused, the logits are read twice and their gradient written once, in BF16.
     least = 3 * ELEMENTS * 2 / 3.35e12 * 1e9
-    assert one.saving_ns == pytest.approx(24 * COLUMN - least)
-    assert one.confidence == "medium"
-    assert quantity(one, "loss") == 24 * COLUMN
-    assert quantity(one, "share of the step") == 24 / 32
-    assert quantity(one, "kernels a step") == 7
-    assert quantity(one, "passes over the logits a step") == 7
+    assert detection.saving_ns == pytest.approx(24 * COLUMN - least)
+    assert detection.confidence == "medium"
+    assert quantity(detection, "loss") == 24 * COLUMN
+    assert quantity(detection, "share of the step") == 24 / 32
+    assert quantity(detection, "kernels a step") == 7
+    assert quantity(detection, "passes over the logits a step") == 7
     # FP32: the copy, the logarithms, and the gradients before and behind the softmax.
-    assert quantity(one, "intermediate copies of the logits") == 4 * ELEMENTS * 4
-    assert quantity(one, "one fused kernel") == pytest.approx(least)
-    assert one.evidence == (
-        "the loss over logits of 1,000 x 8,192 takes 240 us a step (75.0%) in 7 kernels that write 0.13 GB "
-        "of intermediate copies; fused, at 3.35 TB/s of NVIDIA H100 SXM, it would take 14.7 us"
+    assert quantity(detection, "intermediate copies of the logits") == 4 * ELEMENTS * 4
+    assert quantity(detection, "one fused kernel") == pytest.approx(least)
+    assert detection.evidence == (
+        "the loss over 1,000 x 8,192 logits takes 240 us per step (75.0%) in 7 kernels that write 0.13 GB of "
+        "intermediate copies; one fused kernel takes 14.7 us at 3.35 TB/s of NVIDIA H100 SXM"
     )
 
 
 def test_two_steps_halve_it() -> None:
-    one, both = signal(TORCH), signal(f"{TORCH}step 2 | {' ' * 32}{'-' * 32}")
-    assert both.saving_ns == pytest.approx(one.saving_ns / 2)
+    detection, both = detect(TORCH), detect(f"{TORCH}step 2 | {' ' * 32}{'-' * 32}")
+    assert both.saving_ns == pytest.approx(detection.saving_ns / 2)
     assert quantity(both, "kernels a step") == 3.5
 
 
 def test_where_the_device_is_not_known_the_fastest_kernel_tells_the_rate() -> None:
-    one = signal(TORCH, None)
+    detection = detect(TORCH, None)
     # g reads FP32 and writes BF16 in 3 columns, w reads FP32 twice in 7, z writes FP32 in 2; c is slower.
     rate = max(ELEMENTS * 6 / 3, ELEMENTS * 8 / 7, ELEMENTS * 4 / 2, ELEMENTS * 4 / 1) / (COLUMN * 1e-9)
-    assert quantity(one, "one fused kernel") == pytest.approx(3 * ELEMENTS * 2 / rate * 1e9)
-    assert "that its fastest kernel reaches" in one.evidence
+    assert quantity(detection, "one fused kernel") == pytest.approx(3 * ELEMENTS * 2 / rate * 1e9)
+    assert "that its fastest kernel reaches" in detection.evidence
 
 
 def test_a_loss_without_a_backward_pass_only_reads() -> None:
     forward = without(TORCH, "backward", "fill_", "types=[BF,FP").replace("zbwgkx", "    k ")
     least = ELEMENTS * 2 / 3.35e12 * 1e9
-    one = signal(forward.replace("zzbwwwwwwwggg", ""))
-    assert one.saving_ns == pytest.approx(11 * COLUMN - least)
-    assert quantity(one, "intermediate copies of the logits") == 2 * ELEMENTS * 4
+    detection = detect(forward.replace("zzbwwwwwwwggg", ""))
+    assert detection.saving_ns == pytest.approx(11 * COLUMN - least)
+    assert quantity(detection, "intermediate copies of the logits") == 2 * ELEMENTS * 4
 
 
 def test_a_saving_is_never_negative() -> None:
     # A hundred times the tokens in the same time: more than memory could move.
-    one = signal(TORCH.replace("1000", "100000").replace("LL", "[100000,8192]"))
-    assert one.saving_ns == 0
+    detection = detect(TORCH.replace("1000", "100000").replace("LL", "[100000,8192]"))
+    assert detection.saving_ns == 0
 
 
 def test_logits_that_are_fp32_are_not_converted() -> None:
-    one = signal(without(TORCH, "aten::copy_").replace("cccc", "    "))
-    assert quantity(one, "one fused kernel") == pytest.approx(3 * ELEMENTS * 4 / 3.35e12 * 1e9)
+    detection = detect(without(TORCH, "aten::copy_").replace("cccc", "    "))
+    assert quantity(detection, "one fused kernel") == pytest.approx(3 * ELEMENTS * 4 / 3.35e12 * 1e9)
     # The gradient that the softmax writes is the one the model asks for.
-    assert quantity(one, "intermediate copies of the logits") == 2 * ELEMENTS * 4
+    assert quantity(detection, "intermediate copies of the logits") == 2 * ELEMENTS * 4
 
 
 def test_copies_of_logits_with_the_last_token_belong_to_the_loss() -> None:
     shifted = TORCH.replace("aten::copy_ shapes=[LL,LL", "aten::copy_ shapes=[[2,501,8192],[2,501,8192]")
-    assert quantity(signal(shifted), "kernels a step") == 7
+    assert quantity(detect(shifted), "kernels a step") == 7
     twice = TORCH.replace("aten::copy_ shapes=[LL,LL", "aten::copy_ shapes=[[2,1000,8192],[2,1000,8192]")
-    assert quantity(signal(twice), "kernels a step") == 5
+    assert quantity(detect(twice), "kernels a step") == 5
 
 
 def test_a_copy_that_converts_nothing_is_not_the_losss() -> None:
-    assert quantity(signal(TORCH.replace("types=[FP,BF", "types=[BF,BF")), "kernels a step") == 6
+    assert quantity(detect(TORCH.replace("types=[FP,BF", "types=[BF,BF")), "kernels a step") == 6
 
 
 def test_the_vocabulary_may_come_second() -> None:
@@ -157,23 +157,23 @@ def test_the_vocabulary_may_come_second() -> None:
     second = second.replace(
         "_data shapes=[[4,8192,1,250],[4,8192,1,250]]", "_data shapes=[[4,8192,250],[4,8192,250]]"
     )
-    assert quantity(signal(second), "kernels a step") == 7
+    assert quantity(detect(second), "kernels a step") == 7
 
 
 def test_what_megatrons_function_costs() -> None:
-    one = signal(PARALLEL)
-    assert one.where.start.tolist() == [1 * COLUMN, 12 * COLUMN, 14 * COLUMN, 19 * COLUMN]
-    assert one.where.end.tolist() == [9 * COLUMN, 13 * COLUMN, 18 * COLUMN, 21 * COLUMN]
+    detection = detect(PARALLEL)
+    assert detection.where.start.tolist() == [1 * COLUMN, 12 * COLUMN, 14 * COLUMN, 19 * COLUMN]
+    assert detection.where.end.tolist() == [9 * COLUMN, 13 * COLUMN, 18 * COLUMN, 21 * COLUMN]
     least = 3 * ELEMENTS * 2 / 3.35e12 * 1e9
-    assert one.saving_ns == pytest.approx(15 * COLUMN - least)
-    assert quantity(one, "kernels a step") == 5
-    assert quantity(one, "passes over the logits a step") == 4
-    assert quantity(one, "intermediate copies of the logits") == ELEMENTS * 4
+    assert detection.saving_ns == pytest.approx(15 * COLUMN - least)
+    assert quantity(detection, "kernels a step") == 5
+    assert quantity(detection, "passes over the logits a step") == 4
+    assert quantity(detection, "intermediate copies of the logits") == ELEMENTS * 4
 
 
 def test_megatrons_function_of_compiled_kernels_is_fused() -> None:
     compiled = without(PARALLEL, "aten::").replace("s7 k ", "s7 triton_red_fused_max_0 ")
-    assert found(compiled) == "the loss runs no kernels of its own over the logits"
+    assert outcome(compiled) == "the loss runs no kernels of its own over the logits"
 
 
 @pytest.mark.parametrize(
@@ -192,36 +192,36 @@ def test_fused_losses(kernel: str) -> None:
         launch      | a
         s7 {kernel} |  aaa
     """
-    assert found(text) == f"the loss is fused already ({kernel})"
+    assert outcome(text) == f"the loss is fused already ({kernel})"
 
 
 @pytest.mark.parametrize(
     "kernel", ["binary_cross_entropy_kernel", "vectorized_elementwise_kernel", "softmax_warp_forward"]
 )
 def test_other_kernels_are_no_fused_loss(kernel: str) -> None:
-    assert found(f"s7 {kernel} | ===") == "no unfused cross-entropy loss"
+    assert outcome(f"s7 {kernel} | ===") == "no unfused cross-entropy loss"
 
 
 def test_a_few_classes_are_no_vocabulary() -> None:
-    assert found(TORCH.replace("8192", "1000").replace("LL", "[1000,1000]")) == (
-        "the loss has 1,000 classes, which is no vocabulary"
+    assert outcome(TORCH.replace("8192", "1000").replace("LL", "[1000,1000]")) == (
+        "the loss has 1,000 classes, too few for a vocabulary"
     )
 
 
 def test_the_smallest_vocabulary() -> None:
-    assert isinstance(found(TORCH.replace("8192", "4095").replace("LL", "[1000,4095]")), str)
-    assert isinstance(found(TORCH.replace("8192", "4096").replace("LL", "[1000,4096]")), Detection)
+    assert isinstance(outcome(TORCH.replace("8192", "4095").replace("LL", "[1000,4095]")), str)
+    assert isinstance(outcome(TORCH.replace("8192", "4096").replace("LL", "[1000,4096]")), Detection)
 
 
 def test_without_shapes_the_vocabulary_is_not_known() -> None:
     bare = "\n".join(
         line.partition(" shapes=")[0] + " |" + line.partition("|")[2] for line in TORCH.splitlines() if line
     )
-    assert str(found(bare.replace("step 1 ", "step 1 "))).endswith("so its vocabulary is not known")
+    assert str(outcome(bare.replace("step 1 ", "step 1 "))).endswith("so its vocabulary is unknown")
 
 
 def test_without_gpu_work() -> None:
-    assert found("python loss.py(3): cross_entropy_loss | --") == "no GPU work"
+    assert outcome("python loss.py(3): cross_entropy_loss | --") == "no GPU work"
 
 
 def test_work_outside_of_the_steps_is_not_counted() -> None:
@@ -229,13 +229,13 @@ def test_work_outside_of_the_steps_is_not_counted() -> None:
         line.replace("| -----", "|      ") if "step 1" in line else line for line in TORCH.splitlines()
     )
     # The step begins with column 5: what starts at 4 is before it.
-    assert quantity(signal(before), "kernels a step") == 6
+    assert quantity(detect(before), "kernels a step") == 6
 
 
 def test_a_softmax_may_convert_the_logits_itself() -> None:
     own = without(TORCH, "op aten::copy_ shapes=[LL,LL,[]]").replace("cccc", "    ")
     own = own.replace("shapes=[LL,[],[]] types=[FP]", 'shapes=[LL,[],[]] types=[BF] values=["","1","True"]')
-    one = signal(own)
-    assert quantity(one, "one fused kernel") == pytest.approx(3 * ELEMENTS * 2 / 3.35e12 * 1e9)
+    detection = detect(own)
+    assert quantity(detection, "one fused kernel") == pytest.approx(3 * ELEMENTS * 2 / 3.35e12 * 1e9)
     # FP32: the logarithms and the two gradients, less the gradient of the logits in BF16.
-    assert quantity(one, "intermediate copies of the logits") == 3 * ELEMENTS * 4 - ELEMENTS * 2
+    assert quantity(detection, "intermediate copies of the logits") == 3 * ELEMENTS * 4 - ELEMENTS * 2

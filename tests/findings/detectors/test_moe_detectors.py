@@ -13,7 +13,7 @@ from tests.builders import draw
 from tracelens import analyze
 from tracelens.devices.catalogue import device
 from tracelens.findings.detectors.comm.all_to_all import exposed_all_to_all
-from tracelens.findings.detectors.detector import Detection, Detector, Found
+from tracelens.findings.detectors.detector import Detection, Detector, Outcome
 from tracelens.findings.detectors.host.blocking import moe_blocking_calls, other_blocking_calls
 from tracelens.findings.detectors.moe.expert_loop import expert_loop
 from tracelens.findings.detectors.moe.imbalance import token_imbalance
@@ -26,27 +26,27 @@ EP2 = {"ranks": 2, "exchange": "all_to_all"}
 SLOW_NS = 20_000
 
 
-def found(detector: Detector, one: Recorder, known: bool = True) -> Found:
-    return detector.of_rank(RankContext(as_trace(one), H200 if known else None))
+def outcome(detector: Detector, recorder: Recorder, known: bool = True) -> Outcome:
+    return detector.of_rank(RankContext(as_trace(recorder), H200 if known else None))
 
 
-def signal(detector: Detector, one: Recorder, known: bool = True) -> Detection:
-    result = found(detector, one, known)
+def detect(detector: Detector, recorder: Recorder, known: bool = True) -> Detection:
+    result = outcome(detector, recorder, known)
     assert isinstance(result, Detection), result
     return result
 
 
-def quantities(one: Detection) -> dict[str, float]:
-    return {name: value for name, value, _ in one.quantities}
+def quantities(detection: Detection) -> dict[str, float]:
+    return {name: value for name, value, _ in detection.quantities}
 
 
-def spans(one: Recorder, stage: str) -> dict[Key, tuple[int, int]]:
+def spans(recorder: Recorder, stage: str) -> dict[Key, tuple[int, int]]:
     """From the first to the last kernel of a stage in each pass, ns."""
     times: dict[Key, list[int]] = defaultdict(list)
-    for key, start, end in one.kernels:
+    for key, start, end in recorder.kernels:
         if key is not None and key[-1] == stage:
             times[key] += [start, end]
-    return {key: (min(some), max(some)) for key, some in times.items()}
+    return {key: (min(times_of_pass), max(times_of_pass)) for key, times_of_pass in times.items()}
 
 
 # Expert loop
@@ -59,17 +59,17 @@ def looped(**changes: Any) -> Recorder:
 
 
 def test_a_loop_over_experts() -> None:
-    one = looped(kernel_ns=SLOW_NS)
-    result = signal(expert_loop, one)
+    recorder = looped(kernel_ns=SLOW_NS)
+    result = detect(expert_loop, recorder)
     # Two products an expert: HIDDEN to 2 INNER and back. None is large, so the device's figure is the rate.
     flops = sum(2 * rows * (HIDDEN * 2 * INNER + INNER * HIDDEN) for rows in ROWS)
     moved = sum(2 * rows * (HIDDEN + 2 * INNER + INNER + HIDDEN) for rows in ROWS)
     rate = H200.max_achievable("bf16") or H200.peak("matrix", "bf16")
     assert rate
-    left = (flops / rate + moved / H200.hbm_bytes_per_s) * 1e9
-    times = {key: end - start for key, (start, end) in spans(one, "experts").items()}
+    grouped_ns = (flops / rate + moved / H200.hbm_bytes_per_s) * 1e9
+    times = {key: end - start for key, (start, end) in spans(recorder, "experts").items()}
     forward = sum(ns for key, ns in times.items() if key[3] == "forward")
-    gaps = sum(times.values()) - sum(ns for key, ns in one.truth.items() if key[-1] == "experts")
+    gaps = sum(times.values()) - sum(ns for key, ns in recorder.truth.items() if key[-1] == "experts")
     assert quantities(result) == {
         "products a layer, forward": 16.0,
         "passes a step": 3.0,
@@ -78,51 +78,51 @@ def test_a_loop_over_experts() -> None:
         "rate on the summed rows, forward": pytest.approx(3 * flops / forward * 1e9),
         "largest expert against the mean": 2.0,
     }
-    assert result.saving_ns == pytest.approx(sum(times.values()) - 3 * (1 + 2) * left)
+    assert result.saving_ns == pytest.approx(sum(times.values()) - 3 * (1 + 2) * grouped_ns)
     assert result.where.total == sum(times.values())
     assert result.confidence == "medium"
-    assert result.evidence.startswith("16 products one after the other in each of 3 MoE layers")
+    assert result.evidence.startswith("16 sequential expert GEMMs per MoE layer in 3 layers")
 
 
 def test_a_loop_that_is_computed_again_counts_a_third_time() -> None:
-    one = looped(recompute="reentrant")
-    result = signal(expert_loop, one)
+    recorder = looped(recompute="reentrant")
+    result = detect(expert_loop, recorder)
     assert quantities(result)["passes a step"] == 3.0
-    total = sum(end - start for start, end in spans(one, "experts").values())
+    total = sum(end - start for start, end in spans(recorder, "experts").values())
     assert quantities(result)["time of the loops, a step"] == total
-    assert {key[3] for key in spans(one, "experts")} == {"forward", "recompute", "backward"}
+    assert {key[3] for key in spans(recorder, "experts")} == {"forward", "recompute", "backward"}
 
 
 def test_a_loop_over_equal_experts_is_one_as_well() -> None:
-    result = signal(expert_loop, record(Model(rows=lambda *_: [2] * 8)))
+    result = detect(expert_loop, record(Model(rows=lambda *_: [2] * 8)))
     assert quantities(result)["largest expert against the mean"] == 1.0
 
 
 def test_on_an_unknown_device_only_the_gaps_are_saved() -> None:
-    one = looped()
-    result = signal(expert_loop, one, known=False)
+    recorder = looped()
+    result = detect(expert_loop, recorder, known=False)
     assert result.saving_ns == quantities(result)["gaps between their kernels, a step"]
 
 
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Model(loop=False), "the experts' products are grouped"),
+        (Model(loop=False), "the expert GEMMs are grouped"),
         (Model(layers=0, dense="dd"), "no MoE layer"),
         (Model(ranks=4, exchange="all_to_all"), "no loop over experts"),
-        (Model(shapes=False), "the sizes of the experts' products are not recorded; use record_shapes=True"),
+        (Model(shapes=False), "shapes of the expert GEMMs not recorded; use record_shapes=True"),
     ],
     ids=["grouped", "dense", "two experts", "no shapes"],
 )
 def test_without_a_loop(model: Model, reason: str) -> None:
-    assert found(expert_loop, record(model)) == reason
+    assert outcome(expert_loop, record(model)) == reason
 
 
 # Exchange
 
 
 def test_an_exchange_that_nothing_hides() -> None:
-    result = signal(exposed_all_to_all, record(Model(**EP2)))
+    result = detect(exposed_all_to_all, record(Model(**EP2)))
     # Dispatch and combine of 2 layers, forward and backward, 2 us each.
     assert result.saving_ns == result.where.total == 2 * 2 * 2 * 2000
     # 8 tokens to 2 experts each, 2 bytes an element. Of 2 from 8 experts on 2 ranks one rank has none with
@@ -140,16 +140,14 @@ def test_an_exchange_that_nothing_hides() -> None:
 
 
 def test_kernels_of_deep_ep_are_an_exchange() -> None:
-    one = record(Model(ranks=2, exchange="deep_ep"))
-    result = signal(exposed_all_to_all, one)
-    moved = sum(ns for key, ns in one.truth.items() if key[-1] in ("dispatch", "combine"))
+    recorder = record(Model(ranks=2, exchange="deep_ep"))
+    result = detect(exposed_all_to_all, recorder)
+    moved = sum(ns for key, ns in recorder.truth.items() if key[-1] in ("dispatch", "combine"))
     assert result.saving_ns == moved
 
 
 def test_without_an_exchange() -> None:
-    assert found(exposed_all_to_all, record(Model())) == (
-        "no exchange of tokens: no dispatch, combine or all-to-all"
-    )
+    assert outcome(exposed_all_to_all, record(Model())) == ("no dispatch, combine or other all-to-all")
 
 
 HIDDEN_EXCHANGE = """
@@ -162,7 +160,9 @@ HIDDEN_EXCHANGE = """
 
 def test_an_exchange_behind_computation() -> None:
     trace = draw(HIDDEN_EXCHANGE)
-    assert exposed_all_to_all.of_rank(RankContext(trace, H200)) == "the exchange is hidden behind computation"
+    assert (
+        exposed_all_to_all.of_rank(RankContext(trace, H200)) == "the all-to-all is hidden under computation"
+    )
     # Two columns later half of it has nothing beside it, and 4 of the 6 columns of the product are free.
     half = exposed_all_to_all.of_rank(
         RankContext(draw(HIDDEN_EXCHANGE.replace("   aaaa", "       aaaa")), H200)
@@ -176,36 +176,36 @@ def test_an_exchange_behind_computation() -> None:
 # Blocking calls
 
 
-def idle_after_waits(one: Recorder) -> int:
+def idle_after_waits(recorder: Recorder) -> int:
     """From the end of the work that is waited for to the start of the next."""
-    return sum(one.kernels[at][1] - one.kernels[at - 1][2] for at in one.waits)
+    return sum(recorder.kernels[wait][1] - recorder.kernels[wait - 1][2] for wait in recorder.waits)
 
 
 def test_blocking_calls_in_moe_layers() -> None:
-    one = record(Model(**EP2, layers=3))
-    result = signal(moe_blocking_calls, one)
-    assert len(one.waits) == 6
+    recorder = record(Model(**EP2, layers=3))
+    result = detect(moe_blocking_calls, recorder)
+    assert len(recorder.waits) == 6
     # In each layer nonzero, and the sizes that the exchange needs.
     expected = {"": 2.0, ", router": 0.0, ", dispatch": 1.0, ", permute": 1.0, ", experts": 0.0}
-    found = quantities(result)
-    assert {name: found[f"calls a layer and micro-batch{name}"] for name in expected} == expected
-    assert result.saving_ns == result.where.total == idle_after_waits(one) > 0
-    assert found["GPU idle until the next kernel, a step"] == result.saving_ns
+    outcome = quantities(result)
+    assert {name: outcome[f"calls a layer and micro-batch{name}"] for name in expected} == expected
+    assert result.saving_ns == result.where.total == idle_after_waits(recorder) > 0
+    assert outcome["GPU idle until the next kernel, a step"] == result.saving_ns
     assert result.confidence == "high"
     assert "(1 in dispatch, 1 in permute; most in aten::" in result.evidence
 
 
 def test_recompute_adds_blocking_calls_but_no_passes() -> None:
-    result = signal(moe_blocking_calls, record(Model(**EP2, recompute="reentrant")))
+    result = detect(moe_blocking_calls, record(Model(**EP2, recompute="reentrant")))
     assert quantities(result)["calls a layer and micro-batch"] == 4.0
 
 
 def test_without_blocking_calls() -> None:
     fused = record(Model(fused_permute=True))
-    assert found(moe_blocking_calls, fused) == "no blocking call in MoE layers"
-    assert found(moe_blocking_calls, record(Model(layers=0, dense="d"))) == "no MoE layer"
-    reason = "no blocking call in the steps outside of MoE layers"
-    assert found(other_blocking_calls, record(Model(**EP2))) == reason
+    assert outcome(moe_blocking_calls, fused) == "no blocking call in MoE layers"
+    assert outcome(moe_blocking_calls, record(Model(layers=0, dense="d"))) == "no MoE layer"
+    reason = "no blocking call in the steps outside MoE layers"
+    assert outcome(other_blocking_calls, record(Model(**EP2))) == reason
 
 
 def test_blocking_calls_elsewhere() -> None:
@@ -215,13 +215,13 @@ def test_blocking_calls_elsewhere() -> None:
             if self.layer < 0:
                 self.op("aten::item", waits=True)
 
-    one = Logged(Model(fused_permute=True), 0)
-    with one.around("user_annotation", "ProfilerStep#1"):
-        one.backward(0, one.forward(0))
-    assert found(moe_blocking_calls, one) == "no blocking call in MoE layers"
-    result = signal(other_blocking_calls, one)
-    assert quantities(result)["calls a step"] == len(one.waits) == 1
-    assert result.saving_ns == idle_after_waits(one) > 0
+    recorder = Logged(Model(fused_permute=True), 0)
+    with recorder.around("user_annotation", "ProfilerStep#1"):
+        recorder.backward(0, recorder.forward(0))
+    assert outcome(moe_blocking_calls, recorder) == "no blocking call in MoE layers"
+    result = detect(other_blocking_calls, recorder)
+    assert quantities(result)["calls a step"] == len(recorder.waits) == 1
+    assert result.saving_ns == idle_after_waits(recorder) > 0
     assert "most in aten::item" in result.evidence
 
 
@@ -233,35 +233,35 @@ def slow(**changes: Any) -> Recorder:
 
 
 def test_a_permutation_of_many_kernels() -> None:
-    result = signal(permute_unfused, slow())
+    result = detect(permute_unfused, slow())
     # Forward sort (2), nonzero with a copy to the host, index and index_add; backward index and index_add.
     spent = 2 * (6 + 2) * SLOW_NS
     # 8 tokens are read once and written twice, and the same back, in 4 passes; each needs two launches.
     least = 4 * 2 * (1 + 2) * 8 * HIDDEN * 2
-    left = least / H200.hbm_bytes_per_s * 1e9 + 4 * 2 * 5000
+    fused_ns = least / H200.hbm_bytes_per_s * 1e9 + 4 * 2 * 5000
     assert quantities(result) == {
         "kernels a layer, forward": 5.0,
         "time, a step": spent,
         "rate on the rows that have to move": pytest.approx(least / spent * 1e9),
     }
-    assert result.saving_ns == pytest.approx(spent - left)
+    assert result.saving_ns == pytest.approx(spent - fused_ns)
     assert result.where.total == spent
     assert result.confidence == "medium"
 
 
 def test_without_shapes_the_saving_is_a_bound() -> None:
-    result = signal(permute_unfused, slow(shapes=False))
+    result = detect(permute_unfused, slow(shapes=False))
     assert result.confidence == "low"
     assert result.saving_ns == 2 * (6 + 2) * SLOW_NS - 4 * 2 * 5000
 
 
 def test_a_fused_permutation() -> None:
-    assert found(permute_unfused, slow(fused_permute=True)) == "3 kernels a layer in the permutation"
-    assert found(permute_unfused, slow(layers=0, dense="d")) == "no MoE layer"
+    assert outcome(permute_unfused, slow(fused_permute=True)) == "3 kernels per layer in the permutation"
+    assert outcome(permute_unfused, slow(layers=0, dense="d")) == "no MoE layer"
 
 
 def test_a_router_of_many_kernels() -> None:
-    result = signal(router_unfused, slow())
+    result = detect(router_unfused, slow())
     # softmax, topk, scatter, sum, div, each forward and backward, where the gradient of the router's weight
     # is added up as well; one kernel of 5 us is left of each.
     spent = 2 * (5 + 6) * SLOW_NS
@@ -276,23 +276,23 @@ def test_a_router_of_many_kernels() -> None:
 
 def test_short_gaps_in_a_router_of_small_kernels_count() -> None:
     """Of decoding: the host launches an op in 2.2 us, and a kernel takes 0.5 of them."""
-    one = record(Model(naming="scopes", kernel_ns=500, order="F0"))
-    result = signal(router_unfused, one)
+    recorder = record(Model(naming="scopes", kernel_ns=500, order="F0"))
+    result = detect(router_unfused, recorder)
     routers: dict[Key, list[tuple[int, int]]] = defaultdict(list)
-    for key, start, end in one.kernels:
+    for key, start, end in recorder.kernels:
         if key is not None and key[-1] == "router":
             routers[key].append((start, end))
     # All but the first, which is the product.
-    spent = sum(some[-1][1] - some[1][0] for some in routers.values())
+    spent = sum(kernels[-1][1] - kernels[1][0] for kernels in routers.values())
     assert spent > 2 * 5 * 500
     assert result.where.total == spent
     assert quantities(result)["share of kernels under 10 us"] == 1.0
 
 
 def test_a_fused_router() -> None:
-    reason = "1 kernels a layer in the router beside its product"
-    assert found(router_unfused, slow(fused_router=True)) == reason
-    assert found(router_unfused, slow(layers=0, dense="d")) == "no MoE layer"
+    reason = "1 kernels per layer in the router beside its GEMM"
+    assert outcome(router_unfused, slow(fused_router=True)) == reason
+    assert outcome(router_unfused, slow(layers=0, dense="d")) == "no MoE layer"
 
 
 # Imbalance
@@ -315,13 +315,13 @@ def test_uneven_ranks() -> None:
         "largest rank against the mean, worst layer": 1.2,
         "waiting for slower experts, a step": lost,
     }
-    assert "computes 12 rows where the mean is 10 (120%)" in result[0].evidence
+    assert "computes 12 rows against a mean of 10 (120%)" in result[0].evidence
     assert "mostly rank 1" in result[0].evidence
 
 
 def test_even_ranks() -> None:
-    assert imbalance(recorded(Model(**EP2))[0]) == "even: the largest rank has 100% of the mean"
-    assert imbalance(recorded(Model())[0]) == "no ranks that exchange tokens"
+    assert imbalance(recorded(Model(**EP2))[0]) == "balanced: the busiest rank has 100% of the mean"
+    assert imbalance(recorded(Model())[0]) == "no expert-parallel ranks"
 
 
 def test_uneven_ranks_whose_rows_are_not_known() -> None:
@@ -332,11 +332,11 @@ def test_uneven_ranks_whose_rows_are_not_known() -> None:
     traces = []
     for rank in (0, 1):
         model = Model(**EP2, shapes=False, rows=lambda rank, *_: [2 + rank] * 4)
-        one = Quiet(model, rank)
-        one.backward(0, one.forward(0))
-        traces.append(as_trace(one))
+        recorder = Quiet(model, rank)
+        recorder.backward(0, recorder.forward(0))
+        traces.append(as_trace(recorder))
     result = imbalance(make_run(traces))
     assert isinstance(result, dict)
     assert result[0].saving_ns == 2 * 4 * (2 + 4) * 1000
-    assert "does not say how many rows" in result[0].evidence
+    assert "row counts are not recorded" in result[0].evidence
     assert result[0].confidence == "low"

@@ -19,7 +19,7 @@ from tracelens.findings.detectors.detector import Detection
 from tracelens.trace.run import Run
 
 
-def found(detector: Any, run: Run) -> Any:
+def outcome(detector: Any, run: Run) -> Any:
     return detector.of_run({name: analyze(run, name) for name in detector.needs})
 
 
@@ -28,45 +28,47 @@ def four(cause: str, first: str = ORDINARY) -> Run:
     return ranks(first, ORDINARY, ORDINARY, LATE[cause])
 
 
-def of(signal: Detection, measure: str) -> float:
-    (value,) = (one.value for one in signal.quantities if one.measure == measure)
+def of(detection: Detection, measure: str) -> float:
+    (value,) = (quantity.value for quantity in detection.quantities if quantity.measure == measure)
     return value
 
 
 @pytest.mark.parametrize("cause", EXPLAINED)
 def test_the_others_lose_what_they_wait(cause: str) -> None:
     late = 8 if cause == "slow_kernels" else 7
-    signals = found(stragglers, four(cause))
-    assert {rank: signal.saving_ns for rank, signal in signals.items()} == dict.fromkeys(
+    detections = outcome(stragglers, four(cause))
+    assert {rank: detection.saving_ns for rank, detection in detections.items()} == dict.fromkeys(
         range(3), late * COLUMN
     )
-    signal = signals[1]
+    detection = detections[1]
     # They arrive at 9.
-    assert [part.tolist() for part in signal.where] == [[9 * COLUMN], [(9 + late) * COLUMN]]
-    assert of(signal, f"waiting for {cause.replace('_', ' ')}") == late * COLUMN
-    assert of(signal, "all waiting with nothing beside") == late * COLUMN
-    assert of(signal, "share for the worst rank") == 1
-    assert "most for rank 3 (100%)" in signal.evidence
-    assert signal.confidence == "medium"
+    assert [part.tolist() for part in detection.where] == [[9 * COLUMN], [(9 + late) * COLUMN]]
+    assert of(detection, f"waiting for {cause.replace('_', ' ')}") == late * COLUMN
+    assert of(detection, "all waiting with nothing beside") == late * COLUMN
+    assert of(detection, "share for the worst rank") == 1
+    assert "most for rank 3 (100%)" in detection.evidence
+    assert detection.confidence == "medium"
 
 
 def test_uneven_load_has_a_detector_of_its_own() -> None:
     for detector in (stragglers, stragglers_unexplained):
-        assert found(detector, four("token_load")) == "what ranks wait for in collectives is token_load"
-    signals = found(stragglers_load, four("token_load"))
-    assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
-        range(3), (8 * COLUMN, "medium")
-    )
-    assert found(stragglers_load, four("unknown")) == "what ranks wait for in collectives is unknown"
+        assert (
+            outcome(detector, four("token_load")) == "the waiting in collectives has other causes: token_load"
+        )
+    detections = outcome(stragglers_load, four("token_load"))
+    assert {
+        rank: (detection.saving_ns, detection.confidence) for rank, detection in detections.items()
+    } == dict.fromkeys(range(3), (8 * COLUMN, "medium"))
+    assert outcome(stragglers_load, four("unknown")) == "the waiting in collectives has other causes: unknown"
 
 
 def test_what_has_no_visible_cause_is_an_upper_bound() -> None:
     run = four("unknown")
-    assert found(stragglers, run) == "what ranks wait for in collectives is unknown"
-    signals = found(stragglers_unexplained, run)
-    assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
-        range(3), (7 * COLUMN, "low")
-    )
+    assert outcome(stragglers, run) == "the waiting in collectives has other causes: unknown"
+    detections = outcome(stragglers_unexplained, run)
+    assert {
+        rank: (detection.saving_ns, detection.confidence) for rank, detection in detections.items()
+    } == dict.fromkeys(range(3), (7 * COLUMN, "low"))
 
 
 def in_turn(*late: int) -> Run:
@@ -87,20 +89,20 @@ def in_turn(*late: int) -> Run:
 def test_ranks_that_are_late_in_turn_are_no_stragglers() -> None:
     run = in_turn(0, 1, 2, 3, 0, 1, 2, 3)
     for detector in (stragglers, stragglers_unexplained):
-        assert found(detector, run).endswith(("is late beyond noise", "is late_launch"))
-    signals = found(stragglers_noise, run)
+        assert outcome(detector, run).endswith(("no significant straggler", "other causes: late_launch"))
+    detections = outcome(stragglers_noise, run)
     # Each waits at six of eight; the one before it in turn is four columns behind at the next.
-    assert {rank: (one.saving_ns, one.confidence) for rank, one in signals.items()} == dict.fromkeys(
-        range(4), (6 * 4 * COLUMN, "low")
-    )
-    assert signals[0].evidence.endswith("; for no rank beyond noise")
+    assert {
+        rank: (detection.saving_ns, detection.confidence) for rank, detection in detections.items()
+    } == dict.fromkeys(range(4), (6 * 4 * COLUMN, "low"))
+    assert detections[0].evidence.endswith("; no significant straggler")
 
 
 def test_a_rank_that_is_always_late_is_a_straggler() -> None:
     run = in_turn(*[2] * 8)
-    assert found(stragglers_noise, run) == "each rank that is waited for so is late beyond noise"
-    assert set(found(stragglers, run)) == {0, 1, 3}
-    assert found(stragglers, run)[0].evidence.endswith("most for rank 2 (100%)")
+    assert outcome(stragglers_noise, run) == "all waiting is for significant stragglers"
+    assert set(outcome(stragglers, run)) == {0, 1, 3}
+    assert outcome(stragglers, run)[0].evidence.endswith("most for rank 2 (100%)")
 
 
 def test_waiting_beside_computation_saves_nothing() -> None:
@@ -109,25 +111,25 @@ def test_waiting_beside_computation_saves_nothing() -> None:
         "      bbb\n", "      bbbxxxxx\n"
     )
     assert busy != ORDINARY
-    signals = found(stragglers, four("late_launch", busy))
-    assert signals[0].saving_ns == 2 * COLUMN
-    assert signals[0].where.start.tolist() == [14 * COLUMN]
-    assert signals[1].saving_ns == 7 * COLUMN
+    detections = outcome(stragglers, four("late_launch", busy))
+    assert detections[0].saving_ns == 2 * COLUMN
+    assert detections[0].where.start.tolist() == [14 * COLUMN]
+    assert detections[1].saving_ns == 7 * COLUMN
 
 
 def test_savings_are_of_one_step() -> None:
     marks = "    step 1 | -----\n    step 2 |      ----------------\n"
     texts = [ORDINARY + marks] * 3 + [LATE["late_launch"] + marks]
-    signals = found(stragglers, ranks(*texts))
-    assert signals[0].saving_ns == 3.5 * COLUMN
-    assert signals[0].where.total == 7 * COLUMN
+    detections = outcome(stragglers, ranks(*texts))
+    assert detections[0].saving_ns == 3.5 * COLUMN
+    assert detections[0].where.total == 7 * COLUMN
 
 
 def test_what_lies_outside_of_the_steps_is_not_counted() -> None:
     # Only the first all-reduce, for which nobody waits, is launched in the step.
     run = ranks(*[ORDINARY + "    step 1 | -\n"] * 3, LATE["late_launch"] + "    step 1 | -\n")
     assert set(analyze(run, "stragglers")["lost"]["step"]) == {"(after the last step)"}
-    assert found(stragglers, run) == "no rank does nothing but wait in a collective"
+    assert outcome(stragglers, run) == "no exposed waiting in collectives"
 
 
 def test_waiting_for_a_neighbour_in_the_pipeline_is_its_bubble() -> None:
@@ -144,15 +146,15 @@ def test_waiting_for_a_neighbour_in_the_pipeline_is_its_bubble() -> None:
     run = ranks(sender, receiver)
     assert set(analyze(run, "stragglers")["lost"]["collective"]) == {"send/recv"}
     for detector in (stragglers, stragglers_unexplained):
-        assert found(detector, run) == "no rank does nothing but wait in a collective"
+        assert outcome(detector, run) == "no exposed waiting in collectives"
 
 
 def test_ranks_that_arrive_together() -> None:
     run = ranks(ORDINARY, ORDINARY)
-    assert found(stragglers, run) == "no rank does nothing but wait in a collective"
+    assert outcome(stragglers, run) == "no exposed waiting in collectives"
 
 
 @pytest.mark.parametrize("detector", [stragglers, stragglers_unexplained], ids=lambda item: item.name)
 @pytest.mark.parametrize("text", [ORDINARY, "    s7 gemm | ===\n", "    op f | ===\n"])
 def test_one_rank_alone(detector: Any, text: str) -> None:
-    assert found(detector, ranks(text)).startswith("no collective was recorded on several ranks")
+    assert outcome(detector, ranks(text)).startswith("no collective is recorded on several ranks")

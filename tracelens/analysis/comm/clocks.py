@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective, Participant
-from tracelens.analysis.comm.records import RankComms
+from tracelens.analysis.comm.records import RankCommunication
 
 # Ends of a collective on one host differ by microseconds, and their median by less. Where traces do not
 # name their hosts, ranks whose ends lie further apart than this read different clocks.
@@ -21,7 +21,7 @@ class Clock(NamedTuple):
         host: number of the host, 0 for that of the lowest rank; ranks of one host share a clock.
         offset_ns: to be subtracted from the rank's times to get those of host 0.
         residual_ns: how far apart the ends of collectives still are, the median.
-        instances: collectives that say so; 0 where none reaches the rank, whose offset is then not known.
+        instances: collectives it is measured by; 0 where none reaches the rank and its offset is unknown.
     """
 
     rank: int
@@ -31,83 +31,95 @@ class Clock(NamedTuple):
     instances: int
 
 
-def clocks(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) -> list[Clock]:
+def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]) -> list[Clock]:
     """The clocks of all ranks.
 
     All ranks of a collective end almost together, so the median difference of ends between ranks of
     different hosts is the difference of their clocks. Ranks of one host are left as they are.
     """
-    together = [instance for instance in instances if instance.collective != SEND_RECV]
-    of_rank = _offsets([one.rank for one in ranks], together)
+    together = [collective for collective in collectives if collective.collective != SEND_RECV]
+    of_rank = _offsets([rank.rank for rank in ranks], together)
     host = _hosts(ranks, of_rank)
     known: dict[int, list[int]] = {number: [] for number in host.values()}
-    for rank, apart in of_rank.items():
-        known[host[rank]].append(apart)
-    of_host = {number: _median(some) if some else 0 for number, some in known.items()}
+    for rank, offset_ns in of_rank.items():
+        known[host[rank]].append(offset_ns)
+    of_host = {number: _median(offsets) if offsets else 0 for number, offsets in known.items()}
     offset = {rank: of_host[number] - of_host[0] for rank, number in host.items()}
-    left = _residuals(together, offset)
+    residuals = _residuals(together, offset)
     return [
-        Clock(rank, host[rank], offset[rank], _median(left[rank]) if left[rank] else 0, len(left[rank]))
+        Clock(
+            rank,
+            host[rank],
+            offset[rank],
+            _median(residuals[rank]) if residuals[rank] else 0,
+            len(residuals[rank]),
+        )
         for rank in sorted(host)
     ]
 
 
-def _offsets(ranks: Sequence[int], instances: Sequence[MatchedCollective]) -> dict[int, int]:
+def _offsets(ranks: Sequence[int], collectives: Sequence[MatchedCollective]) -> dict[int, int]:
     """Offset of each rank against the lowest, one collective away after the other."""
     of_rank: dict[int, list[int]] = {}
-    for place, instance in enumerate(instances):
-        for member in instance.members:
-            of_rank.setdefault(member.rank, []).append(place)
+    for index, collective in enumerate(collectives):
+        for participant in collective.participants:
+            of_rank.setdefault(participant.rank, []).append(index)
     known = {min(ranks): 0}
     reached = [min(ranks)]
-    visited: set[int] = set()
+    seen_collectives: set[int] = set()
     while reached:
-        # After its first visit all ranks of a collective are known, so one visit is all that it takes.
-        here = {place for rank in reached for place in of_rank.get(rank, ())} - visited
-        visited |= here
+        # Once a collective was looked at, all its ranks are known.
+        unseen_collectives = {index for rank in reached for index in of_rank.get(rank, ())} - seen_collectives
+        seen_collectives |= unseen_collectives
         seen: dict[int, list[int]] = {}
-        for instance in (instances[place] for place in sorted(here)):
+        for collective in (collectives[index] for index in sorted(unseen_collectives)):
             end = _median(
-                [member.end - known[member.rank] for member in instance.members if member.rank in known]
+                [
+                    participant.end - known[participant.rank]
+                    for participant in collective.participants
+                    if participant.rank in known
+                ]
             )
-            for member in instance.members:
-                if member.rank not in known:
-                    seen.setdefault(member.rank, []).append(member.end - end)
+            for participant in collective.participants:
+                if participant.rank not in known:
+                    seen.setdefault(participant.rank, []).append(participant.end - end)
         known |= {rank: _median(differences) for rank, differences in seen.items()}
         reached = list(seen)
     return known
 
 
-def _hosts(ranks: Sequence[RankComms], offset: Mapping[int, int]) -> dict[int, int]:
+def _hosts(ranks: Sequence[RankCommunication], offset: Mapping[int, int]) -> dict[int, int]:
     """Number of the host of each rank: by the names in the traces, else by clocks that agree."""
-    if all(one.host for one in ranks):
-        names = dict.fromkeys(one.host for one in sorted(ranks, key=lambda one: one.rank))
-        number = {name: place for place, name in enumerate(names)}
-        return {one.rank: number[one.host] for one in ranks}
-    ordered = sorted((offset.get(one.rank, 0), one.rank) for one in ranks)
+    if all(rank.host for rank in ranks):
+        names = dict.fromkeys(rank.host for rank in sorted(ranks, key=lambda rank: rank.rank))
+        number = {name: number for number, name in enumerate(names)}
+        return {rank.rank: number[rank.host] for rank in ranks}
+    ordered = sorted((offset.get(rank.rank, 0), rank.rank) for rank in ranks)
     clusters = [[ordered[0]]]
-    for here in ordered[1:]:
-        if here[0] - clusters[-1][-1][0] > _APART_NS:
+    for reading in ordered[1:]:
+        if reading[0] - clusters[-1][-1][0] > _APART_NS:
             clusters.append([])
-        clusters[-1].append(here)
+        clusters[-1].append(reading)
     clusters.sort(key=lambda cluster: min(rank for _, rank in cluster))
     return {rank: number for number, cluster in enumerate(clusters) for _, rank in cluster}
 
 
-def _residuals(instances: Sequence[MatchedCollective], offset: Mapping[int, int]) -> dict[int, list[int]]:
-    left: dict[int, list[int]] = {rank: [] for rank in offset}
-    for instance in instances:
-        end = _median([member.end - offset[member.rank] for member in instance.members])
-        for member in instance.members:
-            left[member.rank].append(abs(member.end - offset[member.rank] - end))
-    return left
+def _residuals(collectives: Sequence[MatchedCollective], offset: Mapping[int, int]) -> dict[int, list[int]]:
+    residuals: dict[int, list[int]] = {rank: [] for rank in offset}
+    for collective in collectives:
+        end = _median([participant.end - offset[participant.rank] for participant in collective.participants])
+        for participant in collective.participants:
+            residuals[participant.rank].append(abs(participant.end - offset[participant.rank] - end))
+    return residuals
 
 
-def aligned(instance: MatchedCollective, offset: Mapping[int, int]) -> tuple[Participant, ...]:
-    """The members of an instance by the clock of host 0."""
+def aligned(collective: MatchedCollective, offset: Mapping[int, int]) -> tuple[Participant, ...]:
+    """The participants of a collective by the clock of host 0."""
     return tuple(
-        member._replace(start=member.start - offset[member.rank], end=member.end - offset[member.rank])
-        for member in instance.members
+        participant._replace(
+            start=participant.start - offset[participant.rank], end=participant.end - offset[participant.rank]
+        )
+        for participant in collective.participants
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.records import POINT_TO_POINT, RankComms, Record
+from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record
 from tracelens.table import Skip
 
 SEND_RECV = "send/recv"
@@ -19,7 +19,7 @@ _LOOKS = 1 << 22
 
 
 class Participant(NamedTuple):
-    """One rank's share of an instance."""
+    """One rank's part in a collective."""
 
     rank: int
     record: Record
@@ -34,62 +34,65 @@ class MatchedCollective(NamedTuple):
         collective: name; SEND_RECV for a pair.
         group: name of the process group.
         order: position among the collectives of its group.
-        members: in order of rank; for a pair the sender first.
+        participants: in order of rank; for a pair the sender first.
     """
 
     collective: str
     group: str
     order: int
-    members: tuple[Participant, ...]
+    participants: tuple[Participant, ...]
 
     @property
     def bytes(self) -> int:
         """Largest message of a rank, -1 where none is recorded."""
-        return max(member.record.bytes for member in self.members)
+        return max(participant.record.bytes for participant in self.participants)
 
     @property
     def latency_ns(self) -> int:
-        return min(member.end - member.start for member in self.members)
+        return min(participant.end - participant.start for participant in self.participants)
 
     @property
     def start_skew_ns(self) -> int:
-        starts = [member.start for member in self.members]
+        starts = [participant.start for participant in self.participants]
         return max(starts) - min(starts)
 
     @property
     def end_skew_ns(self) -> int:
-        ends = [member.end for member in self.members]
+        ends = [participant.end for participant in self.participants]
         return max(ends) - min(ends)
 
     @property
     def wall_ns(self) -> int:
-        return max(member.end for member in self.members) - min(member.start for member in self.members)
+        return max(participant.end for participant in self.participants) - min(
+            participant.start for participant in self.participants
+        )
 
     @property
     def last(self) -> Participant:
-        """Who arrived last, the lowest of several ranks."""
-        return max(self.members, key=lambda member: (member.start, -member.rank))
+        """The last to arrive; of a tie the lowest rank."""
+        return max(self.participants, key=lambda participant: (participant.start, -participant.rank))
 
     @property
     def wait_ns(self) -> dict[int, int]:
-        """What each rank waited until the last one was there, at most its kernel's duration."""
+        """What each rank waited for the last one to arrive, at most its kernel's duration."""
         arrival = self.last.start
         return {
-            member.rank: min(arrival - member.start, member.end - member.start) for member in self.members
+            participant.rank: min(arrival - participant.start, participant.end - participant.start)
+            for participant in self.participants
         }
 
 
 class Matched(NamedTuple):
-    """All instances, and what could not be matched."""
+    """All matched collectives, and what could not be matched."""
 
-    instances: list[MatchedCollective]
+    collectives: list[MatchedCollective]
     skips: list[Skip]
 
 
 Group = tuple[str, tuple[int, ...]]
 
 
-def match(ranks: Sequence[RankComms], first: RankComms | None = None) -> Matched:
+def match(ranks: Sequence[RankCommunication], first: RankCommunication | None = None) -> Matched:
     """Match the collectives and the sends and receives of all ranks.
 
     Times are by each rank's own clock, counted from where the first rank's clock begins (see `base_ns`).
@@ -99,76 +102,84 @@ def match(ranks: Sequence[RankComms], first: RankComms | None = None) -> Matched
         first: first rank of the run; that of `ranks` unless given.
     """
     groups: dict[Group, dict[int, list[Participant]]] = {}
-    for one in ranks:
-        base = base_ns(one, first or ranks[0])
-        for record in one.records:
-            member = Participant(
-                one.rank, record, base + int(one.start[record.kernel]), base + int(one.end[record.kernel])
+    for rank in ranks:
+        base = base_ns(rank, first or ranks[0])
+        for record in rank.records:
+            participant = Participant(
+                rank.rank, record, base + int(rank.start[record.kernel]), base + int(rank.end[record.kernel])
             )
-            of_group = groups.setdefault((record.group, record.members), {})
-            of_group.setdefault(one.rank, []).append(member)
-    instances: list[MatchedCollective] = []
+            of_group = groups.setdefault((record.group, record.group_ranks), {})
+            of_group.setdefault(rank.rank, []).append(participant)
+    collectives: list[MatchedCollective] = []
     skips: list[Skip] = []
     for (name, ranks_of_group), of_group in groups.items():
-        found, wrong = _collectives(name, of_group)
+        matched, wrong = _collectives(name, of_group)
         pairs, unpaired = _pairs(name, ranks_of_group, of_group)
-        instances += [*found, *pairs]
+        collectives += [*matched, *pairs]
         skips += [*wrong, *unpaired, *_alone(name, of_group)]
-    instances.sort(key=lambda instance: min(member.start for member in instance.members))
-    return Matched(instances, skips)
+    collectives.sort(key=lambda collective: min(participant.start for participant in collective.participants))
+    return Matched(collectives, skips)
 
 
-def base_ns(one: RankComms, first: RankComms) -> int:
+def base_ns(rank: RankCommunication, first: RankCommunication) -> int:
     """What to add to a rank's times to count them from the base of the first rank's clock."""
-    return one.epoch_ns - first.epoch_ns if one.epoch_ns and first.epoch_ns else 0
+    return rank.epoch_ns - first.epoch_ns if rank.epoch_ns and first.epoch_ns else 0
 
 
 def _collectives(
     name: str, of_group: Mapping[int, list[Participant]]
 ) -> tuple[list[MatchedCollective], list[Skip]]:
-    """Instances of one group, and those whose ranks disagree on what they are."""
+    """Collectives of one group, and those on which its ranks disagree."""
     lists = {
-        rank: [member for member in members if member.record.collective not in POINT_TO_POINT]
-        for rank, members in of_group.items()
+        rank: [
+            participant for participant in participants if participant.record.collective not in POINT_TO_POINT
+        ]
+        for rank, participants in of_group.items()
     }
-    lists = {rank: members for rank, members in lists.items() if members}
+    lists = {rank: participants for rank, participants in lists.items() if participants}
     if len(lists) < 2:
         return [], []
     longest = max(lists, key=lambda rank: (len(lists[rank]), -rank))
-    shift = {rank: _shift(members, lists[longest]) for rank, members in lists.items()}
+    shift = {rank: _shift(participants, lists[longest]) for rank, participants in lists.items()}
     first = min(shift.values())
-    found, wrong = [], []
-    for order in range(max(shift[rank] + len(members) for rank, members in lists.items()) - first):
-        there = [
-            members[place]
-            for rank, members in sorted(lists.items())
-            if 0 <= (place := order + first - shift[rank]) < len(members)
+    matched, wrong = [], []
+    for order in range(max(shift[rank] + len(participants) for rank, participants in lists.items()) - first):
+        taking_part = [
+            participants[index]
+            for rank, participants in sorted(lists.items())
+            if 0 <= (index := order + first - shift[rank]) < len(participants)
         ]
-        if len({_signature(member.record) for member in there}) > 1:
-            wrong.append((order, there))
-        elif len(there) > 1:
-            found.append(MatchedCollective(there[0].record.collective, name, order, tuple(there)))
-    return found, _disagreement(name, wrong)
+        if len({_signature(participant.record) for participant in taking_part}) > 1:
+            wrong.append((order, taking_part))
+        elif len(taking_part) > 1:
+            matched.append(
+                MatchedCollective(taking_part[0].record.collective, name, order, tuple(taking_part))
+            )
+    return matched, _disagreement(name, wrong)
 
 
-def _shift(members: list[Participant], longest: list[Participant]) -> int:
+def _shift(participants: list[Participant], longest: list[Participant]) -> int:
     """Where in the longest list this one begins: where all agree, and ends lie closest together."""
-    signatures = [[_signature(member.record) for member in some] for some in (members, longest)]
+    signatures = [
+        [_signature(participant.record) for participant in participants_of]
+        for participants_of in (participants, longest)
+    ]
     if signatures[0] == signatures[1]:
         return 0
     code: dict[tuple[str, str, int], int] = {}
-    mine, theirs = (
-        np.array([code.setdefault(one, len(code)) for one in some], dtype=np.int64) for some in signatures
+    codes, longest_codes = (
+        np.array([code.setdefault(signature, len(code)) for signature in side], dtype=np.int64)
+        for side in signatures
     )
-    end, end2 = (np.array([member.end for member in some]) for some in (members, longest))
-    shifts = range(-_AHEAD, len(theirs) - len(mine) + _AHEAD + 1)
-    every = 1 + len(shifts) * len(mine) // _LOOKS
+    end, end2 = (np.array([participant.end for participant in side]) for side in (participants, longest))
+    shifts = range(-_AHEAD, len(longest_codes) - len(codes) + _AHEAD + 1)
+    every = 1 + len(shifts) * len(codes) // _LOOKS
     least, best = None, 0
     for shift in shifts:
-        places = np.arange(max(-shift, 0), min(len(theirs) - shift, len(mine)), every)
+        places = np.arange(max(-shift, 0), min(len(longest_codes) - shift, len(codes)), every)
         if not len(places):
             continue
-        agree = int((mine[places] == theirs[places + shift]).sum())
+        agree = int((codes[places] == longest_codes[places + shift]).sum())
         apart = float(np.median(np.abs(end[places] - end2[places + shift])))
         # Agreement first; of shifts that agree alike, the one with the smallest difference of ends.
         key = (-agree, apart)
@@ -189,15 +200,15 @@ def _signature(record: Record) -> tuple[str, str, int]:
 def _disagreement(name: str, wrong: list[tuple[int, list[Participant]]]) -> list[Skip]:
     if not wrong:
         return []
-    order, there = wrong[0]
-    said = "; ".join(
-        f"rank {member.rank} {member.record.collective} {member.record.dtype} {member.record.bytes:,} bytes"
-        for member in there[:3]
+    order, taking_part = wrong[0]
+    records = [(participant.rank, participant.record) for participant in taking_part[:3]]
+    described = "; ".join(
+        f"rank {rank} {record.collective} {record.dtype} {record.bytes:,} bytes" for rank, record in records
     )
     return [
         Skip(
             f"{len(wrong)} collective(s) of group {name}",
-            f"ranks disagree on what they are, so they are not compared; the first is number {order}: {said}",
+            f"ranks disagree on them, so they are skipped; first at position {order}: {described}",
         )
     ]
 
@@ -207,17 +218,21 @@ def _pairs(
 ) -> tuple[list[MatchedCollective], list[Skip]]:
     """Each send with its receive: the n-th from one rank to the other is the n-th that the other receives."""
     kinds: dict[tuple[int, str, int], list[Participant]] = {}
-    for rank, members in of_group.items():
-        for member in members:
-            if member.record.collective in POINT_TO_POINT:
-                peer = sum(ranks) - rank if len(ranks) == 2 else member.record.peer
-                kinds.setdefault((rank, member.record.collective, peer), []).append(member)
-    found, skips = [], []
-    if number := sum(len(members) for (_, _, peer), members in kinds.items() if peer < 0):
-        reason = "the trace does not say to or from which rank, and the group has more than two"
+    for rank, participants in of_group.items():
+        for participant in participants:
+            if participant.record.collective in POINT_TO_POINT:
+                peer = sum(ranks) - rank if len(ranks) == 2 else participant.record.peer
+                kinds.setdefault((rank, participant.record.collective, peer), []).append(participant)
+    matched, skips = [], []
+    if number := sum(len(participants) for (_, _, peer), participants in kinds.items() if peer < 0):
+        reason = "the peer rank is not recorded and the group has more than two ranks"
         skips.append(Skip(f"{number} send(s) and receive(s) of group {name}", reason))
     directions = {(rank, peer) if kind == "send" else (peer, rank) for rank, kind, peer in kinds if peer >= 0}
-    both = [(one, other) for one, other in (ranks, ranks[::-1]) if directions] if len(ranks) == 2 else []
+    both = (
+        [(sender, receiver) for sender, receiver in (ranks, ranks[::-1]) if directions]
+        if len(ranks) == 2
+        else []
+    )
     for sender, receiver in both or sorted(directions):
         sends = kinds.get((sender, "send", receiver), [])
         receives = kinds.get((receiver, "recv", sender), [])
@@ -226,27 +241,29 @@ def _pairs(
             for order, (send, receive) in enumerate(zip(sends, receives, strict=False))
             if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype
         ]
-        found += paired
-        left = len(sends) + len(receives) - 2 * len(paired)
-        if left and sends and receives:
-            subject = f"{left} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
-            skips.append(Skip(subject, "no counterpart of the same size in the recording"))
-    return found, skips
+        matched += paired
+        unpaired = len(sends) + len(receives) - 2 * len(paired)
+        if unpaired and sends and receives:
+            subject = (
+                f"{unpaired} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
+            )
+            skips.append(Skip(subject, "no counterpart of the same size recorded"))
+    return matched, skips
 
 
 def _alone(name: str, of_group: Mapping[int, list[Participant]]) -> list[Skip]:
-    """Groups of which only one rank is there: nobody to compare with."""
+    """Groups with only one rank in the run: nothing to compare with."""
     if len(of_group) > 1:
         return []
-    ((rank, members),) = of_group.items()
-    size = members[0].record.size
+    ((rank, participants),) = of_group.items()
+    size = participants[0].record.size
     if size <= 1:
         return []
-    names = Counter(member.record.collective for member in members)
-    listed = ", ".join(f"{count} {what}" for what, count in names.items())
+    names = Counter(participant.record.collective for participant in participants)
+    listed = ", ".join(f"{count} {collective}" for collective, count in names.items())
     return [
         Skip(
             f"waiting of rank {rank} in group {name} ({listed})",
-            f"of its {size} ranks only this one is there; one rank alone does not show who waited for whom",
+            f"only this one of its {size} ranks is in the run; waiting needs at least two",
         )
     ]

@@ -1,4 +1,4 @@
-"""How much of the communication computation hides, by process group and collective."""
+"""How much communication is hidden under computation, by process group and collective."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ OVERLAP = Schema(
     (
         Column("rank", "int64"),
         Column("group", "category", doc="process group: its description, else its name"),
-        Column("collective", "category", doc="as recorded; of a batch all that are in it"),
+        Column("collective", "category", doc="as recorded; for a batch all its collectives"),
         Column("count", "int64", "count", "communication kernels"),
-        Column("comm_ns", "int64", "ns", "at least one of these kernels runs"),
-        Column("hidden_ns", "int64", "ns", "of it, a computing kernel runs at the same time"),
-        Column("exposed_ns", "int64", "ns", "of it, no computing kernel runs"),
+        Column("comm_ns", "int64", "ns", "at least one such kernel runs"),
+        Column("hidden_ns", "int64", "ns", "of it, under computation"),
+        Column("exposed_ns", "int64", "ns", "of it, without computation"),
         Column("hidden_fraction", "float64", "fraction", "hidden / comm, the overlap efficiency"),
         Column("bound_fraction", "float64", "fraction", "min(comm, computation of the rank) / comm"),
         Column("exposed_fraction_of_total", "float64", "fraction", "of the rank's total in the timeline"),
     ),
-    doc="The bound is the hidden fraction if all computation of the rank ran beside this communication. "
-    "Groups that communicate at the same time each count it: rows need not add up to (all), where time "
-    "counts once. Computation is what it is in the timeline.",
+    doc="The bound is the hidden fraction if all computation of the rank ran under this communication. "
+    "Time when several groups communicate counts for each of them, and once in (all). Computation as in "
+    "the timeline.",
 )
 
 
@@ -48,12 +48,12 @@ class _Labels(NamedTuple):
 
 @analyzer("overlap", title="Overlap of communication and computation", order=82)
 def overlap(run: Run, *, scope: Scope = "all") -> Result:
-    """How much of the communication is hidden under computation, and what does it cost the computation?
+    """How much communication is hidden under computation, and how much does that slow computation down?
 
     Args:
         run: the ranks.
-        scope: "all", or "linked" for work whose launch call is in the trace, with fills as computation (as
-            in the timeline).
+        scope: "all", or "linked" for work whose launch call is in the trace, with memsets as computation
+            (as in the timeline).
 
     Returns:
         tables `overlap`, one row a rank, process group and collective, after one for all of them; and
@@ -69,8 +69,8 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(Skip(f"rank {trace.meta.rank}", why))
             continue
         rows.append(_overlap(trace, work, scope, skips))
-        if found := slowdown(trace, work, skips):
-            slower.append(found)
+        if slowdown_rows := slowdown(trace, work, skips):
+            slower.append(slowdown_rows)
     tables = {"overlap": stack(OVERLAP, rows)}
     if slower:
         tables["slowdown"] = stack(SLOWDOWN, slower)
@@ -83,7 +83,7 @@ def _no_communication(trace: Trace, work: Work, scope: Scope) -> str:
         return no_gpu_work(trace, scope)
     comm = work.kind == WORK_KINDS.index("comm")
     if comm.any():
-        return "" if work.dur[comm].any() else "its communication kernels have no extent"
+        return "" if work.dur[comm].any() else "its communication kernels have no duration"
     if scope == "linked" and (gpu_work(trace).kind == WORK_KINDS.index("comm")).any():
         return "no communication is linked to a launch call; use --scope all"
     return "no communication kernel in the trace"
@@ -101,19 +101,19 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
                 "no record_param_comms around their launch; record with ProfilerActivity.CPU",
             )
         )
-    member, (group, collective) = codes(_int(labels.group), _int(labels.collective))
-    members = [np.ones(len(member), dtype=bool), *(member == place for place in range(len(group)))]
-    sets = [union(comm.start[mine], comm.end[mine]) for mine in members]
-    count = np.array([mine.sum() for mine in members])
-    found = _columns(sets, computing, _total(trace, work))
+    label, (group, collective) = codes(_int(labels.group), _int(labels.collective))
+    masks = [np.ones(len(label), dtype=bool), *(label == number for number in range(len(group)))]
+    sets = [union(comm.start[mask], comm.end[mask]) for mask in masks]
+    count = np.array([mask.sum() for mask in masks])
+    columns = _columns(sets, computing, _total(trace, work))
     names = [(ALL, ALL)] + [
-        (labels.group.values[one], labels.collective.values[other])
-        for one, other in zip(group.tolist(), collective.tolist(), strict=True)
+        (labels.group.values[group_code], labels.collective.values[collective_code])
+        for group_code, collective_code in zip(group.tolist(), collective.tolist(), strict=True)
     ]
-    order = np.concatenate(([0], 1 + np.argsort(-found["comm_ns"][1:], kind="stable")))
-    empty = found["comm_ns"][order] == 0
+    order = np.concatenate(([0], 1 + np.argsort(-columns["comm_ns"][1:], kind="stable")))
+    empty = columns["comm_ns"][order] == 0
     skips += [
-        Skip(f"rank {rank}: {names[row][1]} of group {names[row][0]}", "its kernels have no extent")
+        Skip(f"rank {rank}: {names[row][1]} of group {names[row][0]}", "its kernels have no duration")
         for row in order[empty].tolist()
     ]
     order = order[~empty]
@@ -122,21 +122,21 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
         "group": [names[row][0] for row in order.tolist()],
         "collective": [names[row][1] for row in order.tolist()],
         "count": count[order],
-        **{name: column[order] for name, column in found.items()},
+        **{name: column[order] for name, column in columns.items()},
     }
 
 
 def _columns(sets: list[Union], computing: Union, total: int) -> dict[str, NDArray[Any]]:
     """The numbers of each set of communication."""
-    comm = np.array([one.total for one in sets], dtype=np.int64)
-    hidden = np.array([computing.covered(one.start, one.end).sum() for one in sets], dtype=np.int64)
-    whole = np.maximum(comm, 1)
+    comm = np.array([merged.total for merged in sets], dtype=np.int64)
+    hidden = np.array([computing.covered(merged.start, merged.end).sum() for merged in sets], dtype=np.int64)
+    nonzero = np.maximum(comm, 1)
     return {
         "comm_ns": comm,
         "hidden_ns": hidden,
         "exposed_ns": comm - hidden,
-        "hidden_fraction": hidden / whole,
-        "bound_fraction": np.minimum(comm, computing.total) / whole,
+        "hidden_fraction": hidden / nonzero,
+        "bound_fraction": np.minimum(comm, computing.total) / nonzero,
         "exposed_fraction_of_total": (comm - hidden) / max(total, 1),
     }
 
@@ -154,10 +154,10 @@ def _labels(trace: Trace, comm: Work) -> _Labels:
     kernel = table.array("kernel_id")
     host = np.isin(collectives.codes, [code for code, name in enumerate(collectives.values) if name in _HOST])
     order = np.argsort(comm.event)
-    place = np.minimum(np.searchsorted(comm.event, kernel, sorter=order), len(order) - 1)
-    known = comm.event[order[place]] == kernel
+    row = np.minimum(np.searchsorted(comm.event, kernel, sorter=order), len(order) - 1)
+    known = comm.event[order[row]] == kernel
     known &= ~host | ~np.isin(kernel, kernel[~host])
-    position, count = order[place[known]], len(comm.event)
+    position, count = order[row[known]], len(comm.event)
     return _Labels(
         _joined(position, Coded(groups.codes[known], groups.values), count),
         _joined(position, Coded(collectives.codes[known], collectives.values), count),
@@ -176,10 +176,10 @@ def _groups(trace: Trace) -> Coded:
     pair, (name, description) = codes(_int(names), _int(descriptions))
     same = np.bincount(description, minlength=len(descriptions.values))
     texts = []
-    for one, other in zip(name.tolist(), description.tolist(), strict=True):
-        text = descriptions.values[other]
-        texts.append(f"{text} ({names.values[one]})" if text and same[other] > 1 else text)
-        texts[-1] = texts[-1] or names.values[one] or NOT_RECORDED
+    for name_code, description_code in zip(name.tolist(), description.tolist(), strict=True):
+        text = descriptions.values[description_code]
+        texts.append(f"{text} ({names.values[name_code]})" if text and same[description_code] > 1 else text)
+        texts[-1] = texts[-1] or names.values[name_code] or NOT_RECORDED
     return _merged(pair, texts)
 
 
@@ -191,8 +191,8 @@ def _coded(column: Coded | list[str]) -> Coded:
     if isinstance(column, Coded):
         return column
     values = list(dict.fromkeys(column))
-    place = {text: code for code, text in enumerate(values)}
-    return Coded(np.array([place[text] for text in column], dtype=np.int64), values)
+    code = {text: number for number, text in enumerate(values)}
+    return Coded(np.array([code[text] for text in column], dtype=np.int64), values)
 
 
 def _joined(position: Int, record: Coded, count: int) -> Coded:
@@ -208,12 +208,12 @@ def _joined(position: Int, record: Coded, count: int) -> Coded:
     depth = np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
     label, texts = np.zeros(count, dtype=np.int64), [""]
     for level in range(int(depth.max(initial=-1)) + 1):  # as many as one kernel has different ones
-        here = depth == level
-        pair, (before, added) = codes(label[kernel[here]], letter[here])
-        label[kernel[here]] = len(texts) + pair
+        at_level = depth == level
+        pair, (before, added) = codes(label[kernel[at_level]], letter[at_level])
+        label[kernel[at_level]] = len(texts) + pair
         texts += [
-            ", ".join(filter(None, (texts[one], record.values[alphabet[other]])))
-            for one, other in zip(before.tolist(), added.tolist(), strict=True)
+            ", ".join(filter(None, (texts[label_code], record.values[alphabet[letter_code]])))
+            for label_code, letter_code in zip(before.tolist(), added.tolist(), strict=True)
         ]
     return _merged(label, [text or NOT_RECORDED for text in texts])
 
@@ -221,5 +221,5 @@ def _joined(position: Int, record: Coded, count: int) -> Coded:
 def _merged(label: Int, texts: list[str]) -> Coded:
     """The text of each label; labels with the same text become one."""
     values = list(dict.fromkeys(texts))
-    place = {text: code for code, text in enumerate(values)}
-    return Coded(np.array([place[text] for text in texts], dtype=np.int64)[label], values)
+    code = {text: number for number, text in enumerate(values)}
+    return Coded(np.array([code[text] for text in texts], dtype=np.int64)[label], values)

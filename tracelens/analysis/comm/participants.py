@@ -1,4 +1,4 @@
-"""Each rank's share of each collective, and the waiting beside which a rank does nothing else."""
+"""Each rank's part in each collective: waiting, and what is exposed of the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm.matching import MatchedCollective, Participant
-from tracelens.analysis.comm.records import RankComms
+from tracelens.analysis.comm.records import RankCommunication
 from tracelens.table import Column, Schema
 
 MEMBERS = Schema(
@@ -18,17 +18,21 @@ MEMBERS = Schema(
         Column("host", "category", doc="of the rank, '' where the trace does not say"),
         Column("collective", "category"),
         Column("group", "category", doc="process group"),
-        Column("first_rank", "int64", doc="lowest of the group in the run; tells groups of one name apart"),
+        Column(
+            "first_rank",
+            "int64",
+            doc="lowest rank of the group in the run; identifies groups of the same name",
+        ),
         Column("order", "int64", "count", "position among the collectives of the group"),
         Column("step", "category"),
         Column("kernel", "category"),
-        Column("bytes", "int64", "bytes", "largest message of a rank, as for `instances`; -1 unknown"),
+        Column("bytes", "int64", "bytes", "largest message of a rank, as in `instances`; -1 if unknown"),
         Column("group_size", "int64", "count"),
         Column("own_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
         Column("ts_ns", "int64", "ns", "the same by the clock of the first rank"),
         Column("dur_ns", "int64", "ns"),
-        Column("wait_ns", "int64", "ns", "of it, until the last rank had arrived"),
-        Column("exposed_ns", "int64", "ns", "of the rest, beside which the GPU computes nothing"),
+        Column("wait_ns", "int64", "ns", "of it, until the last rank arrived"),
+        Column("exposed_ns", "int64", "ns", "of the rest, exposed: the GPU computes nothing meanwhile"),
     ),
     detail=True,
 )
@@ -37,49 +41,53 @@ MEMBERS = Schema(
 class _Share(NamedTuple):
     """One rank's share of a collective: lowest rank, bytes and the rank's own waiting."""
 
-    instance: MatchedCollective
-    member: Participant
+    collective: MatchedCollective
+    participant: Participant
     first: int
     size: int
     wait: int
 
 
-def member_rows(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
+def member_rows(
+    ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]
+) -> list[dict[str, Any]]:
     """Rows of MEMBERS, by rank.
 
     Args:
         ranks: of the run.
-        instances: by the clock of the first rank.
+        collectives: by the clock of the first rank.
     """
-    of_rank: dict[int, list[_Share]] = {one.rank: [] for one in ranks}
-    for instance in instances:
-        wait, size = instance.wait_ns, instance.bytes
+    of_rank: dict[int, list[_Share]] = {rank.rank: [] for rank in ranks}
+    for collective in collectives:
+        wait, size = collective.wait_ns, collective.bytes
         first = min(wait)
-        for member in instance.members:
-            of_rank[member.rank].append(_Share(instance, member, first, size, wait[member.rank]))
+        for participant in collective.participants:
+            of_rank[participant.rank].append(
+                _Share(collective, participant, first, size, wait[participant.rank])
+            )
     rows = []
-    for one in sorted(ranks, key=lambda one: one.rank):
-        mine = of_rank[one.rank]
-        kernel = np.array([share.member.record.kernel for share in mine], dtype=np.int64)
-        waited = np.array([share.wait for share in mine], dtype=np.int64)
-        start, end = one.start[kernel], one.end[kernel]
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        shares = of_rank[rank.rank]
+        kernel = np.array([share.participant.record.kernel for share in shares], dtype=np.int64)
+        waited = np.array([share.wait for share in shares], dtype=np.int64)
+        start, end = rank.start[kernel], rank.end[kernel]
         rows.append(
             {
-                "rank": [one.rank] * len(mine),
-                "host": [one.host] * len(mine),
-                "collective": [share.instance.collective for share in mine],
-                "group": [share.instance.group for share in mine],
-                "first_rank": [share.first for share in mine],
-                "order": [share.instance.order for share in mine],
-                "step": [share.member.record.step for share in mine],
-                "kernel": [one.kernels[place] for place in kernel.tolist()],
-                "bytes": [share.size for share in mine],
-                "group_size": [share.member.record.size for share in mine],
+                "rank": [rank.rank] * len(shares),
+                "host": [rank.host] * len(shares),
+                "collective": [share.collective.collective for share in shares],
+                "group": [share.collective.group for share in shares],
+                "first_rank": [share.first for share in shares],
+                "order": [share.collective.order for share in shares],
+                "step": [share.participant.record.step for share in shares],
+                "kernel": [rank.kernels[index] for index in kernel.tolist()],
+                "bytes": [share.size for share in shares],
+                "group_size": [share.participant.record.size for share in shares],
                 "own_ts_ns": start,
-                "ts_ns": np.array([share.member.start for share in mine], dtype=np.int64),
+                "ts_ns": np.array([share.participant.start for share in shares], dtype=np.int64),
                 "dur_ns": end - start,
                 "wait_ns": waited,
-                "exposed_ns": one.alone.covered(start + waited, end),
+                "exposed_ns": rank.alone.covered(start + waited, end),
             }
         )
     return rows

@@ -24,7 +24,7 @@ class Record(NamedTuple):
         collective: name.
         group: name of the process group.
         description: what the program calls the group.
-        members: the ranks of the group, empty where the trace cut the list off.
+        group_ranks: of the process group, empty where the trace cut the list off.
         size: of the group.
         dtype: element type.
         sent: bytes of the message that goes in.
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     collective: str
     group: str
     description: str
-    members: tuple[int, ...]
+    group_ranks: tuple[int, ...]
     size: int
     dtype: str
     sent: int
@@ -54,7 +54,7 @@ class Record(NamedTuple):
         return max(self.sent, self.received)
 
 
-class RankComms(NamedTuple):
+class RankCommunication(NamedTuple):
     """The communication of one rank.
 
     Attributes:
@@ -83,7 +83,7 @@ class RankComms(NamedTuple):
         return self.alone.total
 
 
-def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
+def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunication:
     """The communication of one rank.
 
     Args:
@@ -91,13 +91,15 @@ def comms(trace: Trace, *, scope: Scope = "all") -> RankComms:
         scope: which GPU work counts, see work.Scope.
     """
     work = gpu_work(trace, scope)
-    mine = work.take(work.kind == WORK_KINDS.index("comm"))
-    place = trace.arrays.places(mine.event)
+    kernels = work.take(work.kind == WORK_KINDS.index("comm"))
+    kernel_of = trace.arrays.places(kernels.event)
     alone = difference(work.union("comm"), work.union("computation"))
     meta = trace.meta
-    names = [work.names[code] for code in mine.name.tolist()]
-    records = _records(trace, place, _steps(trace, work, mine.start))
-    return RankComms(meta.rank, meta.host, meta.epoch_ns, mine.start, mine.end, records, alone, names)
+    names = [work.names[code] for code in kernels.name.tolist()]
+    records = _records(trace, kernel_of, _steps(trace, work, kernels.start))
+    return RankCommunication(
+        meta.rank, meta.host, meta.epoch_ns, kernels.start, kernels.end, records, alone, names
+    )
 
 
 def _steps(trace: Trace, work: Work, start: Int) -> list[str]:
@@ -106,30 +108,30 @@ def _steps(trace: Trace, work: Work, start: Int) -> list[str]:
         return []
     steps = find_steps(trace, work)
     last = len(steps.labels) - 1
-    at = np.clip(np.searchsorted(steps.edges, start, side="right") - 1, 0, last)
-    return [steps.labels[number] for number in at.tolist()]
+    step = np.clip(np.searchsorted(steps.edges, start, side="right") - 1, 0, last)
+    return [steps.labels[index] for index in step.tolist()]
 
 
-def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
+def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    rows = np.flatnonzero((kernel >= 0) & (place[np.maximum(kernel, 0)] >= 0))
+    rows = np.flatnonzero((kernel >= 0) & (kernel_of[np.maximum(kernel, 0)] >= 0))
     names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
     texts = {name: table.texts(name, rows) for name in names}
     # Many records share one list of ranks, which may be long.
     ranks = {text: tuple(integers(text)) for text in set(texts["group_ranks"])}
     counts = ("group_size", "in_bytes", "out_bytes", "peer")
     numbers = {name: table.array(name)[rows].tolist() for name in counts}
-    found = []
-    for number, at in enumerate(place[kernel[rows]].tolist()):
+    records = []
+    for number, index in enumerate(kernel_of[kernel[rows]].tolist()):
         collective = texts["collective"][number]
         if collective in _NO_KERNEL:
             continue
         sent, received = numbers["in_bytes"][number], numbers["out_bytes"][number]
-        found.append(
+        records.append(
             Record(
-                at,
-                step[at],
+                index,
+                step[index],
                 collective,
                 texts["group"][number],
                 texts["group_description"][number],
@@ -143,13 +145,13 @@ def _records(trace: Trace, place: Int, step: list[str]) -> list[Record]:
                 numbers["peer"][number],
             )
         )
-    return found
+    return records
 
 
 def _shares(split: str, size: int) -> tuple[int, ...]:
     """Bytes of each part of a message, from its split sizes in rows; empty where they are not recorded."""
     parts = integers(split)
-    whole = sum(parts)
-    if whole <= 0 or min(parts) < 0 or size < 0 or size % whole:
+    rows = sum(parts)
+    if rows <= 0 or min(parts) < 0 or size < 0 or size % rows:
         return ()
-    return tuple(part * (size // whole) for part in parts)
+    return tuple(part * (size // rows) for part in parts)

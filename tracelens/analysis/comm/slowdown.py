@@ -1,4 +1,4 @@
-"""How much slower computing kernels are while communication runs beside them."""
+"""How much slower computing kernels are while communication overlaps them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ SLOWDOWN = Schema(
         Column("name", "category", doc="kernel"),
         Column("shapes", "category", doc="arguments of the op that launched it, '' where not recorded"),
         Column("blocks", "int64", "count", "thread blocks of the kernel, -1 where not recorded"),
-        Column("overlapped_count", "int64", "count", "calls with communication at least half of their time"),
-        Column("alone_count", "int64", "count", "calls with no communication"),
+        Column(
+            "overlapped_count",
+            "int64",
+            "count",
+            "calls overlapped by communication for at least half of their time",
+        ),
+        Column("alone_count", "int64", "count", "calls without communication"),
         Column("overlapped_mean_ns", "float64", "ns"),
         Column("alone_mean_ns", "float64", "ns"),
-        Column("slowdown", "float64", "ratio", "overlapped mean / alone mean; 100% is no slowdown"),
-        Column("extra_ns", "int64", "ns", "difference of the means, times overlapped calls; < 0 if faster"),
+        Column("slowdown", "float64", "ratio", "overlapped mean / alone mean; 100%: no slowdown"),
+        Column("extra_ns", "int64", "ns", "difference of means x overlapped calls; negative if faster"),
     ),
-    doc="The same kernel at the same shapes and size, beside communication on another stream of its GPU "
-    f"against without any; only where there are {FEWEST} calls of each. The row (all) has the sums; its "
-    "alone mean is that of the same mix of kernels. Extra time is shown with its sign: below zero, the calls "
-    "beside communication were faster, by chance or because their data differed.",
+    doc="Same kernel, shapes and grid: overlapped by communication on another stream of its GPU against "
+    f"alone, with at least {FEWEST} calls of each. (all) sums over kernels, with the alone mean of the same "
+    "mix. Negative extra time: overlapped calls were faster, by chance or because their data differed.",
 )
 
 
@@ -44,31 +48,38 @@ def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | No
         work: its GPU work in scope.
         skips: where to say what could not be compared.
     """
-    subject, extent = f"rank {trace.meta.rank}: slowdown", _whole(trace, work)
-    comp = work.take((work.kind == WORK_KINDS.index("computation")) & extent)
+    subject, measured = f"rank {trace.meta.rank}: slowdown", _measured(trace, work)
+    comp = work.take((work.kind == WORK_KINDS.index("computation")) & measured)
     beside = _beside(comp, work.take(work.kind == WORK_KINDS.index("comm")))
     overlapped, alone = 2 * beside >= comp.dur, beside == 0
     if not overlapped.any():
-        skips.append(Skip(subject, "no kernel ran beside communication for half of its time"))
+        skips.append(Skip(subject, "no kernel is overlapped by communication for half of its time"))
         return None
     shape, texts = _shapes(trace, comp)
     blocks = trace.tables["events"].array("blocks")[comp.event]
     # One op may launch a kernel at several sizes; those that differ in blocks take differently long.
     group, (name, shape, blocks) = codes(comp.name, shape, blocks)
-    count, other = (np.bincount(group[mask], minlength=len(name)) for mask in (overlapped, alone))
-    enough = (count >= FEWEST) & (other >= FEWEST)
-    if left := int(count[~enough].sum()):
+    overlapped_count, alone_count = (
+        np.bincount(group[mask], minlength=len(name)) for mask in (overlapped, alone)
+    )
+    enough = (overlapped_count >= FEWEST) & (alone_count >= FEWEST)
+    if too_few := int(overlapped_count[~enough].sum()):
         skips.append(
             Skip(
-                f"{subject} of {left:,} kernel calls beside communication",
-                f"needs {FEWEST} such calls of one kernel at the same shapes and blocks, {FEWEST} without",
+                f"{subject} of {too_few:,} kernel calls under communication",
+                f"needs {FEWEST} overlapped and {FEWEST} alone calls of the same kernel, shapes and blocks",
             )
         )
     if not enough.any():
         return None
-    time, usual = (sums(group[mask], comp.dur[mask], len(name)) for mask in (overlapped, alone))
-    count, other, time, usual = count[enough], other[enough], time[enough], usual[enough]
-    extra = np.rint(time - usual / other * count).astype(np.int64)
+    overlapped_ns, alone_ns = (sums(group[mask], comp.dur[mask], len(name)) for mask in (overlapped, alone))
+    overlapped_count, alone_count, overlapped_ns, alone_ns = (
+        overlapped_count[enough],
+        alone_count[enough],
+        overlapped_ns[enough],
+        alone_ns[enough],
+    )
+    extra = np.rint(overlapped_ns - alone_ns / alone_count * overlapped_count).astype(np.int64)
     order = np.argsort(-extra, kind="stable")
     rows = np.flatnonzero(enough)[order]
     return {
@@ -76,25 +87,33 @@ def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | No
         "name": [ALL, *(comp.names[code] for code in name[rows].tolist())],
         "shapes": ["", *(texts[code] for code in shape[rows].tolist())],
         "blocks": np.append(-1, blocks[rows]),
-        **_columns(count[order], other[order], time[order], usual[order] / other[order], extra[order]),
+        **_columns(
+            overlapped_count[order],
+            alone_count[order],
+            overlapped_ns[order],
+            alone_ns[order] / alone_count[order],
+            extra[order],
+        ),
     }
 
 
-def _columns(count: Int, other: Int, time: Int, usual: Float, extra: Int) -> dict[str, NDArray[Any]]:
+def _columns(
+    overlapped_count: Int, alone_count: Int, overlapped_ns: Int, alone_mean: Float, extra_ns: Int
+) -> dict[str, NDArray[Any]]:
     """The numbers of each row, after those of all rows together."""
-    mean = time / count
-    calls, whole, more = int(count.sum()), int(time.sum()), int(extra.sum())
+    mean = overlapped_ns / overlapped_count
+    calls, total, total_extra = int(overlapped_count.sum()), int(overlapped_ns.sum()), int(extra_ns.sum())
     return {
-        "overlapped_count": np.append(calls, count),
-        "alone_count": np.append(other.sum(), other),
-        "overlapped_mean_ns": np.append(whole / calls, mean),
-        "alone_mean_ns": np.append((whole - more) / calls, usual),
-        "slowdown": np.append(whole / (whole - more), mean / usual),
-        "extra_ns": np.append(more, extra),
+        "overlapped_count": np.append(calls, overlapped_count),
+        "alone_count": np.append(alone_count.sum(), alone_count),
+        "overlapped_mean_ns": np.append(total / calls, mean),
+        "alone_mean_ns": np.append((total - total_extra) / calls, alone_mean),
+        "slowdown": np.append(total / (total - total_extra), mean / alone_mean),
+        "extra_ns": np.append(total_extra, extra_ns),
     }
 
 
-def _whole(trace: Trace, work: Work) -> Bool:
+def _measured(trace: Trace, work: Work) -> Bool:
     """Work that has an extent and is not cut off by the border of a step: how long it took is known."""
     events = trace.arrays
     cut = (events.start[work.event] != work.start) | (events.end[work.event] != work.end)
@@ -104,27 +123,32 @@ def _whole(trace: Trace, work: Work) -> Bool:
 
 def _beside(comp: Work, comm: Work) -> Int:
     """For each computing kernel, ns during which communication runs on another stream of its GPU."""
-    time = np.zeros(len(comp.event), dtype=np.int64)
+    overlapped_ns = np.zeros(len(comp.event), dtype=np.int64)
     lane, (device, stream) = codes(comp.device, comp.stream)
-    for place in range(len(device)):
-        other = (comm.device == device[place]) & (comm.stream != stream[place])
-        mine = lane == place
-        time[mine] = union(comm.start[other], comm.end[other]).covered(comp.start[mine], comp.end[mine])
-    return time
+    for number in range(len(device)):
+        concurrent = (comm.device == device[number]) & (comm.stream != stream[number])
+        on_lane = lane == number
+        overlapped_ns[on_lane] = union(comm.start[concurrent], comm.end[concurrent]).covered(
+            comp.start[on_lane], comp.end[on_lane]
+        )
+    return overlapped_ns
 
 
 def _shapes(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the argument shapes and types of the launching op, '' where not recorded."""
     ops = trace.tables["ops"]
-    place = trace.arrays.places(ops.array("event_id"))
-    row = np.where(work.op >= 0, place[work.op], -1)
+    op_row = trace.arrays.places(ops.array("event_id"))
+    row = np.where(work.op >= 0, op_row[work.op], -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     pair, (shape, dtype) = codes(
         *(np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes))
     )
     texts: dict[str, int] = {}
     merged = [
-        texts.setdefault(describe(shapes.values[one], dtypes.values[other]) if one >= 0 else "", len(texts))
-        for one, other in zip(shape.tolist(), dtype.tolist(), strict=True)
+        texts.setdefault(
+            describe(shapes.values[shape_code], dtypes.values[dtype_code]) if shape_code >= 0 else "",
+            len(texts),
+        )
+        for shape_code, dtype_code in zip(shape.tolist(), dtype.tolist(), strict=True)
     ]
     return np.array(merged, dtype=np.int64)[pair], list(texts)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective
-from tracelens.analysis.comm.records import RankComms
+from tracelens.analysis.comm.records import RankCommunication
 from tracelens.table import Column, Schema
 
 RANKS = Schema(
@@ -18,13 +18,13 @@ RANKS = Schema(
         Column("comm_ns", "int64", "ns", "of it, moving data"),
         Column("sync_ns", "int64", "ns", "of it, waiting for ranks that arrived later"),
         Column("sync_fraction", "float64", "fraction", "sync / kernel"),
-        Column("exposed_ns", "int64", "ns", "communication beside which the GPU computes nothing"),
-        Column("unmatched_ns", "int64", "ns", "of comm, of kernels whose other ranks are not known"),
+        Column("exposed_ns", "int64", "ns", "exposed: the GPU computes nothing meanwhile"),
+        Column("unmatched_ns", "int64", "ns", "of comm, kernels without a matched collective"),
         Column("kernels", "int64", "count"),
         Column("last_count", "int64", "count", "collectives at which this rank arrived last"),
-        Column("caused_wait_ns", "int64", "ns", "what all others waited for it, being last"),
+        Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks while this one was last"),
     ),
-    doc="A kernel waits until the last rank of its collective has arrived; the rest of it moves data.",
+    doc="A kernel waits until the last rank of its collective arrives; then it moves data.",
 )
 
 SUMMARY = Schema(
@@ -36,7 +36,7 @@ SUMMARY = Schema(
             "from_bytes",
             "int64",
             "bytes",
-            "messages of at least this, and less than twice as much; -1: size not recorded",
+            "message sizes from this up to twice as much; -1: not recorded",
         ),
         Column("count", "int64", "count"),
         Column("kernel_ns", "int64", "ns", "of all ranks"),
@@ -48,10 +48,10 @@ SUMMARY = Schema(
         Column("algbw_bytes_per_s", "float64", "bytes/s", "all bytes / all latencies"),
         Column("busbw_bytes_per_s", "float64", "bytes/s"),
         Column("group_size", "int64", "count"),
-        Column("description", "category", doc="what the program calls the group"),
+        Column("description", "category", doc="the program's name for the group"),
     ),
-    doc="Sizes in powers of two, with the waiting removed: latency is that of the last rank to arrive. "
-    "Kernels that serve several sends and receives count with each of them.",
+    doc="By power-of-two message size, without waiting: latency is that of the last rank to arrive. "
+    "Kernels that serve several sends and receives count once for each.",
 )
 
 
@@ -71,81 +71,85 @@ class Waits(NamedTuple):
     caused: dict[int, int]
 
 
-def waits(instances: Sequence[MatchedCollective]) -> Waits:
-    """The waiting of all kernels, from instances by one clock.
+def waits(collectives: Sequence[MatchedCollective]) -> Waits:
+    """The waiting of all kernels, from collectives by one clock.
 
     A kernel of several sends and receives waits until the last of all its partners is there.
     """
     sync: dict[tuple[int, int], int] = {}
     last: dict[int, int] = {}
     caused: dict[int, int] = {}
-    for instance in instances:
-        latest, wait = instance.last.rank, instance.wait_ns
+    for collective in collectives:
+        latest, wait = collective.last.rank, collective.wait_ns
         last[latest] = last.get(latest, 0) + 1
         caused[latest] = caused.get(latest, 0) + sum(wait.values())
-        for member in instance.members:
-            key = (member.rank, member.record.kernel)
-            sync[key] = max(sync.get(key, 0), wait[member.rank])
+        for participant in collective.participants:
+            key = (participant.rank, participant.record.kernel)
+            sync[key] = max(sync.get(key, 0), wait[participant.rank])
     return Waits(sync, frozenset(sync), last, caused)
 
 
-def rank_rows(ranks: Sequence[RankComms], found: Waits) -> list[dict[str, Any]]:
+def rank_rows(ranks: Sequence[RankCommunication], waiting: Waits) -> list[dict[str, Any]]:
     """Rows of RANKS: one a rank with communication."""
     rows = []
-    for one in sorted(ranks, key=lambda one: one.rank):
-        if not len(one.start):
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        if not len(rank.start):
             continue
-        dur = (one.end - one.start).tolist()
+        dur = (rank.end - rank.start).tolist()
         kernel = sum(dur)
-        sync = sum(found.sync.get((one.rank, place), 0) for place in range(len(dur)))
-        loose = sum(ns for place, ns in enumerate(dur) if (one.rank, place) not in found.matched)
+        sync = sum(waiting.sync.get((rank.rank, kernel_index), 0) for kernel_index in range(len(dur)))
+        unmatched = sum(
+            ns for kernel_index, ns in enumerate(dur) if (rank.rank, kernel_index) not in waiting.matched
+        )
         rows.append(
             {
-                "rank": [one.rank],
+                "rank": [rank.rank],
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
                 "sync_ns": [sync],
                 "sync_fraction": [sync / max(kernel, 1)],
-                "exposed_ns": [one.exposed_ns],
-                "unmatched_ns": [loose],
+                "exposed_ns": [rank.exposed_ns],
+                "unmatched_ns": [unmatched],
                 "kernels": [len(dur)],
-                "last_count": [found.last.get(one.rank, 0)],
-                "caused_wait_ns": [found.caused.get(one.rank, 0)],
+                "last_count": [waiting.last.get(rank.rank, 0)],
+                "caused_wait_ns": [waiting.caused.get(rank.rank, 0)],
             }
         )
     return rows
 
 
-def summary_rows(instances: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
+def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
     """Rows of SUMMARY, most kernel time first."""
     groups: dict[tuple[str, str, int], list[MatchedCollective]] = {}
-    for instance in instances:
-        bucket = 1 << max(instance.bytes, 1).bit_length() - 1 if instance.bytes >= 0 else -1
-        groups.setdefault((instance.collective, instance.group, bucket), []).append(instance)
-    rows = [_summary(key, some) for key, some in groups.items()]
+    for collective in collectives:
+        bucket = 1 << max(collective.bytes, 1).bit_length() - 1 if collective.bytes >= 0 else -1
+        groups.setdefault((collective.collective, collective.group, bucket), []).append(collective)
+    rows = [_summary(key, bucketed) for key, bucketed in groups.items()]
     return sorted(rows, key=lambda row: -row["kernel_ns"][0])
 
 
-def _summary(key: tuple[str, str, int], some: list[MatchedCollective]) -> dict[str, Any]:
+def _summary(key: tuple[str, str, int], collectives: list[MatchedCollective]) -> dict[str, Any]:
     collective, group, bucket = key
-    record = some[0].members[0].record
-    kernel = sum(member.end - member.start for instance in some for member in instance.members)
-    sync = sum(sum(instance.wait_ns.values()) for instance in some)
-    latency = sum(instance.latency_ns for instance in some)
-    rate = sum(instance.bytes for instance in some) / max(latency, 1) * 1e9 if bucket >= 0 else -1.0
+    record = collectives[0].participants[0].record
+    kernel = sum(
+        participant.end - participant.start for matched in collectives for participant in matched.participants
+    )
+    sync = sum(sum(matched.wait_ns.values()) for matched in collectives)
+    latency = sum(matched.latency_ns for matched in collectives)
+    rate = sum(matched.bytes for matched in collectives) / max(latency, 1) * 1e9 if bucket >= 0 else -1.0
     return {
         "collective": [collective],
         "group": [group],
         "description": [record.description],
         "group_size": [record.size],
         "from_bytes": [bucket],
-        "count": [len(some)],
+        "count": [len(collectives)],
         "kernel_ns": [kernel],
         "comm_ns": [kernel - sync],
         "sync_ns": [sync],
-        "latency_median_ns": [float(median(instance.latency_ns for instance in some))],
-        "start_skew_median_ns": [float(median(instance.start_skew_ns for instance in some))],
-        "end_skew_median_ns": [float(median(instance.end_skew_ns for instance in some))],
+        "latency_median_ns": [float(median(matched.latency_ns for matched in collectives))],
+        "start_skew_median_ns": [float(median(matched.start_skew_ns for matched in collectives))],
+        "end_skew_median_ns": [float(median(matched.end_skew_ns for matched in collectives))],
         "algbw_bytes_per_s": [rate],
         "busbw_bytes_per_s": [rate * bus_factor(collective, record.size) if rate >= 0 else -1.0],
     }

@@ -19,5 +19,5 @@ def call_time(work: Work, call: Int) -> tuple[Int, Int]:
     """
     group, (calls,) = codes(call)
     # Within one call the one that started first owns the time, so the shares add up to the union.
-    own = work.end - exclusive(work.start, work.end, group)
-    return calls, sums(group, own, len(calls))
+    exclusive_ns = work.end - exclusive(work.start, work.end, group)
+    return calls, sums(group, exclusive_ns, len(calls))

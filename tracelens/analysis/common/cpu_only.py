@@ -1,4 +1,4 @@
-"""What to say of traces without a GPU, in which the host's ops are the work (see trace/host.py)."""
+"""Wording for CPU-only traces, in which the host's ops are the work (see trace/cpu_only.py)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from tracelens.trace import Scope, Trace, TraceMeta, gpu_work
 HOST = "cpu (host ops)"
 """In the place of a device's name."""
 
-RECORD = "record with ProfilerActivity.CUDA (that is ROCm's name for it, too)"
+RECORD = "record with ProfilerActivity.CUDA (also on ROCm)"
 
 NO_GPU = (
-    "no GPU event in the trace, so the processor is the device, and its work are the host's innermost ops "
-    f"and gloo's communication; if the program ran on a GPU, {RECORD}"
+    "CPU-only trace: the CPU is the device, and its innermost ops and gloo communication are the work; if "
+    f"the program ran on a GPU, {RECORD}"
 )
 
-NO_LAUNCH = "about a host that feeds a GPU; here the host does the work itself"
+NO_LAUNCH = "not applicable to a CPU-only run: nothing is launched"
 """Why a detector of such a signature is silent."""
 
-NOTE = "The trace has no GPU: where this says GPU, it is the processor, and its work are the host's ops."
+NOTE = "CPU-only trace: GPU means the CPU here, and its work is the host's ops."
 
-MIXED = "Some ranks have no GPU: of them, GPU here means the processor, and its work are the host's ops."
+MIXED = "Some ranks are CPU-only: for them GPU means the CPU, and its work is the host's ops."
 
 
-def noted(found: Result, metas: Iterable[TraceMeta]) -> Result:
+def noted(result: Result, metas: Iterable[TraceMeta]) -> Result:
     """A result whose text says so where the work of any rank is the host's."""
-    on_host = [meta.on_host for meta in metas]
-    note = NOTE if all(on_host) else MIXED
-    if not any(on_host) or note in found.doc:
-        return found
-    return replace(found, doc=f"{found.doc} {note}".strip())
+    cpu_only = [meta.on_host for meta in metas]
+    note = NOTE if all(cpu_only) else MIXED
+    if not any(cpu_only) or note in result.doc:
+        return result
+    return replace(result, doc=f"{result.doc} {note}".strip())
 
 
 def device_names(metas: Iterable[TraceMeta]) -> list[str]:

@@ -25,5 +25,5 @@ def own_device(trace: Trace) -> Device | None:
     """The device that did the work; None for several, one that is not known, or the host."""
     if trace.meta.on_host:
         return None
-    found = {match(name) for name in trace.meta.devices.values()}
-    return found.pop() if len(found) == 1 else None
+    devices = {match(name) for name in trace.meta.devices.values()}
+    return devices.pop() if len(devices) == 1 else None

@@ -10,5 +10,5 @@ _LARGEST = 1 << 53
 
 def integers(text: str) -> list[int]:
     """A JSON list of integers; empty for anything else, such as a list that the profiler cut off."""
-    found = decoded(text)
-    return found if all(type(item) is int and abs(item) < _LARGEST for item in found) else []
+    numbers = decoded(text)
+    return numbers if all(type(item) is int and abs(item) < _LARGEST for item in numbers) else []

@@ -1,4 +1,4 @@
-"""What runs the forward pass once more, for the backward pass: activation checkpointing."""
+"""Recompute: forward work that runs again in the backward pass (activation checkpointing)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def recomputed(trace: Trace) -> Bool:
     does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
     it is differentiated in turn (create_graph=True), and nothing is recomputed.
     """
-    again: Bool = _named(trace) | _numbered(trace)
-    return again
+    is_recompute: Bool = _named(trace) | _numbered(trace)
+    return is_recompute
 
 
 def _named(trace: Trace) -> Bool:
@@ -36,8 +36,8 @@ def _named(trace: Trace) -> Bool:
     if not mark.any():
         return np.zeros(len(events.start), dtype=bool)
     around = nearest(events.parent, events.depth, (mark | node)[events.name])
-    found: Bool = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
-    return found
+    inside: Bool = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
+    return inside
 
 
 def _numbered(trace: Trace) -> Bool:
@@ -59,5 +59,5 @@ def _numbered(trace: Trace) -> Bool:
         return nothing
     forward = nothing.copy()
     forward[numbered] = True
-    found: Bool = nearest(events.parent, events.depth, forward) >= 0
-    return found
+    inside: Bool = nearest(events.parent, events.depth, forward) >= 0
+    return inside

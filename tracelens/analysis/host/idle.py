@@ -27,19 +27,19 @@ from tracelens.trace import (
 )
 
 GAP_NS = 1000
-"""Gaps up to this are how kernels follow each other on any GPU; they are summed, not explained."""
+"""Gaps up to this separate back-to-back kernels on any GPU; they are summed, not explained."""
 
 SHOWN = 500
 
 CAUSES = {
     "host late": "the next work was launched after the gap began: the CPU was busy elsewhere",
-    "blocking call": "the launching thread sat in a call that waits for the GPU or copies synchronously",
+    "blocking call": "the launching thread was in a call that waits for the GPU or copies synchronously",
     "garbage collection": "Python's garbage collector ran on the launching thread",
     "other stream": "the next work was queued in time; the last work before the gap ran on another stream",
-    "dispatch": "the next work was queued in time on the same stream: the GPU took this long to start it",
-    "no launch": "the next work's launch call is not in the trace",
+    "dispatch": "the next work was queued in time on the same stream: dispatch latency of the GPU",
+    "no launch": "the launch call of the next work is not in the trace",
     "window": "before the first or after the last GPU work of the recorded steps",
-    "short gaps": f"up to {GAP_NS} ns each, between kernels that follow each other",
+    "short gaps": f"up to {GAP_NS} ns each, between back-to-back kernels",
 }
 
 BLOCKING = re.compile(
@@ -67,7 +67,7 @@ HOSTS = Schema(
         Column("rank", "int64"),
         Column("cause", "str"),
         Column(
-            "host", "category", doc="what the launching thread was in: the blocking call, else the most of it"
+            "host", "category", doc="what the launching thread was in: the blocking call, else the longest"
         ),
         Column("op", "category", doc="innermost op around that"),
         Column("count", "int64", "count", "gaps"),
@@ -85,10 +85,10 @@ GAPS = Schema(
         Column("dur_ns", "int64", "ns"),
         Column("cause", "str"),
         Column(
-            "host", "category", doc="what the launching thread was in: the blocking call, else the most of it"
+            "host", "category", doc="what the launching thread was in: the blocking call, else the longest"
         ),
         Column("op", "category", doc="innermost op around that"),
-        Column("next_work", "category", doc="GPU work that ends the gap"),
+        Column("next_work", "category", doc="GPU work after the gap"),
         Column("stream", "int64", doc="stream of that work"),
     ),
 )
@@ -128,7 +128,7 @@ class Explained(NamedTuple):
 
 @analyzer("idle", title="Idle time", order=60)
 def idle(run: Run, *, scope: Scope = "all") -> Result:
-    """Why does the GPU stand still, and what was the host doing meanwhile?
+    """Why is the GPU idle, and what was the host doing meanwhile?
 
     Args:
         run: the ranks.
@@ -144,13 +144,13 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        found = _explain(trace, work)
-        for name, rows in found.items():
+        tables = _explain(trace, work)
+        for name, rows in tables.items():
             parts[name].append(rows)
-        if not len(found["gaps"]["rank"]):
+        if not len(tables["gaps"]["rank"]):
             short = (
                 f"no gap is longer than {GAP_NS} ns"
-                if len(found["causes"]["rank"])
+                if len(tables["causes"]["rank"])
                 else "the GPU never waits"
             )
             skips.append(Skip(f"rank {rank}: gaps", short))
@@ -161,18 +161,18 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
 def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
     rank, gaps = trace.meta.rank, find_gaps(work, find_steps(trace, work).edges)
     dur = gaps.end - gaps.start
-    found = causes(trace, work, gaps)
-    cause, host = found.cause, found.host
+    explained = causes(trace, work, gaps)
+    cause, host = explained.cause, explained.host
     names = list(CAUSES)
     by_cause = stats(cause, dur, len(names))
     total = max(int(dur.sum()), 1)
     shown = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
     host_name, op_name, texts = host_names(trace, host)
-    told = np.flatnonzero(dur > GAP_NS)
-    group, (cause_key, host_key, op_key) = codes(cause[told], host_name[told], op_name[told])
-    by_host = stats(group, dur[told], len(cause_key))
+    listed = np.flatnonzero(dur > GAP_NS)
+    group, (cause_key, host_key, op_key) = codes(cause[listed], host_name[listed], op_name[listed])
+    by_host = stats(group, dur[listed], len(cause_key))
     order = np.argsort(-by_host.total, kind="stable")
-    longest = told[np.argsort(-dur[told], kind="stable")][:SHOWN]
+    longest = listed[np.argsort(-dur[listed], kind="stable")][:SHOWN]
     after = gaps.after[longest]
     origin = int(work.start.min())
     return {
@@ -213,15 +213,15 @@ def host_names(trace: Trace, host: Int) -> tuple[Int, Int, list[str]]:
     Python frames of one method on several objects carry addresses; without them they are one.
     """
     events = trace.arrays
-    place: dict[str, int] = {}
-    plain = [place.setdefault(_ADDRESS.sub("", name), len(place)) for name in [*events.names, ""]]
+    texts: dict[str, int] = {}
+    plain = [texts.setdefault(_ADDRESS.sub("", name), len(texts)) for name in [*events.names, ""]]
     code, nothing = np.array(plain, dtype=np.int64), len(events.names)
     around = trace.once(enclosing_op)
     op = np.where(host >= 0, around[np.maximum(host, 0)], -1)
     return (
         code[np.where(host >= 0, events.name[np.maximum(host, 0)], nothing)],
         code[np.where(op >= 0, events.name[np.maximum(op, 0)], nothing)],
-        list(place),
+        list(texts),
     )
 
 
@@ -251,13 +251,13 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     between the gap's start and the launch is its cause.
     """
     events = trace.arrays
-    code = {name: place for place, name in enumerate(CAUSES)}
+    code = {name: number for number, name in enumerate(CAUSES)}
     after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
     launch = np.where(gaps.after >= 0, work.asked[after], -1)
-    called = np.where(launch >= 0, events.start[np.maximum(launch, 0)], gaps.start)
+    called_ns = np.where(launch >= 0, events.start[np.maximum(launch, 0)], gaps.start)
     same_stream = (work.stream[after] == work.stream[before]) & (work.device[after] == work.device[before])
     cause = np.where(same_stream, code["dispatch"], code["other stream"])
-    cause[(launch >= 0) & (called > gaps.start)] = code["host late"]
+    cause[(launch >= 0) & (called_ns > gaps.start)] = code["host late"]
     cause[launch < 0] = code["no launch"]
     cause[(gaps.before < 0) | (gaps.after < 0)] = code["window"]
     cause[gaps.end - gaps.start <= GAP_NS] = code["short gaps"]
@@ -268,14 +268,16 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     garbage = named(events, GARBAGE)
     late = np.flatnonzero(cause == code["host late"])
     for number in np.unique(thread[launch[late]]):
-        asked = late[thread[launch[late]] == number]
-        start, end = gaps.start[asked], np.minimum(called, gaps.end)[asked]
+        on_thread = late[thread[launch[late]] == number]
+        start, end = gaps.start[on_thread], np.minimum(called_ns, gaps.end)[on_thread]
         rows = stack_rows(events, thread, number)
-        busy[asked], _ = longest(innermost(events, rows), start, end)
-        blocked[asked], blocked_ns[asked] = longest(calls(events, rows[blocking[rows]]), start, end)
-        collected[asked], collected_ns[asked] = longest(calls(events, rows[garbage[rows]]), start, end)
-        cause[asked[blocked[asked] >= 0]] = code["blocking call"]
-        cause[asked[collected_ns[asked] * 2 > end - start]] = code["garbage collection"]
+        busy[on_thread], _ = longest(innermost(events, rows), start, end)
+        blocked[on_thread], blocked_ns[on_thread] = longest(calls(events, rows[blocking[rows]]), start, end)
+        collected[on_thread], collected_ns[on_thread] = longest(
+            calls(events, rows[garbage[rows]]), start, end
+        )
+        cause[on_thread[blocked[on_thread] >= 0]] = code["blocking call"]
+        cause[on_thread[collected_ns[on_thread] * 2 > end - start]] = code["garbage collection"]
     host = np.where(cause == code["blocking call"], blocked, busy)
     host = np.where(cause == code["garbage collection"], collected, host)
     return Explained(cause, host, busy, blocked, blocked_ns, collected, collected_ns)
@@ -294,13 +296,13 @@ def waiting_calls(trace: Trace, work: Work) -> Bool:
 def blocking_calls(trace: Trace, work: Work) -> Bool:
     """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done.
 
-    Where the host does the work, those in which it would wait (see _reads).
+    In a CPU-only trace, those in which the host would wait (see reads.py).
     """
     events = trace.arrays
     if work.on_host:
         return reads(trace)
     mask = named(events, BLOCKING) & events.where("launch")
-    # A fill, or a copy between two places on the GPU, keeps no call waiting, however late that returns.
+    # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.
     inside = matching(work.names, _ON_DEVICE)
     copies = work.take((work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & ~inside[work.name])
     mask[copies.launch[events.end[copies.launch] >= copies.end]] = True

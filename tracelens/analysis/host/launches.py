@@ -50,15 +50,15 @@ HISTOGRAM = Schema(
     "Launch latency",
     (
         Column("rank", "int64"),
-        Column("bucket", "str", doc="from the start of the launch call to the start of the GPU work"),
+        Column("bucket", "str", doc="start of the launch call to start of the GPU work"),
         Column("count", "int64", "count"),
         Column("fraction", "float64", "fraction"),
     ),
-    doc="Long latency is good where it means that work waits in the queue; short latency with an idle GPU "
-    "means that the CPU cannot keep up.",
+    doc="Long latency is good if work waits in the queue; short latency with an idle GPU means that the CPU "
+    "cannot keep up.",
 )
 QUEUE = Schema(
-    "Launched and not yet finished",
+    "Launch queue depth",
     (
         Column("rank", "int64"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
@@ -89,7 +89,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         everything = gpu_work(trace, scope)
         work = everything.take(everything.launch >= 0)
         if everything.on_host:
-            reason = "nothing is launched: the trace has no GPU, its work is the host's own"
+            reason = "CPU-only trace: nothing is launched"
             skips.append(Skip(f"rank {trace.meta.rank}", reason))
             continue
         if not len(work.event):
@@ -121,11 +121,11 @@ def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[st
     p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
     rows: list[tuple[str, int, int, float, str]] = [
         ("launched", len(work.event), -1, len(work.event) / len(everything.event), "with its launch call"),
-        ("latency p50", -1, p50, 0.0, "launch call to start, at least 0; includes time in the queue"),
+        ("latency p50", -1, p50, 0.0, "launch call to start, at least 0, including time in the queue"),
         ("latency p99", -1, p99, 0.0, "the same, 99th percentile"),
         ("started before its launch", int(early.sum()), -1, float(early.mean()),
-         "clocks of CPU and GPU disagree; their latencies mean little"),
-        ("launch bound", -1, bound, bound / span, "GPU idle with nothing launched to run; of wall time"),
+         "CPU and GPU clocks disagree; these latencies mean little"),
+        ("launch bound", -1, bound, bound / span, "GPU idle with an empty launch queue; of wall time"),
         ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
          f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
         ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
@@ -172,18 +172,18 @@ def _calls(rank: int, trace: Trace, work: Work) -> dict[str, Any]:
     calls = np.unique(work.launch)
     names, group = np.unique(events.name[calls], return_inverse=True)
     dur = events.end[calls] - events.start[calls]
-    found = stats(group, dur, len(names))
-    order = np.argsort(-found.total, kind="stable")
+    by_name = stats(group, dur, len(names))
+    order = np.argsort(-by_name.total, kind="stable")
     p99 = np.array([np.percentile(dur[group == code], 99, method="higher") for code in range(len(names))])
     return {
         "rank": np.full(len(order), rank),
         "name": [events.names[code] for code in names[order]],
-        "count": found.number[order],
-        "sum_ns": found.total[order],
-        "mean_ns": found.mean[order],
-        "median_ns": found.median[order],
+        "count": by_name.number[order],
+        "sum_ns": by_name.total[order],
+        "mean_ns": by_name.mean[order],
+        "median_ns": by_name.median[order],
         "p99_ns": p99.astype(np.int64)[order],
-        "max_ns": found.max[order],
+        "max_ns": by_name.max[order],
     }
 
 
@@ -206,9 +206,9 @@ def _queue(rank: int, work: Work, called: Int, origin: int) -> dict[str, Any]:
     if len(edges) < 2:
         edges = np.array([time[0], time[0] + 1])
     area = np.concatenate(([0], np.cumsum(depth[:-1] * np.diff(time))))
-    at = np.searchsorted(time, edges, side="right") - 1
-    passed = area[at] + depth[at] * (edges - time[at])
-    low, high = at[:-1], np.searchsorted(time, edges[1:], side="left")
+    index = np.searchsorted(time, edges, side="right") - 1
+    passed = area[index] + depth[index] * (edges - time[index])
+    low, high = index[:-1], np.searchsorted(time, edges[1:], side="left")
     deepest = np.array([depth[a : max(b, a + 1)].max() for a, b in zip(low, high, strict=True)])
     return {
         "rank": np.full(len(edges) - 1, rank),

@@ -28,6 +28,6 @@ def reads(trace: Trace) -> Bool:
     around = nearest(events.parent, events.depth, works)
     above = np.maximum(events.parent, 0)
     outer = events.parent < 0
-    found: Bool = named(_READS) & (outer | (around[above] < 0))
-    found |= named(_LISTS) & (outer | ~named(_OPS)[above])
-    return found & events.where("op")
+    is_read: Bool = named(_READS) & (outer | (around[above] < 0))
+    is_read |= named(_LISTS) & (outer | ~named(_OPS)[above])
+    return is_read & events.where("op")

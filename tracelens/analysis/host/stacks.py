@@ -53,13 +53,13 @@ def innermost(events: Events, rows: Int) -> Pieces:
 def _outlasting(events: Events, rows: Int) -> Int:
     """Of each event, the nearest one around it that ends later, -1 for none; known for these rows."""
     above = events.parent.copy()
-    asking = rows
-    while len(asking := asking[above[asking] >= 0]):
+    unresolved = rows
+    while len(unresolved := unresolved[above[unresolved] >= 0]):
         # Every row asks the one that it has come to; on "no", whom that one has come to meanwhile.
-        other = above[asking]
-        refused = events.end[other] <= events.end[asking]
-        asking = asking[refused]
-        above[asking] = above[other[refused]]
+        outer = above[unresolved]
+        not_longer = events.end[outer] <= events.end[unresolved]
+        unresolved = unresolved[not_longer]
+        above[unresolved] = above[outer[not_longer]]
     return above
 
 
@@ -93,12 +93,12 @@ def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
     query = np.repeat(np.arange(len(start)), count)
     piece = first[query] + np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
     overlap = np.minimum(pieces.end[piece], end[query]) - np.maximum(pieces.start[piece], start[query])
-    some = overlap > 0
-    if not some.any():
+    overlapping = overlap > 0
+    if not overlapping.any():
         return winner, share
-    group, (asked, owner) = codes(query[some], pieces.owner[piece[some]])
-    time = sums(group, overlap[some], len(asked))
-    order = np.lexsort((time, asked))
-    winner[asked[order]] = owner[order]
-    share[asked[order]] = time[order]
+    group, (interval, owner) = codes(query[overlapping], pieces.owner[piece[overlapping]])
+    time = sums(group, overlap[overlapping], len(interval))
+    order = np.lexsort((time, interval))
+    winner[interval[order]] = owner[order]
+    share[interval[order]] = time[order]
     return winner, share

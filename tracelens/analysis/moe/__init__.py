@@ -1,7 +1,7 @@
 """MoE layers: their passes and stages, expert balance, host synchronisation inside them."""
 
 from tracelens.analysis.moe.host_syncs import Blocking, blocking
-from tracelens.analysis.moe.passes import exchange_group, exchanges
+from tracelens.analysis.moe.passes import expert_parallel_group, token_messages
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
 
@@ -19,7 +19,7 @@ __all__ = [
     "LayerPass",
     "Regions",
     "blocking",
-    "exchange_group",
-    "exchanges",
+    "expert_parallel_group",
     "regions",
+    "token_messages",
 ]

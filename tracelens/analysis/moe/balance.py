@@ -1,4 +1,4 @@
-"""How evenly the tokens are spread over ranks and experts, and what it costs that they are not."""
+"""Token balance over ranks and experts, and what imbalance costs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tracelens.table import Column, Schema, sums
 from tracelens.trace import is_step
 
 BALANCE = Schema(
-    "Balance of the experts",
+    "Expert balance",
     (
         Column("layer", "int64"),
-        Column("ranks", "str", doc="that exchange tokens"),
-        Column("tokens_mean", "float64", "count", "rows that a rank's experts compute in a pass"),
-        Column("tokens_max", "float64", "count", "of the rank with most, each pass by itself, mean of them"),
-        Column("max_mean_ratio", "float64", "ratio", "imbalance: 100% is even"),
-        Column("worst_rank", "int64", doc="most often the one with most"),
-        Column("experts_ns", "int64", "ns", "time in the experts of a step, mean of the ranks"),
-        Column("cost_ns", "int64", "ns", "of a step: what the slowest rank's experts take longer than "
-               "the mean, pass by pass"),
+        Column("ranks", "str", doc="of the expert-parallel group"),
+        Column("tokens_mean", "float64", "count", "rows that a rank's experts compute per pass"),
+        Column("tokens_max", "float64", "count", "of the rank with most, mean over passes"),
+        Column("max_mean_ratio", "float64", "ratio", "imbalance: 100% is balanced"),
+        Column("worst_rank", "int64", doc="most often the rank with most tokens"),
+        Column("experts_ns", "int64", "ns", "time in the experts per step, mean of the ranks"),
+        Column("cost_ns", "int64", "ns", "per step: slowest rank's experts beyond the mean, "
+               "pass by pass"),
     ),
-    doc="Ranks that exchange tokens go on together, so the slowest of them sets the pace.",
+    doc="Ranks of an expert-parallel group continue together, so the slowest sets the pace.",
 )  # fmt: skip
 
 TOKENS = Schema(
@@ -35,8 +35,8 @@ TOKENS = Schema(
     (
         Column("rank", "int64"),
         Column("layer", "int64"),
-        Column("tokens", "float64", "count", "rows that its experts compute in a pass, mean"),
-        Column("ratio", "float64", "ratio", "of the mean of the ranks that it exchanges tokens with"),
+        Column("tokens", "float64", "count", "mean rows its experts compute per pass"),
+        Column("ratio", "float64", "ratio", "of the mean of its expert-parallel group"),
     ),
     detail=True,
 )
@@ -47,9 +47,9 @@ EXPERT_ROWS = Schema(
         Column("rank", "int64"),
         Column("layer", "int64"),
         Column(
-            "expert", "int64", doc="in order of launch on this rank, from 0; unused ones are not launched"
+            "expert", "int64", doc="in launch order on this rank, from 0; unused experts are not launched"
         ),
-        Column("tokens", "float64", "count", "rows in a pass, mean"),
+        Column("tokens", "float64", "count", "mean rows per pass"),
     ),
     detail=True,
 )
@@ -61,8 +61,8 @@ WAITS = Schema(
         Column("step", "category"),
         Column("layer", "int64"),
         Column("phase", "category"),
-        Column("ts_ns", "int64", "ns", "when its own experts were done, by its own clock"),
-        Column("dur_ns", "int64", "ns", "what those of the slowest rank took longer"),
+        Column("ts_ns", "int64", "ns", "when its own experts finished, by its own clock"),
+        Column("dur_ns", "int64", "ns", "until those of the slowest rank finished"),
     ),
     detail=True,
 )
@@ -78,7 +78,7 @@ class _Pass(NamedTuple):
 
 
 class Group:
-    """Ranks that exchange tokens.
+    """Ranks of one expert-parallel group.
 
     Attributes:
         ranks: in order.
@@ -92,16 +92,19 @@ class Group:
 
     def __init__(self, ranks: Sequence[RankPasses]) -> None:
         self.ranks = ranks
-        places: dict[_Pass, dict[int, int]] = {}
-        for number, one in enumerate(ranks):
-            for row, (visit, phase) in enumerate(zip(one.number.tolist(), one.phase.tolist(), strict=True)):
-                of = one.visits[visit]
+        row_of: dict[_Pass, dict[int, int]] = {}
+        for column, rank in enumerate(ranks):
+            for row, (number, phase) in enumerate(
+                zip(rank.number.tolist(), rank.phase.tolist(), strict=True)
+            ):
+                layer_pass = rank.passes[number]
                 if phase != RECOMPUTE:  # its time is in the backward pass of the others
-                    key = _Pass(one.labels[of.step], of.microbatch, of.layer, phase)
-                    places.setdefault(key, {})[number] = row
-        complete = {key: rows for key, rows in places.items() if len(rows) == len(ranks)}
+                    step = rank.labels[layer_pass.step]
+                    key = _Pass(step, layer_pass.microbatch, layer_pass.layer, phase)
+                    row_of.setdefault(key, {})[column] = row
+        complete = {key: rows for key, rows in row_of.items() if len(rows) == len(ranks)}
         self.passes = list(complete)
-        rows = [[rows[at] for at in range(len(ranks))] for rows in complete.values()]
+        rows = [[rows[column] for column in range(len(ranks))] for rows in complete.values()]
         self.rows = np.array(rows, dtype=np.int64).reshape(-1, len(ranks))
         self.layers, self.layer = np.unique(
             np.array([key.layer for key in self.passes], dtype=np.int64), return_inverse=True
@@ -117,20 +120,24 @@ class Group:
 
     def of_passes(self, values: Sequence[Int]) -> Int:
         """Values of each pass (rows) on each rank (columns), from those of all passes of each rank."""
-        return np.stack([own[self.rows[:, at]] for at, own in enumerate(values)], axis=1)
+        return np.stack([of_rank[self.rows[:, column]] for column, of_rank in enumerate(values)], axis=1)
 
     def longer_ns(self) -> Int:
         """What the experts of the slowest rank take longer; 0 where a rank's own experts do nothing."""
-        experts_ns = self.of_passes([one.stage_ns[:, EXPERTS] for one in self.ranks])
+        experts_ns = self.of_passes([rank.stage_ns[:, EXPERTS] for rank in self.ranks])
         slowest = experts_ns.max(axis=1, keepdims=True, initial=0)
         return np.where(experts_ns > 0, slowest - experts_ns, 0)
 
 
 def groups(ranks: Sequence[RankPasses]) -> list[Group]:
-    """The groups in which tokens are exchanged, of ranks that are all there."""
-    of = {one.rank: one for one in ranks if one.visits}
-    found = dict.fromkeys(tuple(sorted(one.group)) for one in of.values() if len(one.group) > 1)
-    return [Group([of[rank] for rank in group]) for group in found if all(rank in of for rank in group)]
+    """The expert-parallel groups whose ranks are all in the run."""
+    rank_of = {rank.rank: rank for rank in ranks if rank.passes}
+    ep_groups = dict.fromkeys(tuple(sorted(rank.group)) for rank in rank_of.values() if len(rank.group) > 1)
+    return [
+        Group([rank_of[rank] for rank in group])
+        for group in ep_groups
+        if all(rank in rank_of for rank in group)
+    ]
 
 
 def by_rank(parts: Iterable[Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -200,18 +207,18 @@ def token_rows(group: Group) -> Iterator[dict[str, Any]]:
             }
 
 
-def expert_rows(one: RankPasses) -> Iterator[dict[str, Any]]:
-    """Rows of EXPERT_ROWS of one rank; none for grouped products, whose sizes stay on the GPU."""
+def expert_rows(rank: RankPasses) -> Iterator[dict[str, Any]]:
+    """Rows of EXPERT_ROWS of one rank; none for grouped GEMMs, whose sizes stay on the GPU."""
     of_layer: dict[int, list[list[int]]] = {}
-    for visit in one.visits:
-        if not visit.grouped and visit.rows and min(visit.rows) >= 0:
-            of_layer.setdefault(visit.layer, []).append(visit.rows)
+    for layer_pass in rank.passes:
+        if not layer_pass.grouped and layer_pass.rows and min(layer_pass.rows) >= 0:
+            of_layer.setdefault(layer_pass.layer, []).append(layer_pass.rows)
     for layer, passes in sorted(of_layer.items()):
         most = max(len(rows) for rows in passes)
         # Where experts without tokens are left out, the order of launch says nothing of which they are.
         whole = [rows for rows in passes if len(rows) == most]
         yield {
-            "rank": [one.rank] * most,
+            "rank": [rank.rank] * most,
             "layer": [layer] * most,
             "expert": list(range(most)),
             "tokens": np.array(whole, dtype=float).mean(axis=0).tolist(),

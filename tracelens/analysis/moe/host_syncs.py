@@ -21,7 +21,7 @@ class Blocking(NamedTuple):
 
     Attributes:
         event: row of the call.
-        visit: pass through an MoE layer (see Regions) whose work the thread launched last, -1 for none.
+        layer_pass: pass through an MoE layer (see Regions) whose work the thread launched last, -1 for none.
         stage: code of its stage, -1 for none.
         phase: code of its phase, -1 for none.
         start: of the call, ns.
@@ -30,7 +30,7 @@ class Blocking(NamedTuple):
     """
 
     event: Int
-    visit: Int
+    layer_pass: Int
     stage: Int
     phase: Int
     start: Int
@@ -41,7 +41,7 @@ class Blocking(NamedTuple):
 def blocking(trace: Trace) -> Blocking:
     """The blocking calls of one rank; ask with `trace.once(blocking)`."""
     work, events = trace.work, trace.arrays
-    found = trace.once(regions)
+    layers = trace.once(regions)
     if not len(work.event):
         return Blocking(*(np.empty(0, dtype=np.int64) for _ in Blocking._fields))
     rows = np.flatnonzero(blocking_calls(trace, work))
@@ -54,15 +54,19 @@ def blocking(trace: Trace) -> Blocking:
     called = np.flatnonzero(caller >= 0)
     last, following = (np.full(len(rows), -1, dtype=np.int64) for _ in range(2))
     for number in np.unique(thread[rows]):
-        asked = np.flatnonzero(thread[rows] == number)
-        own = called[thread[caller[called]] == number]
-        own = own[np.argsort(events.start[caller[own]], kind="stable")]
-        times = events.start[caller[own]]
-        before = np.searchsorted(times, events.end[rows[asked]], side="right") - 1
-        last[asked] = np.where(before >= 0, own[np.maximum(before, 0)], -1) if len(own) else -1
+        on_thread = np.flatnonzero(thread[rows] == number)
+        thread_work = called[thread[caller[called]] == number]
+        thread_work = thread_work[np.argsort(events.start[caller[thread_work]], kind="stable")]
+        times = events.start[caller[thread_work]]
+        before = np.searchsorted(times, events.end[rows[on_thread]], side="right") - 1
+        last[on_thread] = (
+            np.where(before >= 0, thread_work[np.maximum(before, 0)], -1) if len(thread_work) else -1
+        )
         after = before + 1
-        following[asked] = (
-            np.where(after < len(own), own[np.minimum(after, len(own) - 1)], -1) if len(own) else -1
+        following[on_thread] = (
+            np.where(after < len(thread_work), thread_work[np.minimum(after, len(thread_work) - 1)], -1)
+            if len(thread_work)
+            else -1
         )
     named = np.full(len(rows), -1, dtype=np.int64)
     if work.on_host:
@@ -75,9 +79,9 @@ def blocking(trace: Trace) -> Blocking:
     def of(values: Int) -> Int:
         return np.where(last >= 0, values[np.maximum(last, 0)], -1)
 
-    visit = of(found.visit)
-    stage = np.where((visit >= 0) & (named >= 0), named, of(found.stage))
-    return Blocking(rows, visit, stage, of(found.phase), start, end - start, until)
+    layer_pass = of(layers.layer_pass)
+    stage = np.where((layer_pass >= 0) & (named >= 0), named, of(layers.stage))
+    return Blocking(rows, layer_pass, stage, of(layers.phase), start, end - start, until)
 
 
 def _inside(trace: Trace, rows: Int, last: Int, following: Int) -> tuple[Int, Int]:
@@ -105,7 +109,7 @@ def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
     work, events = trace.work, trace.arrays
     around = trace.once(enclosing_op)
     op = around[rows]
-    own = (op >= 0) & (last >= 0) & (around[np.maximum(caller[last], 0)] == op)
+    by_own_op = (op >= 0) & (last >= 0) & (around[np.maximum(caller[last], 0)] == op)
     out = matching(work.names, HOST_COPY)
     copies = np.flatnonzero(out[work.name] & ~work.is_kernel & (caller >= 0))
     # What an op copies and waits for itself, nobody else waits for.
@@ -113,17 +117,19 @@ def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
     copies = copies[np.argsort(events.start[caller[copies]], kind="stable")]
     if not len(copies):
         return last
-    at = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
-    copied = np.where(at >= 0, copies[np.maximum(at, 0)], -1)
-    visit = trace.once(regions).visit
-    beside = (copied >= 0) & (last >= 0) & (visit[np.maximum(copied, 0)] == visit[np.maximum(last, 0)])
-    return np.where(beside & ~own, copied, last)
+    index = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
+    copied = np.where(index >= 0, copies[np.maximum(index, 0)], -1)
+    layer_pass = trace.once(regions).layer_pass
+    beside = (
+        (copied >= 0) & (last >= 0) & (layer_pass[np.maximum(copied, 0)] == layer_pass[np.maximum(last, 0)])
+    )
+    return np.where(beside & ~by_own_op, copied, last)
 
 
 def _reached(end: Int, thread: Int) -> Int:
     """How far the calls before each one reach on its thread."""
     result = np.full(len(end), np.iinfo(np.int64).min)
     for number in np.unique(thread):
-        own = np.flatnonzero(thread == number)
-        result[own[1:]] = np.maximum.accumulate(end[own])[:-1]
+        on_thread = np.flatnonzero(thread == number)
+        result[on_thread[1:]] = np.maximum.accumulate(end[on_thread])[:-1]
     return result

@@ -1,4 +1,4 @@
-"""The forward work of one rank in order of launch, told apart by what it is for an MoE layer."""
+"""The forward work of one rank in order of launch, classified by its role in an MoE layer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Tokens(NamedTuple):
         called: when the host called it, ns, ascending.
         kind: one of the kinds above.
         op: event row of its op, -1 if none.
-        again: whether it is recomputed in the backward pass.
+        is_recompute: whether it is recomputed in the backward pass.
         segment: number of the uninterrupted forward pass that it is part of: of one micro-batch, through one
             chunk of the model.
     """
@@ -84,50 +84,50 @@ class Tokens(NamedTuple):
     called: Int
     kind: Int
     op: Int
-    again: Bool
+    is_recompute: Bool
     segment: Int
 
 
-def tokens(trace: Trace, caller: Int, autograd: Bool, again: Bool) -> Tokens:
+def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tokens:
     """The forward work of a rank.
 
     Args:
         trace: of the rank.
         caller: event row of the call behind each piece of work, -1 if none.
         autograd: which work the autograd engine launched.
-        again: which of it is recomputed forward work.
+        is_recompute: which of it is recomputed forward work.
     """
     events, work = trace.arrays, trace.work
-    row = np.flatnonzero((caller >= 0) & (~autograd | again) & ~_of_parameters(trace))
+    row = np.flatnonzero((caller >= 0) & (~autograd | is_recompute) & ~_of_parameters(trace))
     row = row[np.argsort(events.start[caller[row]], kind="stable")]
     called = events.start[caller[row]]
     kind = _kinds(trace)[row]
     sent = np.isin(work.event[row], stage_messages(trace, unnamed=True).kernel)
     kind[sent] = BORDER
     segment = np.zeros(len(row), dtype=np.int64)
-    backward = np.sort(events.start[caller[(caller >= 0) & autograd & ~again]])
+    backward = np.sort(events.start[caller[(caller >= 0) & autograd & ~is_recompute]])
     first = _named(trace, work.op[row], re.compile(r"aten::(?:embedding|_embedding_bag)")) >= 0
-    for part in np.flatnonzero(~again[row]), np.flatnonzero(again[row]):
+    for part in np.flatnonzero(~is_recompute[row]), np.flatnonzero(is_recompute[row]):
         cut = np.ones(len(part), dtype=bool)
         # A pass ends where another embedding begins, and at messages between pipeline stages.
         starts = first[part], sent[part]
         cut[1:] = np.any([begins[1:] & ~begins[:-1] for begins in starts], axis=0)
         # Without an embedding it ends where backward work is launched; with one that may be another
-        # micro-batch's, launched between two layers of this one to hide its exchange.
+        # micro-batch's, launched between two layers of this one to hide its all-to-all.
         if not first[part].any():
             cut[1:] |= np.diff(np.searchsorted(backward, called[part])) > 0
-        if again[row][part].any():
+        if is_recompute[row][part].any():
             cut[1:] |= np.diff(part) > 1
         segment[part] = segment.max(initial=0) + np.cumsum(cut)
-    return Tokens(row, called, kind, work.op[row], again[row], segment)
+    return Tokens(row, called, kind, work.op[row], is_recompute[row], segment)
 
 
 def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     """Of each piece of work: its call (-1: none), whether autograd launched it, whether it is recomputed."""
     work = trace.work
     caller = work.caller
-    known, at = caller >= 0, np.maximum(caller, 0)
-    return caller, known & in_autograd(trace)[at], known & trace.once(recomputed)[at]
+    known, row = caller >= 0, np.maximum(caller, 0)
+    return caller, known & in_autograd(trace)[row], known & trace.once(recomputed)[row]
 
 
 def _kinds(trace: Trace) -> Int:
@@ -143,9 +143,9 @@ def _kinds(trace: Trace) -> Int:
         by_name[code] = _kind_of(name)
     op = work.op
     above = np.where(op >= 0, events.parent[np.maximum(op, 0)], -1)
-    for at in (op, above):
-        found = by_name[np.where(at >= 0, events.name[np.maximum(at, 0)], len(events.names))]
-        kind = np.where((found != OTHER) & (kind != GROUPED), found, kind)
+    for event in (op, above):
+        by_op = by_name[np.where(event >= 0, events.name[np.maximum(event, 0)], len(events.names))]
+        kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
     leaves = matching(work.names, HOST_COPY)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM
@@ -156,11 +156,11 @@ def _of_parameters(trace: Trace) -> Bool:
     """Which work gathers parameters or reduces gradients: it is not about tokens."""
     work, table = trace.work, trace.tables["collectives"]
     names = table.texts("collective")
-    tokens = [re.search("all_?to_?all", name) is not None for name in names]
-    exchange = np.isin(work.event, table.array("kernel_id")[np.array(tokens, dtype=bool)])
-    comm = (work.kind == WORK_KINDS.index("comm")) & ~exchange
-    found: Bool = comm & (_around(trace, work.op, _PARAMETERS) | gradient_sync(trace, work))
-    return found
+    is_all_to_all = [re.search("all_?to_?all", name) is not None for name in names]
+    all_to_all = np.isin(work.event, table.array("kernel_id")[np.array(is_all_to_all, dtype=bool)])
+    comm = (work.kind == WORK_KINDS.index("comm")) & ~all_to_all
+    of_parameters: Bool = comm & (_around(trace, work.op, _PARAMETERS) | gradient_sync(trace, work))
+    return of_parameters
 
 
 @cache
@@ -174,10 +174,10 @@ def _named(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Int:
     events = trace.arrays
     fits = np.array([bool(grammar.fullmatch(name)) for name in events.names], dtype=bool)
     above = np.where(rows >= 0, events.parent[np.maximum(rows, 0)], -1)
-    found = np.full(len(rows), -1, dtype=np.int64)
-    for at in (above, rows):
-        found = np.where((at >= 0) & fits[events.name[np.maximum(at, 0)]], at, found)
-    return found
+    fitting = np.full(len(rows), -1, dtype=np.int64)
+    for event in (above, rows):
+        fitting = np.where((event >= 0) & fits[events.name[np.maximum(event, 0)]], event, fitting)
+    return fitting
 
 
 def _around(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Bool:

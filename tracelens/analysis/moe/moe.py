@@ -20,7 +20,7 @@ from tracelens.analysis.moe.balance import (
     token_rows,
     wait_rows,
 )
-from tracelens.analysis.moe.passes import RankPasses, passes_of
+from tracelens.analysis.moe.passes import RankPasses, rank_passes
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.arrays import Int
@@ -36,12 +36,12 @@ STAGE_TABLE = Schema(
         Column("stage", "category"),
         Column("forward_ns", "int64", "ns", "of a step"),
         Column("backward_ns", "int64", "ns", "of a step"),
-        Column("recompute_ns", "int64", "ns", "of a step, forward work done again in the backward pass"),
-        Column("fraction", "float64", "fraction", "of the step, all three together"),
-        Column("blocking_count", "float64", "count", "blocking calls in one pass, forward and backward"),
+        Column("recompute_ns", "int64", "ns", "of a step, forward work recomputed in the backward pass"),
+        Column("fraction", "float64", "fraction", "of the step, forward + backward + recompute"),
+        Column("blocking_count", "float64", "count", "blocking calls per pass, forward and backward"),
     ),
-    doc="Time with work of the stage; what overlaps counts in each of its stages. Dispatch and combine are "
-    "the communication before and behind the experts, with waiting for other ranks; permute is all sorting "
+    doc="Time with work of the stage; overlapping stages each count it. Dispatch and combine are the "
+    "communication before and after the experts, including waiting for other ranks; permute is all sorting "
     "and moving of tokens on the rank itself.",
 )
 
@@ -54,14 +54,14 @@ LAYERS = Schema(
         Column("forward_ns", "int64", "ns", "wall time of a pass"),
         Column("backward_ns", "int64", "ns", "wall time of a pass, with recompute"),
         *(Column(name, "int64", "ns", "forward and backward") for name in _STAGE_COLUMNS),
-        Column("exposed_ns", "int64", "ns", "in its communication and without computation"),
+        Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
         Column("idle_ns", "int64", "ns", "without any GPU work"),
-        Column("gemms", "float64", "count", "matrix products of the experts, forward"),
+        Column("gemms", "float64", "count", "expert GEMMs, forward"),
         Column("blocking_count", "float64", "count", "blocking calls"),
-        Column("blocked_ns", "int64", "ns", "that the host is in them"),
-        Column("tokens", "float64", "count", "rows that its experts compute, -1 if not recorded"),
+        Column("blocked_ns", "int64", "ns", "host time in them"),
+        Column("tokens", "float64", "count", "rows its experts compute, -1 if not recorded"),
     ),
-    doc="Means of one micro-batch passing through the layer.",
+    doc="Means per micro-batch and layer.",
 )
 
 PASS_TABLE = Schema(
@@ -75,11 +75,11 @@ PASS_TABLE = Schema(
         Column("ts_ns", "int64", "ns", "start of its first GPU work, by the rank's own clock"),
         Column("dur_ns", "int64", "ns", "to the end of its last"),
         *(Column(name, "int64", "ns") for name in _STAGE_COLUMNS),
-        Column("exposed_ns", "int64", "ns", "in its communication and without computation"),
+        Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
         Column("idle_ns", "int64", "ns", "without any GPU work"),
         Column("blocking_count", "int64", "count", "blocking calls"),
-        Column("blocked_ns", "int64", "ns", "that the host is in them"),
-        Column("tokens", "int64", "count", "rows that its experts compute, -1 if not recorded"),
+        Column("blocked_ns", "int64", "ns", "host time in them"),
+        Column("tokens", "int64", "count", "rows its experts compute, -1 if not recorded"),
     ),
     detail=True,
 )
@@ -87,123 +87,127 @@ PASS_TABLE = Schema(
 SYNC_FREE = {
     0: "blocking calls in the router or the permutation",
     1: "none in the router and the permutation",
-    2: "none in the router, the permutation and the experts, whose products take their sizes on the GPU",
+    2: "none in the router, the permutation and the experts, whose GEMMs read their sizes on the GPU",
     3: "none at all",
 }
 """Stages of sync-free MoE layers, by what is left of blocking calls (Primus' turbo_sync_free_moe_stage)."""
 
 
-@analyzer("moe", title="MoE layers", order=82, part=passes_of)
+@analyzer("moe", title="MoE layers", order=82, part=rank_passes)
 def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     """Where does the time of the MoE layers go, and how evenly are the tokens spread?
 
-    Layers are told by the program's scopes or modules; without, by a router's top-k between two
+    Layers are identified by the program's scopes or modules, else by a router's top-k between two
     normalisations. Backward work belongs to the stage of its forward op.
 
     Args:
-        ranks: from `passes_of`.
+        ranks: from `rank_passes`.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
         tables `stages`, `layers`, `balance`, `passes`, `tokens`, `experts` and `waits`. meta: `layers`,
         `experts` and `chosen` (of one layer's router), `found_by`, `sync_free_stage` (see SYNC_FREE).
     """
-    found = [one for one in ranks if one.visits]
+    with_layers = [rank for rank in ranks if rank.passes]
     skips = [
-        Skip(f"rank {one.rank}", "no MoE layer: no router with experts behind it")
-        for one in ranks
-        if not one.visits
+        Skip(f"rank {rank.rank}", "no MoE layer: no router followed by experts")
+        for rank in ranks
+        if not rank.passes
     ]
-    exchanged = groups(ranks)
+    ep_groups = groups(ranks)
     rows: dict[Schema, list[dict[str, Any]]] = {
-        STAGE_TABLE: [_stage_rows(one) for one in found],
-        LAYERS: [_layer_rows(one) for one in found],
-        BALANCE: [balance_rows(group) for group in exchanged],
-        PASS_TABLE: [_pass_rows(one) for one in found],
-        TOKENS: by_rank(token_rows(group) for group in exchanged),
-        EXPERT_ROWS: [row for one in found for row in expert_rows(one)],
-        WAITS: by_rank(wait_rows(group) for group in exchanged),
+        STAGE_TABLE: [_stage_rows(rank) for rank in with_layers],
+        LAYERS: [_layer_rows(rank) for rank in with_layers],
+        BALANCE: [balance_rows(group) for group in ep_groups],
+        PASS_TABLE: [_pass_rows(rank) for rank in with_layers],
+        TOKENS: by_rank(token_rows(group) for group in ep_groups),
+        EXPERT_ROWS: [row for rank in with_layers for row in expert_rows(rank)],
+        WAITS: by_rank(wait_rows(group) for group in ep_groups),
     }
     names = ("stages", "layers", "balance", "passes", "tokens", "experts", "waits")
     tables = {name: stack(schema, rows[schema]) for name, schema in zip(names, rows, strict=True)}
-    skips += _unknown(found, exchanged != [])
-    return result(tables, skips, scope=scope, **_meta(found))
+    skips += _unknown(with_layers, ep_groups != [])
+    return result(tables, skips, scope=scope, **_meta(with_layers))
 
 
-def _unknown(found: Sequence[RankPasses], exchanged: bool) -> Iterator[Skip]:
-    """What is not known of ranks with MoE layers."""
-    if not found:
+def _unknown(ranks: Sequence[RankPasses], any_groups: bool) -> Iterator[Skip]:
+    """What is unknown about ranks with MoE layers."""
+    if not ranks:
         return
-    if any(visit.grouped for one in found for visit in one.visits):
-        yield Skip("tokens of single experts", "grouped products take their sizes from GPU memory")
-    if not exchanged:
-        if any(len(one.group) > 1 for one in found):
-            reason = "ranks of the group are missing"
-        elif any(one.exchanged for one in found):
-            reason = "the trace does not say which ranks exchange tokens"
+    if any(layer_pass.grouped for rank in ranks for layer_pass in rank.passes):
+        yield Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory")
+    if not any_groups:
+        if any(len(rank.group) > 1 for rank in ranks):
+            reason = "ranks of the expert-parallel group are missing"
+        elif any(rank.moves_tokens for rank in ranks):
+            reason = "the ranks of the all-to-all are not recorded"
         else:
-            reason = "no rank exchanges tokens with another"
+            reason = "no expert parallelism: no rank sends tokens to another"
         yield Skip("balance between ranks", reason)
-    elif any(one.rows_of(at) < 0 for one in found for at in range(len(one.visits))):
-        yield Skip("tokens of some passes", "no shapes of the experts' products; use record_shapes=True")
+    elif any(rank.rows_of(number) < 0 for rank in ranks for number in range(len(rank.passes))):
+        yield Skip("tokens of some passes", "shapes of the expert GEMMs not recorded; use record_shapes=True")
 
 
-def _meta(found: Sequence[RankPasses]) -> dict[str, Any]:
-    visits = [visit for one in found for visit in one.visits]
-    if not visits:
+def _meta(ranks: Sequence[RankPasses]) -> dict[str, Any]:
+    layer_passes = [layer_pass for rank in ranks for layer_pass in rank.passes]
+    if not layer_passes:
         return {}
-    stages = {_sync_free(one) for one in found}
+    stages = {_sync_free(rank) for rank in ranks}
     return {
-        "layers": max(visit.layer for visit in visits) + 1,
-        "experts": max(visit.experts for visit in visits),
-        "chosen": max(visit.chosen for visit in visits),
-        "found_by": "scopes or modules" if all(one.framed for one in found) else "order of ops",
+        "layers": max(layer_pass.layer for layer_pass in layer_passes) + 1,
+        "experts": max(layer_pass.experts for layer_pass in layer_passes),
+        "chosen": max(layer_pass.top_k for layer_pass in layer_passes),
+        "found_by": "scopes or modules" if all(rank.framed for rank in ranks) else "order of ops",
         "sync_free_stage": min(stages),
     }
 
 
-def _sync_free(one: RankPasses) -> int:
+def _sync_free(rank: RankPasses) -> int:
     """Stage of sync-free MoE layers that a rank's blocking calls allow, see SYNC_FREE."""
-    calls = one.blocking[one.phase == FORWARD].sum(axis=0)
+    calls = rank.blocking[rank.phase == FORWARD].sum(axis=0)
     if not calls.sum():
         return 3
     if calls[[ROUTER, PERMUTATION]].sum():
         return 0
     # A loop over experts has all sizes on the host, also where they came with those of messages.
-    grouped = all(visit.grouped for visit in one.visits)
+    grouped = all(layer_pass.grouped for layer_pass in rank.passes)
     return 2 if grouped and not calls[EXPERTS].sum() else 1
 
 
-def _stage_rows(one: RankPasses) -> dict[str, Any]:
+def _stage_rows(rank: RankPasses) -> dict[str, Any]:
     """Rows of STAGE_TABLE of one rank."""
     ns = {
-        phase: one.stage_ns[one.in_step & (one.phase == phase)].sum(axis=0) / one.steps
+        phase: rank.stage_ns[rank.in_step & (rank.phase == phase)].sum(axis=0) / rank.steps
         for phase in range(len(PHASES))
     }
-    passes = max(sum(not visit.again for visit in one.visits), 1)
+    passes = max(sum(not layer_pass.is_recompute for layer_pass in rank.passes), 1)
     return {
-        "rank": [one.rank] * len(STAGES),
+        "rank": [rank.rank] * len(STAGES),
         "stage": list(STAGES),
         "forward_ns": ns[FORWARD].astype(np.int64),
         "backward_ns": ns[BACKWARD].astype(np.int64),
         "recompute_ns": ns[RECOMPUTE].astype(np.int64),
-        "fraction": np.minimum(sum(ns.values()) / max(one.step_ns, 1), 1.0),
-        "blocking_count": one.blocking.sum(axis=0) / passes,
+        "fraction": np.minimum(sum(ns.values()) / max(rank.step_ns, 1), 1.0),
+        "blocking_count": rank.blocking.sum(axis=0) / passes,
     }
 
 
-def _layer_rows(one: RankPasses) -> dict[str, Any]:
+def _layer_rows(rank: RankPasses) -> dict[str, Any]:
     """Rows of LAYERS of one rank."""
-    layers, layer = np.unique(one.layer, return_inverse=True)
-    place = {number: at for at, number in enumerate(layers.tolist())}
-    first = [number for number, visit in enumerate(one.visits) if not visit.again and visit.layer in place]
-    at = np.array([place[one.visits[number].layer] for number in first], dtype=np.int64)
-    gemms = np.array([len(one.visits[number].products) for number in first], dtype=np.int64)
-    rows = np.array([one.rows_of(number) for number in first], dtype=np.float64)
-    known = rows >= 0
-    passes, with_rows = (np.bincount(some, minlength=len(layers)) for some in (at, at[known]))
+    layers, layer = np.unique(rank.layer, return_inverse=True)
+    row_of = {number: row for row, number in enumerate(layers.tolist())}
+    forwards = [
+        number
+        for number, layer_pass in enumerate(rank.passes)
+        if not layer_pass.is_recompute and layer_pass.layer in row_of
+    ]
+    row = np.array([row_of[rank.passes[number].layer] for number in forwards], dtype=np.int64)
+    gemms = np.array([len(rank.passes[number].gemms) for number in forwards], dtype=np.int64)
+    tokens = np.array([rank.rows_of(number) for number in forwards], dtype=np.float64)
+    known = tokens >= 0
+    passes, with_tokens = (np.bincount(rows, minlength=len(layers)) for rows in (row, row[known]))
     count = np.maximum(passes, 1)
-    dur, forward = one.end - one.start, one.phase == FORWARD
+    dur, forward = rank.end - rank.start, rank.phase == FORWARD
 
     def mean(values: Int) -> Int:
         # In floats: passes whose events lie far apart may add up to more than int64 holds.
@@ -211,40 +215,40 @@ def _layer_rows(one: RankPasses) -> dict[str, Any]:
         return np.rint(total / count).astype(np.int64)
 
     return {
-        "rank": np.full(len(layers), one.rank),
+        "rank": np.full(len(layers), rank.rank),
         "layer": layers,
         "passes": passes,
         "forward_ns": mean(np.where(forward, dur, 0)),
         "backward_ns": mean(np.where(forward, 0, dur)),
-        **{name: mean(one.stage_ns[:, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
-        "exposed_ns": mean(one.exposed_ns),
-        "idle_ns": mean(one.idle_ns),
-        "gemms": sums(at, gemms, len(layers)) / count,
-        "blocking_count": sums(layer, one.blocking.sum(axis=1), len(layers)) / count,
-        "blocked_ns": mean(one.blocked_ns),
+        **{name: mean(rank.stage_ns[:, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
+        "exposed_ns": mean(rank.exposed_ns),
+        "idle_ns": mean(rank.idle_ns),
+        "gemms": sums(row, gemms, len(layers)) / count,
+        "blocking_count": sums(layer, rank.blocking.sum(axis=1), len(layers)) / count,
+        "blocked_ns": mean(rank.blocked_ns),
         "tokens": np.where(
-            with_rows > 0,
-            np.bincount(at[known], rows[known], len(layers)) / np.maximum(with_rows, 1),
+            with_tokens > 0,
+            np.bincount(row[known], tokens[known], len(layers)) / np.maximum(with_tokens, 1),
             -1.0,
         ),
     }
 
 
-def _pass_rows(one: RankPasses) -> dict[str, Any]:
+def _pass_rows(rank: RankPasses) -> dict[str, Any]:
     """Rows of PASS_TABLE of one rank."""
-    visits = [one.visits[number] for number in one.number.tolist()]
+    layer_passes = [rank.passes[number] for number in rank.number.tolist()]
     return {
-        "rank": [one.rank] * len(visits),
-        "step": [one.labels[visit.step] for visit in visits],
-        "microbatch": [visit.microbatch for visit in visits],
-        "layer": [visit.layer for visit in visits],
-        "phase": [PHASES[phase] for phase in one.phase.tolist()],
-        "ts_ns": one.start,
-        "dur_ns": one.end - one.start,
-        **{name: one.stage_ns[:, stage] for stage, name in enumerate(_STAGE_COLUMNS)},
-        "exposed_ns": one.exposed_ns,
-        "idle_ns": one.idle_ns,
-        "blocking_count": one.blocking.sum(axis=1),
-        "blocked_ns": one.blocked_ns,
-        "tokens": [one.rows_of(number) for number in one.number.tolist()],
+        "rank": [rank.rank] * len(layer_passes),
+        "step": [rank.labels[layer_pass.step] for layer_pass in layer_passes],
+        "microbatch": [layer_pass.microbatch for layer_pass in layer_passes],
+        "layer": [layer_pass.layer for layer_pass in layer_passes],
+        "phase": [PHASES[phase] for phase in rank.phase.tolist()],
+        "ts_ns": rank.start,
+        "dur_ns": rank.end - rank.start,
+        **{name: rank.stage_ns[:, stage] for stage, name in enumerate(_STAGE_COLUMNS)},
+        "exposed_ns": rank.exposed_ns,
+        "idle_ns": rank.idle_ns,
+        "blocking_count": rank.blocking.sum(axis=1),
+        "blocked_ns": rank.blocked_ns,
+        "tokens": [rank.rows_of(number) for number in rank.number.tolist()],
     }

@@ -1,4 +1,4 @@
-"""The MoE layers of one rank: which piece of GPU work is part of which pass, forward, backward or again."""
+"""The MoE layers of one rank: which GPU work belongs to which layer pass: forward, backward or recompute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.moe.kernel_lexer import GEMM, TOPK, Tokens, callers, tokens
 from tracelens.analysis.moe.stages import STAGES, Layer, stages
-from tracelens.analysis.moe.windows import MAX_EXPERTS, LayerWindow, Product, origins, windows
+from tracelens.analysis.moe.windows import MAX_EXPERTS, GemmSize, LayerWindow, origins, windows
 from tracelens.analysis.pipeline import gradient_sync
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Int
@@ -30,34 +30,34 @@ class LayerPass:
         step: place of its step among those of find_steps.
         microbatch: number in the step, from 0.
         layer: number of the MoE layer on this rank, from 0.
-        again: whether the forward pass is recomputed in the backward pass.
+        is_recompute: whether the forward pass is recomputed in the backward pass.
         experts: number of experts that the router chooses from, -1 if not known.
-        chosen: experts a token, -1 if not known.
+        top_k: experts a token, -1 if not known.
         tokens: that the router sees, -1 if not known.
         hidden: size of a token, -1 if not known.
-        itemsize: bytes of an element of the experts' products, 2 where not recorded.
-        grouped: whether the experts' products are grouped.
-        products: sizes of the experts' products in order of launch; of grouped ones the rows of all experts.
+        itemsize: bytes of an element of the expert GEMMs, 2 where not recorded.
+        grouped: whether the expert GEMMs are grouped.
+        gemms: sizes of the expert GEMMs in order of launch; of grouped ones the rows of all experts.
     """
 
     step: int
     microbatch: int
     layer: int
-    again: bool
+    is_recompute: bool
     experts: int
-    chosen: int
+    top_k: int
     tokens: int
     hidden: int
     itemsize: int
     grouped: bool
-    products: tuple[Product, ...]
+    gemms: tuple[GemmSize, ...]
 
     @cached_property
     def rows(self) -> list[int]:
-        """Rows that each expert of this rank computes: of each product of the most frequent weight size."""
+        """Rows that each expert of this rank computes: of each GEMM of the most frequent weight size."""
         sizes: dict[tuple[int, int], list[int]] = {}
-        for product in self.products:
-            sizes.setdefault((product.depth, product.columns), []).append(product.rows)
+        for gemm in self.gemms:
+            sizes.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
         return max(sizes.values(), key=len) if sizes else []
 
 
@@ -65,18 +65,18 @@ class Regions(NamedTuple):
     """The MoE layers of one rank; the arrays are aligned with the trace's work.
 
     Attributes:
-        visit: place in `visits`, -1 for work outside of MoE layers.
+        layer_pass: index into `passes`, -1 for work outside of MoE layers.
         stage: code into STAGES, -1 outside.
         phase: code into PHASES, -1 outside.
-        visits: in order of launch.
+        passes: in order of launch.
         labels: names of the steps.
-        framed: whether frames or scopes of the program told where the layers are.
+        framed: whether frames or scopes of the program mark the layers.
     """
 
-    visit: Int
+    layer_pass: Int
     stage: Int
     phase: Int
-    visits: list[LayerPass]
+    passes: list[LayerPass]
     labels: list[str]
     framed: bool
 
@@ -87,113 +87,121 @@ def regions(trace: Trace) -> Regions:
     nothing = np.full(len(work.event), -1, dtype=np.int64)
     if not len(work.event):
         return Regions(nothing, nothing, nothing, [], [], False)
-    caller, autograd, again = callers(trace)
-    found = tokens(trace, caller, autograd, again)
-    reader = _Reader(trace, found)
-    places = windows(trace, found, reader.experts, reader.product)
-    layers = [stages(found, window, reader.product) for window in places]
+    caller, autograd, is_recompute = callers(trace)
+    lexed = tokens(trace, caller, autograd, is_recompute)
+    reader = _Reader(trace, lexed)
+    layer_windows = windows(trace, lexed, reader.experts, reader.gemm_size)
+    layers = [stages(lexed, window, reader.gemm_size) for window in layer_windows]
     steps = find_steps(trace, work)
-    visits = _visits(found, steps.edges, places, layers, origins(trace, found, places), reader)
-    visit, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
-    of_token = np.full((2, len(found.row)), -1, dtype=np.int64)
-    for number, (window, layer) in enumerate(zip(places, layers, strict=True)):
+    passes = _passes(lexed, steps.edges, layer_windows, layers, origins(trace, lexed, layer_windows), reader)
+    layer_pass, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
+    of_token = np.full((2, len(lexed.row)), -1, dtype=np.int64)
+    for number, (window, layer) in enumerate(zip(layer_windows, layers, strict=True)):
         of_token[0, window.first : window.last] = number
         of_token[1, window.first : window.last] = layer.stage
-    visit[found.row], stage[found.row] = of_token
-    phase[found.row] = np.where(of_token[0] >= 0, np.where(found.again, RECOMPUTE, FORWARD), -1)
-    back = np.flatnonzero((caller >= 0) & autograd & ~again)
-    visit[back], stage[back] = _inherited(trace, back, caller, found, of_token)
-    phase[back] = np.where(visit[back] >= 0, BACKWARD, -1)
-    return Regions(visit, stage, phase, visits, steps.labels, any(window.frame for window in places))
+    layer_pass[lexed.row], stage[lexed.row] = of_token
+    phase[lexed.row] = np.where(of_token[0] >= 0, np.where(lexed.is_recompute, RECOMPUTE, FORWARD), -1)
+    backward = np.flatnonzero((caller >= 0) & autograd & ~is_recompute)
+    layer_pass[backward], stage[backward] = _inherited(trace, backward, caller, lexed, of_token)
+    phase[backward] = np.where(layer_pass[backward] >= 0, BACKWARD, -1)
+    return Regions(
+        layer_pass, stage, phase, passes, steps.labels, any(window.frame for window in layer_windows)
+    )
 
 
-def _visits(
-    found: Tokens, edges: Int, places: list[LayerWindow], layers: list[Layer], of: list[int], reader: _Reader
+def _passes(
+    lexed: Tokens,
+    edges: Int,
+    layer_windows: list[LayerWindow],
+    layers: list[Layer],
+    of: list[int],
+    reader: _Reader,
 ) -> list[LayerPass]:
     """Numbers and sizes of the passes, `of` which others they are: see origins."""
-    visits: list[LayerPass] = []
+    passes: list[LayerPass] = []
     waiting: deque[list[LayerPass]] = deque()
     segment, microbatch, step = -1, -1, -1
-    for window, layer, origin in zip(places, layers, of, strict=True):
-        at = window.first
-        again = bool(found.again[at])
-        if not again and int(found.segment[at]) != segment:
-            segment = int(found.segment[at])
-            now = int(np.clip(np.searchsorted(edges, found.called[at], "right") - 1, 0, len(edges) - 2))
+    for window, layer, origin in zip(layer_windows, layers, of, strict=True):
+        token = window.first
+        is_recompute = bool(lexed.is_recompute[token])
+        if not is_recompute and int(lexed.segment[token]) != segment:
+            segment = int(lexed.segment[token])
+            now = int(np.clip(np.searchsorted(edges, lexed.called[token], "right") - 1, 0, len(edges) - 2))
             microbatch = microbatch + 1 if now == step else 0
             step = now
             waiting.append([])
-        if again and origin >= 0:
-            numbers = visits[origin].step, visits[origin].microbatch, visits[origin].layer
-        elif again:
+        if is_recompute and origin >= 0:
+            numbers = passes[origin].step, passes[origin].microbatch, passes[origin].layer
+        elif is_recompute:
             # The earliest micro-batch whose backward is not over yet, its layers from the last to the first.
             while waiting and not waiting[0]:
                 waiting.popleft()
             if waiting:
-                visit = waiting[0].pop()
-                numbers = visit.step, visit.microbatch, visit.layer
+                layer_pass = waiting[0].pop()
+                numbers = layer_pass.step, layer_pass.microbatch, layer_pass.layer
             else:
                 numbers = max(step, 0), max(microbatch, 0), 0
         else:
             numbers = step, microbatch, len(waiting[-1])
-        visit = _visit(numbers, again, window, layer, reader)
-        if not again:
-            waiting[-1].append(visit)
-        visits.append(visit)
-    return visits
+        layer_pass = _pass(numbers, is_recompute, window, layer, reader)
+        if not is_recompute:
+            waiting[-1].append(layer_pass)
+        passes.append(layer_pass)
+    return passes
 
 
-def _visit(
-    numbers: tuple[int, int, int], again: bool, window: LayerWindow, layer: Layer, reader: _Reader
+def _pass(
+    numbers: tuple[int, int, int], is_recompute: bool, window: LayerWindow, layer: Layer, reader: _Reader
 ) -> LayerPass:
     """One pass, its sizes from the router's and the experts' arguments."""
-    experts, chosen, seen = reader.choice(window.router)
+    experts, top_k, seen = reader.choice(window.router)
     gate = window.first + np.flatnonzero(layer.stage == STAGES.index("router"))
-    for at in gate[reader.found.kind[gate] == GEMM].tolist():
-        product = reader.product(at)
-        experts = product.columns if experts <= 0 else experts
-        seen = product.rows if seen < 0 else seen
-    tokens_of = window.first + layer.experts_gemms
-    ops = reader.found.op[tokens_of]
+    for token in gate[reader.lexed.kind[gate] == GEMM].tolist():
+        gemm = reader.gemm_size(token)
+        experts = gemm.columns if experts <= 0 else experts
+        seen = gemm.rows if seen < 0 else seen
+    gemm_tokens = window.first + layer.experts_gemms
+    ops = reader.lexed.op[gemm_tokens]
     _, first = np.unique(ops, return_index=True)
     first = np.sort(first) if (ops >= 0).all() else np.arange(len(ops))
-    products = tuple(reader.product(at) for at in tokens_of[first].tolist())
-    hidden = products[0].depth if products else -1
-    item = reader.itemsize(int(tokens_of[0])) if len(tokens_of) else 2
-    return LayerPass(*numbers, again, experts, chosen, seen, hidden, item, layer.grouped, products)
+    gemms = tuple(reader.gemm_size(token) for token in gemm_tokens[first].tolist())
+    hidden = gemms[0].depth if gemms else -1
+    itemsize = reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2
+    return LayerPass(*numbers, is_recompute, experts, top_k, seen, hidden, itemsize, layer.grouped, gemms)
 
 
-def _inherited(trace: Trace, back: Int, caller: Int, found: Tokens, of_token: Int) -> tuple[Int, Int]:
+def _inherited(trace: Trace, backward: Int, caller: Int, lexed: Tokens, of_token: Int) -> tuple[Int, Int]:
     """Pass and stage of backward work: those of what its forward op launched, or of the work before it."""
     events, work = trace.arrays, trace.work
-    result = np.full((2, len(back)), -1, dtype=np.int64)
-    if not len(back) or not len(found.row):
+    result = np.full((2, len(backward)), -1, dtype=np.int64)
+    if not len(backward) or not len(lexed.row):
         return result[0], result[1]
-    forward = work.forward[back]
+    forward = work.forward[backward]
     begin = events.start[np.maximum(forward, 0)]
-    at = low = np.searchsorted(found.called, begin)
-    launched = (at < len(found.called)) & (
-        found.called[np.minimum(at, len(found.called) - 1)] < events.end[forward]
+    token = low = np.searchsorted(lexed.called, begin)
+    launched = (token < len(lexed.called)) & (
+        lexed.called[np.minimum(token, len(lexed.called) - 1)] < events.end[forward]
     )
     # A forward op that launched nothing, such as the choice of an expert's weights, belongs to what is
     # launched next, at the end of a layer to what was launched before.
-    after, before = np.minimum(at, len(found.called) - 1), np.maximum(at - 1, 0)
-    at = np.where(launched | (of_token[0, after] == of_token[0, before]), after, before)
-    result[:] = of_token[:, at]
+    after, before = np.minimum(token, len(lexed.called) - 1), np.maximum(token - 1, 0)
+    token = np.where(launched | (of_token[0, after] == of_token[0, before]), after, before)
+    result[:] = of_token[:, token]
     # A checkpointed region is no op: what has it for one, such as gradients that are added up, has none.
-    end = np.searchsorted(found.called, events.end[np.maximum(forward, 0)])
-    several = (end > low) & (found.op[np.maximum(end - 1, 0)] != found.op[np.minimum(low, len(found.op) - 1)])
-    linked = (forward >= 0) & ~(several & np.isin(forward, work.forward[found.row[found.again]]))
+    end = np.searchsorted(lexed.called, events.end[np.maximum(forward, 0)])
+    several = (end > low) & (lexed.op[np.maximum(end - 1, 0)] != lexed.op[np.minimum(low, len(lexed.op) - 1)])
+    linked = (forward >= 0) & ~(several & np.isin(forward, work.forward[lexed.row[lexed.is_recompute]]))
     # What has no forward op (gradients that are added up, zeros that are filled) goes with the work before;
     # gradient synchronisation goes with nothing.
-    order = np.lexsort((events.start[caller[back]], events.tid[caller[back]]))
+    order = np.lexsort((events.start[caller[backward]], events.tid[caller[backward]]))
     before = np.maximum.accumulate(np.where(linked[order], np.arange(len(order)), -1))
-    thread = events.tid[caller[back]][order]
+    thread = events.tid[caller[backward]][order]
     same = (before >= 0) & (thread[np.maximum(before, 0)] == thread)
     filled = np.where(same, result[:, order[np.maximum(before, 0)]], -1)
     result[:, order] = filled
     result[
-        :, ~linked & (gradient_sync(trace, work)[back] | (work.kind[back] == WORK_KINDS.index("comm")))
+        :,
+        ~linked & (gradient_sync(trace, work)[backward] | (work.kind[backward] == WORK_KINDS.index("comm"))),
     ] = -1
     return result[0], result[1]
 
@@ -203,47 +211,47 @@ class _Reader:
     """Sizes from recorded arguments, decoded once for each kind of call."""
 
     trace: Trace
-    found: Tokens
+    lexed: Tokens
     _known: dict[tuple[int, ...], OpCost | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ops = self.trace.once(OpCalls)
-        self._keys = np.stack(self._ops.keys(self.found.op), axis=1)
-        self.experts = np.full(len(self.found.row), -1, dtype=np.int64)
-        for at in np.flatnonzero((self.found.kind == TOPK) & (self.found.op >= 0)).tolist():
-            self.experts[at] = self._choice(at)[0]
+        self._keys = np.stack(self._ops.keys(self.lexed.op), axis=1)
+        self.experts = np.full(len(self.lexed.row), -1, dtype=np.int64)
+        for token in np.flatnonzero((self.lexed.kind == TOPK) & (self.lexed.op >= 0)).tolist():
+            self.experts[token] = self._choice(token)[0]
 
-    def call(self, at: int) -> OpCall | None:
+    def call(self, token: int) -> OpCall | None:
         """The recorded op of a token, None where nothing was recorded."""
-        op = int(self.found.op[at])
+        op = int(self.lexed.op[token])
         if op < 0 or self._ops.row[op] < 0 or not self._ops.recorded(op):
             return None
         return self._ops.call(op)
 
-    def product(self, at: int) -> Product:
-        """Sizes of the matrix product at a token."""
-        key = tuple(self._keys[at].tolist())
+    def gemm_size(self, token: int) -> GemmSize:
+        """Sizes of the GEMM at a token."""
+        key = tuple(self._keys[token].tolist())
         if key not in self._known:
-            self._known[key] = self._ops.cost(int(self.found.op[at]))
+            self._known[key] = self._ops.cost(int(self.lexed.op[token]))
         cost = self._known[key]
         if cost is None:
-            return Product(-1, -1, -1)
+            return GemmSize(-1, -1, -1)
         sizes = dict(cost.dims)
         rows = sizes.get("M", -1) * sizes.get("B", 1)
-        return Product(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+        return GemmSize(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
 
-    def itemsize(self, at: int) -> int:
-        """Bytes of an element of the product at a token; of 16 bits where that is not recorded."""
-        self.product(at)
-        cost = self._known[tuple(self._keys[at].tolist())]
+    def itemsize(self, token: int) -> int:
+        """Bytes of an element of the GEMM at a token; 2 where that is not recorded."""
+        self.gemm_size(token)
+        cost = self._known[tuple(self._keys[token].tolist())]
         return max(size(1, cost.dtype), 1) if cost is not None and cost.dtype else 2
 
-    def choice(self, at: int) -> tuple[int, int, int]:
+    def choice(self, token: int) -> tuple[int, int, int]:
         """(experts, chosen of them, tokens) of the top-k at a token; -1 for what is not known."""
-        return self._choice(at) if self.found.kind[at] == TOPK else (-1, -1, -1)
+        return self._choice(token) if self.lexed.kind[token] == TOPK else (-1, -1, -1)
 
-    def _choice(self, at: int) -> tuple[int, int, int]:
-        call = self.call(at)
+    def _choice(self, token: int) -> tuple[int, int, int]:
+        call = self.call(token)
         # Fused ops have other arguments.
         if call is None or call.name != "aten::topk":
             return -1, -1, -1
@@ -256,7 +264,7 @@ class _Reader:
         if not shape or not 1 < shape[-1] <= MAX_EXPERTS:
             return (shape[-1] if shape else -1), -1, -1
         try:
-            chosen = call.integer(1)
+            top_k = call.integer(1)
         except Uncounted:
-            chosen = -1
-        return shape[-1], chosen, int(np.prod(shape[:-1]))
+            top_k = -1
+        return shape[-1], top_k, int(np.prod(shape[:-1]))

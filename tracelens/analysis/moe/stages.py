@@ -24,10 +24,10 @@ from tracelens.arrays import Bool, Int
 STAGES = ("router", "dispatch", "permute", "experts", "combine", "shared expert")
 ROUTER, DISPATCH, PERMUTATION, EXPERTS, COMBINE, SHARED = range(6)
 
-_PRODUCTS, _MOVES = kinds_lookup(GEMM, GROUPED), kinds_lookup(PERMUTE, ROUTE)
+_GEMMS, _MOVES = kinds_lookup(GEMM, GROUPED), kinds_lookup(PERMUTE, ROUTE)
 
 _LOOP = 3
-"""So many products of one size of weight, and they are those of several experts."""
+"""This many GEMMs with weights of one size belong to several experts."""
 
 
 class Layer(NamedTuple):
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
     Attributes:
         stage: of each token of the window, code into STAGES.
-        experts_gemms: tokens, by their op's first, of the experts' products.
+        experts_gemms: tokens, by their op's first, of the expert GEMMs.
         grouped: whether these are grouped.
     """
 
@@ -44,91 +44,91 @@ class Layer(NamedTuple):
     grouped: bool
 
 
-def stages(found: Tokens, window: LayerWindow, sizes: Sizes) -> Layer:
+def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> Layer:
     """Tell the stages of a window apart.
 
-    Communication and copies to the host before the experts' products are dispatch, communication behind
+    Communication and copies to the host before the expert GEMMs are dispatch, communication behind
     them is combine; what sorts or moves tokens is permute. Frames decide over the rest. Work that says
     nothing for itself is part of what it follows.
 
     Args:
-        found: forward work of the rank.
+        lexed: forward work of the rank.
         window: its tokens of this layer.
-        sizes: of the product at a token.
+        sizes: of the GEMM at a token.
     """
     low, high = window.first, window.last
-    kind, op = found.kind[low:high], found.op[low:high]
+    kind, op = lexed.kind[low:high], lexed.op[low:high]
     router = window.router - low
-    experts, grouped = _experts(kind, op, router, window, lambda at: sizes(low + at))
+    experts, grouped = _experts(kind, op, router, window, lambda index: sizes(low + index))
     stage = np.full(high - low, -1, dtype=np.int64)
     first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
-    place = np.arange(high - low)
-    is_gemm = _PRODUCTS[kind]
+    position = np.arange(high - low)
+    is_gemm = _GEMMS[kind]
     gate = _gate(kind, op, router)
     stage[is_gemm] = SHARED
     stage[experts] = EXPERTS
     stage[kind == TOPK] = ROUTER
     stage[gate] = ROUTER
-    moved = (place > router) & (kind == PERMUTE)
+    moved = (position > router) & (kind == PERMUTE)
     begun = int(np.flatnonzero(moved)[0]) if moved.any() else high - low
     stage[moved] = PERMUTATION
     routes = kind == ROUTE
-    stage[routes] = np.where(place[routes] < min(begun, first), ROUTER, PERMUTATION)
+    stage[routes] = np.where(position[routes] < min(begun, first), ROUTER, PERMUTATION)
     stage[(kind == PERMUTE) & ~moved] = ROUTER
     comm = np.flatnonzero(kind == COMM)
     stage[comm] = np.where(_before(comm, experts, first, last), DISPATCH, COMBINE)
     # Sizes that go to the host before the tokens do are part of the dispatch; without one, of the sorting.
-    out = (kind == COPY_OUT) & (place > router)
-    stage[out] = np.where(place[out] > first, EXPERTS, DISPATCH if len(comm) else PERMUTATION)
+    out = (kind == COPY_OUT) & (position > router)
+    stage[out] = np.where(position[out] > first, EXPERTS, DISPATCH if len(comm) else PERMUTATION)
     stage = _framed(stage, kind, window)
     return Layer(_carried(stage, kind, gate), experts, grouped)
 
 
 def _experts(kind: Int, op: Int, router: int, window: LayerWindow, sizes: Sizes) -> tuple[Int, bool]:
-    """Places of the experts' products, all kernels of each; and whether they are grouped."""
-    place = np.arange(len(kind))
-    grouped = np.flatnonzero((kind == GROUPED) & (place > router))
+    """Positions of the expert GEMMs, all kernels of each; and whether they are grouped."""
+    position = np.arange(len(kind))
+    grouped = np.flatnonzero((kind == GROUPED) & (position > router))
     if len(grouped):
         return grouped, True
-    products = np.flatnonzero((kind == GEMM) & (place > router))
+    gemms = np.flatnonzero((kind == GEMM) & (position > router))
     named = np.array([part[1:] for part in window.stages if part[0] == "experts"], dtype=np.int64)
     if len(named):
         borders = np.zeros(len(kind) + 1, dtype=np.int64)
         for column, opened in ((0, 1), (1, -1)):
             np.add.at(borders, np.clip(named[:, column] - window.first, 0, len(kind)), opened)
-        inside = np.cumsum(borders)[products] > 0
+        inside = np.cumsum(borders)[gemms] > 0
         if inside.any():
-            return products[inside], False
-    comm = np.flatnonzero((kind == COMM) & (place > router))
+            return gemms[inside], False
+    comm = np.flatnonzero((kind == COMM) & (position > router))
     if len(comm) > 1:
-        between = products[(products > comm[0]) & (products < comm[-1])]
+        between = gemms[(gemms > comm[0]) & (gemms < comm[-1])]
         if len(between):
             return _of_one_size(between, op, sizes), False
-        if not len(products):
-            return products, False
+        if not len(gemms):
+            return gemms, False
     # What follows the last movement is shared.
     moved = np.flatnonzero(kind == PERMUTE)
-    return _of_one_size(products[products < moved[-1]] if len(moved) else products, op, sizes), False
+    return _of_one_size(gemms[gemms < moved[-1]] if len(moved) else gemms, op, sizes), False
 
 
-def _of_one_size(products: Int, op: Int, sizes: Sizes) -> Int:
-    """Products of several experts have weights of one size; others beside them are of a shared expert.
+def _of_one_size(gemms: Int, op: Int, sizes: Sizes) -> Int:
+    """GEMMs of several experts have weights of one size; others beside them are of a shared expert.
 
     A rank may have just one or two experts, and sizes need not be recorded; then it is all of them.
     """
-    shapes = [sizes(at) for at in products.tolist()]
+    shapes = [sizes(token) for token in gemms.tolist()]
     calls: dict[tuple[int, int], set[int]] = {}
-    for at, shape in zip(products.tolist(), shapes, strict=True):
-        calls.setdefault((shape.depth, shape.columns), set()).add(int(op[at]))
-    known = [shape.rows > 0 and len(calls[shape.depth, shape.columns]) >= _LOOP for shape in shapes]
-    many = np.array(known, dtype=bool)
-    chosen: Int = products[many] if many.any() else products
-    return chosen
+    for token, shape in zip(gemms.tolist(), shapes, strict=True):
+        calls.setdefault((shape.depth, shape.columns), set()).add(int(op[token]))
+    is_loop = [shape.rows > 0 and len(calls[shape.depth, shape.columns]) >= _LOOP for shape in shapes]
+    in_loop = np.array(is_loop, dtype=bool)
+    of_experts: Int = gemms[in_loop] if in_loop.any() else gemms
+    return of_experts
 
 
 def _gate(kind: Int, op: Int, router: int) -> Int:
     """Places of the router's own product: the kernels of the last one before the top-k."""
-    before = np.flatnonzero(_PRODUCTS[kind[:router]])
+    before = np.flatnonzero(_GEMMS[kind[:router]])
     if not len(before) or op[before[-1]] < 0:
         return before[-1:]
     gate: Int = before[op[before] == op[before[-1]]]
@@ -161,10 +161,10 @@ def _carried(stage: Int, kind: Int, gate: Int) -> Int:
     known = np.flatnonzero(stage >= 0)
     if not len(known):
         return np.full(len(stage), ROUTER)
-    at = np.maximum.accumulate(np.where(stage >= 0, np.arange(len(stage)), -1))
-    result = stage[np.maximum(at, 0)]
+    source = np.maximum.accumulate(np.where(stage >= 0, np.arange(len(stage)), -1))
+    result = stage[np.maximum(source, 0)]
     result[: known[0]] = stage[known[0]]
-    # Casts in front of the router's product are its own.
+    # Casts in front of the router's GEMM are its own.
     if len(gate):
         begin = int(gate[0])
         while begin > 0 and stage[begin - 1] < 0 and kind[begin - 1] == CAST:

@@ -62,59 +62,63 @@ class LayerWindow(NamedTuple):
     stages: tuple[tuple[str, int, int], ...]
 
 
-class Product(NamedTuple):
-    """Sizes of a matrix product: (rows, depth) x (depth, columns); -1 where not recorded."""
+class GemmSize(NamedTuple):
+    """Sizes of a GEMM: (rows, depth) x (depth, columns); -1 where not recorded."""
 
     rows: int
     depth: int
     columns: int
 
 
-Sizes = Callable[[int], Product]
+Sizes = Callable[[int], GemmSize]
 
 
-def windows(trace: Trace, found: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
+def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
     """The passes through MoE layers in order of launch.
 
     Args:
         trace: of the rank.
-        found: its forward work.
+        lexed: its forward work.
         experts: of each top-k token the number of experts that it chooses from, -1 where not known.
-        sizes: of the product at a token.
+        sizes: of the GEMM at a token.
     """
-    framed = _by_frames(trace, found)
-    routed = _by_routers(found, experts, sizes)
+    framed = _by_frames(trace, lexed)
+    routed = _by_routers(lexed, experts, sizes)
     if not framed:
         return routed
     # Frames of threads that autograd started need not be recorded.
-    passes = {int(found.segment[window.first]) for window in framed}
-    more = [one for one in routed if found.again[one.first] and int(found.segment[one.first]) not in passes]
-    return sorted([*framed, *more])
+    passes = {int(lexed.segment[window.first]) for window in framed}
+    recomputed = [
+        window
+        for window in routed
+        if lexed.is_recompute[window.first] and int(lexed.segment[window.first]) not in passes
+    ]
+    return sorted([*framed, *recomputed])
 
 
-def _by_routers(found: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
+def _by_routers(lexed: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
     """Without frames: what lies between two borders and has a router, and experts behind it."""
-    kind = found.kind
+    kind = lexed.kind
     routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
-    cuts = np.flatnonzero((kind == BORDER) | np.append(True, np.diff(found.segment) != 0))
+    cuts = np.flatnonzero((kind == BORDER) | np.append(True, np.diff(lexed.segment) != 0))
     windows = []
-    for place, inside in rows_by_code(np.searchsorted(cuts, routers, side="right")).items():
-        low = int(cuts[place - 1])
-        high = int(cuts[place]) if place < len(cuts) else len(kind)
+    for number, inside in rows_by_code(np.searchsorted(cuts, routers, side="right")).items():
+        low = int(cuts[number - 1])
+        high = int(cuts[number]) if number < len(cuts) else len(kind)
         router = int(routers[inside[-1]])
-        product = _last_product(kind, low, router)
-        columns = sizes(product).columns if product >= 0 else 0
+        gemm = _last_gemm(kind, low, router)
+        columns = sizes(gemm).columns if gemm >= 0 else 0
         if experts[router] > 0 and columns >= 0 and columns != experts[router]:
-            continue  # a top-k over keys or words: a router chooses from the columns of its own product
+            continue  # a top-k over keys or words: a router chooses from the columns of its own GEMM
         if _sends_tokens(kind[router + 1 : high]):
-            windows.append(LayerWindow(*_trimmed(found, low, high), router, "", ()))
+            windows.append(LayerWindow(*_trimmed(lexed, low, high), router, "", ()))
     return windows
 
 
-def _last_product(kind: Int, low: int, router: int) -> int:
-    """The last product before a top-k that is no batch of them, -1 if there is none."""
-    products = np.flatnonzero(kind[low:router] == GEMM)
-    return low + int(products[-1]) if len(products) else -1
+def _last_gemm(kind: Int, low: int, router: int) -> int:
+    """The last GEMM before a top-k that is not batched, -1 if there is none."""
+    gemms = np.flatnonzero(kind[low:router] == GEMM)
+    return low + int(gemms[-1]) if len(gemms) else -1
 
 
 def _sends_tokens(behind: Int) -> bool:
@@ -126,21 +130,21 @@ def _sends_tokens(behind: Int) -> bool:
     return int((behind == COMM).sum()) > 1 and len(moved) > 2
 
 
-def _trimmed(found: Tokens, low: int, high: int) -> tuple[int, int]:
+def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
     """Without what belongs to the normalisation before (its last products) and after (its squares)."""
-    structure = low + np.flatnonzero(_STRUCTURE[found.kind[low:high]])
+    structure = low + np.flatnonzero(_STRUCTURE[lexed.kind[low:high]])
     if not len(structure):
         return low, high
     first, last = int(structure[0]), int(structure[-1]) + 1
-    while first > low and found.kind[first - 1] == CAST:
+    while first > low and lexed.kind[first - 1] == CAST:
         first -= 1
     # A cast and the sum with the shared expert's output still belong to it.
-    while last < high and last - int(structure[-1]) <= 2 and found.kind[last] in (OTHER, CAST):
+    while last < high and last - int(structure[-1]) <= 2 and lexed.kind[last] in (OTHER, CAST):
         last += 1
     return first, last
 
 
-def _by_frames(trace: Trace, found: Tokens) -> list[LayerWindow]:
+def _by_frames(trace: Trace, lexed: Tokens) -> list[LayerWindow]:
     """What lies in the tightest frame around each router that has experts in it, too."""
     events = trace.arrays
     stages_of = {code: stage for code, name in enumerate(events.names) if (stage := stage_of(name))}
@@ -148,7 +152,7 @@ def _by_frames(trace: Trace, found: Tokens) -> list[LayerWindow]:
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     stages = {row: stages_of[int(events.name[row])] for row in rows.tolist()}
     starts = events.start[rows]
-    border = (found.kind == BORDER) | np.append(True, np.diff(found.segment) != 0)
+    border = (lexed.kind == BORDER) | np.append(True, np.diff(lexed.segment) != 0)
     windows = []
     for frame, routers in _frames(events, stages).items():
         begun = np.searchsorted(starts, events.start[frame], side="left")
@@ -156,18 +160,20 @@ def _by_frames(trace: Trace, found: Tokens) -> list[LayerWindow]:
         inside = inside[(events.end[inside] <= events.end[frame]) & (inside != frame)]
         inside = inside[events.tid[inside] == events.tid[frame]]
         parts = []
-        for layer in _layers(events, found, inside, routers, stages):
+        for layer in _layers(events, lexed, inside, routers, stages):
             # Outer frames first, so that inner ones have the last word.
-            some = layer[np.argsort(events.depth[layer], kind="stable")]
-            first = np.searchsorted(found.called, events.start[some]).tolist()
-            behind = np.searchsorted(found.called, events.end[some]).tolist()
-            parts.append(list(zip([stages[row] for row in some.tolist()], first, behind, strict=True)))
-        low, high = np.searchsorted(found.called, (events.start[frame], events.end[frame])).tolist()
+            named_frames = layer[np.argsort(events.depth[layer], kind="stable")]
+            first = np.searchsorted(lexed.called, events.start[named_frames]).tolist()
+            behind = np.searchsorted(lexed.called, events.end[named_frames]).tolist()
+            parts.append(
+                list(zip([stages[row] for row in named_frames.tolist()], first, behind, strict=True))
+            )
+        low, high = np.searchsorted(lexed.called, (events.start[frame], events.end[frame])).tolist()
         lows = [low, *(max(behind for *_, behind in part) for part in parts[:-1])]
         highs = [*(min(first for _, first, _ in part) for part in parts[1:]), high]
         name = events.names[events.name[frame]]
         for part, begin, end in zip(parts, lows, highs, strict=True):
-            if window := _window(found, border, part, begin, end, name):
+            if window := _window(lexed, border, part, begin, end, name):
                 windows.append(window)
     return sorted(windows)
 
@@ -201,7 +207,7 @@ def _frames(events: Events, stages: Mapping[int, str]) -> dict[int, list[int]]:
 
 
 def _layers(
-    events: Events, found: Tokens, rows: Int, routers: Sequence[int], stages: Mapping[int, str]
+    events: Events, lexed: Tokens, rows: Int, routers: Sequence[int], stages: Mapping[int, str]
 ) -> list[Int]:
     """The named frames of each layer, where a frame holds several: a router, and what follows up to the next.
 
@@ -211,9 +217,9 @@ def _layers(
         return [rows]
     starts = events.start[list(routers)]
     of = np.searchsorted(starts, events.start[rows], side="right") - 1
-    borders = np.append(0, np.cumsum(found.kind == BORDER))
-    passed = borders[np.searchsorted(found.called, events.start[rows])]
-    ahead = np.append(borders[np.searchsorted(found.called, starts)], -1)[of + 1]
+    borders = np.append(0, np.cumsum(lexed.kind == BORDER))
+    passed = borders[np.searchsorted(lexed.called, events.start[rows])]
+    ahead = np.append(borders[np.searchsorted(lexed.called, starts)], -1)[of + 1]
     shared = np.array([stages[row] == "shared expert" for row in rows.tolist()], dtype=bool)
     of += shared & (passed == ahead)
     parts = rows_by_code(of)
@@ -221,7 +227,7 @@ def _layers(
 
 
 def _window(
-    found: Tokens,
+    lexed: Tokens,
     border: Bool,
     stages: Sequence[tuple[str, int, int]],
     begin: int,
@@ -231,7 +237,7 @@ def _window(
     """The window of a layer by its named parts.
 
     Args:
-        found: forward work of the rank.
+        lexed: forward work of the rank.
         border: where a segment begins or a block ends.
         stages: see LayerWindow.
         begin: token at which the frame begins, or the layer before it ends.
@@ -245,39 +251,39 @@ def _window(
     last = int(after[0]) if len(after) else end
     if first >= last:
         return None
-    tight = _trimmed(found, first, last)
+    tight = _trimmed(lexed, first, last)
     first = min(tight[0], low) if len(before) else first
     last = max(tight[1], high) if len(after) else last
     routers = [(low, high) for name, low, high in stages if name == "router"]
-    for some in (*routers, (first, last)):
-        if len(top := np.flatnonzero(found.kind[slice(*some)] == TOPK)):
-            return LayerWindow(first, last, some[0] + int(top[-1]), frame, tuple(stages))
+    for extent in (*routers, (first, last)):
+        if len(top := np.flatnonzero(lexed.kind[slice(*extent)] == TOPK)):
+            return LayerWindow(first, last, extent[0] + int(top[-1]), frame, tuple(stages))
     return LayerWindow(first, last, max(routers[0][1] - 1, first), frame, tuple(stages))
 
 
-def origins(trace: Trace, found: Tokens, places: Sequence[LayerWindow]) -> list[int]:
+def origins(trace: Trace, lexed: Tokens, layer_windows: Sequence[LayerWindow]) -> list[int]:
     """Of each pass the number of the one that it repeats, -1 for none and where that is not known.
 
     What is computed again belongs to a node of the backward pass, and the node to a forward op: a whole
     checkpointed region, or an op near its end. As many passes as the node repeats ended there.
     """
     events, ops = trace.arrays, trace.tables["ops"]
-    row, result = ops.array("event_id"), [-1] * len(places)
-    number, thread = ops.array("sequence"), ops.array("forward_thread")
+    row, result = ops.array("event_id"), [-1] * len(layer_windows)
+    sequence, thread = ops.array("sequence"), ops.array("forward_thread")
     forward = np.full(len(events.start), -1, dtype=np.int64)
-    forward[row] = forward_ops(row, number, thread, events.tid[row], events.start[row])
+    forward[row] = forward_ops(row, sequence, thread, events.tid[row], events.start[row])
     node = nearest(events.parent, events.depth, forward >= 0)
     regions: dict[int, list[int]] = {}
-    for at, window in enumerate(places):
-        op = int(found.op[window.first])
-        if found.again[window.first] and op >= 0 and node[op] >= 0:
-            regions.setdefault(int(node[op]), []).append(at)
-    first = [at for at, window in enumerate(places) if not found.again[window.first]]
-    called = found.called[[places[at].first for at in first]]
-    for event, again in regions.items():
+    for index, window in enumerate(layer_windows):
+        op = int(lexed.op[window.first])
+        if lexed.is_recompute[window.first] and op >= 0 and node[op] >= 0:
+            regions.setdefault(int(node[op]), []).append(index)
+    first = [index for index, window in enumerate(layer_windows) if not lexed.is_recompute[window.first]]
+    called = lexed.called[[layer_windows[index].first for index in first]]
+    for event, recomputes in regions.items():
         end = int(np.searchsorted(called, events.end[forward[event]]))
-        for at, origin in zip(again, first[max(end - len(again), 0) : end], strict=False):
-            result[at] = origin
+        for index, origin in zip(recomputes, first[max(end - len(recomputes), 0) : end], strict=False):
+            result[index] = origin
     return result
 
 

@@ -36,10 +36,10 @@ LEVELS = ("step", "category", "op", "shape", "kernel")
 UNLINKED, IDLE, NO_OP, NO_SHAPE = "unlinked", "idle", "(no op)", "(shapes not recorded)"
 
 RULE = (
-    "Where GPU work runs at the same time, each nanosecond is given to one piece of it: computation before "
-    "communication before copies before fills, then the one that started first. So exclusive times of the "
-    "children add up to their parent, and the steps to the wall time. Work launched before the recording "
-    "began is 'unlinked'; time without GPU work is 'idle'."
+    "Overlapping GPU work: each nanosecond goes to one piece of it, in the order computation, communication, "
+    "copy, memset, then earliest start. Exclusive times of children therefore add up to their parent, and "
+    "steps to the wall time. Work launched before the recording began is 'unlinked'; time without GPU work "
+    "is 'idle'."
 )
 
 BREAKDOWN = Schema(
@@ -50,12 +50,12 @@ BREAKDOWN = Schema(
         Column("parent", "int64", doc="node of the level above, -1 at the top"),
         Column("level", "str", doc="one of " + ", ".join(LEVELS)),
         Column("name", "category"),
-        Column("forward_op", "category", doc="of backward work: the forward op whose gradient it computes"),
-        Column("exclusive_ns", "int64", "ns", "wall time given to this row alone; children add up to it"),
+        Column("forward_op", "category", doc="for backward work: the forward op whose gradient it computes"),
+        Column("exclusive_ns", "int64", "ns", "wall time of this row alone; children add up to it"),
         Column("fraction", "float64", "fraction", "exclusive time of the step's wall time"),
-        Column("sum_ns", "int64", "ns", "plain sum of durations, overlap counted twice"),
+        Column("sum_ns", "int64", "ns", "sum of durations, overlap counted twice"),
         Column("subtree_ns", "int64", "ns", "of an op: sum of durations including ops that it calls"),
-        Column("count", "int64", "count", "kernels, copies and fills that start here"),
+        Column("count", "int64", "count", "kernels, copies and memsets that start here"),
         Column("mean_ns", "float64", "ns"),
         Column("median_ns", "float64", "ns"),
         Column("min_ns", "int64", "ns"),
@@ -67,7 +67,7 @@ BREAKDOWN = Schema(
 
 @analyzer("breakdown", title="Breakdown of the step", order=20)
 def breakdown(run: Run, *, scope: Scope = "all") -> Result:
-    """What is the step's wall time made of, from the category down to the kernel?
+    """What makes up the step's wall time, from category down to kernel?
 
     Args:
         run: the ranks.
@@ -97,9 +97,9 @@ def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
     starts_here |= (work.start[row] >= steps.edges[-1]) & (window == len(steps.labels) - 1)
     path, labels = _paths(trace, work, steps)
     leaves = Leaves([window, *(key[row] for key in path)], exclusive, work.dur[row], starts_here)
-    found = _every_step(levels(leaves), len(steps.labels))
-    subtree = _subtree(trace, work, found[2].group[starts_here], row[starts_here], len(found[2].key))
-    return _rows(trace.meta.rank, found, labels, steps, subtree)
+    tree = _every_step(levels(leaves), len(steps.labels))
+    subtree = _subtree(trace, work, tree[2].group[starts_here], row[starts_here], len(tree[2].key))
+    return _rows(trace.meta.rank, tree, labels, steps, subtree)
 
 
 def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list[Label]]]:
@@ -132,13 +132,13 @@ def _pairs(
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes."""
     ops = trace.tables["ops"]
-    place = trace.arrays.places(ops.array("event_id"))
-    at = np.where(work.op >= 0, place[np.maximum(work.op, 0)], -1)
+    op_row = trace.arrays.places(ops.array("event_id"))
+    row = np.where(work.op >= 0, op_row[np.maximum(work.op, 0)], -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     width = len(dtypes.values)
-    joint = np.full(len(at), -1, dtype=np.int64)
-    known = at >= 0
-    joint[known] = shapes.codes[at[known]].astype(np.int64) * width + dtypes.codes[at[known]]
+    joint = np.full(len(row), -1, dtype=np.int64)
+    known = row >= 0
+    joint[known] = shapes.codes[row[known]].astype(np.int64) * width + dtypes.codes[row[known]]
     distinct, code = np.unique(joint, return_inverse=True)
     texts: dict[str, int] = {}
     merged = [texts.setdefault(_shape(shapes, dtypes, value), len(texts)) for value in distinct.tolist()]
@@ -152,14 +152,14 @@ def _shape(shapes: Coded, dtypes: Coded, joint: int) -> str:
     return describe(shapes.values[shape], dtypes.values[dtype]) or "()"
 
 
-def _every_step(found: list[Level], count: int) -> list[Level]:
+def _every_step(tree: list[Level], count: int) -> list[Level]:
     """The levels with a row for each step: one without GPU work is idle, but a step."""
-    top, below, *rest = found
+    top, below, *rest = tree
     columns = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
     for name, values in top.columns.items():
         columns[name][top.key] = values
-    whole = Level(np.arange(count), np.full(count, -1), top.key[top.group], columns)
-    return [whole, below._replace(parent=top.key[below.parent]), *rest]
+    every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], columns)
+    return [every_step, below._replace(parent=top.key[below.parent]), *rest]
 
 
 def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int:
@@ -182,28 +182,28 @@ def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int
 
 
 def _rows(
-    rank: int, found: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int
+    rank: int, tree: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int
 ) -> dict[str, Any]:
     """Nodes of all levels and an idle row a step, in depth-first order."""
-    length = np.diff(steps.edges)[found[0].key]
-    idle = length - found[0].columns["exclusive_ns"]
-    count = [len(level.key) for level in found]
+    length = np.diff(steps.edges)[tree[0].key]
+    idle = length - tree[0].columns["exclusive_ns"]
+    count = [len(level.key) for level in tree]
     offset = np.cumsum([0, *count[:-1]])
     columns = {
-        name: np.concatenate([level.columns[name] for level in found] + [np.zeros_like(idle)])
-        for name in found[0].columns
+        name: np.concatenate([level.columns[name] for level in tree] + [np.zeros_like(idle)])
+        for name in tree[0].columns
     }
     # A step's row is its wall time; what its kernels do not fill is idle.
     columns["exclusive_ns"] = np.concatenate([length, columns["exclusive_ns"][count[0] : -len(idle)], idle])
     columns["subtree_ns"] = columns["sum_ns"].copy()
     columns["subtree_ns"][offset[2] : offset[3]] = subtree
     above = [
-        np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(found)
+        np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(tree)
     ]
     parent = np.concatenate([*above, np.arange(len(idle))])
     first = np.cumsum([0, *(len(texts) for texts in labels)])
     label = np.concatenate(
-        [level.key + start for level, start in zip(found, first, strict=False)]
+        [level.key + start for level, start in zip(tree, first, strict=False)]
         + [np.full(len(idle), first[-1])]
     )
     depth = np.repeat([*range(len(LEVELS)), 1], [*count, len(idle)])
@@ -211,7 +211,7 @@ def _rows(
     for _ in LEVELS:
         root = np.where(parent[root] >= 0, parent[root], root)
     # Steps stay in order of time, everything below in order of weight.
-    order = depth_first(parent, np.where(parent < 0, -found[0].key[root], columns["exclusive_ns"]))
+    order = depth_first(parent, np.where(parent < 0, -tree[0].key[root], columns["exclusive_ns"]))
     node = np.empty(len(order), dtype=np.int64)
     node[order] = np.arange(len(order))
     texts = [text for level in labels for text in level] + [(IDLE, "")]

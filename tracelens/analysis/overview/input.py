@@ -15,18 +15,18 @@ INPUT = Schema(
         Column("rank", "int64"),
         Column("path", "str"),
         Column("format", "str"),
-        Column("device", "str", doc="that did the work: the GPU, or the host where the trace has none"),
+        Column("device", "str", doc="that did the work: the GPU, or the CPU in a CPU-only trace"),
         Column("events_read", "int64", "count"),
         Column("events_kept", "int64", "count"),
         Column("events_dropped", "int64", "count", "read = kept + dropped"),
-        Column("gpu_events", "int64", "count", "without a GPU the ops of the host that are its work"),
+        Column("gpu_events", "int64", "count", "in a CPU-only trace the host ops that are its work"),
         Column(
             "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
         ),
     ),
 )
 LOSSES = Schema(
-    "What was wrong with them",
+    "Problems in the traces",
     (
         Column("rank", "int64"),
         Column("what", "str"),
@@ -53,7 +53,9 @@ def inputs(run: Run) -> Result:
             skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
         used = sorted({meta.devices.get(int(device), "") for device in np.unique(work.device)} - {""})
         if len(np.unique(work.device)) > 1:
-            skips.append(Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are seen as one"))
+            skips.append(
+                Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are treated as one")
+            )
         rows.append(
             {
                 "rank": np.array([meta.rank]),
@@ -68,18 +70,18 @@ def inputs(run: Run) -> Result:
             }
         )
         entries = [
-            (what, "dropped", count, meta.first_drop.get(what, -1)) for what, count in meta.dropped.items()
+            (loss, "dropped", count, meta.first_drop.get(loss, -1)) for loss, count in meta.dropped.items()
         ]
-        entries += [(what, "repaired", count, -1) for what, count in meta.repaired.items()]
-        entries += [(what, "problem", 0, -1) for what in meta.problems]
+        entries += [(loss, "repaired", count, -1) for loss, count in meta.repaired.items()]
+        entries += [(loss, "problem", 0, -1) for loss in meta.problems]
         losses += [(meta.rank, *entry) for entry in entries]
     tables = {"input": stack(INPUT, rows)}
     if losses:
-        rank, what, outcome, count, first = zip(*losses, strict=True)
+        rank, loss, outcome, count, first = zip(*losses, strict=True)
         tables["losses"] = LOSSES.table(
             {
                 "rank": np.array(rank),
-                "what": list(what),
+                "what": list(loss),
                 "outcome": list(outcome),
                 "count": np.array(count),
                 "first_byte": np.array(first),

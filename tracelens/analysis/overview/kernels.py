@@ -29,7 +29,7 @@ KERNELS = Schema(
 def kernels(run: Run, *, scope: Scope = "all") -> Result:
     """Which kernels take the GPU time?
 
-    Copies and fills done by the copy engines are no kernels and are left out (see timeline).
+    Copies and memsets by the copy engines are not kernels and are left out (see timeline).
 
     Args:
         run: the ranks.
@@ -47,20 +47,20 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
             continue
         # One name can have two classes where the launching op decided; each is a row.
         group, (name, category) = codes(work.name, work.category)
-        found = stats(group, work.dur, len(name))
-        order = np.argsort(-found.total, kind="stable")
+        by_name = stats(group, work.dur, len(name))
+        order = np.argsort(-by_name.total, kind="stable")
         parts.append(
             {
                 "rank": np.full(len(order), trace.meta.rank),
                 "name": used(work.names, name[order]),
                 "category": used(work.categories, category[order]),
-                "count": found.number[order],
-                "sum_ns": found.total[order],
-                "mean_ns": found.mean[order],
-                "median_ns": found.median[order],
-                "min_ns": found.min[order],
-                "max_ns": found.max[order],
-                "fraction": found.total[order] / max(int(found.total.sum()), 1),
+                "count": by_name.number[order],
+                "sum_ns": by_name.total[order],
+                "mean_ns": by_name.mean[order],
+                "median_ns": by_name.median[order],
+                "min_ns": by_name.min[order],
+                "max_ns": by_name.max[order],
+                "fraction": by_name.total[order] / max(int(by_name.total.sum()), 1),
             }
         )
     return result({"kernels": stack(KERNELS, parts)}, skips, scope=scope)

@@ -32,7 +32,7 @@ OPS = Schema(
         Column("name", "category"),
         Column("category", "category", doc="kernel class with most of its time"),
         Column("count", "int64", "count", "calls that launched GPU work themselves"),
-        Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; per call the union"),
+        Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; union per call"),
         Column("subtree_dur_ns", "int64", "ns", "the same including ops that it calls"),
         Column("mean_ns", "float64", "ns", "of dur_ns per call"),
         Column("median_ns", "float64", "ns"),
@@ -61,13 +61,15 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
         work = gpu_work(trace, scope)
         if scope == "linked":
             work = work.take(work.kind != WORK_KINDS.index("comm"))
-        mine = work.take(work.op >= 0)
-        if len(mine.event):
-            parts.append(_ops(trace, mine, max(int(work.dur.sum()), 1)))
-            left = int(work.dur.sum() - mine.dur.sum())
-            if left:
+        with_op = work.take(work.op >= 0)
+        if len(with_op.event):
+            parts.append(_ops(trace, with_op, max(int(work.dur.sum()), 1)))
+            without_op_ns = int(work.dur.sum() - with_op.dur.sum())
+            if without_op_ns:
                 skips.append(
-                    Skip(f"rank {trace.meta.rank}: {left:,} ns of GPU work", "no op around its launch")
+                    Skip(
+                        f"rank {trace.meta.rank}: {without_op_ns:,} ns of GPU work", "no op around its launch"
+                    )
                 )
         else:
             skips.append(
@@ -84,23 +86,23 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     subtree = subtree_sums(events.parent, events.depth, direct)
     names = events.name[call]
     group, (name,) = codes(names)
-    found = stats(group, dur, len(name))
+    by_name = stats(group, dur, len(name))
     # A call inside a call of the same op is part of that one's subtree.
     outer = outermost(events.parent, call, group)
     category = _main_category(work, group, call, len(name))
-    order = np.argsort(-found.total, kind="stable")
+    order = np.argsort(-by_name.total, kind="stable")
     return {
         "rank": np.full(len(order), trace.meta.rank),
         "name": used(events.names, name[order]),
         "category": used(work.categories, category[order]),
-        "count": found.number[order],
-        "dur_ns": found.total[order],
+        "count": by_name.number[order],
+        "dur_ns": by_name.total[order],
         "subtree_dur_ns": sums(group[outer], subtree[call[outer]], len(name))[order],
-        "mean_ns": found.mean[order],
-        "median_ns": found.median[order],
-        "min_ns": found.min[order],
-        "max_ns": found.max[order],
-        "fraction": found.total[order] / total,
+        "mean_ns": by_name.mean[order],
+        "median_ns": by_name.median[order],
+        "min_ns": by_name.min[order],
+        "max_ns": by_name.max[order],
+        "fraction": by_name.total[order] / total,
     }
 
 

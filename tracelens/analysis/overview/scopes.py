@@ -32,7 +32,7 @@ _LIBRARY_SCOPE = re.compile(r"^(?:nccl:|gloo:|c10d::|mpi:|ucc:)")
 OUTSIDE = "(outside)"
 
 
-def _schema(title: str, what: str) -> Schema:
+def _schema(title: str, doc: str) -> Schema:
     return Schema(
         title,
         (
@@ -46,19 +46,18 @@ def _schema(title: str, what: str) -> Schema:
             Column("forward_ns", "int64", "ns", "exclusive time of work that no backward op launched"),
             Column("backward_ns", "int64", "ns", "exclusive time of gradients of its forward ops"),
             Column("sum_ns", "int64", "ns", "plain sum of durations"),
-            Column("count", "int64", "count", "kernels, copies and fills"),
+            Column("count", "int64", "count", "kernels, copies and memsets"),
             Column(
                 "matrix_flops",
                 "int64",
                 "flops",
-                "of products, attention and convolutions, forward and backward; 0 where there are none, -1 "
-                "where none of them could be counted",
+                "of GEMMs, attention and convolutions, forward and backward; 0 if there are none, -1 if none "
+                "could be counted",
             ),
-            Column("backward_matrix_flops", "int64", "flops", "of it, by gradients of its forward ops"),
+            Column("backward_matrix_flops", "int64", "flops", "of it, in gradients of its forward ops"),
         ),
-        doc=f"{what} Backward work counts where its forward op ran; forward work done again counts in scopes "
-        "that it opens itself. Times are given to one piece of work at a time as in the breakdown; one call "
-        "path is one row, over all steps.",
+        doc=f"{doc} Backward work counts where its forward op ran; recompute counts in scopes that it opens "
+        "itself. Overlap is resolved as in the breakdown. One row per call path, over all steps.",
     )
 
 
@@ -70,7 +69,7 @@ SCOPES = _schema("GPU time by record_function scope", "Scopes that the program m
 
 @analyzer("scopes", title="Modules and scopes", order=30)
 def scopes(run: Run, *, scope: Scope = "all") -> Result:
-    """Which modules and which marked regions of the program cause the GPU time?
+    """Which modules and annotated regions of the program cause the GPU time?
 
     Args:
         run: the ranks.
@@ -91,16 +90,16 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
             ("modules", _modules(trace), "no nn.Module frames; use profile(with_stack=True)"),
             ("scopes", _scopes(trace), "no record_function scopes in the trace"),
         )
-        skips += [Skip(f"rank {rank}: {name}", why) for name, chosen, why in tables if not chosen.any()]
-        if not any(chosen.any() for _, chosen, _ in tables):
+        skips += [Skip(f"rank {rank}: {name}", why) for name, marked, why in tables if not marked.any()]
+        if not any(marked.any() for _, marked, _ in tables):
             continue
-        products = matrix_flops(trace, work)
-        if left := int(products.lacking.sum()):
-            reason = "not counted, so matrix_flops are of the others; `roofline` says why"
-            skips.append(Skip(f"rank {rank}: FLOPs of {left:,} kernel(s) of products", reason))
-        for name, chosen, _ in tables:
-            if chosen.any():
-                parts[name].append(_tree(trace, work, chosen, products))
+        flops = matrix_flops(trace, work)
+        if lacking := int(flops.lacking.sum()):
+            reason = "not counted in matrix_flops; `roofline` says why"
+            skips.append(Skip(f"rank {rank}: FLOPs of {lacking:,} GEMM kernel(s)", reason))
+        for name, marked, _ in tables:
+            if marked.any():
+                parts[name].append(_tree(trace, work, marked, flops))
     schemas = {"modules": MODULES, "scopes": SCOPES}
     return result(
         {name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope
@@ -123,25 +122,25 @@ def _scopes(trace: Trace) -> Bool:
     return mask
 
 
-def _tree(trace: Trace, work: Work, chosen: Bool, products: MatrixFlops) -> dict[str, Any]:
+def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[str, Any]:
     """One row a distinct path of chosen ancestors."""
     events = trace.arrays
-    path_of, parent_path, name_of = _paths(events.parent, events.depth, chosen, events.name)
-    around = nearest(events.parent, events.depth, chosen)
+    path_of, parent_path, name_of = _paths(events.parent, events.depth, marked, events.name)
+    around = nearest(events.parent, events.depth, marked)
 
-    def place(event: Int) -> Int:
+    def path_around(event: Int) -> Int:
         frame = np.where(event >= 0, around[np.maximum(event, 0)], -1)
         return np.where(frame >= 0, path_of[np.maximum(frame, 0)], -1)
 
     caller = work.caller
-    own, via_forward = place(caller), place(work.forward)
-    again = _named_again(trace, caller, around)
-    path = np.where((via_forward >= 0) & ~again, via_forward, own)
+    via_caller, via_forward = path_around(caller), path_around(work.forward)
+    is_recompute = _recomputed_in_scope(trace, caller, around)
+    path = np.where((via_forward >= 0) & ~is_recompute, via_forward, via_caller)
     edges = find_steps(trace, work).edges[[0, -1]]
     row, _, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), edges)
     outside = len(name_of)  # one more path for work outside of all of them
     path = np.where(path >= 0, path, outside)[row]
-    backward = ((work.forward >= 0) & ~again)[row]
+    backward = ((work.forward >= 0) & ~is_recompute)[row]
     values = {
         "exclusive_ns": exclusive,
         "forward_ns": np.where(backward, 0, exclusive),
@@ -149,12 +148,12 @@ def _tree(trace: Trace, work: Work, chosen: Bool, products: MatrixFlops) -> dict
         "sum_ns": work.dur[row],
         "count": np.ones(len(row), dtype=np.int64),
     }
-    flops = products.flops[row]
+    flops = matrix.flops[row]
     values |= {
         "matrix_flops": flops,
         "backward_matrix_flops": np.where(backward, flops, 0),
-        "lacking": products.lacking[row].astype(np.int64),
-        "backward_lacking": (products.lacking[row] & backward).astype(np.int64),
+        "lacking": matrix.lacking[row].astype(np.int64),
+        "backward_lacking": (matrix.lacking[row] & backward).astype(np.int64),
     }
     parent_path = np.append(parent_path, -1)
     columns = {name: sums(path, value, outside + 1) for name, value in values.items()}
@@ -169,8 +168,8 @@ def _tree(trace: Trace, work: Work, chosen: Bool, products: MatrixFlops) -> dict
     return _rows(trace.meta.rank, parent_path, columns, names)
 
 
-def _named_again(trace: Trace, caller: Int, around: Int) -> Bool:
-    """Which work is forward work done again, in a scope of its own: one within the node that asked for it.
+def _recomputed_in_scope(trace: Trace, caller: Int, around: Int) -> Bool:
+    """Which work is recompute in a scope of its own: one inside the autograd node that runs it.
 
     Args:
         trace: of the rank.
@@ -178,12 +177,14 @@ def _named_again(trace: Trace, caller: Int, around: Int) -> Bool:
         around: of each event, the row of the scope around it, -1 if none.
     """
     events = trace.arrays
-    again = trace.once(recomputed)
+    is_recompute = trace.once(recomputed)
     node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)[events.name]
     within = nearest(events.parent, events.depth, node)
-    at = np.maximum(caller, 0)
-    inner = (around[at] >= 0) & (within[at] >= 0) & (events.depth[around[at]] > events.depth[within[at]])
-    result: Bool = (caller >= 0) & again[at] & inner
+    call = np.maximum(caller, 0)
+    inner = (
+        (around[call] >= 0) & (within[call] >= 0) & (events.depth[around[call]] > events.depth[within[call]])
+    )
+    result: Bool = (caller >= 0) & is_recompute[call] & inner
     return result
 
 
@@ -204,7 +205,7 @@ def _rows(rank: int, parent: Int, columns: dict[str, Int], names: list[str]) -> 
     } | {name: values[order] for name, values in columns.items()}
 
 
-def _paths(parent: Int, depth: Int, chosen: Bool, name: Int) -> tuple[Int, Int, list[int]]:
+def _paths(parent: Int, depth: Int, marked: Bool, name: Int) -> tuple[Int, Int, list[int]]:
     """Number the distinct paths of names of chosen events.
 
     Returns:
@@ -212,15 +213,15 @@ def _paths(parent: Int, depth: Int, chosen: Bool, name: Int) -> tuple[Int, Int, 
         Parents have lower numbers than their children.
     """
     # nearest() of the parent: the chosen event around each chosen event.
-    around = nearest(parent, depth, chosen)
-    rows = np.flatnonzero(chosen)
+    around = nearest(parent, depth, marked)
+    rows = np.flatnonzero(marked)
     above = np.where(parent[rows] >= 0, around[np.maximum(parent[rows], 0)], -1)
     path_of = np.full(len(parent), -1, dtype=np.int64)
     parents: list[int] = []
     names: list[int] = []
-    place = np.full(len(parent), -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    level = depths(np.where(above >= 0, place[np.maximum(above, 0)], -1))
+    number = np.full(len(parent), -1, dtype=np.int64)
+    number[rows] = np.arange(len(rows))
+    level = depths(np.where(above >= 0, number[np.maximum(above, 0)], -1))
     by_level = np.argsort(level, kind="stable")
     for now in np.split(by_level, np.cumsum(np.bincount(level))[:-1]):
         up = np.where(above[now] >= 0, path_of[np.maximum(above[now], 0)], -1)

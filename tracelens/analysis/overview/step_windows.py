@@ -30,9 +30,9 @@ class Windows(NamedTuple):
 
     def ran_in(self, times: Int) -> Int:
         """The step in which each host time lies, -1 for none; the last mark belongs to the last step."""
-        place = np.searchsorted(self.marks, times, side="right") - 1
-        place[times == self.marks[-1]] = len(self.labels) - 1
-        return np.where(place < len(self.labels), place, -1)
+        step = np.searchsorted(self.marks, times, side="right") - 1
+        step[times == self.marks[-1]] = len(self.labels) - 1
+        return np.where(step < len(self.labels), step, -1)
 
 
 def step_windows(trace: Trace, work: Work) -> Windows:
@@ -43,18 +43,18 @@ def step_windows(trace: Trace, work: Work) -> Windows:
     with what its busiest stream was given before, whichever is later. That is how the last step's end is
     found as well, see steps.find_steps. Where the host waits for the GPU in every step, these are the marks.
     """
-    found = find_steps(trace, work)
-    if trace.window is not None or not found.marked:
-        return Windows(found.labels, found.edges, found.edges, work.start, found.marked)
-    whole = found.whole
-    marks = found.edges[whole.start : whole.stop + 1]
+    steps = find_steps(trace, work)
+    if trace.window is not None or not steps.marked:
+        return Windows(steps.labels, steps.edges, steps.edges, work.start, steps.marked)
+    whole_steps = steps.whole
+    marks = steps.edges[whole_steps.start : whole_steps.stop + 1]
     main = busiest(work)
     called = _called(trace, work, main, int(marks[0]))
     order = np.argsort(called[main], kind="stable")
     done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, work.end[main][order]))
     before = np.searchsorted(called[main][order], marks[:-1], side="left")
     edges = np.minimum(np.append(np.maximum(marks[:-1], done[before]), marks[-1]), marks[-1])
-    return Windows(found.labels[whole.start : whole.stop], edges, marks, called, True)
+    return Windows(steps.labels[whole_steps.start : whole_steps.stop], edges, marks, called, True)
 
 
 def _called(trace: Trace, work: Work, main: Int, begin: int) -> Int:

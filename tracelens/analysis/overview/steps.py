@@ -1,4 +1,4 @@
-"""What each step took: the figures that two runs are compared by."""
+"""Metrics of each step: the figures by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Values = NDArray[Any]
 METRICS = {
     "step.time": "duration of the step",
     "busy.time": "any GPU work runs",
-    "idle.time": "none does",
+    "idle.time": "no GPU work runs",
     "computation.time": "a computing kernel runs",
     "comm.time": "a communication kernel runs",
-    "exposed_comm.time": "one runs and no computing kernel does",
-    "memcpy.time": "a copy runs, and neither computation nor communication",
-    "memset.time": "a fill runs, and nothing else",
+    "exposed_comm.time": "communication runs, computation does not",
+    "memcpy.time": "a copy runs, without computation or communication",
+    "memset.time": "a memset runs, and nothing else",
     "idle.fraction": "of the step",
     "comm.fraction": "of the step",
     "exposed_comm.fraction": "of the step",
-    "kernel.count": "kernels called in the step",
+    "kernel.count": "kernels launched in the step",
     "launch.count": "calls that launched GPU work",
     "comm.count": "communication kernels",
-    "comm.bytes": "handed to collectives by this rank, where all of them are recorded",
-    "blocking_calls": "calls in which the host waited for the GPU, or would if it had one",
+    "comm.bytes": "input of this rank's collectives, if all of them are recorded",
+    "blocking_calls": "calls in which the host waits for the GPU, or would with one",
     "moe.time": "work of MoE layers runs",
     "moe.STAGE.time": "work of the stage runs: " + ", ".join(name.replace(" ", "_") for name in STAGES),
     "moe.blocking_calls": "those in MoE layers",
-    "memory.peak": "most that was allocated on the GPU at once, where memory events are recorded",
+    "memory.peak": "peak GPU memory allocated, if memory events are recorded",
     "category[NAME].time": "exclusive time of a kernel class, see breakdown",
-    "category[NAME].count": "its kernels, copies and fills",
-    "op[NAME].time": "exclusive time of work launched by ops of this name themselves",
-    "op[NAME].count": "calls of them that launched any",
+    "category[NAME].count": "its kernels, copies and memsets",
+    "op[NAME].time": "exclusive time of work launched directly by ops of this name",
+    "op[NAME].count": "calls of them that launched work",
 }
-"""Times are of what runs in the step's window, counts are of what the host called between its marks."""
+"""Times: what runs in the step's window. Counts: what the host launched between its marks."""
 
 STEPS = Schema(
     "Steps",
@@ -61,8 +61,8 @@ STEPS = Schema(
         Column("launches", "int64", "count", METRICS["launch.count"]),
         Column("blocking_calls", "int64", "count", METRICS["blocking_calls"]),
     ),
-    doc="Whole steps only. A step begins with its mark, or when the GPU is done with the steps before it; "
-    "counts are of what the host called between the marks.",
+    doc="Whole steps only. A step begins with its mark, or when the GPU has finished the steps before it. "
+    "Counts: what the host launched between the marks.",
 )
 STEP_METRICS = Schema(
     "Metrics of each step",
@@ -90,7 +90,7 @@ class Share(NamedTuple):
 
 @analyzer("steps", title="Steps", order=25)
 def steps(run: Run, *, scope: Scope = "all") -> Result:
-    """What did each step take, in time, kernels, communication and blocking calls?
+    """What does each step take, in time, kernels, communication and blocking calls?
 
     Args:
         run: the ranks.
@@ -111,12 +111,12 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
             continue
         windows = step_windows(trace, work)
         if not windows.marked:
-            reason = "no ProfilerStep marks, so all is one step; call prof.step() once per step"
+            reason = "no ProfilerStep marks: the recording is one step; call prof.step() once per step"
             skips.append(Skip(f"rank {rank}: steps", reason))
-        found, lacking = _metrics(trace, work, windows, scope)
+        values, lacking = _metrics(trace, work, windows, scope)
         skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
-        rows.append(_rows(rank, windows.labels, found))
-        metrics.append(_long(rank, windows.labels, found, _named(trace, work, windows)))
+        rows.append(_rows(rank, windows.labels, values))
+        metrics.append(_long(rank, windows.labels, values, _named(trace, work, windows)))
     return result({"steps": stack(STEPS, rows), "metrics": stack(STEP_METRICS, metrics)}, skips, scope=scope)
 
 
@@ -130,10 +130,10 @@ def _metrics(
     computation, comm = (work.union(kind).covered(low, high) for kind in ("computation", "comm"))
     useful = work.union("computation", "comm").covered(low, high)
     moved = work.union("computation", "comm", "memcpy").covered(low, high)
-    idle, exposed, some = length - busy, useful - computation, np.maximum(length, 1)
+    idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
     step = windows.ran_in(windows.called)
     starts = trace.arrays.start
-    found: dict[str, Values] = {
+    values: dict[str, Values] = {
         "step.time": length,
         "busy.time": busy,
         "idle.time": idle,
@@ -142,9 +142,9 @@ def _metrics(
         "exposed_comm.time": exposed,
         "memcpy.time": moved - useful,
         "memset.time": busy - moved,
-        "idle.fraction": idle / some,
-        "comm.fraction": comm / some,
-        "exposed_comm.fraction": exposed / some,
+        "idle.fraction": idle / nonzero_length,
+        "comm.fraction": comm / nonzero_length,
+        "exposed_comm.fraction": exposed / nonzero_length,
         "kernel.count": _count(step[work.is_kernel], windows),
         "launch.count": _count(windows.ran_in(starts[np.unique(work.launch[work.launch >= 0])]), windows),
         "comm.count": _count(step[work.kind == WORK_KINDS.index("comm")], windows),
@@ -159,8 +159,8 @@ def _metrics(
         if isinstance(value, str):
             lacking[subject] = value
         else:
-            found |= value
-    return found, lacking
+            values |= value
+    return values, lacking
 
 
 def _count(step: Int, windows: Windows) -> Int:
@@ -172,22 +172,22 @@ def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Windows) -> dict[s
     if not (work.kind == WORK_KINDS.index("comm")).any():
         return "no communication"
     table = trace.tables["collectives"]
-    place = trace.arrays.places(work.event)
+    work_of = trace.arrays.places(work.event)
     kernel, size = table.array("kernel_id"), table.array("in_bytes")
-    at = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
-    known = at >= 0
+    row = np.where(kernel >= 0, work_of[np.maximum(kernel, 0)], -1)
+    known = row >= 0
     if not known.any() or (size[known] < 0).any():
-        return "the trace does not say how much is communicated"
-    inside = step[at[known]]
+        return "sizes of collectives are not recorded"
+    inside = step[row[known]]
     return {"comm.bytes": sums(inside[inside >= 0], size[known][inside >= 0], len(windows.labels))}
 
 
 def _moe(trace: Trace, windows: Windows, scope: Scope) -> dict[str, Values] | str:
     """Time of the MoE layers' stages, what overlaps in each of them, and the blocking calls in the layers."""
-    work, found = trace.work, trace.once(regions)
-    counted = (found.visit >= 0) & (work.linked | (scope == "all"))
+    work, layers = trace.work, trace.once(regions)
+    counted = (layers.layer_pass >= 0) & (work.linked | (scope == "all"))
     if not counted.any():
-        return "no MoE layer: no router with experts behind it"
+        return "no MoE layer: no router followed by experts"
 
     def time(mask: Bool) -> Int:
         return union(work.start[mask], work.end[mask]).covered(windows.edges[:-1], windows.edges[1:])
@@ -196,10 +196,10 @@ def _moe(trace: Trace, windows: Windows, scope: Scope) -> dict[str, Values] | st
     return {
         "moe.time": time(counted),
         **{
-            f"moe.{name.replace(' ', '_')}.time": time(counted & (found.stage == stage))
+            f"moe.{name.replace(' ', '_')}.time": time(counted & (layers.stage == stage))
             for stage, name in enumerate(STAGES)
         },
-        "moe.blocking_calls": _count(windows.ran_in(calls.start[calls.visit >= 0]), windows),
+        "moe.blocking_calls": _count(windows.ran_in(calls.start[calls.layer_pass >= 0]), windows),
     }
 
 
@@ -233,45 +233,45 @@ def _named(trace: Trace, work: Work, windows: Windows) -> Iterator[tuple[str, li
         ("op[{}]", names, op, first),
     ):
         keep = (key[share.row] >= 0) & (share.dur > 0)
-        group, (code, place) = codes(key[share.row][keep], share.step[keep])
-        yield f"{form}.time", texts, code, place, sums(group, share.dur[keep], len(code))
+        group, (code, step_of_row) = codes(key[share.row][keep], share.step[keep])
+        yield f"{form}.time", texts, code, step_of_row, sums(group, share.dur[keep], len(code))
         keep = (key[counted] >= 0) & (step[counted] >= 0)
-        group, (code, place) = codes(key[counted][keep], step[counted][keep])
-        yield f"{form}.count", texts, code, place, np.bincount(group, minlength=len(code))
+        group, (code, step_of_row) = codes(key[counted][keep], step[counted][keep])
+        yield f"{form}.count", texts, code, step_of_row, np.bincount(group, minlength=len(code))
 
 
-def _rows(rank: int, labels: list[str], found: dict[str, Values]) -> dict[str, Any]:
+def _rows(rank: int, labels: list[str], values: dict[str, Values]) -> dict[str, Any]:
     """Rows of STEPS of one rank."""
     columns = ("computation", "comm", "exposed_comm", "idle")
     return {
         "rank": np.full(len(labels), rank),
         "step": list(labels),
-        "dur_ns": found["step.time"],
-        **{f"{name}_ns": found[f"{name}.time"] for name in columns},
-        "idle_fraction": found["idle.fraction"],
-        "kernels": found["kernel.count"],
-        "launches": found["launch.count"],
-        "blocking_calls": found["blocking_calls"],
+        "dur_ns": values["step.time"],
+        **{f"{name}_ns": values[f"{name}.time"] for name in columns},
+        "idle_fraction": values["idle.fraction"],
+        "kernels": values["kernel.count"],
+        "launches": values["launch.count"],
+        "blocking_calls": values["blocking_calls"],
     }
 
 
 def _long(
     rank: int,
     labels: list[str],
-    found: dict[str, Values],
+    by_metric: dict[str, Values],
     named: Iterator[tuple[str, list[str], Int, Int, Int]],
 ) -> dict[str, Any]:
     """Rows of STEP_METRICS of one rank."""
     count = len(labels)
-    metrics: list[str] = list(found)
-    metric = [np.repeat(np.arange(len(found)), count)]
-    step = [np.tile(np.arange(count), len(found))]
-    values = [np.asarray(value, dtype=np.float64) for value in found.values()]
-    for form, texts, code, place, value in named:
-        distinct, at = np.unique(code, return_inverse=True)
-        metric.append(at + len(metrics))
+    metrics: list[str] = list(by_metric)
+    metric = [np.repeat(np.arange(len(by_metric)), count)]
+    step = [np.tile(np.arange(count), len(by_metric))]
+    values = [np.asarray(value, dtype=np.float64) for value in by_metric.values()]
+    for form, texts, code, step_of_row, value in named:
+        distinct, position = np.unique(code, return_inverse=True)
+        metric.append(position + len(metrics))
         metrics += [form.format(texts[number]) for number in distinct.tolist()]
-        step.append(place)
+        step.append(step_of_row)
         values.append(value.astype(np.float64))
     which = np.concatenate(metric)
     units = [_UNITS.get(name.rpartition(".")[2], "count") for name in metrics]

@@ -32,10 +32,10 @@ METRICS = {
     "computation": "a computing kernel runs",
     "comm": "a communication kernel runs",
     "memcpy": "a copy runs",
-    "memset": "a fill runs",
+    "memset": "a memset runs",
     "exposed_comm": "communication without computation",
     "exposed_memcpy": "copies without computation and communication",
-    "exposed_memset": "fills without anything else",
+    "exposed_memset": "memsets without anything else",
     "unlinked": "work whose launch call is not in the trace",
 }
 """Only the exposed ones add up: busy = computation + exposed_comm + exposed_memcpy + exposed_memset."""
@@ -79,10 +79,10 @@ STRIP = Schema(
         Column("rank", "int64"),
         Column("device", "int64"),
         Column("stream", "int64"),
-        Column("kind", "category", doc="what most of the piece's busy time is"),
+        Column("kind", "category", doc="kind of most of the piece's busy time"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
         Column("dur_ns", "int64", "ns"),
-        Column("busy_fraction", "float64", "fraction", "of the piece in which the stream works"),
+        Column("busy_fraction", "float64", "fraction", "share of the piece in which the stream is busy"),
     ),
     detail=True,
 )
@@ -97,8 +97,8 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
 
     Args:
         run: the ranks.
-        scope: "all" counts every GPU event, fills (memset) by themselves; "linked" only those whose launch
-            call is in the trace, fills as computation, which is what AMD's TraceLens reports.
+        scope: "all" counts every GPU event, memsets by themselves; "linked" only those whose launch
+            call is in the trace, memsets as computation, which is what AMD's TraceLens reports.
 
     Returns:
         tables `timeline` (rank, metric, dur_ns, fraction), `steps` (the same per step) where steps are
@@ -113,17 +113,17 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        found = find_steps(trace, work)
-        span = found.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
+        steps_of_rank = find_steps(trace, work)
+        span = steps_of_rank.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
         low, high = (np.array([time], dtype=np.int64) for time in span)
         metrics = {name: int(dur[0]) for name, dur in _metrics(trace, scope, low, high).items()}
         if not trace.window:  # all of it, also what lies outside of the linked work
             metrics["unlinked"] = _unlinked(trace).total
-        hidden = ("memset", "exposed_memset") if scope == "linked" else ()  # fills are computation there
+        hidden = ("memset", "exposed_memset") if scope == "linked" else ()  # memsets are computation there
         rows.append(_rows(rank, {name: dur for name, dur in metrics.items() if name not in hidden}))
-        if found.marked:
-            by_step = _metrics(trace, scope, found.edges[:-1], found.edges[1:])
-            steps.append(_steps(rank, found.labels, by_step))
+        if steps_of_rank.marked:
+            by_step = _metrics(trace, scope, steps_of_rank.edges[:-1], steps_of_rank.edges[1:])
+            steps.append(_steps(rank, steps_of_rank.labels, by_step))
         else:
             skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
         strips += _strips(rank, work, skips)
@@ -139,7 +139,7 @@ def _metrics(trace: Trace, scope: Scope, low: Int, high: Int) -> dict[str, Int]:
     """Nanoseconds of each metric in each window."""
     work = gpu_work(trace, scope)
     masks = _kind_masks(work, scope)
-    comp, comm, copy, fill = (union(work.start[masks[kind]], work.end[masks[kind]]) for kind in WORK_KINDS)
+    comp, comm, copy, memset = (union(work.start[masks[kind]], work.end[masks[kind]]) for kind in WORK_KINDS)
     busy = union(work.start, work.end).covered(low, high)
     return {
         "total": high - low,
@@ -148,10 +148,10 @@ def _metrics(trace: Trace, scope: Scope, low: Int, high: Int) -> dict[str, Int]:
         "computation": comp.covered(low, high),
         "comm": comm.covered(low, high),
         "memcpy": copy.covered(low, high),
-        "memset": fill.covered(low, high),
+        "memset": memset.covered(low, high),
         "exposed_comm": difference(comm, comp).covered(low, high),
         "exposed_memcpy": difference(copy, both(comp, comm)).covered(low, high),
-        "exposed_memset": difference(fill, both(both(comp, comm), copy)).covered(low, high),
+        "exposed_memset": difference(memset, both(both(comp, comm), copy)).covered(low, high),
         "unlinked": _unlinked(trace).covered(low, high),
     }
 
@@ -195,19 +195,21 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
     busy = sums(group, work.dur, len(devices))
     shown = np.sort(np.argsort(-busy, kind="stable")[:STRIP_STREAMS])
     if hidden := len(busy) - len(shown):
-        skips.append(Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest are drawn"))
+        skips.append(
+            Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest streams are drawn")
+        )
     begin, finish = int(work.start.min()), int(work.end.max())
     # From 0: doubles do not hold nanoseconds since 1970.
     edges = (
         np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
     )
-    for place in shown:
-        piece = _strip(work.take(group == place), edges)
+    for number in shown:
+        piece = _strip(work.take(group == number), edges)
         count = len(piece["ts_ns"])
         yield piece | {
             "rank": np.full(count, rank),
-            "device": np.full(count, devices[place]),
-            "stream": np.full(count, streams[place]),
+            "device": np.full(count, devices[number]),
+            "stream": np.full(count, streams[number]),
         }
 
 

@@ -4,7 +4,7 @@ from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, Span, in_a
 from tracelens.analysis.pipeline.pass_scopes import pipeline_scopes
 from tracelens.analysis.pipeline.pipelines import Stage, lane_of, pipelines, window_of
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
-from tracelens.analysis.pipeline.stages import Lane, Shape, numbered, shape, whole
+from tracelens.analysis.pipeline.stages import Lane, Shape, is_complete, numbered, shape
 
 __all__ = [
     "FORWARD",
@@ -15,6 +15,7 @@ __all__ = [
     "Stage",
     "gradient_sync",
     "in_autograd",
+    "is_complete",
     "lane_of",
     "numbered",
     "passes",
@@ -22,6 +23,5 @@ __all__ = [
     "pipelines",
     "shape",
     "stage_messages",
-    "whole",
     "window_of",
 ]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import RankComms, comms
+from tracelens.analysis.comm import RankCommunication, rank_communication
 from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
 from tracelens.arrays import Bool, Int
@@ -45,8 +45,8 @@ class Passes(NamedTuple):
 
     Attributes:
         rank: of the trace.
-        comms: its communication, for the clocks; None where there is no pipeline.
-        members: ranks of its pipeline, one a stage; empty where the trace does not say.
+        communication: its communication, for the clocks; None where there is no pipeline.
+        pipeline_ranks: ranks of its pipeline, one a stage; empty where the trace does not say.
         spans: in the order in which the host launched them, times by the rank's clock.
         p2p: when its sends and receives ran.
         other: when other GPU work ran that is in no span.
@@ -55,8 +55,8 @@ class Passes(NamedTuple):
     """
 
     rank: int
-    comms: RankComms | None
-    members: tuple[int, ...]
+    communication: RankCommunication | None
+    pipeline_ranks: tuple[int, ...]
     spans: list[Span]
     p2p: Union
     other: Union
@@ -91,16 +91,16 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
         key = _by_structure(trace, host, backward, counted, messages.time)
     key = np.where(counted, key, -1)
     steps, cuts = _steps(trace, work)
-    found, in_span = _spans(work, host, key, scopes, steps, cuts)
-    other = work.take(~is_p2p & ~in_span)
-    sent = [steps[at].label for at in _step_at(messages.time[messages.sent], cuts).tolist()]
+    spans, in_span = _spans(work, host, key, scopes, steps, cuts)
+    outside = work.take(~is_p2p & ~in_span)
+    sent = [steps[index].label for index in _step_at(messages.time[messages.sent], cuts).tolist()]
     return Passes(
         trace.meta.rank,
-        comms(trace, scope=scope),
-        messages.members,
-        found,
+        rank_communication(trace, scope=scope),
+        messages.group_ranks,
+        spans,
         union(work.start[is_p2p], work.end[is_p2p]),
-        union(other.start, other.end),
+        union(outside.start, outside.end),
         {window.label: sent.count(window.label) for window in steps},
         steps,
     )
@@ -121,19 +121,21 @@ def in_autograd(trace: Trace) -> Bool:
     """Which events the autograd engine ran."""
     events, ops = trace.arrays, trace.tables["ops"]
     named = [code for code, name in enumerate(events.names) if name.startswith(_BACKWARD_OP)]
-    chosen = np.isin(events.name, named) & events.where("op")
-    chosen[ops.array("event_id")[ops.array("forward_thread") > 0]] = True
-    return nearest(events.parent, events.depth, chosen) >= 0
+    is_node = np.isin(events.name, named) & events.where("op")
+    is_node[ops.array("event_id")[ops.array("forward_thread") > 0]] = True
+    return nearest(events.parent, events.depth, is_node) >= 0
 
 
 def _by_scope(host: Int, backward: Bool, scopes: Scopes) -> Int:
     """Number of the scope that each piece of work was launched in; of a scope of both phases by its phase."""
-    at = np.searchsorted(scopes.start, host, side="right") - 1
-    inside = (at >= 0) & (host < scopes.end[np.maximum(at, 0)])
+    scope = np.searchsorted(scopes.start, host, side="right") - 1
+    inside = (scope >= 0) & (host < scopes.end[np.maximum(scope, 0)])
     # Two scopes that share their times are the forward and the backward of an overlapped pair.
-    pair = inside & (at > 0) & (scopes.start[np.maximum(at - 1, 0)] == scopes.start[np.maximum(at, 0)])
-    swap = pair & (scopes.backward[np.maximum(at, 0)] != backward)
-    return np.where(inside, at - swap, -1)
+    pair = (
+        inside & (scope > 0) & (scopes.start[np.maximum(scope - 1, 0)] == scopes.start[np.maximum(scope, 0)])
+    )
+    swap = pair & (scopes.backward[np.maximum(scope, 0)] != backward)
+    return np.where(inside, scope - swap, -1)
 
 
 def _by_structure(trace: Trace, host: Int, backward: Bool, counted: Bool, messages: Int) -> Int:
@@ -171,9 +173,9 @@ def _graph_makers(trace: Trace) -> Int:
     """
     events, ops = trace.arrays, trace.tables["ops"]
     rows, sequence, thread = (ops.array(name) for name in ("event_id", "sequence", "forward_thread"))
-    chosen = (sequence >= 0) & (thread <= 0) & np.isin(sequence, sequence[thread > 0])
-    chosen &= ~in_autograd(trace)[rows]
-    rows, sequence = rows[chosen], sequence[chosen]
+    candidates = (sequence >= 0) & (thread <= 0) & np.isin(sequence, sequence[thread > 0])
+    candidates &= ~in_autograd(trace)[rows]
+    rows, sequence = rows[candidates], sequence[candidates]
     order = np.lexsort((events.start[rows], sequence))
     last = np.append(np.diff(sequence[order]) != 0, True)[: len(order)]
     return np.sort(events.start[rows[order[last]]])
@@ -218,12 +220,12 @@ def _spans(
     rows = np.flatnonzero(inside)
     rows = rows[np.lexsort((host[rows], key[rows]))]
     borders = np.flatnonzero(np.diff(key[rows])) + 1
-    found: list[tuple[int, Span]] = []
-    for mine in np.split(rows, borders) if len(rows) else []:
-        number, time = int(key[mine[0]]), int(host[mine[0]])
-        busy = union(work.start[mine], work.end[mine])
+    spans: list[tuple[int, Span]] = []
+    for of_span in np.split(rows, borders) if len(rows) else []:
+        number, time = int(key[of_span[0]]), int(host[of_span[0]])
+        busy = union(work.start[of_span], work.end[of_span])
         if not busy.total:
-            inside[mine] = False
+            inside[of_span] = False
             continue
         backward, virtual, microbatch = number % 2 == 1, -1, -1
         if scopes.usable:
@@ -232,5 +234,5 @@ def _spans(
         label = steps[int(_step_at(np.array([time]), cuts)[0])].label
         extent = int(busy.start[0]), int(busy.end[-1])
         phase = BACKWARD if backward else FORWARD
-        found.append((time, Span(label, phase, virtual, microbatch, *extent, busy.total)))
-    return [span for _, span in sorted(found)], inside
+        spans.append((time, Span(label, phase, virtual, microbatch, *extent, busy.total)))
+    return [span for _, span in sorted(spans)], inside

@@ -68,18 +68,18 @@ class Scopes(NamedTuple):
 def pipeline_scopes(trace: Trace) -> Scopes:
     """The scopes of micro-batches of one rank."""
     events = trace.arrays
-    actions = {code: some for code, name in enumerate(events.names) if (some := _actions(name))}
+    actions = {code: parsed for code, name in enumerate(events.names) if (parsed := _actions(name))}
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
-    found: list[tuple[int, int, bool, int, int, bool]] = []
+    rows_of_scopes: list[tuple[int, int, bool, int, int, bool]] = []
     reached = int(events.start[rows[0]]) if len(rows) else 0
     for row in rows.tolist():
         start, end = int(events.start[row]), int(events.end[row])
         if start < reached:  # inside another, as a model's own scope in that of the schedule
             continue
         reached = end
-        found += [(start, end, *action) for action in actions[int(events.name[row])]]
-    table = np.array(found, dtype=np.int64).reshape(-1, 6)
+        rows_of_scopes += [(start, end, *action) for action in actions[int(events.name[row])]]
+    table = np.array(rows_of_scopes, dtype=np.int64).reshape(-1, 6)
     return Scopes(
         table[:, 0], table[:, 1], table[:, 2] > 0, table[:, 3], table[:, 4], bool(table[:, 5].any())
     )
@@ -90,8 +90,8 @@ def _actions(name: str) -> tuple[_Action, ...]:
     if pair := _PAIR.fullmatch(name):
         both = [_action(f"PP:{part}") for part in pair["actions"].split(";")]
         return tuple(action for action in both if action is not None)
-    found = _action(name)
-    return () if found is None else (found,)
+    action = _action(name)
+    return () if action is None else (action,)
 
 
 def _action(name: str) -> _Action | None:

@@ -1,4 +1,4 @@
-"""The bubble of a pipeline: idle stages, measured on every rank and split into its causes."""
+"""The pipeline bubble: idle time of the stages on every rank, split by cause."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tracelens.analysis.pipeline.stages import (
     Shape,
     Wait,
     extent,
+    is_complete,
     numbered,
     shape,
-    whole,
 )
 from tracelens.table import Column, Result, Schema, Skip, result, stack
 from tracelens.trace import Scope
@@ -36,31 +36,33 @@ BUBBLE = Schema(
         Column("chunks", "int64", "count", "VPP, of the model on each rank"),
         Column("bubble_fraction", "float64", "fraction", "of the pipeline's phase of the step"),
         Column(
-            "expected_fraction", "float64", "fraction", "(PP - 1) / (PP - 1 + GA VPP): the same in theory"
+            "expected_fraction", "float64", "fraction", "(PP - 1) / (PP - 1 + GA VPP), the theoretical bubble"
         ),
-        Column("bubble_ns", "int64", "ns", "in no span; ramp + p2p wait + imbalance + other idle"),
+        Column("bubble_ns", "int64", "ns", "outside spans: ramp + p2p wait + imbalance + other idle"),
         Column(
             "ramp_ns",
             "int64",
             "ns",
-            "of it, before all stages have begun with backwards, or after one has no forward left",
+            "of it, before all stages have started backwards, or after one has no forward left",
         ),
-        Column("p2p_wait_ns", "int64", "ns", "of it, in a send or receive of what has been computed"),
-        Column("imbalance_ns", "int64", "ns", "of it, while a stage that it waits for computes"),
-        Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, and nothing launched"),
-        Column("beside_ns", "int64", "ns", "of the bubble, with other GPU work, such as gradient sync"),
+        Column("p2p_wait_ns", "int64", "ns", "of it, in a send or receive of finished work"),
+        Column("imbalance_ns", "int64", "ns", "of it, while the stage it waits for computes"),
+        Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, nothing launched"),
+        Column(
+            "beside_ns", "int64", "ns", "of the bubble, overlapped by other GPU work such as gradient sync"
+        ),
         Column("forward_ns", "int64", "ns"),
-        Column("backward_ns", "int64", "ns", "not beside a forward"),
+        Column("backward_ns", "int64", "ns", "without overlap with a forward"),
         Column("other_ns", "int64", "ns", "of the step, outside the phase: data, gradient sync, optimizer"),
         Column("step_ns", "int64", "ns"),
         Column("bubble_ideal_ratio", "float64", "ratio", "bubble / (forward + backward)"),
-        Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP): the same in theory"),
+        Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP), the theoretical ratio"),
     ),
-    doc="The pipeline's phase of a step lasts from the first forward to the last backward of any of its "
-    "stages. Theory: all passes of a phase take the same time, and messages none. Megatron-LM's convention "
-    "is the ideal ratio, against the time without a bubble. The pipeline is full from the first backward of "
-    "its last stage to begin with them until a stage has ended its last forward; idle time outside of that "
-    "is the ramp: in theory all of the bubble, unless the schedule is interleaved.",
+    doc="The pipeline phase of a step lasts from the first forward to the last backward of any stage. Theory "
+    "assumes equal passes and free messages. The ideal ratio, bubble against bubble-free time, is "
+    "Megatron-LM's convention. The pipeline is full from when the last stage has started backwards until a "
+    "stage has ended its last forward; idle time outside is the ramp, in theory the whole bubble unless "
+    "the schedule is interleaved.",
 )
 
 SPANS = Schema(
@@ -76,8 +78,8 @@ SPANS = Schema(
         Column("dur_ns", "int64", "ns", "to the end of its last GPU work"),
         Column("busy_ns", "int64", "ns", "of it, with its GPU work"),
     ),
-    doc="Where no scope names them, what autograd launches is backward, and messages end a span. Chunks go "
-    "by the order of Megatron-LM's interleaved schedule then.",
+    doc="Without scopes that name them, work launched by autograd is backward, messages end a span, and "
+    "chunks follow the order of Megatron-LM's interleaved schedule.",
     detail=True,
 )
 
@@ -97,10 +99,10 @@ WAITS = Schema(
 
 @analyzer("pipeline", title="Pipeline", order=86, part=passes)
 def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
-    """How large is the pipeline's bubble on each rank, and what is it made of?
+    """How large is the pipeline bubble on each rank, and what causes it?
 
-    All ranks of a pipeline are laid on one clock. Idle time inside a forward or backward is not part of the
-    bubble.
+    All ranks of a pipeline are aligned to one clock. Idle time inside a forward or backward is not part of
+    the bubble.
 
     Args:
         ranks: from `passes`.
@@ -109,47 +111,45 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
     Returns:
         tables `bubble` (one row a rank and step), `spans` and `waits`.
     """
-    skips = [Skip(f"rank {one.rank}", _why_not(one)) for one in ranks if not one.spans]
+    skips = [Skip(f"rank {rank.rank}", _why_not(rank)) for rank in ranks if not rank.spans]
     rows: dict[str, list[dict[str, Any]]] = {"bubble": [], "spans": [], "waits": []}
-    for stages, some in pipelines(ranks, skips):
-        skips += absent(stages, some)
-        for label in dict.fromkeys(span.step for one in some for span in one.part.spans):
-            placed = {one.part.rank: (one, lane_of(one, label)) for one in some}
+    for stages, stages_there in pipelines(ranks, skips):
+        skips += absent(stages, stages_there)
+        for label in dict.fromkeys(span.step for stage in stages_there for span in stage.part.spans):
+            placed = {stage.part.rank: (stage, lane_of(stage, label)) for stage in stages_there}
             lanes = [lane for _, lane in placed.values() if lane.spans]
             # A rank whose steps bear other labels has no window of this one.
-            windows = {rank: window_of(one, label) for rank, (one, lane) in placed.items() if lane.spans}
+            windows = {rank: window_of(stage, label) for rank, (stage, lane) in placed.items() if lane.spans}
             if missing := [rank for rank in placed if rank not in windows]:
                 subject = f"step {label} of rank {shortened(missing)}"
-                skips.append(Skip(subject, "it recorded no forward and no backward in a step of this label"))
-            shift = {one.part.rank: one.shift for one in some}
-            cut = [lane.rank for lane in lanes if not whole(lane)]
+                skips.append(Skip(subject, "no forward or backward recorded in a step of this label"))
+            shift = {stage.part.rank: stage.shift for stage in stages_there}
+            cut = [lane.rank for lane in lanes if not is_complete(lane)]
             size = None if cut else shape(lanes, stages)
             subject = (
                 f"step {label} of rank {', '.join(str(rank) for rank in cut or [x.rank for x in lanes])}"
             )
             if size is None:
-                reason = "has not as many backwards as forwards" if cut else "the stages differ in forwards"
-                skips.append(Skip(subject, f"{reason}: it is not recorded from its begin to its end"))
+                reason = "forwards and backwards differ in number" if cut else "the stages differ in forwards"
+                skips.append(Skip(subject, f"{reason}: step only partly recorded"))
                 continue
             if not size.sure:
-                reason = (
-                    "neither messages nor warm-up show how many the model has on each rank; one is assumed"
-                )
+                reason = "neither messages nor warm-up show the chunks per rank; assuming one"
                 skips.append(Skip(f"chunks in {subject}", reason))
             lanes = [replace(lane, spans=numbered(lane, size)) for lane in lanes]
             _rows(rows, label, size, Pipeline(lanes), windows, shift)
     schemas = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
     tables = {
-        name: stack(schemas[name], sorted(found, key=lambda row: row["rank"][0]))
-        for name, found in rows.items()
+        name: stack(schemas[name], sorted(table_rows, key=lambda row: row["rank"][0]))
+        for name, table_rows in rows.items()
     }
     return result(tables, skips, scope=scope)
 
 
-def _why_not(one: Passes) -> str:
-    if one.comms is None:
+def _why_not(rank: Passes) -> str:
+    if rank.communication is None:
         return "no pipeline: no send or receive of a pipeline group, no scopes that name stages"
-    return "of its pipeline it recorded no forward and no backward with GPU work"
+    return "no forward or backward of the pipeline has GPU work"
 
 
 def _rows(

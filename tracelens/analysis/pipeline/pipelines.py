@@ -27,49 +27,57 @@ def pipelines(ranks: Sequence[Passes], skips: list[Skip]) -> list[tuple[int, lis
 
     Ranks with spans that cannot be placed get a skip.
     """
-    there = [one for one in ranks if one.comms is not None and one.spans]
-    if not there:
+    in_pipeline = [rank for rank in ranks if rank.communication is not None and rank.spans]
+    if not in_pipeline:
         return []
-    talk = [one.comms for one in there if one.comms is not None]
-    offset = {one.rank: one.offset_ns for one in clocks(talk, match(talk).instances)}
-    shift = {one.rank: base_ns(one, talk[0]) - offset[one.rank] for one in talk}
+    communicating = [rank.communication for rank in in_pipeline if rank.communication is not None]
+    offset = {
+        clock.rank: clock.offset_ns for clock in clocks(communicating, match(communicating).collectives)
+    }
+    shift = {
+        communication.rank: base_ns(communication, communicating[0]) - offset[communication.rank]
+        for communication in communicating
+    }
     groups: dict[tuple[int, ...], list[Passes]] = {}
-    for one in there:
-        members = tuple(dict.fromkeys(one.members))
-        if one.rank in members:
-            groups.setdefault(members, []).append(one)
-        elif all(span.virtual >= 0 for span in one.spans):
-            groups.setdefault((), []).append(one)
-        elif members:
-            listed = shortened(members)
-            reason = f"its pipeline group lists the ranks {listed}, and not this one"
-            skips.append(Skip(f"rank {one.rank}", reason))
+    for rank in in_pipeline:
+        ranks_of_pipeline = tuple(dict.fromkeys(rank.pipeline_ranks))
+        if rank.rank in ranks_of_pipeline:
+            groups.setdefault(ranks_of_pipeline, []).append(rank)
+        elif all(span.virtual >= 0 for span in rank.spans):
+            groups.setdefault((), []).append(rank)
+        elif ranks_of_pipeline:
+            listed = shortened(ranks_of_pipeline)
+            reason = f"its pipeline group lists ranks {listed}, not this one"
+            skips.append(Skip(f"rank {rank.rank}", reason))
         else:
-            skips.append(Skip(f"rank {one.rank}", "the trace does not list the ranks of its pipeline"))
-    found = []
-    for members, some in groups.items():
-        stages, place = len(members), {rank: number for number, rank in enumerate(members)}
-        if not members:
-            stages, place = _by_scopes(some)
-        found.append((stages, [Stage(one, place[one.rank], shift[one.rank]) for one in some]))
-    return found
+            skips.append(Skip(f"rank {rank.rank}", "the ranks of its pipeline are not recorded"))
+    placed = []
+    for ranks_of_pipeline, ranks_there in groups.items():
+        stages, stage_of = (
+            len(ranks_of_pipeline),
+            {rank: number for number, rank in enumerate(ranks_of_pipeline)},
+        )
+        if not ranks_of_pipeline:
+            stages, stage_of = _by_scopes(ranks_there)
+        placed.append((stages, [Stage(rank, stage_of[rank.rank], shift[rank.rank]) for rank in ranks_there]))
+    return placed
 
 
-def _by_scopes(some: Sequence[Passes]) -> tuple[int, dict[int, int]]:
+def _by_scopes(ranks: Sequence[Passes]) -> tuple[int, dict[int, int]]:
     """Number of stages and the stage of each rank, by the names of scopes."""
-    own = {one.rank: sorted({span.virtual for span in one.spans}) for one in some}
-    last = max(numbers[-1] for numbers in own.values())
-    stages = -(-(last + 1) // max(len(numbers) for numbers in own.values()))
-    return stages, {rank: numbers[0] % stages for rank, numbers in own.items()}
+    virtual_of = {rank.rank: sorted({span.virtual for span in rank.spans}) for rank in ranks}
+    last = max(numbers[-1] for numbers in virtual_of.values())
+    stages = -(-(last + 1) // max(len(numbers) for numbers in virtual_of.values()))
+    return stages, {rank: numbers[0] % stages for rank, numbers in virtual_of.items()}
 
 
-def absent(stages: int, some: Sequence[Stage]) -> list[Skip]:
-    """A word on the stages of a pipeline that are not in the run."""
-    missing = sorted(set(range(stages)) - {one.stage for one in some})
+def absent(stages: int, present: Sequence[Stage]) -> list[Skip]:
+    """A skip for stages of a pipeline that are not in the run."""
+    missing = sorted(set(range(stages)) - {stage.stage for stage in present})
     if not missing:
         return []
-    listed = shortened([one.part.rank for one in some])
-    reason = "not in the run; the phase and the imbalance are those of the stages that are there"
+    listed = shortened([stage.part.rank for stage in present])
+    reason = "not in the run; phase and imbalance cover the other stages only"
     return [Skip(f"stage(s) {shortened(missing)} of the pipeline of rank {listed}", reason)]
 
 
@@ -79,25 +87,25 @@ def shortened(numbers: Sequence[int]) -> str:
     return first if len(numbers) <= _LISTED else f"{first}, ... ({len(numbers)} in all)"
 
 
-def lane_of(one: Stage, label: str) -> Lane:
+def lane_of(stage: Stage, label: str) -> Lane:
     """A stage in one step."""
     spans = [
-        span._replace(start=span.start + one.shift, end=span.end + one.shift)
-        for span in one.part.spans
+        span._replace(start=span.start + stage.shift, end=span.end + stage.shift)
+        for span in stage.part.spans
         if span.step == label
     ]
-    part = one.part
+    part = stage.part
     return Lane(
         part.rank,
-        one.stage,
+        stage.stage,
         spans,
-        Union(part.p2p.start + one.shift, part.p2p.end + one.shift),
-        Union(part.other.start + one.shift, part.other.end + one.shift),
+        Union(part.p2p.start + stage.shift, part.p2p.end + stage.shift),
+        Union(part.other.start + stage.shift, part.other.end + stage.shift),
         part.sends.get(label, 0),
     )
 
 
-def window_of(one: Stage, label: str) -> tuple[int, int]:
+def window_of(stage: Stage, label: str) -> tuple[int, int]:
     """Begin and end of a step in which the rank has spans: each span bears the label of its window."""
-    window = next(window for window in one.part.steps if window.label == label)
-    return window.start + one.shift, window.end + one.shift
+    window = next(window for window in stage.part.steps if window.label == label)
+    return window.start + stage.shift, window.end + stage.shift

@@ -25,13 +25,13 @@ class Messages(NamedTuple):
         time: when the host asked for it, ns.
         kernel: event row of its kernel, -1 if not in the trace.
         sent: whether it is a send, of data and not of shapes.
-        members: the ranks of the pipeline, empty where the trace does not say.
+        group_ranks: the ranks of the pipeline, empty where the trace does not say.
     """
 
     time: Int
     kernel: Int
     sent: Bool
-    members: tuple[int, ...]
+    group_ranks: tuple[int, ...]
 
 
 def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
@@ -47,22 +47,22 @@ def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
     named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
     nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
     lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
-    members = next((tuple(ranks) for ranks in lists if ranks), ())
+    group_ranks = next((tuple(ranks) for ranks in lists if ranks), ())
     rows = rows[named | (nameless & (named.any() or unnamed))]
     time = trace.arrays.start[table.array("event_id")[rows]]
     if trace.window is not None:
         kernel = table.array("kernel_id")[rows]
-        at = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
-        inside = (at >= trace.window.start) & (at < trace.window.end)
+        time_on_gpu = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
+        inside = (time_on_gpu >= trace.window.start) & (time_on_gpu < trace.window.end)
         rows, time = rows[inside], time[inside]
     kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)
     sent = np.array([kind == "send" and dtype != _SHAPES for kind, dtype in kinds], dtype=bool)
-    return Messages(time, table.array("kernel_id")[rows], sent, members)
+    return Messages(time, table.array("kernel_id")[rows], sent, group_ranks)
 
 
 def gradient_sync(trace: Trace, work: Work) -> Bool:
     """Which work is communication among the replicas of a stage."""
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    chosen = [bool(_GRADIENTS.search(name)) for name in table.texts("group_description")]
-    return np.isin(work.event, kernel[np.array(chosen, dtype=bool)])
+    of_gradients = [bool(_GRADIENTS.search(name)) for name in table.texts("group_description")]
+    return np.isin(work.event, kernel[np.array(of_gradients, dtype=bool)])

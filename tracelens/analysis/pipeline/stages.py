@@ -112,8 +112,8 @@ def _group(lane: Lane, stages: int, chunks: int, count: int) -> int:
     if chunks == 1:
         return stages
     warm_up = _warm_up(lane)
-    turns, left = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), chunks - 1)
-    return turns if warm_up < count and turns > 0 and not left else stages
+    turns, remainder = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), chunks - 1)
+    return turns if warm_up < count and turns > 0 and not remainder else stages
 
 
 def _from_warm_up(lane: Lane, stages: int, count: int) -> Shape:
@@ -121,8 +121,8 @@ def _from_warm_up(lane: Lane, stages: int, count: int) -> Shape:
     warm_up = _warm_up(lane)
     if warm_up == min(stages - lane.stage, count):
         return Shape(stages, count, 1, stages)
-    turns, left = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), stages)
-    if left or turns < 1 or count % (turns + 1):
+    turns, remainder = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), stages)
+    if remainder or turns < 1 or count % (turns + 1):
         return Shape(stages, count, 1, stages, sure=False)
     return Shape(stages, count // (turns + 1), turns + 1, stages)
 
@@ -140,19 +140,19 @@ def numbered(lane: Lane, size: Shape) -> list[Span]:
         for microbatch in range(begin, min(begin + size.group, size.microbatches))
     ]
     done = {FORWARD: 0, BACKWARD: 0}
-    found = []
+    spans = []
     for span in lane.spans:
-        place = done[span.phase]
+        index = done[span.phase]
         done[span.phase] += 1
         if span.microbatch >= 0 and span.virtual >= 0:
-            found.append(span)
+            spans.append(span)
             continue
-        chunk, microbatch = order[place] if place < len(order) else (0, place)
-        if span.phase == BACKWARD and place < len(order):
+        chunk, microbatch = order[index] if index < len(order) else (0, index)
+        if span.phase == BACKWARD and index < len(order):
             chunk = size.chunks - 1 - chunk
         microbatch = span.microbatch if span.microbatch >= 0 else microbatch
-        found.append(span._replace(virtual=chunk * size.stages + lane.stage, microbatch=microbatch))
-    return found
+        spans.append(span._replace(virtual=chunk * size.stages + lane.stage, microbatch=microbatch))
+    return spans
 
 
 class Pipeline:
@@ -177,14 +177,14 @@ class Pipeline:
                 self._done.setdefault((span.phase, span.virtual, span.microbatch), (number, span))
         bounds = [(lane.busy.start, lane.busy.end, lane.p2p.start, lane.p2p.end) for lane in lanes]
         ends = [np.array([span.end for span in lane.spans]) for lane in lanes]
-        edges = np.unique(np.concatenate([*ends, *(part for some in bounds for part in some)]))
+        edges = np.unique(np.concatenate([*ends, *(part for lane_bounds in bounds for part in lane_bounds)]))
         inside = (edges >= self.start) & (edges <= self.end)
         self._edges: Int = edges[inside]
         low, high = self._edges[:-1], self._edges[1:]
         self._busy = [lane.busy.covered(low, high) > 0 for lane in lanes]
         self._ordered = [sorted(lane.spans, key=lambda span: span.start) for lane in lanes]
         starts = [np.array([span.start for span in spans]) for spans in self._ordered]
-        self._next = [np.searchsorted(some, low) for some in starts]
+        self._next = [np.searchsorted(lane_starts, low) for lane_starts in starts]
 
     def waits(self, number: int) -> list[Wait]:
         """The bubble of a lane, in pieces that add up to it."""
@@ -192,30 +192,30 @@ class Pipeline:
         full = self._full
         low, high = self._edges[:-1], self._edges[1:]
         talking = lane.p2p.covered(low, high) > 0
-        found: list[Wait] = []
-        for place in np.flatnonzero(~self._busy[number]).tolist():
-            start, end = int(low[place]), int(high[place])
+        waits: list[Wait] = []
+        for interval in np.flatnonzero(~self._busy[number]).tolist():
+            start, end = int(low[interval]), int(high[interval])
             if not full[0] <= start < full[1]:
                 part = RAMP
-            elif self._computed_late(number, place):
+            elif self._computed_late(number, interval):
                 part = IMBALANCE
             else:
-                part = P2P_WAIT if talking[place] else OTHER_IDLE
-            if found and found[-1].part == part and found[-1].end == start:
-                found[-1] = found[-1]._replace(end=end)
+                part = P2P_WAIT if talking[interval] else OTHER_IDLE
+            if waits and waits[-1].part == part and waits[-1].end == start:
+                waits[-1] = waits[-1]._replace(end=end)
             else:
-                found.append(Wait(part, start, end))
-        return found
+                waits.append(Wait(part, start, end))
+        return waits
 
-    def _computed_late(self, number: int, place: int) -> bool:
+    def _computed_late(self, number: int, interval: int) -> bool:
         """Whether what a waiting lane needs at this time has still to be computed, and a stage computes."""
-        now = int(self._edges[place])
+        now = int(self._edges[interval])
         seen = set()
         while number not in seen:
             seen.add(number)
-            if self._busy[number][place]:
+            if self._busy[number][interval]:
                 return True
-            following = int(self._next[number][place])
+            following = int(self._next[number][interval])
             spans = self._ordered[number]
             source = self._source(spans[following]) if following < len(spans) else None
             if source is None or now >= source[1].end:
@@ -239,11 +239,11 @@ def _steady(lane: Lane) -> tuple[int, int]:
     return begin, max(span.end for span in forwards or backwards)
 
 
-def whole(lane: Lane) -> bool:
+def is_complete(lane: Lane) -> bool:
     """Whether each forward has its backward, or there is none at all: the step is recorded to its end."""
     forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
     if any(span.microbatch < 0 for span in lane.spans):
         return len(forwards) == len(backwards) or not backwards
-    passed = ({(span.virtual, span.microbatch) for span in some} for some in (forwards, backwards))
+    passed = ({(span.virtual, span.microbatch) for span in spans} for spans in (forwards, backwards))
     first, second = passed
     return first == second or not second

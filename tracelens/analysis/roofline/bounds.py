@@ -111,28 +111,28 @@ def explain(item: Counted, bound: str, device: Device, projected: bool, efficien
         return f"device mismatch: not measured on {device.title}"
     if bound == "compute":
         if cost.engine == "matrix" and cost.dtype == "fp32":
-            return "beyond FP32: it ran in TF32 or in split BF16"
-        return f"beyond the {cost.dtype} peak: computed in a narrower type, sparse, or less done than counted"
+            return "beyond the FP32 peak: it ran in TF32 or split BF16"
+        return f"beyond the {cost.dtype} peak: narrower type, sparsity, or less work than counted"
     if bound == "memory":
         cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
         if moved <= _CACHED * cache:
             part = "all" if moved <= cache else "a good part"
             return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
-        return "beyond the memory's bandwidth: cached input, or less moved than counted"
-    return f"beyond the {bound}: less went over it than counted, or another link was used"
+        return "beyond memory bandwidth: cached input, or less moved than counted"
+    return f"beyond the {bound}: less transferred than counted, or another link used"
 
 
-def roofs(chosen: Device | None, measured: Container[str]) -> Table:
+def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
     """All roofs of the chosen device and of the bundled ones.
 
     Args:
-        chosen: the device that sets the bounds.
+        peaks_of: the device that sets the bounds.
         measured: names of the devices that the work ran on, which are others in a projection.
     """
     rows: list[tuple[str, str, str, str, float, float]] = []
-    bundled = [device for device in devices() if chosen is None or device.name != chosen.name]
-    for device in [*([chosen] if chosen else []), *bundled]:
-        role = "chosen" if device is chosen else "measured" if device.name in measured else "other"
+    bundled = [device for device in devices() if peaks_of is None or device.name != peaks_of.name]
+    for device in [*([peaks_of] if peaks_of else []), *bundled]:
+        role = "chosen" if device is peaks_of else "measured" if device.name in measured else "other"
         parts = (("matrix", device.matrix), ("vector", device.vector), ("maf", device.maf))
         for kind, peaks in parts:
             rows += [

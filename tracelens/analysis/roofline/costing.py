@@ -6,7 +6,7 @@ its own. A call is counted by the first of these that can:
 1. a copy between host and device, or between devices: by its bytes, against the link;
 2. communication: by the sizes that the profiler recorded with it;
 3. the op's own cost model, then that of the nearest op around it (when nothing else in there is counted);
-4. the copy's or fill's own bytes, or the kernel's name and launch grid;
+4. the bytes of a copy or memset, or the kernel's name and launch grid;
 5. launched before the recording began: the same work at the end of the recording.
 """
 
@@ -31,7 +31,7 @@ from tracelens.analysis.roofline.reasons import (
     with_surroundings,
 )
 from tracelens.analysis.roofline.repeat import repeats
-from tracelens.analysis.roofline.transfers import Found, collectives, copies, copy_cost
+from tracelens.analysis.roofline.transfers import NamedCost, collectives, copies, copy_cost
 from tracelens.arrays import Bool, Int
 from tracelens.costs import NO_SHAPES, OpCall, OpCost, Uncounted, find
 from tracelens.guard import Failure
@@ -65,8 +65,8 @@ class Costing(NamedTuple):
 
     Attributes:
         call: number of the call that each piece of work belongs to.
-        item: place in `items` of its call, -1 where it was not counted.
-        reason: place in `reasons` of why it was not, -1 where it was.
+        item: index into `items` of its call, -1 where it was not counted.
+        reason: index into `reasons` of why it was not, -1 where it was.
         items: all kinds of counted calls.
         reasons: why calls were not counted.
     """
@@ -89,19 +89,19 @@ def matrix_costing(trace: Trace, work: Work) -> Costing:
 
 
 def _may_multiply(trace: Trace, work: Work) -> Bool:
-    """Which work a cost model may count as a matrix product: its op's, or one of those around it."""
+    """Which work a cost model may count as a GEMM: its op's, or one of those around it."""
     events = trace.arrays
     code = np.unique(events.name[events.where("op")]).tolist()
     models = [(number, find(events.names[number])) for number in code]
-    chosen = [number for number, model in models if model and model.may_multiply]
-    around = nearest(events.parent, events.depth, np.isin(events.name, chosen) & events.where("op"))
-    mine: Bool = (work.op >= 0) & (around[np.maximum(work.op, 0)] >= 0)
-    return mine | work.unlinked
+    wanted = [number for number, model in models if model and model.may_multiply]
+    around = nearest(events.parent, events.depth, np.isin(events.name, wanted) & events.where("op"))
+    multiplies: Bool = (work.op >= 0) & (around[np.maximum(work.op, 0)] >= 0)
+    return multiplies | work.unlinked
 
 
 class _Costing:
-    def __init__(self, trace: Trace, work: Work, asked: Bool) -> None:
-        self.trace, self.work, self.asked = trace, work, asked
+    def __init__(self, trace: Trace, work: Work, wanted: Bool) -> None:
+        self.trace, self.work, self.wanted = trace, work, wanted
         self.events = trace.arrays
         self.ops = trace.once(OpCalls)
         self.blocks = trace.tables["events"].array("blocks")[work.event]
@@ -134,8 +134,8 @@ class _Costing:
         return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
 
     @property
-    def _left(self) -> Int:
-        return np.flatnonzero((self.item < 0) & self.asked)
+    def _uncounted(self) -> Int:
+        return np.flatnonzero((self.item < 0) & self.wanted)
 
     def _set(self, rows: Int, counted: Counted | str) -> None:
         self.item[rows], self.reason[rows] = self._code(counted)
@@ -148,30 +148,30 @@ class _Costing:
 
     def _links(self, communication: bool = True) -> None:
         """What goes over links: copies and communication."""
-        for rows, kind, found in copies(self.trace, self.work):
+        for rows, kind, cost in copies(self.trace, self.work):
             if kind not in _LOCAL:
-                self._set(rows, found if isinstance(found, str) else _counted(found))
-                if isinstance(found, str):
+                self._set(rows, cost if isinstance(cost, str) else _counted(cost))
+                if isinstance(cost, str):
                     self._copies_of_ops(rows, kind)
-        for rows, found in collectives(self.trace, self.work) if communication else ():
-            self._set(rows, found if isinstance(found, str) else _counted(found))
+        for rows, cost in collectives(self.trace, self.work) if communication else ():
+            self._set(rows, cost if isinstance(cost, str) else _counted(cost))
 
     def _copies_of_ops(self, rows: Int, kind: str) -> None:
         """Copies whose size was not recorded move what their op writes."""
         rows = rows[self.ops.row[np.maximum(self.work.op[rows], 0)] >= 0]
         rows = rows[self.work.op[rows] >= 0]
         for row in rows.tolist():
-            found = self._count(row, int(self.work.op[row]), -1)
-            if isinstance(found, Counted):
-                cost = copy_cost(kind, found.cost.write_bytes)
+            counted = self._count(row, int(self.work.op[row]), -1)
+            if isinstance(counted, Counted):
+                cost = copy_cost(kind, counted.cost.write_bytes)
                 copy = self.work.names[self.work.name[row]]
-                self._set(np.array([row]), Counted(copy, found.shapes, cost, cost.note))
+                self._set(np.array([row]), Counted(copy, counted.shapes, cost, cost.note))
 
     def _ops(self) -> None:
-        left = self._left
-        left = left[self.work.op[left] >= 0]
-        left = left[self.ops.row[self.work.op[left]] >= 0]
-        self._count_ops(left, self.work.op[left])
+        rows = self._uncounted
+        rows = rows[self.work.op[rows] >= 0]
+        rows = rows[self.ops.row[self.work.op[rows]] >= 0]
+        self._count_ops(rows, self.work.op[rows])
 
     def _count_ops(self, rows: Int, op: Int) -> None:
         """Count work at `rows` by the cost models of the ops `op`, aligned with it."""
@@ -186,12 +186,12 @@ class _Costing:
         kernel = (self.work.name[longest], self.blocks[longest])
         group, _ = codes(*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
         _, first = np.unique(group, return_index=True)
-        found = [
+        coded = [
             self._code(self._count(*call))
             for call in zip(*(key[first].tolist() for key in (longest, calls, forward)), strict=True)
         ]
         item, reason = (
-            np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*found, strict=True)
+            np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*coded, strict=True)
         )
         self.item[rows], self.reason[rows] = item, reason
         self.call[rows[item >= 0]] = op[item >= 0]
@@ -223,64 +223,64 @@ class _Costing:
 
     def _surroundings(self) -> None:
         """Ops that could not be counted, by an op around them in which nothing else was."""
-        left = self._left
-        left = left[self.work.op[left] >= 0]
-        if not len(left):
+        rows = self._uncounted
+        rows = rows[self.work.op[rows] >= 0]
+        if not len(rows):
             return
         parent, depth = self.events.parent, self.events.depth
         taken = with_surroundings(self.events, self.call[(self.item >= 0) & (self.call < len(parent))])
         names = np.array([find(name) is not None for name in self.events.names], dtype=bool)
         usable = names[self.events.name] & (self.ops.row >= 0)
         around = nearest(parent, depth, usable)
-        above = parent[self.work.op[left]]
+        above = parent[self.work.op[rows]]
         outer = np.where(above >= 0, around[above], -1)
         keep = (outer >= 0) & ~taken[outer]
-        self._count_ops(left[keep], outer[keep])
+        self._count_ops(rows[keep], outer[keep])
 
     def _alone(self) -> None:
-        """Copies, fills and kernels that say enough themselves."""
+        """Copies, memsets and kernels that can be counted by themselves."""
         free = self.item < 0
-        for rows, kind, found in copies(self.trace, self.work):
-            if kind in _LOCAL and not isinstance(found, str):
-                self._set(rows[free[rows]], _counted(found))
-        left = self._left
-        left = left[self.work.is_kernel[left]]
-        group, (name, blocks) = codes(self.work.name[left], self.blocks[left])
-        for place, (code, count) in enumerate(zip(name.tolist(), blocks.tolist(), strict=True)):
+        for rows, kind, copied in copies(self.trace, self.work):
+            if kind in _LOCAL and not isinstance(copied, str):
+                self._set(rows[free[rows]], _counted(copied))
+        rows = self._uncounted
+        rows = rows[self.work.is_kernel[rows]]
+        group, (name, blocks) = codes(self.work.name[rows], self.blocks[rows])
+        for number, (code, count) in enumerate(zip(name.tolist(), blocks.tolist(), strict=True)):
             kernel = self.work.names[code]
             model = find(f"kernel::{kernel}")
             if model is None:
                 continue
-            mine = left[group == place]
+            launches = rows[group == number]
             try:
                 cost = model.count(OpCall(f"kernel::{kernel}", kernel=kernel, blocks=count))
             except Uncounted as why:
-                self._set(mine, why.reason)
+                self._set(launches, why.reason)
                 continue
-            op = self.work.op[mine]
+            op = self.work.op[launches]
             for caller in np.unique(op).tolist():
                 label = self.ops.name(caller) if caller >= 0 else kernel
-                self._set(mine[op == caller], Counted(label, f"{count:,} blocks", cost, cost.note))
+                self._set(launches[op == caller], Counted(label, f"{count:,} blocks", cost, cost.note))
 
     def _early(self) -> None:
         """Work that was launched before the recording began."""
-        again = repeats(self.work)
-        rows = np.flatnonzero((self.item < 0) & (again >= 0))
-        rows = rows[self.item[again[rows]] >= 0]
+        repeat = repeats(self.work)
+        rows = np.flatnonzero((self.item < 0) & (repeat >= 0))
+        rows = rows[self.item[repeat[rows]] >= 0]
         if not len(rows):
             return
         # The call must be there with all its work: half of it did not do what the whole call has to do.
-        call = self.call[again[rows]]
-        known, whole = np.unique(self.call, return_counts=True)
-        here, inverse, part = np.unique(call, return_inverse=True, return_counts=True)
-        complete = (whole[np.searchsorted(known, here)] == part)[inverse]
+        call = self.call[repeat[rows]]
+        known, whole_count = np.unique(self.call, return_counts=True)
+        distinct, inverse, part_count = np.unique(call, return_inverse=True, return_counts=True)
+        complete = (whole_count[np.searchsorted(known, distinct)] == part_count)[inverse]
         self._set(rows[~complete], PARTLY)
         rows, call = rows[complete], call[complete]
         items = list(self._items)
-        item = self.item[again[rows]]
-        for place in np.unique(item).tolist():
-            counted = items[place]
-            self._set(rows[item == place], counted._replace(note=_join(REPEATED, counted.note)))
+        item = self.item[repeat[rows]]
+        for kind in np.unique(item).tolist():
+            counted = items[kind]
+            self._set(rows[item == kind], counted._replace(note=_join(REPEATED, counted.note)))
         _, first, of_call = np.unique(call, return_index=True, return_inverse=True)
         self.call[rows] = len(self.events.start) + rows[first][of_call]
 
@@ -288,14 +288,14 @@ class _Costing:
         """Take back what the chosen step cut off, and say why the rest was not counted."""
         cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
         self._set(cut, CUT_OFF)
-        opaque = [place for reason, place in self._reasons.items() if reason in (NO_MODEL, CUSTOM_OP)]
+        opaque = [number for reason, number in self._reasons.items() if reason in (NO_MODEL, CUSTOM_OP)]
         unexplained = (self.item < 0) & (self.reason < 0)
         for rows, reason in lacking(self.trace, self.work, np.isin(self.reason, opaque), unexplained):
             self._set(rows, reason)
 
 
-def _counted(found: Found) -> Counted:
-    name, shapes, cost = found
+def _counted(call_cost: NamedCost) -> Counted:
+    name, shapes, cost = call_cost
     return Counted(name, shapes, cost, cost.note)
 
 

@@ -20,7 +20,7 @@ COVERAGE = Schema(
     "How much GPU time is counted",
     (
         Column("rank", "int64"),
-        Column("how", "category", doc="counted by its own arguments, by those of a repeat, or why not"),
+        Column("how", "category", doc="counted by its own arguments, by those of a repeat, or not counted"),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
     ),
@@ -39,9 +39,9 @@ UNCOVERED = Schema(
 )
 
 
-def coverage(rank: int, work: Work, found: Costing) -> dict[str, Any]:
+def coverage(rank: int, work: Work, costs: Costing) -> dict[str, Any]:
     """Rows of COVERAGE for one rank: one for each of HOW, in its order."""
-    total = sums(_how(found), work.dur, len(HOW))
+    total = sums(_how(costs), work.dur, len(HOW))
     return {
         "rank": np.full(len(HOW), rank),
         "how": list(HOW),
@@ -50,29 +50,29 @@ def coverage(rank: int, work: Work, found: Costing) -> dict[str, Any]:
     }
 
 
-def uncovered(trace: Trace, work: Work, found: Costing) -> dict[str, Any]:
+def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     """Rows of UNCOVERED for one rank, longest time first."""
-    rows = np.flatnonzero(found.item < 0)
+    rows = np.flatnonzero(costs.item < 0)
     names = trace.arrays.names
     op = work.op[rows]
     name = np.where(op >= 0, trace.arrays.name[op], work.name[rows]).astype(np.int64)
-    group, (label, reason) = codes(name, found.reason[rows])
+    group, (label, reason) = codes(name, costs.reason[rows])
     dur = sums(group, work.dur[rows], len(label))
     order = np.argsort(-dur, kind="stable")
     return {
         "rank": np.full(len(order), trace.meta.rank),
         "name": used(names, label[order]),
-        "reason": used(found.reasons, reason[order]),
+        "reason": used(costs.reasons, reason[order]),
         "count": np.bincount(group, minlength=len(label))[order],
         "dur_ns": dur[order],
         "fraction": dur[order] / max(int(work.dur.sum()), 1),
     }
 
 
-def _how(found: Costing) -> Int:
+def _how(costs: Costing) -> Int:
     """Code into HOW of each piece of work."""
-    by_item = [HOW[1] if REPEATED in item.note else HOW[0] for item in found.items]
-    holes = [reason == NO_MODEL or isinstance(reason, Failure) for reason in found.reasons]
+    by_item = [HOW[1] if REPEATED in item.note else HOW[0] for item in costs.items]
+    holes = [reason == NO_MODEL or isinstance(reason, Failure) for reason in costs.reasons]
     by_reason = [HOW[3] if hole else HOW[2] for hole in holes]
     code = np.array([HOW.index(how) for how in (*by_item, *by_reason)], dtype=np.int64)
-    return code[np.where(found.item >= 0, found.item, len(by_item) + found.reason)]
+    return code[np.where(costs.item >= 0, costs.item, len(by_item) + costs.reason)]

@@ -1,4 +1,4 @@
-"""What was counted against what the device allows: one row an op and its arguments."""
+"""Measured against roofline time: one row per op and arguments."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ ROOFLINE = Schema(
         Column("shapes", "category", doc="tensor arguments"),
         Column("dtype", "category", doc="element type of the arithmetic, which decides the peak"),
         Column("count", "int64", "count", "calls"),
-        Column("dur_ns", "int64", "ns", "GPU time of all calls; of each call the union of its work"),
-        Column("roofline_ns", "int64", "ns", "least time for all calls; -1 where the device's figures lack"),
+        Column("dur_ns", "int64", "ns", "GPU time of all calls; union of its work per call"),
+        Column("roofline_ns", "int64", "ns", "roofline time of all calls; -1 without peaks of the device"),
         Column("efficiency", "float64", "ratio", "roofline time / measured time, against peak"),
-        Column("recoverable_ns", "int64", "ns", "measured - roofline time: what a perfect kernel would save"),
+        Column("recoverable_ns", "int64", "ns", "measured - roofline time: saved by a perfect kernel"),
         Column("bound", "category", doc="what limits it: compute, memory, host link, gpu link"),
         Column("flops", "int64", "flops", "of one call"),
         Column("read_bytes", "int64", "bytes", "of one call, each tensor once"),
         Column("write_bytes", "int64", "bytes", "of one call"),
-        Column("link_bytes", "int64", "bytes", "of one call, over the link to the host or to other GPUs"),
+        Column("link_bytes", "int64", "bytes", "of one call, over the link to the host or other GPUs"),
         Column("flops_per_s", "float64", "flops/s", "achieved"),
-        Column("bytes_per_s", "float64", "bytes/s", "achieved, on the link where the bound is a link"),
+        Column("bytes_per_s", "float64", "bytes/s", "achieved; on the link if that is the bound"),
         Column("intensity", "float64", "flops/byte", "FLOPs per byte read or written"),
         Column("maf_efficiency", "float64", "ratio", "against max-achievable FLOPs; -1 if none is published"),
-        Column("dims", "category", doc="sizes behind the FLOPs, such as M, N and K of a matrix product"),
-        Column("note", "category", doc="what to know about the figures", prose=True),
+        Column("dims", "category", doc="sizes behind the FLOPs, such as M, N and K of a GEMM"),
+        Column("note", "category", doc="remarks on the figures", prose=True),
     ),
-    doc="A call can be no faster than its FLOPs at peak and its bytes at full bandwidth allow, whichever "
-    "takes longer: that is its roofline time. Largest recoverable time first.",
+    doc="Roofline time: the longer of FLOPs at peak and bytes at full bandwidth. Largest recoverable time "
+    "first.",
 )
 
 
 def distances(
-    rank: int, work: Work, found: Costing, limits: Bounds, device: Device | None, projected: bool
+    rank: int, work: Work, counted: Costing, limits: Bounds, device: Device | None, projected: bool
 ) -> dict[str, Any]:
     """Rows of ROOFLINE for one rank, largest recoverable time first.
 
     Args:
         rank: of the work.
         work: its GPU work.
-        found: how it was counted.
+        counted: how it was counted.
         limits: what the device allows, by kind of call.
         device: whose roofs these are, None where it is not known.
         projected: whether the work ran on another one.
     """
-    count, dur = _calls(work, found)
+    count, dur = _calls(work, counted)
     # Kinds whose calls all lie outside of the scope or step have no row.
     kept = np.flatnonzero(count)
     count, dur = count[kept], dur[kept]
@@ -69,8 +69,8 @@ def distances(
     order = np.lexsort((-dur, -recoverable))
     kept, time = kept[order], time[order]
     return (
-        _described(found, kept, limits, efficiency[order], device, projected)
-        | _rates(found, kept, count[order], time)
+        _described(counted, kept, limits, efficiency[order], device, projected)
+        | _rates(counted, kept, count[order], time)
         | {
             "rank": np.full(len(kept), rank),
             "count": count[order],
@@ -83,19 +83,19 @@ def distances(
     )
 
 
-def _calls(work: Work, found: Costing) -> tuple[Int, Int]:
+def _calls(work: Work, counted: Costing) -> tuple[Int, Int]:
     """Number of calls and their GPU time, by kind of call."""
-    rows = np.flatnonzero(found.item >= 0)
-    _, dur = call_time(work.take(rows), found.call[rows])
-    _, first = np.unique(found.call[rows], return_index=True)
-    item = found.item[rows[first]]
-    size = len(found.items)
+    rows = np.flatnonzero(counted.item >= 0)
+    _, dur = call_time(work.take(rows), counted.call[rows])
+    _, first = np.unique(counted.call[rows], return_index=True)
+    item = counted.item[rows[first]]
+    size = len(counted.items)
     return np.bincount(item, minlength=size), sums(item, dur, size)
 
 
-def _rates(found: Costing, kept: Int, count: Int, time: Int) -> dict[str, Any]:
+def _rates(counted: Costing, kept: Int, count: Int, time: Int) -> dict[str, Any]:
     """FLOPs and bytes of one call, and how many of them a second were achieved."""
-    costs = [found.items[place].cost for place in kept.tolist()]
+    costs = [counted.items[kind].cost for kind in kept.tolist()]
 
     def amounts(name: str) -> Int:
         return np.array([getattr(cost, name) for cost in costs], dtype=np.int64)
@@ -115,14 +115,14 @@ def _rates(found: Costing, kept: Int, count: Int, time: Int) -> dict[str, Any]:
 
 
 def _described(
-    found: Costing,
+    counted: Costing,
     kept: Int,
     limits: Bounds,
     efficiency: Float,
     device: Device | None,
     projected: bool,
 ) -> dict[str, list[str]]:
-    items = [found.items[place] for place in kept.tolist()]
+    items = [counted.items[kind] for kind in kept.tolist()]
     bound = [BOUNDS[code] for code in limits.bound[kept].tolist()]
     notes = []
     for item, limit, reached in zip(items, bound, efficiency.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""FLOPs on matrix units, by piece of GPU work: products, attention, convolutions."""
+"""FLOPs on matrix units, by piece of GPU work: GEMMs, attention, convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracelens.analysis.roofline.costing import matrix_costing
 from tracelens.arrays import Bool, Int
 from tracelens.trace import Trace, Work
 
-_PRODUCTS = ("gemm", "grouped_gemm", "attention", "convolution")
+_ON_MATRIX_UNITS = ("gemm", "grouped_gemm", "attention", "convolution")
 
 
 class MatrixFlops(NamedTuple):
@@ -18,7 +18,7 @@ class MatrixFlops(NamedTuple):
 
     Attributes:
         flops: of the call that the piece belongs to, at one of its pieces; 0 elsewhere.
-        lacking: whether it is a product by its class, and its call is not counted.
+        lacking: whether it is a GEMM by its class, and its call is not counted.
     """
 
     flops: Int
@@ -26,12 +26,12 @@ class MatrixFlops(NamedTuple):
 
 
 def matrix_flops(trace: Trace, work: Work) -> MatrixFlops:
-    """What the cost models count (see _costing) on matrix units."""
-    found = matrix_costing(trace, work)
-    each = np.array([one.cost.flops if one.cost.engine == "matrix" else 0 for one in found.items] + [0])
+    """What the cost models count (see costing.py) on matrix units."""
+    costs = matrix_costing(trace, work)
+    each = np.array([item.cost.flops if item.cost.engine == "matrix" else 0 for item in costs.items] + [0])
     flops = np.zeros(len(work.event), dtype=np.int64)
-    counted = np.flatnonzero(found.item >= 0)
-    _, first = np.unique(found.call[counted], return_index=True)
-    flops[counted[first]] = each[found.item[counted[first]]]
-    products = [place for place, name in enumerate(work.categories) if name in _PRODUCTS]
-    return MatrixFlops(flops, np.isin(work.category, products) & (found.item < 0))
+    counted = np.flatnonzero(costs.item >= 0)
+    _, first = np.unique(costs.call[counted], return_index=True)
+    flops[counted[first]] = each[costs.item[counted[first]]]
+    gemm_like = [code for code, name in enumerate(work.categories) if name in _ON_MATRIX_UNITS]
+    return MatrixFlops(flops, np.isin(work.category, gemm_like) & (costs.item < 0))

@@ -1,4 +1,4 @@
-"""How fast a GPU computes large matrix products in a trace: what the same GPU could do elsewhere."""
+"""FLOP/s of the large GEMMs in a trace: what the same GPU could reach elsewhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tracelens.table import codes
 from tracelens.trace import Trace
 
 _LARGE_FLOPS = 20e9
-"""A product of this size keeps all units of a GPU busy for tens of microseconds."""
+"""A GEMM of this size keeps all units of a GPU busy for tens of microseconds."""
 _NAMES = ("aten::mm", "aten::addmm")
 
 
 def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
-    """FLOP/s of the large matrix products of a trace, else what the device is known to achieve; 0 if unknown.
+    """FLOP/s of the large GEMMs of a trace, else what the device is known to achieve; 0 if unknown.
 
     Args:
         trace: of the rank.

@@ -19,10 +19,10 @@ def repeats(work: Work) -> Int:
     Returns:
         position in `work` of the repeat of each piece of work, -1 where there is none.
     """
-    found = np.full(len(work.event), -1, dtype=np.int64)
+    repeat_of = np.full(len(work.event), -1, dtype=np.int64)
     early = work.unlinked
     if not early.any():
-        return found
+        return repeat_of
     order = np.lexsort((work.start, work.stream, work.device))
     borders = np.flatnonzero(np.diff(work.stream[order]) | np.diff(work.device[order])) + 1
     for rows in np.split(order, borders):
@@ -31,8 +31,8 @@ def repeats(work: Work) -> Int:
         count = min(ahead, len(rows) - ahead)
         if not count:
             continue
-        lost, again = rows[ahead - count : ahead], rows[len(rows) - count :]
-        differs = np.flatnonzero((work.name[lost] != work.name[again]) | early[again])
+        lost, repeated = rows[ahead - count : ahead], rows[len(rows) - count :]
+        differs = np.flatnonzero((work.name[lost] != work.name[repeated]) | early[repeated])
         start = int(differs[-1]) + 1 if len(differs) else 0
-        found[lost[start:]] = again[start:]
-    return found
+        repeat_of[lost[start:]] = repeated[start:]
+    return repeat_of

@@ -27,7 +27,7 @@ class RankRoofline(NamedTuple):
         rows: columns of each of _TABLES; empty where the rank has no GPU work.
         skips: what is not known of it.
         peaks: the device that sets its bounds.
-        own: the device that it ran on, where that is known.
+        ran_on: the device that it ran on, where that is known.
         names: of its devices, as the trace has them.
         projected: whether peaks are another device's than the one that it ran on.
     """
@@ -35,7 +35,7 @@ class RankRoofline(NamedTuple):
     rows: dict[str, dict[str, Any]]
     skips: list[Skip]
     peaks: Device | None
-    own: Device | None
+    ran_on: Device | None
     names: tuple[str, ...]
     projected: bool
 
@@ -44,26 +44,26 @@ def of_rank(
     trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
 ) -> RankRoofline:
     """The roofline of one rank; options as for `roofline`."""
-    chosen, own = choose_device(device, device_file), own_device(trace)
+    requested, ran_on = choose_device(device, device_file), own_device(trace)
     names = tuple(trace.meta.devices.values())
-    peaks = chosen or own
-    projected = chosen is not None and any(match(name) != chosen for name in names)
+    peaks = requested or ran_on
+    projected = requested is not None and any(match(name) != requested for name in names)
     work = gpu_work(trace, scope)
     rank = trace.meta.rank
     if not len(work.event):
         skip = Skip(f"rank {rank}", no_gpu_work(trace, scope))
-        return RankRoofline({}, [skip], peaks, own, names, projected)
-    found = costing(trace, work)
-    limits = bounds(found.items, peaks)
+        return RankRoofline({}, [skip], peaks, ran_on, names, projected)
+    costs = costing(trace, work)
+    limits = bounds(costs.items, peaks)
     rows = {
-        "roofline": distances(rank, work, found, limits, peaks, projected),
-        "utilisation": utilisation(trace, work, found, limits.peak),
-        "coverage": coverage(rank, work, found),
-        "uncovered": uncovered(trace, work, found),
+        "roofline": distances(rank, work, costs, limits, peaks, projected),
+        "utilisation": utilisation(trace, work, costs, limits.peak),
+        "coverage": coverage(rank, work, costs),
+        "uncovered": uncovered(trace, work, costs),
     }
     skips = [] if peaks else [_no_device(trace)]
-    skips += [Skip("FLOPs and bytes", reason) for reason in found.reasons if isinstance(reason, Failure)]
-    return RankRoofline(rows, skips, peaks, own, names, projected)
+    skips += [Skip("FLOPs and bytes", reason) for reason in costs.reasons if isinstance(reason, Failure)]
+    return RankRoofline(rows, skips, peaks, ran_on, names, projected)
 
 
 @analyzer("roofline", title="Roofline", order=45, part=of_rank, slow=True)
@@ -89,8 +89,8 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     parts = [rank.rows for rank in ranks if rank.rows]
     tables = {name: stack(schema, [rows[name] for rows in parts]) for name, schema in _TABLES.items()}
     peaks = {rank.peaks.name: rank.peaks for rank in ranks if rank.peaks is not None}
-    own = {rank.own.name: rank.own for rank in ranks if rank.own is not None}
-    tables["roofs"] = roofs(next(iter(peaks.values()), None), own)
+    ran_on = {rank.ran_on.name: rank.ran_on for rank in ranks if rank.ran_on is not None}
+    tables["roofs"] = roofs(next(iter(peaks.values()), None), ran_on)
     meta = {
         "roofs_of": _listed(device.title for device in peaks.values()),
         "measured_on": _listed(sorted({name for rank in ranks for name in rank.names})),
@@ -109,11 +109,11 @@ def _shares(table: Table) -> dict[str, float]:
     """Shares of all ranks' GPU time, by how it is counted."""
     how, dur = table.texts("how"), table.array("dur_ns")
     totals = [int(dur[[text == name for text in how]].sum()) for name in HOW]
-    whole = max(sum(totals), 1)
+    total = max(sum(totals), 1)
     return {
-        "coverage": sum(totals[:3]) / whole,
-        "modelled_fraction": sum(totals[:2]) / whole,
-        "repeats_fraction": totals[1] / whole,
+        "coverage": sum(totals[:3]) / total,
+        "modelled_fraction": sum(totals[:2]) / total,
+        "repeats_fraction": totals[1] / total,
     }
 
 
@@ -121,7 +121,7 @@ def _no_device(trace: Trace) -> Skip:
     names = sorted(set(trace.meta.devices.values()))
     subject = f"rank {trace.meta.rank}: roofline time and efficiency"
     if trace.meta.on_host:
-        return Skip(subject, "the work is the host's, whose peaks are not known; FLOPs and bytes are counted")
+        return Skip(subject, "CPU-only trace: no peaks for the CPU; FLOPs and bytes are counted")
     if not names:
-        return Skip(subject, "the trace names no device; say which with --device")
-    return Skip(subject, f"no peaks known for {', '.join(names)}; use --device or --device-file")
+        return Skip(subject, "the trace names no device; pass --device")
+    return Skip(subject, f"no peaks known for {', '.join(names)}; pass --device or --device-file")

@@ -1,4 +1,4 @@
-"""Copies, fills and collectives as calls for the cost models."""
+"""Copies, memsets and collectives as calls for the cost models."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.table import Table, codes
 from tracelens.trace import WORK_KINDS, Trace, Work, short_dtype
 
-Found = tuple[str, str, OpCost]
+NamedCost = tuple[str, str, OpCost]
 """Name, arguments as text and cost of a call."""
 
 _DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
 _NO_LETTERS = re.compile(r"[^a-z]")
 
 
-def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, Found | str]]:
-    """Copies and fills by the copy engines, those of one name and size together.
+def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, NamedCost | str]]:
+    """Copies and memsets by the copy engines, those of one name and size together.
 
     Yields:
         (positions in `work`, kind - htod, dtoh, ptop, dtod or memset -, cost or why it is not known).
@@ -30,30 +30,36 @@ def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, Found | str]]:
     sizes = trace.tables["events"].array("bytes")[work.event[rows]]
     memset = WORK_KINDS.index("memset")
     group, (name, kind, size) = codes(work.name[rows], work.kind[rows], sizes)
-    for place in range(len(name)):
-        label = work.names[name[place]]
-        what = "memset" if kind[place] == memset else direction(label)
-        mine = rows[group == place]
-        if size[place] < 0:
-            yield mine, what, "size of the copy not recorded"
+    for number in range(len(name)):
+        label = work.names[name[number]]
+        copy_kind = "memset" if kind[number] == memset else direction(label)
+        positions = rows[group == number]
+        if size[number] < 0:
+            yield positions, copy_kind, "size of the copy not recorded"
         else:
-            yield mine, what, (label, f"{size[place]:,} bytes", copy_cost(what, int(size[place])))
+            yield (
+                positions,
+                copy_kind,
+                (label, f"{size[number]:,} bytes", copy_cost(copy_kind, int(size[number]))),
+            )
 
 
 def direction(name: str) -> str:
     """htod, dtoh, ptop or dtod, from the name that a profiler gives a copy; dtod where it does not say."""
-    found = _DIRECTION.search(_NO_LETTERS.sub("", name.lower()))
-    return f"{found[1][0]}to{found[2][0]}" if found else "dtod"
+    matched = _DIRECTION.search(_NO_LETTERS.sub("", name.lower()))
+    return f"{matched[1][0]}to{matched[2][0]}" if matched else "dtod"
 
 
-def copy_cost(what: str, size: int) -> OpCost:
-    """Cost of a copy or fill of so many bytes."""
-    model = find(f"memcpy::{what}" if what != "memset" else "memset::device") or find("memcpy::dtod")
+def copy_cost(copy_kind: str, size: int) -> OpCost:
+    """Cost of a copy or memset of this many bytes."""
+    model = find(f"memcpy::{copy_kind}" if copy_kind != "memset" else "memset::device") or find(
+        "memcpy::dtod"
+    )
     assert model is not None  # the models are tracelens's own
     return model.count(OpCall(model.name, [[size]], ["u8"]))
 
 
-def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
+def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str]]:
     """Communication kernels with the record that the profiler made of their sizes.
 
     Yields:
@@ -62,34 +68,34 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, Found | str]]:
     table = trace.tables["collectives"]
     if not len(table):
         return
-    place = trace.arrays.places(work.event)
+    position_of = trace.arrays.places(work.event)
     kernel = table.array("kernel_id")
-    row = np.where(kernel >= 0, place[np.maximum(kernel, 0)], -1)
+    row = np.where(kernel >= 0, position_of[np.maximum(kernel, 0)], -1)
     recorded = np.flatnonzero(row >= 0)
     recorded = recorded[np.argsort(row[recorded], kind="stable")]
-    places, first = np.unique(row[recorded], return_index=True)
-    for at, records in zip(places.tolist(), np.split(recorded, first[1:]), strict=False):
+    positions, first = np.unique(row[recorded], return_index=True)
+    for position, records in zip(positions.tolist(), np.split(recorded, first[1:]), strict=False):
         # Several records of one kernel are one launch of several sends and receives.
         parts = [_collective(table, record, trace.meta.rank) for record in records.tolist()]
-        yield np.array([at]), _together(parts)
+        yield np.array([position]), _together(parts)
 
 
-def _together(parts: list[Found | str]) -> Found | str:
+def _together(parts: list[NamedCost | str]) -> NamedCost | str:
     counted = [part for part in parts if not isinstance(part, str)]
     if len(counted) < len(parts):
         return next(part for part in parts if isinstance(part, str))
     name, text, cost = counted[0]
-    for _, more, other in counted[1:]:
+    for _, more, added in counted[1:]:
         text = f"{text} {more}"
         cost = cost._replace(
-            read_bytes=cost.read_bytes + other.read_bytes,
-            write_bytes=cost.write_bytes + other.write_bytes,
-            link_bytes=cost.link_bytes + other.link_bytes,
+            read_bytes=cost.read_bytes + added.read_bytes,
+            write_bytes=cost.write_bytes + added.write_bytes,
+            link_bytes=cost.link_bytes + added.link_bytes,
         )
     return name, text, cost
 
 
-def _collective(table: Table, record: int, rank: int) -> Found | str:
+def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
     """One record of the collectives table."""
 
     def text(column: str) -> str:
@@ -106,9 +112,9 @@ def _collective(table: Table, record: int, rank: int) -> Found | str:
     if min(sizes) < 0:
         return "size of the collective not recorded"
     group = number("group_size")
-    place = _place(text("group_ranks"), rank)
+    own_index = _index_of(text("group_ranks"), rank)
     splits = zip((text("in_split"), text("out_split")), sizes, strict=True)
-    values = [str(group), *(_to_others(split, place, size) for split, size in splits)]
+    values = [str(group), *(_to_others(split, own_index, size) for split, size in splits)]
     call = OpCall(f"collective::{name}", [[size] for size in sizes], ["u8", "u8"], values)
     try:
         cost = model.count(call)
@@ -123,14 +129,14 @@ def _collective(table: Table, record: int, rank: int) -> Found | str:
     )
 
 
-def _to_others(split: str, place: int, size: int) -> str:
+def _to_others(split: str, own_index: int, size: int) -> str:
     """Bytes of a message that are for (or from) other ranks, by its split sizes; "" where not known."""
     parts = integers(split)
-    if not 0 <= place < len(parts) or sum(parts) <= 0:
+    if not 0 <= own_index < len(parts) or sum(parts) <= 0:
         return ""
-    return str(size - size * parts[place] // sum(parts))
+    return str(size - size * parts[own_index] // sum(parts))
 
 
-def _place(ranks: str, rank: int) -> int:
+def _index_of(ranks: str, rank: int) -> int:
     numbers = integers(ranks)
     return numbers.index(rank) if rank in numbers else -1

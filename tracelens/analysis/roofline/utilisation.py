@@ -19,16 +19,16 @@ UTILISATION = Schema(
         Column("rank", "int64"),
         Column("step", "str"),
         Column("dur_ns", "int64", "ns", "wall time of the step"),
-        Column("flops", "float64", "flops", "of matrix products, convolutions and attention"),
+        Column("flops", "float64", "flops", "of GEMMs, convolutions and attention"),
         Column(
-            "recompute_flops", "float64", "flops", "of these, forward work done again in the backward pass"
+            "recompute_flops", "float64", "flops", "of these, forward work recomputed in the backward pass"
         ),
         Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
         Column("mfu", "float64", "ratio", "model FLOPs utilisation: without recompute, of peak"),
         Column("hfu", "float64", "ratio", "hardware FLOPs utilisation: with recompute, of peak"),
     ),
-    doc="Each element type counts against its own peak; nothing where the device is not known. Vector work "
-    "is not counted, as is usual for this figure.",
+    doc="Each element type counts against its own peak; -1 if the device is unknown. Vector work is not "
+    "counted, as is usual for MFU.",
 )
 
 
@@ -52,7 +52,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
     flops = amount[item] if len(costs) else np.empty(0)
     at_peak = np.divide(flops, peak[item], out=np.zeros(len(item)), where=peak[item] > 0)
     known = not len(costs) or bool((peak[amount > 0] > 0).all())
-    again = trace.once(recomputed)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
+    is_recompute = trace.once(recomputed)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
     step = np.clip(
         np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1
     )
@@ -68,8 +68,8 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
         "step": steps.labels,
         "dur_ns": dur,
         "flops": total(flops),
-        "recompute_flops": total(flops * again),
+        "recompute_flops": total(flops * is_recompute),
         "flops_per_s": total(flops) / seconds,
-        "mfu": total(at_peak * ~again) / seconds if known else np.full(number, -1.0),
+        "mfu": total(at_peak * ~is_recompute) / seconds if known else np.full(number, -1.0),
         "hfu": total(at_peak) / seconds if known else np.full(number, -1.0),
     }

@@ -21,27 +21,27 @@ class RankStep(NamedTuple):
 class GlobalStep(NamedTuple):
     """What several ranks ran at the same time, in order of rank."""
 
-    members: tuple[RankStep, ...]
+    rank_steps: tuple[RankStep, ...]
 
     @property
     def start(self) -> int:
-        return min(member.step.start for member in self.members)
+        return min(on_rank.step.start for on_rank in self.rank_steps)
 
     @property
     def dur_ns(self) -> int:
-        return max(member.step.dur_ns for member in self.members)
+        return max(on_rank.step.dur_ns for on_rank in self.rank_steps)
 
     @property
     def kinds(self) -> str:
         """How many ranks ran what: "1 prefill, 7 decode"."""
-        names = Counter(_name(member.step) for member in self.members)
+        names = Counter(_name(on_rank.step) for on_rank in self.rank_steps)
         ordered = sorted(names.items(), key=lambda item: (-item[1], item[0]))
         return ", ".join(f"{count} {name}" for name, count in ordered)
 
     @property
     def phases(self) -> set[str]:
         """The kinds of step of the ranks that have requests."""
-        return {member.step.label.kind for member in self.members if not member.step.label.dummy}
+        return {on_rank.step.label.kind for on_rank in self.rank_steps if not on_rank.step.label.dummy}
 
     @property
     def mismatch(self) -> bool:
@@ -50,23 +50,23 @@ class GlobalStep(NamedTuple):
 
     @property
     def idle(self) -> int:
-        return sum(member.step.label.dummy for member in self.members)
+        return sum(on_rank.step.label.dummy for on_rank in self.rank_steps)
 
     @property
     def tokens(self) -> int:
         """Tokens of all requests, -1 where a rank does not tell its own."""
-        some = [member.step.label.tokens for member in self.members if not member.step.label.dummy]
-        return -1 if min(some, default=-1) < 0 else sum(some)
+        counts = [on_rank.step.label.tokens for on_rank in self.rank_steps if not on_rank.step.label.dummy]
+        return -1 if min(counts, default=-1) < 0 else sum(counts)
 
     @property
     def tokens_max(self) -> int:
         """Tokens of the rank with most of them, to which the others are padded; -1 as for `tokens`."""
-        return max(member.step.label.tokens for member in self.members) if self.tokens >= 0 else -1
+        return max(on_rank.step.label.tokens for on_rank in self.rank_steps) if self.tokens >= 0 else -1
 
     @property
     def slots(self) -> int:
         """Tokens that the ranks run together, padding included; -1 as for `tokens`."""
-        return self.tokens_max * len(self.members) if self.tokens >= 0 else -1
+        return self.tokens_max * len(self.rank_steps) if self.tokens >= 0 else -1
 
 
 def _name(step: Step) -> str:
@@ -76,53 +76,58 @@ def _name(step: Step) -> str:
 
 def by_one_clock(ranks: Sequence[RankSteps]) -> list[RankSteps]:
     """The same by the clock of the first rank, as far as collectives tell it."""
-    known = [one.comms for one in ranks if one.comms is not None]
-    if not known:
+    communicating = [rank.communication for rank in ranks if rank.communication is not None]
+    if not communicating:
         return [*ranks]
-    offset = {one.rank: one.offset_ns for one in clocks(known, match(known).instances)}
-    shift = {one.rank: base_ns(one, known[0]) - offset[one.rank] for one in known}
-    return [one._replace(steps=_shifted(one.steps, shift.get(one.rank, 0))) for one in ranks]
+    offset = {
+        clock.rank: clock.offset_ns for clock in clocks(communicating, match(communicating).collectives)
+    }
+    shift = {
+        communication.rank: base_ns(communication, communicating[0]) - offset[communication.rank]
+        for communication in communicating
+    }
+    return [rank._replace(steps=_shifted(rank.steps, shift.get(rank.rank, 0))) for rank in ranks]
 
 
 def _shifted(steps: Sequence[Step], shift: int) -> list[Step]:
     return [step._replace(start=step.start + shift, end=step.end + shift) for step in steps]
 
 
-def lockstep(ranks: Sequence[RankSteps]) -> list[GlobalStep]:
+def global_steps(ranks: Sequence[RankSteps]) -> list[GlobalStep]:
     """The steps that several ranks, all by one clock, ran together, in order of time.
 
     Ranks that share their expert layers meet in every layer, so the steps that are one lie over each other
     in time. The step that starts first is joined by the next step of each other rank which overlaps it by
     at least half of the shorter of both, and no less than it overlaps the step after.
     """
-    queues = {one.rank: one.steps for one in ranks}
-    at = dict.fromkeys(queues, 0)
-    found: list[GlobalStep] = []
-    while open_ranks := [rank for rank in queues if at[rank] < len(queues[rank])]:
-        first = min(open_ranks, key=lambda rank: (queues[rank][at[rank]].start, rank))
-        seed, *after = queues[first][at[first] : at[first] + 2]
+    queues = {rank.rank: rank.steps for rank in ranks}
+    next_of = dict.fromkeys(queues, 0)
+    steps: list[GlobalStep] = []
+    while open_ranks := [rank for rank in queues if next_of[rank] < len(queues[rank])]:
+        first = min(open_ranks, key=lambda rank: (queues[rank][next_of[rank]].start, rank))
+        seed, *after = queues[first][next_of[first] : next_of[first] + 2]
         joined = [
-            RankStep(rank, queues[rank][at[rank]])
+            RankStep(rank, queues[rank][next_of[rank]])
             for rank in open_ranks
-            if rank == first or _together(queues[rank][at[rank]], seed, after)
+            if rank == first or _together(queues[rank][next_of[rank]], seed, after)
         ]
-        for member in joined:
-            at[member.rank] += 1
+        for on_rank in joined:
+            next_of[on_rank.rank] += 1
         if len(joined) > 1:
-            found.append(GlobalStep(tuple(joined)))
-    return found
+            steps.append(GlobalStep(tuple(joined)))
+    return steps
 
 
 def _together(step: Step, seed: Step, after: Sequence[Step]) -> bool:
     shared = _shared(step, seed)
     enough = 2 * shared >= max(min(step.dur_ns, seed.dur_ns), 1)
-    return enough and all(shared >= _shared(step, other) for other in after)
+    return enough and all(shared >= _shared(step, following) for following in after)
 
 
-def _shared(one: Step, other: Step) -> int:
+def _shared(first: Step, second: Step) -> int:
     """For how long two steps run together; what has no extent counts as 1 ns."""
-    ends = (max(step.end, step.start + 1) for step in (one, other))
-    return max(min(ends) - max(one.start, other.start), 0)
+    ends = (max(step.end, step.start + 1) for step in (first, second))
+    return max(min(ends) - max(first.start, second.start), 0)
 
 
 class Delay(NamedTuple):
@@ -132,24 +137,24 @@ class Delay(NamedTuple):
     alignable: int
 
 
-def delay(found: Sequence[GlobalStep]) -> Delay:
+def delay(steps: Sequence[GlobalStep]) -> Delay:
     """The delay of decoding ranks by ranks in another phase; -1 where no step is pure decoding.
 
     Each mismatched step in which a rank decodes is late by what it took longer than a step in which all
     decode. Had all ranks prefilled in the same steps, only the delays of the rank that prefilled longest
     were left.
     """
-    usual = [one.dur_ns for one in found if one.phases == {"decode"}]
-    if not usual:
-        nothing = -1 if any(one.mismatch for one in found) else 0
+    decode_ns = [step.dur_ns for step in steps if step.phases == {"decode"}]
+    if not decode_ns:
+        nothing = -1 if any(step.mismatch for step in steps) else 0
         return Delay(nothing, nothing)
-    usually, total = round(median(usual)), 0
+    typical_ns, total = round(median(decode_ns)), 0
     caused: Counter[int] = Counter()
-    for one in found:
-        if one.mismatch and "decode" in one.phases:
-            late = max(one.dur_ns - usually, 0)
+    for step in steps:
+        if step.mismatch and "decode" in step.phases:
+            late = max(step.dur_ns - typical_ns, 0)
             total += late
-            for rank, step in one.members:
-                if step.label.kind != "decode" and not step.label.dummy:
+            for rank, own_step in step.rank_steps:
+                if own_step.label.kind != "decode" and not own_step.label.dummy:
                     caused[rank] += late
     return Delay(total, total - max(caused.values(), default=0))

@@ -73,14 +73,18 @@ class _Rule(NamedTuple):
 
     def numbers(self, text: str) -> dict[str, int] | None:
         """The numbers in a label, None where it is another one's."""
-        found = self.pattern.fullmatch(text)
-        if found is None:
+        matched = self.pattern.fullmatch(text)
+        if matched is None:
             return None
-        digits = found.groupdict()
+        digits = matched.groupdict()
         for name, field in self.fields:
-            if digits.get(name) is None and (there := field.search(text)):
-                digits[name] = there[1]
-        return {name: int(some) for name, some in digits.items() if some and _NUMBER.fullmatch(some)}
+            if digits.get(name) is None and (field_match := field.search(text)):
+                digits[name] = field_match[1]
+        return {
+            name: int(digit_text)
+            for name, digit_text in digits.items()
+            if digit_text and _NUMBER.fullmatch(digit_text)
+        }
 
 
 class Grammar(NamedTuple):
@@ -131,13 +135,13 @@ def _engines(path: Path) -> list[dict[str, Any]]:
     import tomllib  # a few ms that a run without labels need not pay twice
 
     try:
-        found = tomllib.loads(read_config_file(path).decode("utf-8"))
+        content = tomllib.loads(read_config_file(path).decode("utf-8"))
     except OSError as error:
         raise TracelensError(f"{path}: {error.strerror or error}; {FILE_VARIABLE} names this file") from error
     except (ValueError, RecursionError) as error:
         raise TracelensError(f"{path}: not a TOML file ({error})") from error
-    engines = found.get("engine")
-    if not isinstance(engines, list) or set(found) != {"engine"}:
+    engines = content.get("engine")
+    if not isinstance(engines, list) or set(content) != {"engine"}:
         raise TracelensError(f"{path}: has to consist of [[engine]] tables; see serving_labels.toml")
     for number, engine in enumerate(engines, start=1):
         if not isinstance(engine.get("name"), str):
@@ -148,23 +152,25 @@ def _engines(path: Path) -> list[dict[str, Any]]:
 
 def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:
     """The rules in one table of an engine, compiled and tried on their examples."""
-    place = f"{path}: engine {engine['name']!r}"
+    where = f"{path}: engine {engine['name']!r}"
     fields = engine.get("fields", {})
-    _known(fields, _NUMBERS, f"{place}, fields")
-    compiled = tuple((name, _compiled(text, f"{place}, field {name!r}", 1)) for name, text in fields.items())
+    _known(fields, _NUMBERS, f"{where}, fields")
+    compiled = tuple((name, _compiled(text, f"{where}, field {name!r}", 1)) for name, text in fields.items())
     rules = []
     for number, entry in enumerate(engine.get(table, ()), start=1):
-        where = f"{place}, {table} {number}"
-        _known(entry, _RULE_KEYS, where)
-        pattern = _compiled(entry.get("pattern"), where, 0)
-        _known(pattern.groupindex, _NUMBERS, f"{where}, groups")
+        rule_place = f"{where}, {table} {number}"
+        _known(entry, _RULE_KEYS, rule_place)
+        pattern = _compiled(entry.get("pattern"), rule_place, 0)
+        _known(pattern.groupindex, _NUMBERS, f"{rule_place}, groups")
         for key, allowed in (("kind", KINDS), ("run", RUNS)):
             if key in entry and entry[key] not in allowed:
-                raise TracelensError(f"{where}: {key} has to be one of {', '.join(filter(None, allowed))}")
+                raise TracelensError(
+                    f"{rule_place}: {key} has to be one of {', '.join(filter(None, allowed))}"
+                )
         rules.append(_Rule(engine["name"], pattern, compiled, entry))
         for text in entry.get("examples", ()):
             if not pattern.fullmatch(text):
-                raise TracelensError(f"{where}: the pattern does not match the example {text!r}")
+                raise TracelensError(f"{rule_place}: the pattern does not match the example {text!r}")
     return rules
 
 
@@ -178,16 +184,16 @@ def _compiled(text: Any, where: str, groups: int) -> re.Pattern[str]:
     return pattern
 
 
-def _known(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    wrong = sorted(set(found) - set(allowed))
+def _known(keys: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    wrong = sorted(set(keys) - set(allowed))
     if wrong:
         raise TracelensError(f"{where}: unknown {', '.join(wrong)}; known: {', '.join(allowed)}")
 
 
 def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
-    def both(what: str) -> int:
-        given = [numbers[key] for key in (f"prefill_{what}", f"decode_{what}") if key in numbers]
-        return numbers.get(what, sum(given) if given else -1)
+    def both(counted: str) -> int:
+        by_phase = [numbers[key] for key in (f"prefill_{counted}", f"decode_{counted}") if key in numbers]
+        return numbers.get(counted, sum(by_phase) if by_phase else -1)
 
     kind = rule.values.get("kind") or _by_counts(numbers)
     requests, tokens = both("requests"), both("tokens")

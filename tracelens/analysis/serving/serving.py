@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, lockstep
+from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, global_steps
 from tracelens.analysis.serving.labels import KINDS, grammar
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
 from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
@@ -17,7 +17,7 @@ from tracelens.trace import Scope
 
 @analyzer("serving", title="Serving", order=90, part=rank_steps)
 def serving(ranks: Sequence[RankSteps], *, scope: Scope = "all") -> Result:
-    """Which kinds of steps does each serving rank run, and what do mismatched phases and padding cost?
+    """Which steps does each serving rank run, and what do phase mismatch and padding cost?
 
     Steps are found by the labels that serving engines leave in the trace (ATOM, vLLM, SGLang).
 
@@ -29,21 +29,21 @@ def serving(ranks: Sequence[RankSteps], *, scope: Scope = "all") -> Result:
         tables `summary` (one row), `ranks` (by rank and kind), `alignment` (steps across ranks), `overlap`
         (steps run as two batches) and `steps`; all of them empty where no trace has step labels.
     """
-    labelled = [one for one in by_one_clock(ranks) if one.steps]
-    found = lockstep(labelled)
+    labelled = [rank for rank in by_one_clock(ranks) if rank.steps]
+    steps = global_steps(labelled)
     tables = {
-        "summary": stack(SUMMARY, [_summary(labelled, found)] if labelled else []),
-        "ranks": stack(RANKS, [row for one in labelled for row in _kinds(one)]),
-        "alignment": stack(ALIGNMENT, [_common(number, one) for number, one in enumerate(found)]),
-        "overlap": stack(OVERLAP, [row for one in labelled for row in _overlaps(one)]),
-        "steps": stack(STEPS, [_steps(one) for one in labelled]),
+        "summary": stack(SUMMARY, [_summary(labelled, steps)] if labelled else []),
+        "ranks": stack(RANKS, [row for rank in labelled for row in _kinds(rank)]),
+        "alignment": stack(ALIGNMENT, [_common(number, step) for number, step in enumerate(steps)]),
+        "overlap": stack(OVERLAP, [row for rank in labelled for row in _overlaps(rank)]),
+        "steps": stack(STEPS, [_steps(rank) for rank in labelled]),
     }
-    return result(tables, [*_unlabelled(ranks), *_not_told(labelled, found)], scope=scope)
+    return result(tables, [*_unlabelled(ranks), *_unknown(labelled, steps)], scope=scope)
 
 
-def _share(part: float, whole: float) -> float:
+def _share(amount: float, total: float) -> float:
     """A share of a whole, -1 where there is none."""
-    return part / whole if whole > 0 else -1.0
+    return amount / total if total > 0 else -1.0
 
 
 def _time(steps: Iterable[Step]) -> int:
@@ -59,7 +59,7 @@ def _eager(steps: Sequence[Step]) -> float:
 
 
 def _total(numbers: Sequence[int]) -> int:
-    """A sum, -1 where a part of it is not told."""
+    """A sum, -1 where a part of it is unknown."""
     return -1 if min(numbers, default=0) < 0 else sum(numbers)
 
 
@@ -67,31 +67,36 @@ def _imbalance(steps: Iterable[Step]) -> float:
     """|a - b| / (a + b) over the halves of all steps that tell their tokens."""
     halves = [step.halves for step in steps if len(step.halves) > 1 and min(step.halves) >= 0]
     return _share(
-        sum(max(some) - min(some) for some in halves), sum(max(some) + min(some) for some in halves)
+        sum(max(tokens) - min(tokens) for tokens in halves),
+        sum(max(tokens) + min(tokens) for tokens in halves),
     )
 
 
-def _summary(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> dict[str, list[Any]]:
-    steps = [step for one in ranks for step in one.steps]
+def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -> dict[str, list[Any]]:
+    steps = [step for rank in ranks for step in rank.steps]
     decode = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
     graphs = [
         step.label for step in steps if step.graph and not step.label.dummy and step.label.requests >= 0
     ]
     made_for = [max(label.graph_requests, label.requests) for label in graphs]
-    told = any(label.graph_requests >= 0 for label in graphs)
-    mismatched = [one for one in found if one.mismatch]
-    padded = [one for one in found if one.slots > 0]
-    tokens, slots = sum(one.tokens for one in padded), sum(one.slots for one in padded)
+    graph_sizes_known = any(label.graph_requests >= 0 for label in graphs)
+    mismatched = [global_step for global_step in steps_together if global_step.mismatch]
+    padded = [global_step for global_step in steps_together if global_step.slots > 0]
+    tokens, slots = (
+        sum(global_step.tokens for global_step in padded),
+        sum(global_step.slots for global_step in padded),
+    )
     overlapped = [step for step in steps if step.two_batches]
-    late = delay(found)
+    late = delay(steps_together)
     row = {
         "engine": ", ".join(dict.fromkeys(step.label.engine for step in steps)),
-        "steps": len(found),
-        "step_ns": sum(one.dur_ns for one in found),
+        "steps": len(steps_together),
+        "step_ns": sum(global_step.dur_ns for global_step in steps_together),
         "mismatch_steps": len(mismatched),
-        "mismatch_ns": sum(one.dur_ns for one in mismatched),
+        "mismatch_ns": sum(global_step.dur_ns for global_step in mismatched),
         "phase_mismatch_fraction": _share(
-            sum(one.dur_ns for one in mismatched), sum(one.dur_ns for one in found)
+            sum(global_step.dur_ns for global_step in mismatched),
+            sum(global_step.dur_ns for global_step in steps_together),
         ),
         "delay_ns": late.total,
         "alignable_ns": late.alignable,
@@ -99,7 +104,7 @@ def _summary(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> dict[st
         "slots": slots,
         "padding_fraction": 1 - tokens / slots if slots else -1.0,
         "graph_padding_fraction": 1 - sum(label.requests for label in graphs) / max(sum(made_for), 1)
-        if told
+        if graph_sizes_known
         else -1.0,
         "eager_fraction": _eager(decode),
         "dummy_fraction": max(_share(_time(step for step in steps if step.label.dummy), _time(steps)), 0.0),
@@ -112,9 +117,9 @@ def _summary(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> dict[st
     return {name: [value] for name, value in row.items()}
 
 
-def _kinds(one: RankSteps) -> list[dict[str, Any]]:
+def _kinds(rank: RankSteps) -> list[dict[str, Any]]:
     """Rows of RANKS of one rank, in the order of KINDS."""
-    ordered = sorted(one.steps, key=lambda step: KINDS.index(step.label.kind))
+    ordered = sorted(rank.steps, key=lambda step: KINDS.index(step.label.kind))
     rows = []
     for kind, group in groupby(ordered, key=lambda step: step.label.kind):
         steps = list(group)
@@ -122,11 +127,11 @@ def _kinds(one: RankSteps) -> list[dict[str, Any]]:
         dur = _time(steps)
         rows.append(
             {
-                "rank": [one.rank],
+                "rank": [rank.rank],
                 "kind": [kind],
                 "count": [len(steps)],
                 "dur_ns": [dur],
-                "fraction": [dur / max(_time(one.steps), 1)],
+                "fraction": [dur / max(_time(rank.steps), 1)],
                 "requests": [_total([label.requests for label in labels])],
                 "tokens": [_total([label.tokens for label in labels])],
                 "eager_fraction": [_eager(steps)],
@@ -136,26 +141,26 @@ def _kinds(one: RankSteps) -> list[dict[str, Any]]:
     return rows
 
 
-def _common(number: int, one: GlobalStep) -> dict[str, list[Any]]:
+def _common(number: int, step: GlobalStep) -> dict[str, list[Any]]:
     return {
         "step": [number],
-        "kinds": [one.kinds],
-        "mismatch": [one.mismatch],
-        "dur_ns": [one.dur_ns],
-        "ranks": [len(one.members)],
-        "idle_ranks": [one.idle],
-        "tokens_max": [one.tokens_max],
-        "tokens_sum": [one.tokens],
-        "padding_fraction": [1 - one.tokens / one.slots if one.slots > 0 else -1.0],
-        "ts_ns": [one.start],
+        "kinds": [step.kinds],
+        "mismatch": [step.mismatch],
+        "dur_ns": [step.dur_ns],
+        "ranks": [len(step.rank_steps)],
+        "idle_ranks": [step.idle],
+        "tokens_max": [step.tokens_max],
+        "tokens_sum": [step.tokens],
+        "padding_fraction": [1 - step.tokens / step.slots if step.slots > 0 else -1.0],
+        "ts_ns": [step.start],
     }
 
 
-def _overlaps(one: RankSteps) -> list[dict[str, Any]]:
+def _overlaps(rank: RankSteps) -> list[dict[str, Any]]:
     """Rows of OVERLAP of one rank."""
     return [
         {
-            "rank": [one.rank],
+            "rank": [rank.rank],
             "index": [index],
             "kind": [step.label.kind],
             "tokens": [step.label.tokens],
@@ -164,65 +169,59 @@ def _overlaps(one: RankSteps) -> list[dict[str, Any]]:
             "hidden_ns": [step.hidden_ns],
             "overlap_efficiency": [_share(step.hidden_ns, step.comm_ns)],
         }
-        for index, step in enumerate(one.steps)
+        for index, step in enumerate(rank.steps)
         if step.two_batches
     ]
 
 
-def _steps(one: RankSteps) -> dict[str, Any]:
+def _steps(rank: RankSteps) -> dict[str, Any]:
     """The rows of STEPS of one rank."""
-    labels = [step.label for step in one.steps]
+    labels = [step.label for step in rank.steps]
     return {
-        "rank": [one.rank] * len(labels),
+        "rank": [rank.rank] * len(labels),
         "index": list(range(len(labels))),
         "kind": [label.kind for label in labels],
-        "eager": [step.eager for step in one.steps],
-        "graph": [step.graph for step in one.steps],
+        "eager": [step.eager for step in rank.steps],
+        "graph": [step.graph for step in rank.steps],
         "dummy": [label.dummy for label in labels],
-        "tbo": [step.two_batches for step in one.steps],
+        "tbo": [step.two_batches for step in rank.steps],
         "requests": [label.requests for label in labels],
         "graph_requests": [label.graph_requests for label in labels],
         "tokens": [label.tokens for label in labels],
-        "ts_ns": [step.start for step in one.steps],
-        "dur_ns": [step.dur_ns for step in one.steps],
+        "ts_ns": [step.start for step in rank.steps],
+        "dur_ns": [step.dur_ns for step in rank.steps],
     }
 
 
 def _unlabelled(ranks: Sequence[RankSteps]) -> list[Skip]:
-    *most, last = grammar().engines
-    names = f"{', '.join(most)} or {last}" if most else last
+    *engines, last = grammar().engines
+    names = f"{', '.join(engines)} or {last}" if engines else last
     reason = f"no step label of {names} in the trace"
-    return [Skip(f"rank {one.rank}", reason) for one in ranks if not one.steps]
+    return [Skip(f"rank {rank.rank}", reason) for rank in ranks if not rank.steps]
 
 
-def _not_told(ranks: Sequence[RankSteps], found: Sequence[GlobalStep]) -> list[Skip]:
-    """What cannot be said although there are labels."""
+def _unknown(ranks: Sequence[RankSteps], steps: Sequence[GlobalStep]) -> list[Skip]:
+    """What the labels do not show."""
     skips: list[Skip] = []
     if not ranks:
         return skips
-    if not found:
-        why = (
-            "there is one rank with step labels"
-            if len(ranks) == 1
-            else "no steps of two ranks overlap in time"
-        )
+    if not steps:
+        why = "only one rank has step labels" if len(ranks) == 1 else "no two ranks' steps overlap in time"
         skips.append(Skip("phase mismatch and padding", f"{why}; pass the traces of all ranks together"))
-    alone = sum(len(one.members) < len(ranks) for one in found)
+    alone = sum(len(step.rank_steps) < len(ranks) for step in steps)
     if alone:
-        why = "not all ranks have a label there; they count without the missing ones"
+        why = "some ranks have no label there and are left out"
         skips.append(Skip(f"all ranks of {alone} step(s)", why))
-    single = sum(len(one.steps) for one in ranks) - sum(len(one.members) for one in found)
-    if found and single:
+    single = sum(len(rank.steps) for rank in ranks) - sum(len(step.rank_steps) for step in steps)
+    if steps and single:
         skips.append(Skip(f"alignment of {single} step(s)", "no other rank ran a step at the same time"))
-    silent = sum(one.tokens < 0 and bool(one.phases) for one in found)
+    silent = sum(step.tokens < 0 and bool(step.phases) for step in steps)
     if silent:
-        skips.append(
-            Skip(f"padding of {silent} step(s)", "a rank's label does not tell its number of tokens")
-        )
-    overlapped = [step for one in ranks for step in one.steps if step.two_batches]
+        skips.append(Skip(f"padding of {silent} step(s)", "a rank's label lacks its token count"))
+    overlapped = [step for rank in ranks for step in rank.steps if step.two_batches]
     if not overlapped:
-        skips.append(Skip("two-batch overlap", "no step label says that it was used (tbo=1)"))
+        skips.append(Skip("two-batch overlap", "no step label has tbo=1"))
     elif _imbalance(overlapped) < 0:
-        why = "no labels of the two halves with their tokens (ub0[tok=512], ub1[tok=512]) in these steps"
+        why = "the halves' token counts are not labelled (ub0[tok=512], ub1[tok=512])"
         skips.append(Skip("token balance of two-batch overlap", why))
     return skips

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tracelens.analysis.comm import RankComms, comms
+from tracelens.analysis.comm import RankCommunication, rank_communication
 from tracelens.analysis.serving.labels import Label, grammar
 from tracelens.arrays import Bool, Int
 from tracelens.trace import Events, Scope, Trace, Work, gpu_work, union
@@ -54,7 +54,7 @@ class RankSteps(NamedTuple):
     """The steps of one rank in order, and its communication where it has steps: that aligns the clocks."""
 
     rank: int
-    comms: RankComms | None
+    communication: RankCommunication | None
     steps: list[Step]
 
 
@@ -74,81 +74,83 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
         scope: which GPU work counts, see work.Scope.
     """
     events, rank = trace.arrays, trace.meta.rank
-    there, labels = events.where(*_HOST_KINDS), grammar().step
-    codes = _read(events, there, labels)
-    chosen = there & _named(events, codes)
+    candidates, labels = events.where(*_HOST_KINDS), grammar().step
+    codes = _read(events, candidates, labels)
+    labelled = candidates & _named(events, codes)
     if not codes:  # recorded without the CPU: what the profiler drew of the marks on the GPU
-        there = events.where("gpu_annotation")
-        codes = _read(events, there, labels)
-        chosen = _one_lane(events, there & _named(events, codes))
+        candidates = events.where("gpu_annotation")
+        codes = _read(events, candidates, labels)
+        labelled = _one_lane(events, candidates & _named(events, codes))
     if not codes:
         return RankSteps(rank, None, [])
-    work, marks = gpu_work(trace, scope), _outermost(events, chosen)
-    found = _steps(events, work, marks, [codes[code] for code in marks.name.tolist()])
-    halves = _halves(events, there, marks)
-    found = [step._replace(halves=some) for step, some in zip(found, halves, strict=True)]
-    return RankSteps(rank, comms(trace, scope=scope), _in_window(trace, _overlapped(work, found)))
+    work, marks = gpu_work(trace, scope), _outermost(events, labelled)
+    steps = _steps(events, work, marks, [codes[code] for code in marks.name.tolist()])
+    halves = _halves(events, candidates, marks)
+    steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
+    return RankSteps(
+        rank, rank_communication(trace, scope=scope), _in_window(trace, _overlapped(work, steps))
+    )
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:
     """What the reader makes of the names of these events, by code; without the names it cannot read."""
     used = np.flatnonzero(np.bincount(events.name[where], minlength=1))
-    found = ((code, reader(events.names[code])) for code in used.tolist())
-    return {code: what for code, what in found if what is not None}
+    readings = ((code, reader(events.names[code])) for code in used.tolist())
+    return {code: reading for code, reading in readings if reading is not None}
 
 
 def _named(events: Events, codes: Mapping[int, object]) -> Bool:
-    chosen = np.zeros(len(events.names) + 1, dtype=bool)
-    chosen[list(codes)] = True
-    mask: Bool = chosen[events.name]
+    wanted = np.zeros(len(events.names) + 1, dtype=bool)
+    wanted[list(codes)] = True
+    mask: Bool = wanted[events.name]
     return mask
 
 
-def _one_lane(events: Events, chosen: Bool) -> Bool:
+def _one_lane(events: Events, mask: Bool) -> Bool:
     """Of marks on several streams, those of the stream with most of them: each shows every step."""
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(mask)
     if not len(rows):
-        return chosen
+        return mask
     lanes = np.stack((events.pid[rows], events.tid[rows]), axis=1)
     _, lane, count = np.unique(lanes, axis=0, return_inverse=True, return_counts=True)
-    kept = np.zeros_like(chosen)
+    kept = np.zeros_like(mask)
     kept[rows[lane.ravel() == np.argmax(count)]] = True
     return kept
 
 
-def _outermost(events: Events, chosen: Bool) -> _Marks:
+def _outermost(events: Events, mask: Bool) -> _Marks:
     """The chosen events in order of start, without those inside another."""
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(mask)
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
     before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(events.end[rows])[:-1]))
     rows = rows[(events.end[rows] > before) | (events.start[rows] >= before)]
     return _Marks(events.name[rows], events.start[rows], events.end[rows])
 
 
-def _place(marks: _Marks, times: Int) -> Int:
+def _mark_of(marks: _Marks, times: Int) -> Int:
     """In which mark each time lies, -1 for none."""
-    place = np.searchsorted(marks.start, times, side="right") - 1
-    inside = (place >= 0) & (times < np.maximum(marks.end, marks.start + 1)[np.maximum(place, 0)])
-    return np.where(inside, place, -1)
+    mark = np.searchsorted(marks.start, times, side="right") - 1
+    inside = (mark >= 0) & (times < np.maximum(marks.end, marks.start + 1)[np.maximum(mark, 0)])
+    return np.where(inside, mark, -1)
 
 
 def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -> list[Step]:
     """The steps of these marks, each from its first kernel to its last one."""
-    mine = work.take(work.is_kernel & (work.launch >= 0))
-    place = _place(marks, events.start[mine.launch])
-    mine, place = mine.take(place >= 0), place[place >= 0]
+    kernels = work.take(work.is_kernel & (work.launch >= 0))
+    mark = _mark_of(marks, events.start[kernels.launch])
+    kernels, mark = kernels.take(mark >= 0), mark[mark >= 0]
     first = np.full(len(labels), np.iinfo(np.int64).max)
     last = np.full(len(labels), np.iinfo(np.int64).min)
-    np.minimum.at(first, place, mine.start)
-    np.maximum.at(last, place, mine.end)
+    np.minimum.at(first, mark, kernels.start)
+    np.maximum.at(last, mark, kernels.end)
     replays = np.array([_GRAPH_LAUNCH in name for name in events.names] or [False])
     replayed = np.zeros(len(labels), dtype=bool)
-    replayed[place[replays[events.name[mine.launch]]]] = True
+    replayed[mark[replays[events.name[kernels.launch]]]] = True
     launched = last >= first
     start, end = np.where(launched, first, marks.start), np.where(launched, last, marks.end)
     runs = [
-        label.run or ("graph" if graph else "eager" if some else "")
-        for label, graph, some in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
+        label.run or ("graph" if graph else "eager" if any_kernel else "")
+        for label, graph, any_kernel in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
     ]
     rows = zip(labels, runs, start.tolist(), end.tolist(), strict=True)
     return [
@@ -156,18 +158,18 @@ def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -
     ]
 
 
-def _halves(events: Events, there: Bool, marks: _Marks) -> list[tuple[int, ...]]:
+def _halves(events: Events, candidates: Bool, marks: _Marks) -> list[tuple[int, ...]]:
     """Tokens of the labelled halves of each step, by their number."""
-    found: list[dict[int, int]] = [{} for _ in marks.start]
-    codes = _read(events, there, grammar().half)
-    rows = np.flatnonzero(there & _named(events, codes)) if codes else np.empty(0, dtype=np.int64)
-    for place, code in zip(
-        _place(marks, events.start[rows]).tolist(), events.name[rows].tolist(), strict=True
+    tokens_of: list[dict[int, int]] = [{} for _ in marks.start]
+    codes = _read(events, candidates, grammar().half)
+    rows = np.flatnonzero(candidates & _named(events, codes)) if codes else np.empty(0, dtype=np.int64)
+    for mark, code in zip(
+        _mark_of(marks, events.start[rows]).tolist(), events.name[rows].tolist(), strict=True
     ):
-        if place >= 0:
+        if mark >= 0:
             number, tokens = codes[code]
-            found[place][number] = max(tokens, found[place].get(number, tokens))
-    return [tuple(some[number] for number in sorted(some)) for some in found]
+            tokens_of[mark][number] = max(tokens, tokens_of[mark].get(number, tokens))
+    return [tuple(by_number[number] for number in sorted(by_number)) for by_number in tokens_of]
 
 
 def _overlapped(work: Work, steps: list[Step]) -> list[Step]:
@@ -179,11 +181,11 @@ def _overlapped(work: Work, steps: list[Step]) -> list[Step]:
     comm, computation = work.union("comm"), work.union("computation")
     both = union(*(np.concatenate(pair) for pair in zip(comm, computation, strict=True)))
     in_comm, in_computation, in_both = (part.covered(start, end) for part in (comm, computation, both))
-    found = list(steps)
-    for place, row in enumerate(rows):
-        hidden = int(in_comm[place] + in_computation[place] - in_both[place])
-        found[row] = steps[row]._replace(comm_ns=int(in_comm[place]), hidden_ns=hidden)
-    return found
+    measured = list(steps)
+    for index, row in enumerate(rows):
+        hidden = int(in_comm[index] + in_computation[index] - in_both[index])
+        measured[row] = steps[row]._replace(comm_ns=int(in_comm[index]), hidden_ns=hidden)
+    return measured
 
 
 def _in_window(trace: Trace, steps: list[Step]) -> list[Step]:

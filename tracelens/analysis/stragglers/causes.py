@@ -1,4 +1,4 @@
-"""Why a rank was the last to arrive at a collective: its work since the one before, against the others'."""
+"""Why a rank was last at a collective: its work since the previous one, against the other ranks'."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _IDLE = {LATE: "late_launch", BLOCKED: "blocking_call", GARBAGE: "garbage_collec
 
 
 class Verdict(NamedTuple):
-    """Why the last rank of an instance was late.
+    """Why the last rank of a collective was late.
 
     Attributes:
         rank: who is to blame: the last rank, or one of the others that held it up before.
@@ -58,103 +58,108 @@ class Verdict(NamedTuple):
 
 
 class Comparison:
-    """Compares the ranks of instances; made once for a run.
+    """Compares the ranks of collectives; made once for a run.
 
     Attributes:
         cut: late arrivals behind more than AT_ONCE communication kernels, not all of which were looked at.
 
     Args:
         parts: by rank.
-        instances: all of the run by one clock, in order of time.
-        offset: what the times of each rank's part are ahead of those of the instances.
+        collectives: all of the run by one clock, in order of time.
+        offset: what the times of each rank's part are ahead of those of the collectives.
     """
 
     def __init__(
-        self, parts: Mapping[int, Segments], instances: Sequence[MatchedCollective], offset: Mapping[int, int]
+        self,
+        parts: Mapping[int, Segments],
+        collectives: Sequence[MatchedCollective],
+        offset: Mapping[int, int],
     ) -> None:
         self._parts, self._offset = parts, offset
         self._workloads = Workloads(parts)
-        self._spans = Spans(parts, instances, offset)
-        self._instances = instances
+        self._spans = Spans(parts, collectives, offset)
+        self._collectives = collectives
         self._verdicts: dict[int, Verdict] = {}
-        self._reach = {rank: np.maximum.accumulate(part.comms.end) for rank, part in parts.items()}
+        self._reach = {rank: np.maximum.accumulate(part.communication.end) for rank, part in parts.items()}
         self.cut = 0
         self._of_kernel: dict[tuple[int, int], int] = {}
-        for place, instance in enumerate(instances):
-            for member in instance.members:
-                self._of_kernel.setdefault((member.rank, member.record.kernel), place)
+        for index, collective in enumerate(collectives):
+            for participant in collective.participants:
+                self._of_kernel.setdefault((participant.rank, participant.record.kernel), index)
 
     def verdicts(self) -> list[Verdict]:
-        """Why the last rank of each instance was late."""
-        # In order of arrival, so that what an instance inherits is known by then.
-        order = sorted(range(len(self._instances)), key=lambda place: self._instances[place].last.start)
-        for place in order:
-            self._verdicts[place] = self._verdict(place, self._instances[place])
-        return [self._verdicts[place] for place in range(len(self._instances))]
+        """Why the last rank of each collective was late."""
+        # In order of arrival, so that what a collective inherits is known by then.
+        order = sorted(range(len(self._collectives)), key=lambda index: self._collectives[index].last.start)
+        for index in order:
+            self._verdicts[index] = self._verdict(index, self._collectives[index])
+        return [self._verdicts[index] for index in range(len(self._collectives))]
 
-    def _verdict(self, place: int, instance: MatchedCollective) -> Verdict:
-        last, wait = instance.last, instance.wait_ns
-        others = [member for member in instance.members if member.rank != last.rank]
-        weight = np.array([wait[member.rank] for member in others], dtype=float)
-        late = -_typical(np.array([[member.start - last.start] for member in others], dtype=float), weight)[0]
+    def _verdict(self, index: int, collective: MatchedCollective) -> Verdict:
+        last, wait = collective.last, collective.wait_ns
+        waiting = [participant for participant in collective.participants if participant.rank != last.rank]
+        weight = np.array([wait[participant.rank] for participant in waiting], dtype=float)
+        late = -_typical(
+            np.array([[participant.start - last.start] for participant in waiting], dtype=float), weight
+        )[0]
         if sum(wait.values()) < SMALL_NS:
-            said = f"the others waited {duration(sum(wait.values()))} in all"
-            return Verdict(last.rank, "unknown", said, round(late))
-        spans = self._spans.of(place, instance)
-        if text := self._launched_late(late, last, others, weight):
-            return self._late_launch(text, late, instance, spans, weight)
-        mine = self._numbers(last, spans)
-        theirs = np.array([self._numbers(member, spans) for member in others])
-        usual = _typical(theirs, weight)
-        more = mine - usual
-        found = {_IDLE[kind]: float(more[kind]) for kind in _IDLE}
+            evidence = f"the others waited {duration(sum(wait.values()))} in total"
+            return Verdict(last.rank, "unknown", evidence, round(late))
+        spans = self._spans.of(index, collective)
+        if text := self._launched_late(late, last, waiting, weight):
+            return self._late_launch(text, late, collective, spans, weight)
+        times = self._numbers(last, spans)
+        times_of_others = np.array([self._numbers(participant, spans) for participant in waiting])
+        typical = _typical(times_of_others, weight)
+        extra = times - typical
+        explained_ns = {_IDLE[kind]: float(extra[kind]) for kind in _IDLE}
         # What a rank lost before, it can have caught up since.
-        found["inherited"] = min(more[COMM] + more[-1], late)
+        explained_ns["inherited"] = min(extra[COMM] + extra[-1], late)
         excess = None
-        if more[WORK] >= EXPLAINED * late:
-            ranges = [(member.rank, *spans[member.rank][:2]) for member in (last, *others)]
-            excess = self._workloads.excess(ranges, float(more[WORK]))
-            found |= {"token_load": excess.load, "slow_kernels": excess.slow}
-        cause = max(CAUSES[:-1], key=lambda name: found.get(name, 0.0))
-        if excess is not None and cause == "token_load" and _other_stage(instance, excess):
+        if extra[WORK] >= EXPLAINED * late:
+            ranges = [(participant.rank, *spans[participant.rank][:2]) for participant in (last, *waiting)]
+            excess = self._workloads.excess(ranges, float(extra[WORK]))
+            explained_ns |= {"token_load": excess.load, "slow_kernels": excess.slow}
+        cause = max(CAUSES[:-1], key=lambda name: explained_ns.get(name, 0.0))
+        if excess is not None and cause == "token_load" and _other_stage(collective, excess):
             text = f"{excess.load_text}; a pipeline stage does work of its own, which tells nothing of load"
             return Verdict(last.rank, "unknown", text, round(late))
-        if found.get(cause, 0.0) >= max(EXPLAINED * late, 1):
+        if explained_ns.get(cause, 0.0) >= max(EXPLAINED * late, 1):
             if cause == "inherited":
-                return self._inherited(place, spans[last.rank], mine, usual, round(late))
-            text = self._evidence(cause, last, spans, mine, usual, excess)
+                return self._inherited(index, spans[last.rank], times, typical, round(late))
+            text = self._evidence(cause, last, spans, times, typical, excess)
             if cause == "late_launch":
-                return self._late_launch(text, late, instance, spans, weight)
+                return self._late_launch(text, late, collective, spans, weight)
             return Verdict(last.rank, cause, text, round(late))
-        return Verdict(last.rank, "unknown", _unexplained(late, more), round(late))
+        return Verdict(last.rank, "unknown", _unexplained(late, extra), round(late))
 
-    def _numbers(self, member: Participant, spans: Mapping[int, Span]) -> Float:
+    def _numbers(self, participant: Participant, spans: Mapping[int, Span]) -> Float:
         """Time of a member's span by TIMES, and its begin."""
-        span = spans[member.rank]
-        time = self._parts[member.rank].time[span.first : span.last].sum(axis=0)
-        return np.append(time.astype(float), span.begin)
+        span = spans[participant.rank]
+        times = self._parts[participant.rank].time[span.first : span.last].sum(axis=0)
+        return np.append(times.astype(float), span.begin)
 
     def _evidence(
         self,
         cause: str,
         last: Participant,
         spans: Mapping[int, Span],
-        mine: Float,
-        usual: Float,
+        times: Float,
+        typical: Float,
         excess: Excess | None,
     ) -> str:
         if excess is not None and cause in ("token_load", "slow_kernels"):
             return excess.load_text if cause == "token_load" else excess.slow_text
         kind = next(kind for kind, name in _IDLE.items() if name == cause)
-        against = f"{duration(mine[kind])} (others {duration(usual[kind])})"
+        versus = f"{duration(times[kind])} (others {duration(typical[kind])})"
         host = self._host(last.rank, spans[last.rank], kind)
         if self._parts[last.rank].on_host:
-            return f"no op ran for {against}{host and ', the longest time in '}{host}"
+            return f"no op ran for {versus}{host and ', the longest time in '}{host}"
         if cause == "blocking_call":
-            return f"GPU idle {against} because the host was blocked in {host or 'a call'}"
+            return f"GPU idle {versus} because the host was blocked in {host or 'a call'}"
         if cause == "garbage_collection":
-            return f"GPU idle {against} because of garbage collection: {host}"
-        return f"GPU idle {against} because the host launched late{host and ', the longest time in '}{host}"
+            return f"GPU idle {versus} because of garbage collection: {host}"
+        return f"GPU idle {versus} because the host launched late{host and ', the longest time in '}{host}"
 
     def _host(self, rank: int, span: Span, kind: int) -> str:
         """What the host was in during the longest idle time of a kind."""
@@ -165,18 +170,22 @@ class Comparison:
         code = int(part.host[piece, kind])
         return part.texts[code] if code >= 0 else ""
 
-    def _inherited(self, place: int, span: Span, mine: Float, usual: Float, late: int) -> Verdict:
+    def _inherited(self, index: int, span: Span, times: Float, typical: Float, late: int) -> Verdict:
         """The verdict for lateness that was there before: whose and what it was then, if that is known.
 
         A rank that was late for what it did itself is still late for that, and so is one of the others that
         held the last rank up elsewhere.
         """
-        instance = self._instances[place]
-        last = instance.last
-        text, before = self._before(last, span, mine, usual)
+        collective = self._collectives[index]
+        last = collective.last
+        text, before = self._before(last, span, times, typical)
         # Clocks that are off can turn the order of two around.
         origin = self._verdicts.get(before)
-        if origin is None or origin.cause in ("inherited", "unknown") or origin.rank not in instance.wait_ns:
+        if (
+            origin is None
+            or origin.cause in ("inherited", "unknown")
+            or origin.rank not in collective.wait_ns
+        ):
             return Verdict(last.rank, "inherited", text, late)
         held = "" if origin.rank == last.rank else f"held rank {last.rank} up, which "
         # One link of a long chain says as much as all of them.
@@ -184,43 +193,43 @@ class Comparison:
         between = ", late from before: " if origin.root else ": "
         return Verdict(origin.rank, origin.cause, f"{held}{text}{between}{root}", late, root)
 
-    def _before(self, last: Participant, span: Span, mine: Float, usual: Float) -> tuple[str, int]:
-        """Evidence for lateness that a rank brought with it, and the instance that it brought it from."""
-        own, offset = self._parts[last.rank].comms, self._offset[last.rank]
+    def _before(self, last: Participant, span: Span, times: Float, typical: Float) -> tuple[str, int]:
+        """Evidence for lateness that a rank brought with it, and the collective it brought it from."""
+        comm, offset = self._parts[last.rank].communication, self._offset[last.rank]
         start = last.start + offset
-        if (begun := mine[-1] - usual[-1]) >= mine[COMM] - usual[COMM]:
+        if (begun := times[-1] - typical[-1]) >= times[COMM] - typical[COMM]:
             kernels = self._spans.ends[last.rank].between(None, start)
             text = f"had left the communication before {duration(begun)} later than the others"
             if not len(kernels):
                 return f"its recording began {duration(begun)} later than the others'", -1
             kernel = int(kernels[-1])
         else:
-            text = f"spent {duration(mine[COMM])} in other communication (others {duration(usual[COMM])})"
+            text = f"spent {duration(times[COMM])} in other communication (others {duration(typical[COMM])})"
             begin = span.begin + start
-            high = int(np.searchsorted(own.start, start))
+            high = int(np.searchsorted(comm.start, start))
             low = max(high - AT_ONCE, 0)
             self.cut += bool(low and self._reach[last.rank][low - 1] > begin)
             kernels = np.arange(low, high)
-            kernels = kernels[own.end[kernels] > begin]
-            inside = np.minimum(own.end[kernels], start) - np.maximum(own.start[kernels], begin)
+            kernels = kernels[comm.end[kernels] > begin]
+            inside = np.minimum(comm.end[kernels], start) - np.maximum(comm.start[kernels], begin)
             kernel = int(kernels[np.argmax(inside)])
-        place = self._of_kernel.get((last.rank, kernel), -1)
-        if place < 0:
+        index = self._of_kernel.get((last.rank, kernel), -1)
+        if index < 0:
             return text, -1
-        instance = self._instances[place]
-        said = f"{text}: {instance.collective} {instance.order} of group {instance.group}"
-        latest = instance.last.rank
-        return (f"{said}, where rank {latest} was last" if latest != last.rank else said), place
+        collective = self._collectives[index]
+        evidence = f"{text}: {collective.collective} {collective.order} of group {collective.group}"
+        latest = collective.last.rank
+        return (f"{evidence}, where rank {latest} was last" if latest != last.rank else evidence), index
 
     def _launched_late(
-        self, late: float, last: Participant, others: Sequence[Participant], weight: Float
+        self, late: float, last: Participant, waiting: Sequence[Participant], weight: Float
     ) -> str:
-        """Evidence where the host asked for the communication late beside a busy GPU; "" where it did not.
+        """Evidence where the host launched the communication late on a busy GPU; "" where it did not.
 
         Computation that goes on when the communication begins is not what it waited for; and a kernel that
         begins as soon as it is launched waited for nothing else either.
         """
-        called = [self._called(member) for member in (last, *others)]
+        called = [self._called(participant) for participant in (last, *waiting)]
         if min(called) < 0 or last.start - called[0] > _UNQUEUED_NS:
             return ""
         if not self._parts[last.rank].beside[last.record.kernel]:
@@ -228,58 +237,60 @@ class Comparison:
         behind = -_typical((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
         if behind < EXPLAINED * late:
             return ""
-        return f"its launch was called {duration(behind)} after the others', while its GPU was busy"
+        return f"it was launched {duration(behind)} after the others', while its GPU was busy"
 
     def _late_launch(
         self,
         text: str,
         late: float,
-        instance: MatchedCollective,
+        collective: MatchedCollective,
         spans: Mapping[int, Span],
         weight: Float,
     ) -> Verdict:
-        """The verdict for late launches: a call that blocked may be behind them.
+        """The verdict for late launches, which a blocking call may have caused.
 
         Once it has waited for the GPU, the host has no more launches ahead, so that each one is late for a
         while. Ranks that wait for the last one block longer than it does where all of them synchronise.
         """
-        last = instance.last
-        others = [member for member in instance.members if member.rank != last.rank]
-        times = [self._blocked(member, spans[member.rank]) for member in (last, *others)]
+        last = collective.last
+        waiting = [participant for participant in collective.participants if participant.rank != last.rank]
+        times = [self._blocked(participant, spans[participant.rank]) for participant in (last, *waiting)]
         # Sender and receiver block where their parts of the program do, which says nothing of either.
-        if min(times) < 0 or instance.collective == SEND_RECV:
+        if min(times) < 0 or collective.collective == SEND_RECV:
             return Verdict(last.rank, "late_launch", text, round(late))
-        usual = _typical(np.array(times[1:], dtype=float)[:, None], weight)[0]
-        if times[0] - usual < EXPLAINED * late:
+        typical = _typical(np.array(times[1:], dtype=float)[:, None], weight)[0]
+        if times[0] - typical < EXPLAINED * late:
             return Verdict(last.rank, "late_launch", text, round(late))
         host = self._host(last.rank, spans[last.rank], BLOCKED)
-        said = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(usual)})"
-        return Verdict(last.rank, "blocking_call", f"{said}{host and ' in '}{host}", round(late))
+        evidence = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(typical)})"
+        return Verdict(last.rank, "blocking_call", f"{evidence}{host and ' in '}{host}", round(late))
 
-    def _blocked(self, member: Participant, span: Span) -> int:
+    def _blocked(self, participant: Participant, span: Span) -> int:
         """How long the host sat in blocking calls from one launch to the other, -1 if unknown."""
-        part, kernel = self._parts[member.rank], member.record.kernel
+        part, kernel = self._parts[participant.rank], participant.record.kernel
         if part.launch[kernel] < 0 or (span.before >= 0 and part.launch[span.before] < 0):
             return -1
         before = int(part.blocked[span.before]) if span.before >= 0 else 0
         return max(int(part.blocked[kernel]) - before, 0)
 
-    def _called(self, member: Participant) -> int:
-        launch = int(self._parts[member.rank].launch[member.record.kernel])
-        return launch - self._offset[member.rank] if launch >= 0 else -1
+    def _called(self, participant: Participant) -> int:
+        launch = int(self._parts[participant.rank].launch[participant.record.kernel])
+        return launch - self._offset[participant.rank] if launch >= 0 else -1
 
 
-def _unexplained(late: float, more: Float) -> str:
+def _unexplained(late: float, extra: Float) -> str:
     """Evidence where nothing explains the lateness."""
-    most = int(np.argmax(more[:-1]))
-    what = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
-    found = f"most of it {duration(more[most])} more {what}" if more[most] > 0 else "nothing was longer"
-    return f"{duration(late)} late, unexplained by what was recorded: {found} than the others"
+    most = int(np.argmax(extra[:-1]))
+    activity = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
+    largest = (
+        f"most of it {duration(extra[most])} more {activity}" if extra[most] > 0 else "nothing was longer"
+    )
+    return f"{duration(late)} late, not explained by the trace: {largest} than the others"
 
 
-def _other_stage(instance: MatchedCollective, excess: Excess) -> bool:
+def _other_stage(collective: MatchedCollective, excess: Excess) -> bool:
     """Whether sender and receiver were in different parts of the program."""
-    return instance.collective == SEND_RECV and excess.alike < _SAME_WORK
+    return collective.collective == SEND_RECV and excess.alike < _SAME_WORK
 
 
 def _typical(values: Float, weight: Float) -> Float:

@@ -1,4 +1,4 @@
-"""Waiting for other ranks beside which a GPU does nothing else."""
+"""Exposed waiting for other ranks: the GPU does nothing else meanwhile."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.comm import MatchedCollective, RankComms
+from tracelens.analysis.comm import MatchedCollective, RankCommunication
 from tracelens.analysis.stragglers.causes import Verdict
 from tracelens.arrays import Int
 from tracelens.table import Column, Schema
 from tracelens.trace import cut, difference, exclusive, union
 
 LOST = Schema(
-    "Waiting beside which a GPU does nothing else",
+    "Exposed waiting for late ranks",
     (
         Column("rank", "int64", doc="that waits"),
         Column("late_rank", "int64", doc="that it waits for"),
@@ -24,44 +24,44 @@ LOST = Schema(
         Column("own_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns"),
     ),
-    doc="Pieces of one rank do not overlap. Where a GPU computes or moves data meanwhile, nothing is lost.",
+    doc="Pieces of one rank do not overlap. Waiting hidden by computation or transfers is left out.",
     detail=True,
 )
 
 
 def lost_rows(
-    ranks: Sequence[RankComms], instances: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
+    ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
 ) -> list[dict[str, Any]]:
     """Rows of LOST, by rank.
 
     Args:
         ranks: of the run.
-        instances: by one clock.
+        collectives: by one clock.
         verdicts: why the last rank of each was late.
     """
-    sync: dict[int, dict[int, int]] = {one.rank: {} for one in ranks}
-    longest: dict[int, dict[int, tuple[int, int, str]]] = {one.rank: {} for one in ranks}
-    for place, instance in enumerate(instances):
-        wait = instance.wait_ns
-        for member in instance.members:
-            rank, kernel, ns = member.rank, member.record.kernel, wait[member.rank]
+    sync: dict[int, dict[int, int]] = {rank_comm.rank: {} for rank_comm in ranks}
+    longest: dict[int, dict[int, tuple[int, int, str]]] = {rank_comm.rank: {} for rank_comm in ranks}
+    for index, collective in enumerate(collectives):
+        wait = collective.wait_ns
+        for participant in collective.participants:
+            rank, kernel, ns = participant.rank, participant.record.kernel, wait[participant.rank]
             # A kernel of several sends and receives waits until the last of all its partners is there.
             sync[rank][kernel] = max(sync[rank].get(kernel, 0), ns)
             if ns > longest[rank].get(kernel, (0, 0, ""))[0]:
-                longest[rank][kernel] = ns, place, member.record.step
+                longest[rank][kernel] = ns, index, participant.record.step
     rows = []
-    for one in sorted(ranks, key=lambda one: one.rank):
-        mine = longest[one.rank]
-        kernels = sorted(mine)
-        row, start, end = _lost(one, np.array(kernels, dtype=np.int64), sync[one.rank])
-        some = [mine[kernels[at]] for at in row.tolist()]
+    for rank_comm in sorted(ranks, key=lambda rank_comm: rank_comm.rank):
+        waiting_kernels = longest[rank_comm.rank]
+        kernels = sorted(waiting_kernels)
+        row, start, end = _lost(rank_comm, np.array(kernels, dtype=np.int64), sync[rank_comm.rank])
+        waits = [waiting_kernels[kernels[position]] for position in row.tolist()]
         rows.append(
             {
-                "rank": [one.rank] * len(row),
-                "late_rank": [verdicts[place].rank for _, place, _ in some],
-                "cause": [verdicts[place].cause for _, place, _ in some],
-                "collective": [instances[place].collective for _, place, _ in some],
-                "step": [step for _, _, step in some],
+                "rank": [rank_comm.rank] * len(row),
+                "late_rank": [verdicts[index].rank for _, index, _ in waits],
+                "cause": [verdicts[index].cause for _, index, _ in waits],
+                "collective": [collectives[index].collective for _, index, _ in waits],
+                "step": [step for _, _, step in waits],
                 "own_ts_ns": start,
                 "dur_ns": end - start,
             }
@@ -69,17 +69,17 @@ def lost_rows(
     return rows
 
 
-def _lost(one: RankComms, kernels: Int, sync: Mapping[int, int]) -> tuple[Int, Int, Int]:
+def _lost(rank_comm: RankCommunication, kernels: Int, sync: Mapping[int, int]) -> tuple[Int, Int, Int]:
     """(place among the kernels, start, end) of the waiting in these kernels that nothing hides.
 
     Args:
-        one: the rank.
+        rank_comm: the rank.
         kernels: that wait.
         sync: what each of its kernels waits; those without an entry move data all the time.
     """
-    every = np.array([sync.get(kernel, 0) for kernel in range(len(one.start))], dtype=np.int64)
-    moving = union(one.start + every, one.end)
-    start, end = one.start[kernels], one.start[kernels] + every[kernels]
+    wait_ns = np.array([sync.get(kernel, 0) for kernel in range(len(rank_comm.start))], dtype=np.int64)
+    moving = union(rank_comm.start + wait_ns, rank_comm.end)
+    start, end = rank_comm.start[kernels], rank_comm.start[kernels] + wait_ns[kernels]
     # Of kernels that wait at once, the one that began first counts.
     start = exclusive(start, end, np.zeros(len(start), dtype=np.int64))
-    return cut(start, end, difference(one.alone, moving))
+    return cut(start, end, difference(rank_comm.alone, moving))

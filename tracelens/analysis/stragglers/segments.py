@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import RankComms, comms
+from tracelens.analysis.comm import RankCommunication, rank_communication
 from tracelens.analysis.host import (
     CAUSES,
     Explained,
@@ -57,7 +57,7 @@ class Segments(NamedTuple):
     Piece i is [edges[i], edges[i + 1]); the first one begins with the recording.
 
     Attributes:
-        comms: its communication.
+        communication: its communication.
         edges: ns, ascending; empty where it does not communicate.
         time: ns of each piece (rows) by TIMES (columns); a row adds up to the piece.
         host: what the host was in, by piece and TIMES: code into `texts`, -1 if unknown.
@@ -74,7 +74,7 @@ class Segments(NamedTuple):
         on_host: whether the work is the host's.
     """
 
-    comms: RankComms
+    communication: RankCommunication
     edges: Int
     time: Int
     host: Int
@@ -107,11 +107,11 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         trace: of the rank.
         scope: which GPU work counts, see work.Scope.
     """
-    work, talk = gpu_work(trace, scope), comms(trace, scope=scope)
-    if not len(talk.start):
-        return _silent(talk)
+    work, comm = gpu_work(trace, scope), rank_communication(trace, scope=scope)
+    if not len(comm.start):
+        return _silent(comm)
     begin = trace.window.start if trace.window else int(trace.arrays.start.min())
-    edges = np.unique(np.concatenate(([begin], talk.start, talk.end)))
+    edges = np.unique(np.concatenate(([begin], comm.start, comm.end)))
     edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
     time = np.zeros((len(edges) - 1, len(TIMES)), dtype=np.int64)
     is_comm = work.kind == WORK_KINDS.index("comm")
@@ -120,22 +120,22 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     kind = np.where(is_comm, COMM, np.where(waited, BLOCKED, WORK))
     order = np.where(is_comm, 2, (work.kind != WORK_KINDS.index("computation")).astype(np.int64))
     row, piece, ns = shares(work.start, work.end, order, edges)
-    some = ns > 0
-    row, piece, ns = row[some], piece[some], ns[some]
+    nonempty = ns > 0
+    row, piece, ns = row[nonempty], piece[nonempty], ns[nonempty]
     np.add.at(time, (piece, kind[row]), ns)
     gap = _gaps(trace, work, edges)
     np.add.at(time, (gap.piece, gap.kind), gap.ns)
     host, longest, texts = _hosts(trace, gap, time.shape)
-    mine = kind[row] == WORK
-    table = _work(trace, work, row[mine], piece[mine], ns[mine])
+    is_work = kind[row] == WORK
+    table = _work(trace, work, row[is_work], piece[is_work], ns[is_work])
     launch = work.asked[is_comm]
     called = np.where(launch >= 0, trace.arrays.start[np.maximum(launch, 0)], -1)
-    others = union(work.start[~is_comm], work.end[~is_comm])
+    other_work = union(work.start[~is_comm], work.end[~is_comm])
     # A host that works itself asks for nothing ahead of its other work.
-    beside = (others.covered(talk.start - 1, talk.start + 1) == 2) & (not work.on_host)
-    sat = _blocked(trace, work, blocking)
-    blocked = np.maximum(sat.covered_before(called) - sat.covered_before(edges[:1]), 0)
-    return Segments(talk, edges, time, host, longest, texts, *table, called, beside, blocked, work.on_host)
+    beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.on_host)
+    blocked_time = _blocked(trace, work, blocking)
+    blocked = np.maximum(blocked_time.covered_before(called) - blocked_time.covered_before(edges[:1]), 0)
+    return Segments(comm, edges, time, host, longest, texts, *table, called, beside, blocked, work.on_host)
 
 
 def _blocked(trace: Trace, work: Work, blocking: Bool) -> Union:
@@ -144,18 +144,18 @@ def _blocked(trace: Trace, work: Work, blocking: Bool) -> Union:
     return union(trace.arrays.start[rows], trace.arrays.end[rows])
 
 
-def _launching(trace: Trace, work: Work, chosen: Bool) -> Int:
+def _launching(trace: Trace, work: Work, mask: Bool) -> Int:
     """Rows of the chosen events on threads that launch work."""
     thread = threads(trace.arrays)
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(mask)
     return rows[np.isin(thread[rows], np.unique(thread[work.asked[work.asked >= 0]]))]
 
 
-def _silent(talk: RankComms) -> Segments:
+def _silent(comm: RankCommunication) -> Segments:
     """The part of a rank that does not communicate."""
     none = np.empty(0, dtype=np.int64)
     table, no = none.reshape(0, len(TIMES)), none.astype(bool)
-    return Segments(talk, none, table, table, table, [], none, none, np.empty(0), none, [], none, no, none)
+    return Segments(comm, none, table, table, table, [], none, none, np.empty(0), none, [], none, no, none)
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
@@ -165,11 +165,16 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     gaps = gaps._replace(before=np.maximum(gaps.before, 0))
     inside = gaps.end <= edges[-1]
     gaps = type(gaps)(*(values[inside] for values in gaps))
-    found = causes(trace, work, gaps)
-    found = _with_reads(trace, work, gaps, found) if work.on_host else found
+    explained = causes(trace, work, gaps)
+    explained = _with_reads(trace, work, gaps, explained) if work.on_host else explained
     piece = np.searchsorted(edges, gaps.start, side="right") - 1
-    parts = _split(found, gaps.end - gaps.start, 0 if work.on_host else RESTART_NS)
-    hosts = {LATE: found.busy, BLOCKED: found.blocked, GARBAGE: found.collected, OTHER: found.busy}
+    parts = _split(explained, gaps.end - gaps.start, 0 if work.on_host else RESTART_NS)
+    hosts = {
+        LATE: explained.busy,
+        BLOCKED: explained.blocked,
+        GARBAGE: explained.collected,
+        OTHER: explained.busy,
+    }
     return _Gap(
         np.tile(piece, len(parts)),
         np.repeat(list(parts), len(piece)),
@@ -178,35 +183,35 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     )
 
 
-def _with_reads(trace: Trace, work: Work, gaps: Gaps, found: Explained) -> Explained:
+def _with_reads(trace: Trace, work: Work, gaps: Gaps, explained: Explained) -> Explained:
     """The causes of a host's gaps, with the reads in them as its blocking calls."""
     events = trace.arrays
     rows = _launching(trace, work, reads(trace))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     if not len(rows):
-        return found
-    sat = union(events.start[rows], events.end[rows])
-    asked = np.where(gaps.after >= 0, work.asked[np.maximum(gaps.after, 0)], -1)
-    called = np.where(asked >= 0, events.start[np.maximum(asked, 0)], gaps.end)
+        return explained
+    reading = union(events.start[rows], events.end[rows])
+    launch_call = np.where(gaps.after >= 0, work.asked[np.maximum(gaps.after, 0)], -1)
+    called = np.where(launch_call >= 0, events.start[np.maximum(launch_call, 0)], gaps.end)
     end = np.clip(called, gaps.start, gaps.end)
-    begins, ends = np.searchsorted(sat.start, gaps.start), np.searchsorted(sat.end, end, side="right")
-    most = len(sat.start) - 1
-    looped = sat.end[np.clip(ends - 1, 0, most)] - sat.start[np.clip(begins, 0, most)]
-    ns = np.where(ends - begins >= _LOOP, looped, sat.covered(gaps.start, end))
+    begins, ends = np.searchsorted(reading.start, gaps.start), np.searchsorted(reading.end, end, side="right")
+    most = len(reading.start) - 1
+    looped = reading.end[np.clip(ends - 1, 0, most)] - reading.start[np.clip(begins, 0, most)]
+    ns = np.where(ends - begins >= _LOOP, looped, reading.covered(gaps.start, end))
     first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
-    return found._replace(blocked=np.where(ns > 0, first, -1), blocked_ns=ns)
+    return explained._replace(blocked=np.where(ns > 0, first, -1), blocked_ns=ns)
 
 
-def _split(found: Explained, ns: Int, restart: int) -> dict[int, Int]:
+def _split(explained: Explained, ns: Int, restart: int) -> dict[int, Int]:
     """The time of each gap by what was waited for.
 
     A blocking call is on every rank where the program synchronises, so what matters is how long it kept the
     GPU idle, and not whether there was one.
     """
     names = list(CAUSES)
-    by_host = np.isin(found.cause, [names.index(name) for name in _HOST])
-    garbage = np.minimum(found.collected_ns, ns)
-    blocked = np.where(found.blocked >= 0, np.minimum(found.blocked_ns + restart, ns - garbage), 0)
+    by_host = np.isin(explained.cause, [names.index(name) for name in _HOST])
+    garbage = np.minimum(explained.collected_ns, ns)
+    blocked = np.where(explained.blocked >= 0, np.minimum(explained.blocked_ns + restart, ns - garbage), 0)
     late = np.where(by_host, ns - garbage - blocked, 0)
     return {LATE: late, BLOCKED: blocked, GARBAGE: garbage, OTHER: np.where(by_host, 0, ns)}
 
@@ -222,18 +227,18 @@ def _hosts(trace: Trace, gap: _Gap, shape: tuple[int, ...]) -> tuple[Int, Int, l
     picked = last[shown]
     name, op, names = host_names(trace, gap.host[picked])
     pair, (name, op) = codes(name, op)
-    place: dict[str, int] = {}
+    texts: dict[str, int] = {}
     code = np.array(
         [
-            place.setdefault(_host_text(names[one], names[other]), len(place))
-            for one, other in zip(name.tolist(), op.tolist(), strict=True)
+            texts.setdefault(_host_text(names[name_code], names[op_code]), len(texts))
+            for name_code, op_code in zip(name.tolist(), op.tolist(), strict=True)
         ],
         dtype=np.int64,
     )
     host, longest = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     if len(shown):
         host.flat[shown], longest.flat[shown] = code[pair], gap.ns[picked]
-    return host, longest, list(place)
+    return host, longest, list(texts)
 
 
 def _host_text(name: str, op: str) -> str:
@@ -247,43 +252,52 @@ def _work(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> tuple[Int,
     of_call = np.zeros(len(trace.arrays.start), dtype=np.int64)
     counted = np.flatnonzero(has_arguments & (work.kind != WORK_KINDS.index("comm")))
     np.add.at(of_call, work.op[counted], work.dur[counted])
-    whole = np.where(has_arguments, of_call[np.maximum(work.op, 0)], work.dur)
+    call_ns = np.where(has_arguments, of_call[np.maximum(work.op, 0)], work.dur)
     group, (pieces, key) = codes(piece, key[row])
     calls = np.zeros(len(pieces))
-    np.add.at(calls, group, ns / np.maximum(whole[row], 1))
+    np.add.at(calls, group, ns / np.maximum(call_ns[row], 1))
     used, code = np.unique(key, return_inverse=True)
-    return pieces, code.astype(np.int64), calls, sums(group, ns, len(pieces)), [keys[one] for one in used]
+    return (
+        pieces,
+        code.astype(np.int64),
+        calls,
+        sums(group, ns, len(pieces)),
+        [keys[number] for number in used],
+    )
 
 
 def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
     """Key of each piece of GPU work, all keys, and whether the op's arguments are recorded."""
     events, ops = trace.arrays, trace.tables["ops"]
-    place = np.full(len(events.start), -1, dtype=np.int64)
-    place[ops.array("event_id")] = np.arange(len(ops))
-    at = np.where(work.op >= 0, place[np.maximum(work.op, 0)], -1)
+    op_row = np.full(len(events.start), -1, dtype=np.int64)
+    op_row[ops.array("event_id")] = np.arange(len(ops))
+    row = np.where(work.op >= 0, op_row[np.maximum(work.op, 0)], -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
-    recorded = [np.where(at >= 0, column.codes[at] if len(ops) else -1, -1) for column in (shapes, dtypes)]
+    recorded = [np.where(row >= 0, column.codes[row] if len(ops) else -1, -1) for column in (shapes, dtypes)]
     argument, (shape, dtype) = codes(*recorded)
     texts = [
-        describe(shapes.values[one], dtypes.values[other]) if one >= 0 else ""
-        for one, other in zip(shape.tolist(), dtype.tolist(), strict=True)
+        describe(shapes.values[shape_code], dtypes.values[dtype_code]) if shape_code >= 0 else ""
+        for shape_code, dtype_code in zip(shape.tolist(), dtype.tolist(), strict=True)
     ]
-    has = np.array([bool(text) for text in texts], dtype=bool)[argument]
+    is_recorded = np.array([bool(text) for text in texts], dtype=bool)[argument]
     op = np.where(work.op >= 0, events.name[np.maximum(work.op, 0)], -1)
     blocks = trace.tables["events"].array("blocks")[work.event]
     group, (op, argument, kernel, blocks) = codes(
-        op, np.where(has, argument, -1), np.where(has, -1, work.name), np.where(has, -1, blocks)
+        op,
+        np.where(is_recorded, argument, -1),
+        np.where(is_recorded, -1, work.name),
+        np.where(is_recorded, -1, blocks),
     )
     columns = (values.tolist() for values in (op, argument, kernel, blocks))
     keys = [
         Key(
-            events.names[one] if one >= 0 else "",
-            texts[two] if two >= 0 else "",
-            _kernel(events.names, three, four),
+            events.names[op_code] if op_code >= 0 else "",
+            texts[argument_code] if argument_code >= 0 else "",
+            _kernel(events.names, kernel_code, block_count),
         )
-        for one, two, three, four in zip(*columns, strict=True)
+        for op_code, argument_code, kernel_code, block_count in zip(*columns, strict=True)
     ]
-    return group, keys, has
+    return group, keys, is_recorded
 
 
 def _kernel(names: list[str], name: int, blocks: int) -> str:

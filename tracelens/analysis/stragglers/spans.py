@@ -12,19 +12,19 @@ from tracelens.analysis.comm import MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import Segments
 from tracelens.arrays import Int
 
-# Among how many shared instances before this one the last that was over is sought.
+# How many shared collectives before this one are searched for the last that was over.
 _LOOK_BACK = 64
 
 
 class Span(NamedTuple):
-    """A member's time before an instance.
+    """A rank's time before a collective.
 
     Attributes:
         first: piece that it begins with.
         last: piece that it ends before.
-        begin: ns by the common clock, since the instance's last arrival (a double cannot count from 1970).
+        begin: ns by the common clock, since the collective's last arrival (a double cannot count from 1970).
         before: communication kernel after which it begins, -1 for the recording's begin.
-        kernels: communication kernels since the last instance that all members shared.
+        kernels: communication kernels since the last collective that all participants shared.
     """
 
     first: int
@@ -56,80 +56,90 @@ class Spans:
 
     Args:
         parts: by rank.
-        instances: all of the run by one clock, in order of time.
-        offset: what the times of each rank's part are ahead of those of the instances.
+        collectives: all of the run by one clock, in order of time.
+        offset: what the times of each rank's part are ahead of those of the collectives.
     """
 
     def __init__(
-        self, parts: Mapping[int, Segments], instances: Sequence[MatchedCollective], offset: Mapping[int, int]
+        self,
+        parts: Mapping[int, Segments],
+        collectives: Sequence[MatchedCollective],
+        offset: Mapping[int, int],
     ) -> None:
         self._parts, self._offset = parts, offset
-        self._shared = _Shared(instances)
-        self.ends = {rank: Ends(part.comms.end) for rank, part in parts.items()}
+        self._shared = _Shared(collectives)
+        self.ends = {rank: Ends(part.communication.end) for rank, part in parts.items()}
 
-    def of(self, place: int, instance: MatchedCollective) -> dict[int, Span]:
+    def of(self, index: int, collective: MatchedCollective) -> dict[int, Span]:
         """What is compared, by rank: since the last communication kernel, where all had equally many.
 
         Where one rank took part in communication that others did not, "since the last one" would be another
         stretch of the program on each of them. They are then compared since the last one that they shared.
 
         Args:
-            place: of the instance in the list that this was made of.
-            instance: that instance.
+            index: of the collective in the list that this was made of.
+            collective: the collective itself.
         """
-        common = self._common(place, instance)
+        common = self._common(index, collective)
         since_last, since_common = {}, {}
-        arrival = instance.last.start
-        for member in instance.members:
-            part, offset = self._parts[member.rank], self._offset[member.rank]
-            start = member.start + offset
-            begin = common[member.rank].end + offset if common else int(part.edges[0])
-            before = common[member.rank].record.kernel if common else -1
-            own, ends = part.comms, self.ends[member.rank]
+        arrival = collective.last.start
+        for participant in collective.participants:
+            part, offset = self._parts[participant.rank], self._offset[participant.rank]
+            start = participant.start + offset
+            begin = common[participant.rank].end + offset if common else int(part.edges[0])
+            before = common[participant.rank].record.kernel if common else -1
+            comm, ends = part.communication, self.ends[participant.rank]
             between = ends.between(begin if common else None, start)
-            between = between[own.start[between] >= begin]
-            between = between[(between != member.record.kernel) & (between != before)]
+            between = between[comm.start[between] >= begin]
+            between = between[(between != participant.record.kernel) & (between != before)]
             latest = int(between[-1]) if len(between) else before
-            end = int(own.end[latest]) if len(between) else begin
+            end = int(comm.end[latest]) if len(between) else begin
             last = int(np.searchsorted(part.edges, start))
             first, nearer = np.searchsorted(part.edges, (begin, end)).tolist()
             count = len(between)
-            since_common[member.rank] = Span(first, last, begin - offset - arrival, before, count)
-            since_last[member.rank] = Span(nearer, last, end - offset - arrival, latest, count)
+            since_common[participant.rank] = Span(first, last, begin - offset - arrival, before, count)
+            since_last[participant.rank] = Span(nearer, last, end - offset - arrival, latest, count)
         alike = len({span.kernels for span in since_common.values()}) == 1
         return since_last if alike else since_common
 
-    def _common(self, place: int, instance: MatchedCollective) -> dict[int, Participant]:
-        """The last instance that all members of this one had been in and left; {} if there is none."""
-        ranks = {member.rank: member for member in instance.members}
-        for before in reversed(self._shared.before(place, instance)):
-            left = {member.rank: member for member in before.members if member.rank in ranks}
-            if all(member.end <= ranks[rank].start for rank, member in left.items()):
-                return left
+    def _common(self, index: int, collective: MatchedCollective) -> dict[int, Participant]:
+        """The last collective that all participants of this one had been in and left; {} if there is none."""
+        ranks = {participant.rank: participant for participant in collective.participants}
+        for before in reversed(self._shared.before(index, collective)):
+            shared = {
+                participant.rank: participant
+                for participant in before.participants
+                if participant.rank in ranks
+            }
+            if all(participant.end <= ranks[rank].start for rank, participant in shared.items()):
+                return shared
         return {}
 
 
 class _Shared:
-    """Which instances the ranks of each instance have all been in."""
+    """Which collectives all ranks of each collective took part in."""
 
-    def __init__(self, instances: Sequence[MatchedCollective]) -> None:
-        self._instances = instances
-        sets = [frozenset(member.rank for member in instance.members) for instance in instances]
+    def __init__(self, collectives: Sequence[MatchedCollective]) -> None:
+        self._collectives = collectives
+        sets = [
+            frozenset(participant.rank for participant in collective.participants)
+            for collective in collectives
+        ]
         distinct = set(sets)
         by_lowest: dict[int, list[frozenset[int]]] = {}
-        for one in distinct:
-            by_lowest.setdefault(min(one), []).append(one)
+        for ranks in distinct:
+            by_lowest.setdefault(min(ranks), []).append(ranks)
         inside = {
-            larger: [one for rank in larger for one in by_lowest.get(rank, ()) if one <= larger]
+            larger: [ranks for rank in larger for ranks in by_lowest.get(rank, ()) if ranks <= larger]
             for larger in distinct
         }
-        self._places: dict[frozenset[int], list[int]] = {one: [] for one in distinct}
-        for place, ranks in enumerate(sets):
-            for one in inside[ranks]:
-                self._places[one].append(place)
+        self._shared_by: dict[frozenset[int], list[int]] = {ranks: [] for ranks in distinct}
+        for index, ranks in enumerate(sets):
+            for subset in inside[ranks]:
+                self._shared_by[subset].append(index)
 
-    def before(self, place: int, instance: MatchedCollective) -> list[MatchedCollective]:
+    def before(self, index: int, collective: MatchedCollective) -> list[MatchedCollective]:
         """Those before this one, in order."""
-        places = self._places[frozenset(member.rank for member in instance.members)]
-        end = bisect_left(places, place)
-        return [self._instances[one] for one in places[max(end - _LOOK_BACK, 0) : end]]
+        earlier = self._shared_by[frozenset(participant.rank for participant in collective.participants)]
+        end = bisect_left(earlier, index)
+        return [self._collectives[position] for position in earlier[max(end - _LOOK_BACK, 0) : end]]

@@ -1,4 +1,4 @@
-"""Who arrives last at collectives, what that costs the others, and why."""
+"""Which ranks arrive last at collectives, what that costs, and why."""
 
 from __future__ import annotations
 
@@ -10,88 +10,87 @@ from tracelens.analysis.comm import MatchedCollective, aligned, base_ns, clocks,
 from tracelens.analysis.stragglers.causes import AT_ONCE, CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import Segments, segments
-from tracelens.analysis.stragglers.significance import ALIKE, RARE, Noise, noise
+from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, Noise, noise
 from tracelens.table import Column, Result, Schema, Skip, result, stack
 from tracelens.trace import Scope
 
 SHOWN = 20
 
 WHY = {
-    "token_load": "it had more to compute: larger shapes or more calls",
-    "slow_kernels": "the same calls with the same shapes took longer on its GPU",
-    "late_launch": "its GPU stood idle because the host launched late",
-    "blocking_call": "its GPU stood idle because the host sat in a call that waits or copies synchronously",
-    "garbage_collection": "its GPU stood idle because Python collected garbage",
-    "inherited": "it was late already when it left communication with ranks that are not in this one, or "
-    "when its recording began",
-    "unknown": f"nothing in the trace accounts for {EXPLAINED:.0%} of the lateness, or the others waited "
-    f"less than {SMALL_NS // 1000} us in all",
+    "token_load": "more to compute: larger shapes or more calls",
+    "slow_kernels": "same calls and shapes, but slower on its GPU",
+    "late_launch": "GPU idle: the host launched late",
+    "blocking_call": "GPU idle: the host was in a call that waits or copies synchronously",
+    "garbage_collection": "GPU idle: Python collected garbage",
+    "inherited": "already late when it left a collective of another group, or when its recording began",
+    "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
+    f"than {SMALL_NS // 1000} us in total",
 }
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 
 STRAGGLERS = Schema(
-    "Who the others wait for",
+    "Late ranks",
     (
         Column("rank", "int64"),
-        Column("caused_wait_ns", "int64", "ns", "what all others waited for it"),
-        Column("last_count", "int64", "count", "collectives at which it arrived last, or held up who did"),
-        Column("cause", "str", doc="the one with most of that waiting"),
-        Column("evidence", "str", doc="of that cause, where the others waited longest", prose=True),
-        Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting, due to this cause"),
+        Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks for it"),
+        Column("last_count", "int64", "count", "collectives at which it was last, or held up the last rank"),
+        Column("cause", "str", doc="cause of most of that waiting"),
+        Column("evidence", "str", doc="of that cause, at the longest wait", prose=True),
+        Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
         Column(
-            "time_fraction", "float64", "fraction", "what another rank waits for it, of the recorded time"
+            "time_fraction", "float64", "fraction", "mean waiting of another rank for it, of recorded time"
         ),
         Column(
             "chance",
             "float64",
-            doc="at most so probable for any rank, were each one the last equally often; -1 where others "
-            f"wait for less than {ALIKE:.0%} of the time",
+            doc="p-value: bound of the probability of as much waiting for any rank if all were equal; -1 "
+            f"if others wait for less than {ALIKE:.0%} of the time",
         ),
         Column(
             "beyond_noise",
             "bool",
-            doc=f"a straggler: chance below {RARE:.0%}, or too few collectives to tell, and others wait for "
-            f"at least {ALIKE:.0%} of the time, more than equal GPUs make each other wait",
+            doc=f"significant straggler: p-value below {ALPHA:.0%} (or too few collectives to test), and "
+            f"others wait for at least {ALIKE:.0%} of the time, more than equal GPUs cause",
         ),
     ),
-    doc="Worst first. A rank's work since the communication before is compared with the median of the "
-    f"others, each counted by what it waited. {_DOC}.",
+    doc="Worst first. A rank's work since its previous collective is compared with the median of the other "
+    f"ranks, weighted by their waiting. {_DOC}.",
 )
 
 CAUSE_TABLE = Schema(
-    "Why the others wait",
+    "Causes of waiting",
     (
-        Column("rank", "int64", doc="that arrived last, or held up who did"),
+        Column("rank", "int64", doc="that was last, or held up the last rank"),
         Column("cause", "str", doc=_DOC),
-        Column("caused_wait_ns", "int64", "ns", "what all others waited"),
+        Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks"),
         Column("count", "int64", "count", "collectives"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
-        Column("evidence", "str", doc="where the others waited longest", prose=True),
+        Column("evidence", "str", doc="at the longest wait", prose=True),
     ),
 )
 
 WORST = Schema(
-    "The longest waits",
+    "Longest waits",
     (
         Column("collective", "category"),
         Column("group", "category", doc="process group"),
         Column("order", "int64", "count", "position among the collectives of the group"),
-        Column("last_rank", "int64", doc="who arrived last"),
-        Column("wait_ns", "int64", "ns", "what all others waited"),
+        Column("last_rank", "int64", doc="last to arrive"),
+        Column("wait_ns", "int64", "ns", "waiting of all other ranks"),
         Column("cause", "str"),
         Column("evidence", "str", prose=True),
-        Column("late_ns", "int64", "ns", "arrival behind the median of the others, each by what it waited"),
+        Column("late_ns", "int64", "ns", "arrival after the median of the others, weighted by their waiting"),
     ),
 )
 
 
 @analyzer("stragglers", title="Stragglers", order=84, part=segments)
 def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
-    """Who arrives last at collectives, how much do the others wait for it, and why?
+    """Which ranks arrive last at collectives, how long do the others wait, and why?
 
-    The cause of one late arrival is what the last rank did more since its last communication than the
-    others: computed more or more slowly, or left its GPU idle, and what its host was in.
+    A late arrival is explained by what the last rank did since its previous collective that the others did
+    not: more or slower computation, or an idle GPU, and what its host was doing.
 
     Args:
         parts: from `segments`.
@@ -99,27 +98,31 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
 
     Returns:
         tables `stragglers` (one row a rank that was waited for, and whether beyond noise), `causes` (by rank
-        and cause), `worst` (the instances with most waiting) and `lost` (when a rank only waits, by cause).
+        and cause), `worst` (the collectives with most waiting) and `lost` (when a rank only waits, by cause).
     """
-    ranks = [part.comms for part in parts]
-    found = match(ranks)
-    clock = clocks(ranks, found.instances)
-    offset = {one.rank: one.offset_ns for one in clock}
-    instances = [one._replace(members=aligned(one, offset)) for one in found.instances]
-    instances.sort(key=lambda one: min(member.start for member in one.members))
-    own = {one.rank: offset[one.rank] - base_ns(one, ranks[0]) for one in ranks}
-    comparison = Comparison({part.comms.rank: part for part in parts}, instances, own)
+    ranks = [part.communication for part in parts]
+    matched = match(ranks)
+    rank_clocks = clocks(ranks, matched.collectives)
+    offset = {clock.rank: clock.offset_ns for clock in rank_clocks}
+    collectives = [
+        collective._replace(participants=aligned(collective, offset)) for collective in matched.collectives
+    ]
+    collectives.sort(key=lambda collective: min(participant.start for participant in collective.participants))
+    own_offset = {
+        rank_comm.rank: offset[rank_comm.rank] - base_ns(rank_comm, ranks[0]) for rank_comm in ranks
+    }
+    comparison = Comparison({part.communication.rank: part for part in parts}, collectives, own_offset)
     verdicts = comparison.verdicts()
-    waits = [sum(one.wait_ns.values()) for one in instances]
-    cases = list(zip(instances, waits, verdicts, strict=True))
+    waits = [sum(collective.wait_ns.values()) for collective in collectives]
+    cases = list(zip(collectives, waits, verdicts, strict=True))
     causes = _by_cause(cases)
     tables = {
-        "stragglers": stack(STRAGGLERS, _by_rank(causes, noise(parts, instances, verdicts))),
+        "stragglers": stack(STRAGGLERS, _by_rank(causes, noise(parts, collectives, verdicts))),
         "causes": stack(CAUSE_TABLE, causes),
         "worst": stack(WORST, _worst(cases)),
-        "lost": stack(LOST, lost_rows(ranks, instances, verdicts)),
+        "lost": stack(LOST, lost_rows(ranks, collectives, verdicts)),
     }
-    skips = [*found.skips, *_unblamed(parts, instances, verdicts), *_cut(comparison)]
+    skips = [*matched.skips, *_unblamed(parts, collectives, verdicts), *_cut(comparison)]
     return result(tables, skips, scope=scope)
 
 
@@ -133,15 +136,15 @@ def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
         groups.setdefault((case[2].rank, case[2].cause), []).append(case)
     total = max(sum(wait for _, wait, _ in cases), 1)
     rows = []
-    for (rank, cause), some in groups.items():
-        wait = sum(case[1] for case in some)
-        worst = max(some, key=lambda case: case[1])
+    for (rank, cause), same_cause in groups.items():
+        wait = sum(case[1] for case in same_cause)
+        worst = max(same_cause, key=lambda case: case[1])
         rows.append(
             {
                 "rank": [rank],
                 "cause": [cause],
                 "caused_wait_ns": [wait],
-                "count": [len(some)],
+                "count": [len(same_cause)],
                 "fraction": [wait / total],
                 "evidence": [_located(worst)],
             }
@@ -150,8 +153,8 @@ def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
 
 
 def _located(case: _Case) -> str:
-    instance, wait, verdict = case
-    text = f"{instance.collective} {instance.order} of group {instance.group}"
+    collective, wait, verdict = case
+    text = f"{collective.collective} {collective.order} of group {collective.group}"
     return f"{verdict.evidence} (before {text})" if wait else ""
 
 
@@ -161,19 +164,19 @@ def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) ->
     for row in causes:
         ranks.setdefault(row["rank"][0], []).append(row)
     rows = []
-    for rank, (main, *others) in ranks.items():
-        wait = sum(row["caused_wait_ns"][0] for row in (main, *others))
+    for rank, (main, *minor) in ranks.items():
+        wait = sum(row["caused_wait_ns"][0] for row in (main, *minor))
         rows.append(
             {
                 "rank": [rank],
                 "caused_wait_ns": [wait],
-                "last_count": [sum(row["count"][0] for row in (main, *others))],
+                "last_count": [sum(row["count"][0] for row in (main, *minor))],
                 "cause": main["cause"],
                 "evidence": main["evidence"],
                 "cause_fraction": [main["caused_wait_ns"][0] / max(wait, 1)],
-                "fraction": [min(sum(row["fraction"][0] for row in (main, *others)), 1.0)],
+                "fraction": [min(sum(row["fraction"][0] for row in (main, *minor)), 1.0)],
                 "time_fraction": [noise_of[rank].fraction],
-                "chance": [noise_of[rank].chance],
+                "chance": [noise_of[rank].p_value],
                 "beyond_noise": [noise_of[rank].beyond],
             }
         )
@@ -183,16 +186,16 @@ def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) ->
 def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
     return [
         {
-            "collective": [instance.collective],
-            "group": [instance.group],
-            "order": [instance.order],
-            "last_rank": [instance.last.rank],
+            "collective": [collective.collective],
+            "group": [collective.group],
+            "order": [collective.order],
+            "last_rank": [collective.last.rank],
             "wait_ns": [wait],
             "cause": [verdict.cause],
             "evidence": [verdict.evidence],
             "late_ns": [verdict.late_ns],
         }
-        for instance, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
+        for collective, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
         if wait
     ]
 
@@ -206,21 +209,21 @@ def _cut(comparison: Comparison) -> list[Skip]:
 
 
 def _unblamed(
-    parts: Sequence[Segments], instances: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
+    parts: Sequence[Segments], collectives: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
 ) -> list[Skip]:
     """Ranks that are in no table, each with the reason."""
     last = {verdict.rank for verdict in verdicts}
-    met = {member.rank for instance in instances for member in instance.members}
+    met = {participant.rank for collective in collectives for participant in collective.participants}
     skips = []
     for part in parts:
-        rank = part.comms.rank
+        rank = part.communication.rank
         if rank in last:
             continue
-        if not len(part.comms.start):
+        if not len(part.communication.start):
             why = "no communication kernel in the trace"
         elif rank in met:
-            why = "nobody waited for it"
+            why = "no rank waited for it"
         else:
-            why = "none of its collectives was recorded on another rank as well"
+            why = "none of its collectives is recorded on another rank"
         skips.append(Skip(f"rank {rank}", why))
     return skips

@@ -116,7 +116,7 @@ def _of_rank(side: Side) -> str:
 def regrouped(base: Sequence[Side], cand: Sequence[Side]) -> str:
     """Whether the experts' products are grouped in one of two runs and launched one by one in the other."""
     kinds = [
-        {visit.grouped for side in some for visit in side.trace.once(regions).visits if visit.products}
+        {visit.grouped for side in some for visit in side.trace.once(regions).passes if visit.gemms}
         for some in (base, cand)
     ]
     if kinds == [{False}, {True}]:

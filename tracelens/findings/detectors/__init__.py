@@ -5,9 +5,9 @@ from tracelens.findings.detectors.detector import (
     JOB,
     Detection,
     Detector,
-    Found,
+    Outcome,
     Quantity,
     detector,
 )
 
-__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Found", "Quantity", "detector"]
+__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Outcome", "Quantity", "detector"]

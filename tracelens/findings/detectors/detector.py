@@ -1,4 +1,4 @@
-"""What can be wrong with a run: one module a kind of detector; `findings` ranks what they measure.
+"""Detectors: each looks for one signature; `findings` ranks what they measure.
 
 A detector looks for one signature. It either measures what is there, as a `Detection`, or says in a sentence
 why there is nothing to measure.
@@ -17,14 +17,14 @@ from tracelens.registry import Registry
 from tracelens.table import Result, Unit
 from tracelens.trace import Union
 
-__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Found", "Quantity", "RankContext", "detector"]
+__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Outcome", "Quantity", "RankContext", "detector"]
 
 Confidence = Literal["high", "medium", "low"]
-"""How sure the saving is: high, the trace shows the time that goes; medium, it rests on a model of what is
-left; low, it is an upper bound."""
+"""Of the saving. high: the trace shows the lost time; medium: the remaining time is estimated; low: an
+upper bound."""
 
 JOB = -1
-"""In place of a rank: the signal is of the job as a whole."""
+"""In place of a rank: the detection is of the whole job."""
 
 
 class Quantity(NamedTuple):
@@ -54,8 +54,8 @@ class Detection(NamedTuple):
     confidence: Confidence
 
 
-Found = Detection | str
-"""A signal, or why there is none, which may be a Failure."""
+Outcome = Detection | str
+"""A detection, or why there is none, which may be a Failure."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,19 @@ class Detector:
     launching: bool = False
     host_remedy: str = ""
 
-    def of_rank(self, scene: RankContext) -> Found:
-        if self.launching and scene.work.on_host:
+    def of_rank(self, context: RankContext) -> Outcome:
+        if self.launching and context.work.on_host:
             return NO_LAUNCH
-        found: Found = guard(f"detector {self.name}", self.function, scene)
-        return found
+        outcome: Outcome = guard(f"detector {self.name}", self.function, context)
+        return outcome
 
     def of_run(self, results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-        """What the results of analyzers show: signals by rank (or JOB), or why there is none."""
+        """What the results of analyzers show: detections by rank (or JOB), or why there is none."""
         failed = [name for name in self.needs if results[name].failures and not results[name].data]
         if failed:
             return f"needs {', '.join(failed)}, which failed"
-        found: Mapping[int, Detection] | str = guard(f"detector {self.name}", self.function, results)
-        return found
+        outcome: Mapping[int, Detection] | str = guard(f"detector {self.name}", self.function, results)
+        return outcome
 
 
 DETECTORS: Registry[Detector] = Registry("detector", "tracelens.findings.detectors")

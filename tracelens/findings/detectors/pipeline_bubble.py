@@ -1,4 +1,4 @@
-"""Idle stages of a pipeline: the ramp, stages that wait for slower ones, and for messages."""
+"""Idle pipeline stages: the ramp, waiting for slower stages, waiting for messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tracelens.findings.detectors.detector import Confidence, Detection, Quantit
 from tracelens.table import Result, Table
 from tracelens.trace import Union, union
 
-Signals = Mapping[int, Detection] | str
-"""Signals by rank, or why there are none."""
+Detections = Mapping[int, Detection] | str
+"""Detections by rank, or why there are none."""
 
 
 class _Rank:
@@ -34,9 +34,9 @@ class _Rank:
     def when(self, part: str) -> Union:
         """When it idles for this reason, by its own clock."""
         named = np.array([text == part for text in self._waits.texts("part")], dtype=bool)
-        mine = named & (self._waits.array("rank") == self._rank)
-        start = self._waits.array("own_ts_ns")[mine]
-        return union(start, start + self._waits.array("dur_ns")[mine])
+        of_rank = named & (self._waits.array("rank") == self._rank)
+        start = self._waits.array("own_ts_ns")[of_rank]
+        return union(start, start + self._waits.array("dur_ns")[of_rank])
 
     def quantities(self, part: str) -> tuple[Quantity, ...]:
         """What each of the detectors here shows of a rank."""
@@ -49,8 +49,8 @@ class _Rank:
             Quantity("chunks a stage", float(self.first("chunks")), "count"),
         )
 
-    def signal(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Detection:
-        """A signal with what is common to the detectors here."""
+    def detection(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Detection:
+        """A detection with what is common to the detectors here."""
         return Detection(self.quantities(part), max(saving_ns, 0.0), self.when(part), evidence, confidence)
 
 
@@ -61,12 +61,12 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
     if not len(table):
         reasons = dict.fromkeys(skip.reason for skip in pipeline.skips)
         return "; ".join(reasons) or "no pipeline"
-    many = table.array("stages") > 1
-    if not many.any():
+    several = table.array("stages") > 1
+    if not several.any():
         return "the pipeline has one stage"
-    some = many & (table.array(f"{part}_ns") > 0)
-    ranks: list[int] = np.unique(table.array("rank")[some]).tolist()
-    return ranks or f"no idle time of a stage is {part.replace('_', ' ')}"
+    idle = several & (table.array(f"{part}_ns") > 0)
+    ranks: list[int] = np.unique(table.array("rank")[idle]).tolist()
+    return ranks or f"no idle time due to {part.replace('_', ' ')}"
 
 
 @detector(
@@ -78,31 +78,31 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
     "messages; layers must divide by PP x VPP.",
     needs=("pipeline",),
 )
-def pipeline_ramp(results: Mapping[str, Result]) -> Signals:
-    """Stages of a pipeline idle before all have begun with backwards or after one has no forward left."""
+def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
+    """Stages idle before all have started backwards, or after one has no forward left."""
     ranks = _ranks(results, "ramp")
     if isinstance(ranks, str):
         return ranks
-    found = {}
+    detections = {}
     for rank in ranks:
-        one = _Rank(results, rank)
-        ramp, beside = one.mean("ramp_ns"), one.mean("beside_ns")
-        stages, work = one.first("stages"), one.first("microbatches") * one.first("chunks")
+        bubble = _Rank(results, rank)
+        ramp, beside = bubble.mean("ramp_ns"), bubble.mean("beside_ns")
+        stages, work = bubble.first("stages"), bubble.first("microbatches") * bubble.first("chunks")
         # By the formula a ramp lasts (PP - 1)(f + b) / VPP, so with 2 VPP half of it is left. What runs
         # beside the bubble, mostly gradient sync, needs its time in any schedule: it is all taken for part
         # of the ramp, and never counted as won.
         saving = max(ramp - beside, 0.0) / 2
-        chunks = one.first("chunks")
+        chunks = bubble.first("chunks")
         now, then = ((stages - 1) / (stages - 1 + times * work) for times in (1, 2))
         evidence = (
-            f"{duration(ramp)} ramp a step on stage {one.first('stage')} of {stages} with "
-            f"{one.first('microbatches')} micro-batches and chunks a rank: {chunks}, "
-            f"{duration(beside)} of the bubble beside other GPU work; bubble "
-            f"{one.mean('bubble_fraction'):.1%} of the phase, in theory {now:.1%}, with {2 * chunks} chunks "
+            f"{duration(ramp)} ramp per step on stage {bubble.first('stage')} of {stages}, "
+            f"{bubble.first('microbatches')} micro-batches, {chunks} chunk(s) per rank; "
+            f"{duration(beside)} of the bubble is overlapped by other GPU work; bubble "
+            f"{bubble.mean('bubble_fraction'):.1%} of the phase, theory {now:.1%}, with {2 * chunks} chunks "
             f"{then:.1%}"
         )
-        found[rank] = one.signal("ramp", saving, evidence, "medium")
-    return found
+        detections[rank] = bubble.detection("ramp", saving, evidence, "medium")
+    return detections
 
 
 @detector(
@@ -110,37 +110,41 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Signals:
     title="Pipeline stages of unequal work",
     remedy="Move layers from the slowest stage to the others (Megatron --pipeline-model-parallel-layout, "
     "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers; embedding, loss and dense "
-    "layers count); recompute on the stages that have time for it (Primus recompute_layer_ids).",
+    "layers count); recompute on the stages with time to spare (Primus recompute_layer_ids).",
     needs=("pipeline",),
 )
-def pipeline_imbalance(results: Mapping[str, Result]) -> Signals:
-    """Stages of a full pipeline wait while a stage that has more to do still computes."""
+def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
+    """Stages of a full pipeline wait while a slower stage computes."""
     ranks = _ranks(results, "imbalance")
     if isinstance(ranks, str):
         return ranks
     work = _work(results["pipeline"].data["bubble"])
     most = max(work, key=lambda stage: work[stage])
-    found = {}
+    detections = {}
     for rank in ranks:
-        one = _Rank(results, rank)
-        stage, lost = one.first("stage"), one.mean("imbalance_ns")
+        bubble = _Rank(results, rank)
+        stage, lost = bubble.first("stage"), bubble.mean("imbalance_ns")
         # Waits go to and fro where micro-batches differ, which no partition helps; a stage can gain no more
         # than the slowest one has more to do.
         behind = work[most] - work[stage]
         evidence = (
-            f"stage {stage} waits {duration(lost)} a step for stages that compute; forward and backward take "
+            f"stage {stage} waits {duration(lost)} per step for slower stages; forward and backward take "
             f"{duration(work[stage])} on it and {duration(work[most])} on stage {most}"
         )
         if behind < lost:
-            evidence += f": a better partition wins {duration(behind)}, the rest varies by micro-batch"
-        found[rank] = one.signal("imbalance", min(lost, behind), evidence, "medium")
-    return found if any(one.saving_ns for one in found.values()) else "no stage has less to do than another"
+            evidence += f": a better partition saves {duration(behind)}, the rest varies by micro-batch"
+        detections[rank] = bubble.detection("imbalance", min(lost, behind), evidence, "medium")
+    return (
+        detections
+        if any(detection.saving_ns for detection in detections.values())
+        else "all stages have equal work"
+    )
 
 
 def _work(table: Table) -> dict[int, float]:
     """Mean time of forwards and backwards in a step, by stage, ns."""
     total, stage = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
-    return {int(one): float(total[stage == one].mean()) for one in np.unique(stage)}
+    return {int(number): float(total[stage == number].mean()) for number in np.unique(stage)}
 
 
 @detector(
@@ -151,18 +155,19 @@ def _work(table: Table) -> dict[int, float]:
     "neighbouring stages on neighbouring nodes.",
     needs=("pipeline",),
 )
-def pipeline_p2p(results: Mapping[str, Result]) -> Signals:
-    """Stages of a full pipeline wait in a send or receive of what has been computed already."""
+def pipeline_p2p(results: Mapping[str, Result]) -> Detections:
+    """Stages of a full pipeline wait in a send or receive of finished work."""
     ranks = _ranks(results, "p2p_wait")
     if isinstance(ranks, str):
         return ranks
-    found = {}
+    detections = {}
     for rank in ranks:
-        one = _Rank(results, rank)
-        lost = one.mean("p2p_wait_ns")
+        bubble = _Rank(results, rank)
+        lost = bubble.mean("p2p_wait_ns")
         evidence = (
-            f"stage {one.first('stage')} of {one.first('stages')} waits {duration(lost)} a step in sends "
-            f"and receives of finished work, {lost / max(one.mean('bubble_ns'), 1):.0%} of its bubble"
+            f"stage {bubble.first('stage')} of {bubble.first('stages')} waits {duration(lost)} per step in "
+            f"sends and receives of finished work, {lost / max(bubble.mean('bubble_ns'), 1):.0%} of its "
+            "bubble"
         )
-        found[rank] = one.signal("p2p_wait", lost, evidence, "medium")
-    return found
+        detections[rank] = bubble.detection("p2p_wait", lost, evidence, "medium")
+    return detections

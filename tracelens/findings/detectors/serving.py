@@ -1,4 +1,4 @@
-"""Serving ranks in different phases, padded to the largest, or without communication under computation."""
+"""Serving ranks in different phases, padded to the largest, or with exposed communication."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tracelens.findings.step_counts import step_count
 from tracelens.table import Result, Table
 from tracelens.trace import Union, union
 
-Signals = Mapping[int, Detection] | str
-"""Signals by rank or JOB, or why there are none."""
+Detections = Mapping[int, Detection] | str
+"""Detections by rank or JOB, or why there are none."""
 
 NO_LABELS = "no step label of a serving engine"
 
@@ -32,19 +32,19 @@ _EXPOSED = 0.1
     "prefill or all decode, with graphs and without padding; or separate prefill from decode servers.",
     needs=("collectives", "serving"),
 )
-def serving_phases(results: Mapping[str, Result]) -> Signals:
-    """Ranks that meet in every expert layer are in different phases: those that decode wait for a prefill."""
+def serving_phases(results: Mapping[str, Result]) -> Detections:
+    """Expert-parallel ranks are in different phases: decoding ranks wait for a prefill."""
     if isinstance(row := _summary(results), str):
         return row
     steps, aligned = step_count(results), results["serving"].data["alignment"]
     if not len(aligned):
-        return "no steps of two ranks run at the same time"
+        return "no two ranks' steps overlap in time"
     mismatch = aligned.array("mismatch")
     if not mismatch.any():
         return "all ranks with requests are in the same phase in every step"
     delay, alignable = row["delay_ns"], row["alignable_ns"]
     if delay < 0:
-        return "ranks in different phases, but no step of pure decoding shows what that costs"
+        return "ranks in different phases, but no all-decode step to compare with"
     start, dur = aligned.array("ts_ns")[mismatch], aligned.array("dur_ns")[mismatch]
     return {
         JOB: Detection(
@@ -58,9 +58,9 @@ def serving_phases(results: Mapping[str, Result]) -> Signals:
             max(alignable, 0) / steps,
             union(start, start + dur),
             f"{row['mismatch_steps']:,.0f} of {row['steps']:,.0f} common steps "
-            f"({row['phase_mismatch_fraction']:.0%} of their time) have ranks in different phases; decoding "
-            f"ranks are {duration(delay)} late for that, {duration(alignable)} of it for prefills that could "
-            " have run at the same time as another rank's",
+            f"({row['phase_mismatch_fraction']:.0%} of their time) have ranks in different phases; this "
+            f"delays decoding ranks by {duration(delay)}, {duration(alignable)} of it for prefills that "
+            "could have run together with another rank's",
             "medium",
         )
     }
@@ -68,35 +68,35 @@ def serving_phases(results: Mapping[str, Result]) -> Signals:
 
 @detector(
     "serving_padding",
-    title="Ranks are padded to the one with most tokens",
+    title="Ranks are padded to the rank with most tokens",
     remedy="Balance tokens over the data-parallel ranks (route requests by load, chunk prefills alike), keep "
     "ranks in one phase (PrefillDelayer), gather by each rank's own token count (all_gatherv / "
     "reduce_scatterv) instead of padding, and capture graphs for more batch sizes.",
     needs=("collectives", "serving"),
 )
-def serving_padding(results: Mapping[str, Result]) -> Signals:
-    """Ranks that gather their tokens for the experts pad them all to the rank with most tokens."""
+def serving_padding(results: Mapping[str, Result]) -> Detections:
+    """Ranks that gather tokens for the experts pad them to the rank with most tokens."""
     if isinstance(row := _summary(results), str):
         return row
     steps, aligned = step_count(results), results["serving"].data["alignment"]
-    told = aligned.array("padding_fraction") >= 0
-    if not told.any():
-        return "no step whose ranks all tell their tokens"
+    is_known = aligned.array("padding_fraction") >= 0
+    if not is_known.any():
+        return "no step in which all ranks label their tokens"
     share = row["padding_fraction"]
     if share < _PADDED:
         return f"{share:.0%} of the token slots are padding"
     tokens, most, ranks, dur, start = (
-        aligned.array(name)[told] for name in ("tokens_sum", "tokens_max", "ranks", "dur_ns", "ts_ns")
+        aligned.array(name)[is_known] for name in ("tokens_sum", "tokens_max", "ranks", "dur_ns", "ts_ns")
     )
     slots = most * ranks
-    a_slot = _growth(slots, dur)
-    if a_slot is None:
+    slot_ns = _growth(slots, dur)
+    if slot_ns is None:
         wasted = dur * (1 - tokens / np.maximum(slots, 1))
-        basis = "all steps have the same number of slots, so their whole time is taken to grow with it"
+        basis = "all steps have the same number of slots, so step time is assumed proportional to it"
     else:
-        wasted = np.minimum(a_slot * (slots - tokens), dur)
-        basis = f"steps take {duration(a_slot)} more for each slot more"
-    some = wasted > 0
+        wasted = np.minimum(slot_ns * (slots - tokens), dur)
+        basis = f"each additional slot takes {duration(slot_ns)}"
+    padded = wasted > 0
     return {
         JOB: Detection(
             (
@@ -106,9 +106,9 @@ def serving_padding(results: Mapping[str, Result]) -> Signals:
                 *_known("padding of graphs", row["graph_padding_fraction"]),
             ),
             float(wasted.sum()) / steps,
-            union(start[some], start[some] + dur[some]),
-            f"{tokens.sum():,} tokens in {slots.sum():,} slots, {share:.1%} padding; {basis}, attention "
-            "included, which is not padded: an upper bound",
+            union(start[padded], start[padded] + dur[padded]),
+            f"{tokens.sum():,} tokens in {slots.sum():,} slots, {share:.1%} padding; {basis}, including "
+            "attention, which is not padded: an upper bound",
             "low",
         )
     }
@@ -116,13 +116,13 @@ def serving_padding(results: Mapping[str, Result]) -> Signals:
 
 @detector(
     "serving_two_batch",
-    title="Communication of serving steps is not under computation",
+    title="Exposed communication in serving steps",
     remedy="Split the batch in two and let one half compute while the other communicates (ATOM: two-batch "
     "overlap, TBO, over all-gather / reduce-scatter as well as all-to-all); split by tokens, not requests, "
     "so that both halves end together (a cut request's prefix counts as cached for its suffix).",
     needs=("collectives", "serving"),
 )
-def serving_two_batch(results: Mapping[str, Result]) -> Signals:
+def serving_two_batch(results: Mapping[str, Result]) -> Detections:
     """Serving steps with two-batch overlap, or prefills without it, keep communication exposed."""
     if isinstance(row := _summary(results), str):
         return row
@@ -130,16 +130,18 @@ def serving_two_batch(results: Mapping[str, Result]) -> Signals:
     overlapped = table.array("tbo")
     kinds = np.array(table.texts("kind"))
     # A decode that is split in two runs two small batches instead of one: only prefills have work to hide by.
-    chosen = overlapped if overlapped.any() else (kinds == "prefill") & ~table.array("dummy")
-    if not chosen.any():
-        return "no step with two-batch overlap, and no prefill that could be split"
-    steps, found = step_count(results), {}
-    for rank in np.unique(table.array("rank")[chosen]).tolist():
-        mine = np.flatnonzero(chosen & (table.array("rank") == rank))
-        if signal := _exposed(results, rank, mine, row, steps):
-            found[rank] = signal
+    candidate = overlapped if overlapped.any() else (kinds == "prefill") & ~table.array("dummy")
+    if not candidate.any():
+        return "no step with two-batch overlap, and no prefill to split"
+    steps, detections = step_count(results), {}
+    for rank in np.unique(table.array("rank")[candidate]).tolist():
+        rows = np.flatnonzero(candidate & (table.array("rank") == rank))
+        if detection := _exposed(results, rank, rows, row, steps):
+            detections[rank] = detection
     how = "two-batch overlap" if overlapped.any() else "prefill"
-    return found or f"less than {_EXPOSED:.0%} of the {how} time is exposed communication, as far as is known"
+    return (
+        detections or f"under {_EXPOSED:.0%} of the {how} time is exposed communication, as far as recorded"
+    )
 
 
 def _summary(results: Mapping[str, Result]) -> dict[str, float] | str:
@@ -164,23 +166,23 @@ def _growth(slots: Int, dur: Int) -> float | None:
 
 
 def _exposed(
-    results: Mapping[str, Result], rank: int, mine: Int, row: Mapping[str, float], steps: int
+    results: Mapping[str, Result], rank: int, rows: Int, row: Mapping[str, float], steps: int
 ) -> Detection | None:
     """What a rank's communication in these rows of the steps table costs it, None where that is little."""
     table = results["serving"].data["steps"]
-    start, dur = table.array("ts_ns")[mine], table.array("dur_ns")[mine]
+    start, dur = table.array("ts_ns")[rows], table.array("dur_ns")[rows]
     exposed, where = _moving(results["collectives"].data["members"], rank, start, dur)
-    basis = "waiting for other ranks left out"
+    basis = "excluding waiting for other ranks"
     if exposed is None:
-        exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index")[mine])
-        basis = "waiting for other ranks included"
+        exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index")[rows])
+        basis = "including waiting for other ranks"
     # Something must be left to hide it under.
     lost = np.minimum(exposed, dur - exposed)
     if lost.sum() < _EXPOSED * dur.sum():
         return None
     tbo = row["tbo_steps"] > 0
     imbalance, efficiency = row["tbo_imbalance"], row["tbo_efficiency"]
-    said = f", halves differ by {imbalance:.0%} of their tokens" if imbalance >= 0 else ""
+    halves = f", halves differ by {imbalance:.0%} of their tokens" if imbalance >= 0 else ""
     return Detection(
         (
             Quantity("exposed communication", float(exposed.sum()) / steps, "ns"),
@@ -190,41 +192,43 @@ def _exposed(
         ),
         float(lost.sum()) / steps,
         where,
-        f"{duration(exposed.sum())} exposed communication in {duration(dur.sum())} of {len(mine)} "
-        + (f"step(s) with two-batch overlap{said}" if tbo else "prefill(s) without two-batch overlap")
-        + f", {basis}; the saving is what the rest of these steps could hide: an upper bound",
+        f"{duration(exposed.sum())} exposed communication in {duration(dur.sum())} of {len(rows)} "
+        + (f"step(s) with two-batch overlap{halves}" if tbo else "prefill(s) without two-batch overlap")
+        + f", {basis}; the rest of these steps could hide the saving: an upper bound",
         "low",
     )
 
 
-def _moving(members: Table, rank: int, start: Int, dur: Int) -> tuple[Int | None, Union]:
+def _moving(participants: Table, rank: int, start: Int, dur: Int) -> tuple[Int | None, Union]:
     """Exposed communication of a rank in each step without waiting, and when; None if none is recorded."""
-    mine = np.flatnonzero(members.array("rank") == rank)
+    rows = np.flatnonzero(participants.array("rank") == rank)
     # A kernel that serves several messages is there with each of them.
-    mine = mine[np.unique(members.array("own_ts_ns")[mine], return_index=True)[1]]
-    begin = members.array("ts_ns")[mine]
+    rows = rows[np.unique(participants.array("own_ts_ns")[rows], return_index=True)[1]]
+    begin = participants.array("ts_ns")[rows]
     order = np.argsort(start, kind="stable")
-    place = np.searchsorted(start[order], begin, side="right") - 1
-    at = order[np.maximum(place, 0)]
-    inside = (place >= 0) & (begin < start[at] + dur[at])
-    mine, at = mine[inside], at[inside]
-    if not len(mine):
-        return None, union(mine, mine)
+    position = np.searchsorted(start[order], begin, side="right") - 1
+    step = order[np.maximum(position, 0)]
+    inside = (position >= 0) & (begin < start[step] + dur[step])
+    rows, step = rows[inside], step[inside]
+    if not len(rows):
+        return None, union(rows, rows)
     total = np.zeros(len(start), dtype=np.int64)
-    np.add.at(total, at, members.array("exposed_ns")[mine])
-    own, wait = members.array("own_ts_ns")[mine], members.array("wait_ns")[mine]
-    return np.minimum(total, dur), union(own + wait, own + members.array("dur_ns")[mine])
+    np.add.at(total, step, participants.array("exposed_ns")[rows])
+    own_start, wait = participants.array("own_ts_ns")[rows], participants.array("wait_ns")[rows]
+    return np.minimum(total, dur), union(own_start + wait, own_start + participants.array("dur_ns")[rows])
 
 
 def _overlap(table: Table, rank: int, index: Int) -> tuple[Int, Union]:
     """Exposed communication of a rank's steps by the table of two-batch overlap; 0 where it has none."""
-    mine = np.flatnonzero(table.array("rank") == rank)
-    left = dict(
+    rows = np.flatnonzero(table.array("rank") == rank)
+    exposed_of = dict(
         zip(
-            table.array("index")[mine].tolist(),
-            (table.array("comm_ns") - table.array("hidden_ns"))[mine].tolist(),
+            table.array("index")[rows].tolist(),
+            (table.array("comm_ns") - table.array("hidden_ns"))[rows].tolist(),
             strict=True,
         )
     )
     none = np.empty(0, dtype=np.int64)
-    return np.array([left.get(one, 0) for one in index.tolist()], dtype=np.int64), Union(none, none)
+    return np.array([exposed_of.get(number, 0) for number in index.tolist()], dtype=np.int64), Union(
+        none, none
+    )

@@ -13,7 +13,7 @@ from tracelens.analysis.comm import (
     Group,
     MatchedCollective,
     Participant,
-    RankComms,
+    RankCommunication,
     Record,
     aligned,
     clocks,
@@ -64,7 +64,7 @@ class Batch(NamedTuple):
         return [start - min(starts) for start in starts]
 
 
-def batches(ranks: Sequence[RankComms]) -> tuple[list[Batch], list[Skip]]:
+def batches(ranks: Sequence[RankCommunication]) -> tuple[list[Batch], list[Skip]]:
     """All that can be told from the records, in order of time, and a Skip for the rest.
 
     Ranks are matched within their groups; where only one rank of a group is there, each of its records
@@ -79,10 +79,11 @@ def batches(ranks: Sequence[RankComms]) -> tuple[list[Batch], list[Skip]]:
             found += _alone(there[0])
             continue
         matched = match(there, ranks[0])
-        found += matched.instances
-        skips += matched.skips or _left(there, matched.instances)
+        found += matched.collectives
+        skips += matched.skips or _left(there, matched.collectives)
     offset = {
-        clock.rank: clock.offset_ns for clock in clocks(ranks, [one for one in found if len(one.members) > 1])
+        clock.rank: clock.offset_ns
+        for clock in clocks(ranks, [one for one in found if len(one.participants) > 1])
     }
     made = []
     odd: Counter[tuple[str, str]] = Counter()
@@ -104,16 +105,16 @@ def middle(some: Sequence[Batch]) -> Batch:
     return next(batch for batch in full if batch.latency_ns == latency)
 
 
-def _groups(ranks: Sequence[RankComms]) -> dict[Group, dict[int, list[Record]]]:
+def _groups(ranks: Sequence[RankCommunication]) -> dict[Group, dict[int, list[Record]]]:
     """Records by process group and rank."""
     found: dict[Group, dict[int, list[Record]]] = {}
     for one in ranks:
         for record in one.records:
-            found.setdefault((record.group, record.members), {}).setdefault(one.rank, []).append(record)
+            found.setdefault((record.group, record.group_ranks), {}).setdefault(one.rank, []).append(record)
     return found
 
 
-def _alone(one: RankComms) -> list[MatchedCollective]:
+def _alone(one: RankCommunication) -> list[MatchedCollective]:
     """Each record of a rank as a collective without the other ranks."""
     found = []
     for order, record in enumerate(one.records):
@@ -142,11 +143,11 @@ def _together(instances: Iterable[MatchedCollective]) -> list[list[MatchedCollec
 
 
 def _kernels(instance: MatchedCollective) -> list[tuple[int, int]]:
-    return [(member.rank, member.record.kernel) for member in instance.members]
+    return [(member.rank, member.record.kernel) for member in instance.participants]
 
 
 def _batch(
-    together: Sequence[MatchedCollective], offset: Mapping[int, int], ranks: Mapping[int, RankComms]
+    together: Sequence[MatchedCollective], offset: Mapping[int, int], ranks: Mapping[int, RankCommunication]
 ) -> Batch:
     kernels = {key for instance in together for key in _kernels(instance)}
     of_rank = {member.rank: member for instance in together for member in aligned(instance, offset)}
@@ -154,9 +155,9 @@ def _batch(
         raise Unreplayable(
             "one rank batched them in other kernels than the other, so they are no single call"
         )
-    order: Sequence[int] = together[0].members[0].record.members or sorted(of_rank)
+    order: Sequence[int] = together[0].participants[0].record.group_ranks or sorted(of_rank)
     if together[0].collective == SEND_RECV:
-        order = [member.rank for member in together[0].members]  # the sender first
+        order = [member.rank for member in together[0].participants]  # the sender first
     if strangers := sorted(set(of_rank).difference(order)):
         raise Unreplayable(f"rank {strangers[0]} is not among the ranks that its process group lists")
     members = tuple(of_rank[rank] for rank in dict.fromkeys(order) if rank in of_rank)
@@ -164,9 +165,9 @@ def _batch(
     return Batch(tuple(together), members, tuple(names))
 
 
-def _left(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) -> list[Skip]:
+def _left(ranks: Sequence[RankCommunication], instances: Sequence[MatchedCollective]) -> list[Skip]:
     """Records of a group that are in no instance."""
-    used = {(member.rank, id(member.record)) for one in instances for member in one.members}
+    used = {(member.rank, id(member.record)) for one in instances for member in one.participants}
     left = [
         (one.rank, record) for one in ranks for record in one.records if (one.rank, id(record)) not in used
     ]
@@ -176,7 +177,7 @@ def _left(ranks: Sequence[RankComms], instances: Sequence[MatchedCollective]) ->
     return [Skip(f"{len(left)} collective(s) of group {left[0][1].group} on rank {who}", _LEFT)]
 
 
-def _unrecorded(ranks: Sequence[RankComms]) -> list[Skip]:
+def _unrecorded(ranks: Sequence[RankCommunication]) -> list[Skip]:
     """Communication kernels that no record belongs to."""
     loose = {one.rank: len(one.start) - len({record.kernel for record in one.records}) for one in ranks}
     count, who = sum(loose.values()), ", ".join(str(rank) for rank, number in loose.items() if number)

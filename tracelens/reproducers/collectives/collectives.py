@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from tracelens.analysis.comm import SEND_RECV, bus_factor, comms
+from tracelens.analysis.comm import SEND_RECV, bus_factor, rank_communication
 from tracelens.reproducers.collectives.batches import Batch, batches, middle
 from tracelens.reproducers.collectives.messages import Matrix, Message, message
 from tracelens.reproducers.folder import Script
@@ -59,7 +59,7 @@ def collectives(
     Returns:
         the scripts, those with most time first, and what could not be made, with the reason.
     """
-    found, skips = batches([comms(trace, scope=scope) for trace in run.traces])
+    found, skips = batches([rank_communication(trace, scope=scope) for trace in run.traces])
     devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
     same: dict[Message, list[Batch]] = {}
     odd: Counter[tuple[str, str]] = Counter()

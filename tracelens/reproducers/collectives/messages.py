@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Participant, exchanged
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Participant, traffic_matrices
 from tracelens.reproducers.collectives.batches import Batch
 from tracelens.reproducers.inputs import WIDTHS, Unreplayable, torch_dtype
 from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
@@ -128,8 +128,8 @@ def _matrix(batch: Batch, width: int) -> Matrix:
             f"split sizes of {record.size} ranks: profilers cut lists off after {_LISTS} entries"
         )
     (instance,) = batch.instances
-    members = tuple(_filled(member, record.size) for member in instance.members)
-    found = exchanged(instance._replace(members=members))
+    members = tuple(_filled(member, record.size) for member in instance.participants)
+    found = traffic_matrices(instance._replace(participants=members))
     if found is None:
         raise Unreplayable("not all ranks recorded their split sizes")
     _, sent, received = found
@@ -155,7 +155,7 @@ def _sends(batch: Batch, width: int) -> Matrix:
     first = batch.members[0].rank
     there, back = 0, 0
     for instance in batch.instances:
-        record = instance.members[0].record
+        record = instance.participants[0].record
         if record.bytes < 0 or record.bytes % width:
             raise Unreplayable(_NO_SIZE.format("message size"))
         if _from(instance, first):
@@ -169,13 +169,13 @@ def _sends(batch: Batch, width: int) -> Matrix:
 
 def _from(instance: MatchedCollective, rank: int) -> bool:
     """Whether a rank sends, in a pair or in the record of one side."""
-    member = instance.members[0]
+    member = instance.participants[0]
     return (member.rank == rank) == (member.record.collective == "send")
 
 
 def _who(batch: Batch) -> str:
     there = [member.rank for member in batch.members]
-    missing: Sequence[int] = [rank for rank in batch.record.members if rank not in there]
+    missing: Sequence[int] = [rank for rank in batch.record.group_ranks if rank not in there]
     text = f"{len(there)} of {batch.record.size} ranks"
     few = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     return f"{text} (missing: {few})" if missing else text

@@ -74,16 +74,16 @@ def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: st
     """
     found, work = trace.once(regions), trace.work
     chosen = np.isin(found.stage, [STAGES.index(stage) for stage in stages])
-    chosen &= (found.visit >= 0) & (found.phase == PHASES.index(phase))
+    chosen &= (found.layer_pass >= 0) & (found.phase == PHASES.index(phase))
     key = _keys(trace)
     comm = work.kind == WORK_KINDS.index("comm")
     result = []
-    for number in np.unique(found.visit[chosen]).tolist():
-        visit = found.visits[number]
+    for number in np.unique(found.layer_pass[chosen]).tolist():
+        visit = found.passes[number]
         label = found.labels[visit.step]
         if layer not in (-1, visit.layer) or (step and label not in (step, f"ProfilerStep#{step}")):
             continue
-        rows = np.flatnonzero(chosen & (found.visit == number))
+        rows = np.flatnonzero(chosen & (found.layer_pass == number))
         rows = rows[np.argsort(trace.arrays.start[work.caller[rows]], kind="stable")]
         _, first = np.unique(key[rows], return_index=True)
         event = key[rows][np.sort(first)]

@@ -41,7 +41,7 @@ def sequences(
         `total_us` is the time of the script's calls in all of these, if each takes as long as the median.
     """
     layers = trace.once(regions)
-    if not layers.visits:
+    if not layers.passes:
         return [], [Skip("MoE layer", "the trace has none: no router with experts behind it")]
     shown = {PHASES[code] for code in layers.phase.tolist() if code >= 0}
     found, skips = [], []
@@ -68,7 +68,7 @@ def _why_none(trace: Trace, phase: str, layer: int, step: str) -> str:
     found = trace.once(regions)
     if not (found.phase == PHASES.index(phase)).any():
         return f"no MoE layer of the trace has any {phase} work"
-    layers = max(visit.layer for visit in found.visits) + 1
+    layers = max(visit.layer for visit in found.passes) + 1
     asked = [f"in layer {layer}"] * (layer >= 0) + [f"in step {step}"] * bool(step)
     return (
         f"no such work {' '.join(asked)}".rstrip()
@@ -163,5 +163,5 @@ def _sizes(visit: LayerPass) -> str:
     """Sizes of a layer as far as they are known."""
     words = [f"{visit.tokens:,} tokens"] * (visit.tokens > 0)
     words += [f"hidden {visit.hidden:,}"] * (visit.hidden > 0)
-    words += [f"{visit.experts} experts"] * (visit.experts > 0) + [f"top {visit.chosen}"] * (visit.chosen > 0)
+    words += [f"{visit.experts} experts"] * (visit.experts > 0) + [f"top {visit.top_k}"] * (visit.top_k > 0)
     return ", ".join(words) or "sizes not recorded"

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import MatchedCollective, RankComms, base_ns, clocks, comms, match
+from tracelens.analysis.comm import (
+    MatchedCollective,
+    RankCommunication,
+    base_ns,
+    clocks,
+    match,
+    rank_communication,
+)
 from tracelens.arrays import Bool, Int
 from tracelens.table import Skip
 from tracelens.trace import WORK_KINDS, Run, rows_by_code
@@ -41,16 +48,16 @@ class Exchanges(NamedTuple):
 
 def exchanges(run: Run) -> Exchanges:
     """The collectives of a run, matched across its ranks."""
-    ranks: list[RankComms] = [comms(trace) for trace in run.traces]
+    ranks: list[RankCommunication] = [rank_communication(trace) for trace in run.traces]
     found = match(ranks)
-    clock = {one.rank: one.offset_ns for one in clocks(ranks, found.instances)}
+    clock = {one.rank: one.offset_ns for one in clocks(ranks, found.collectives)}
     comm = WORK_KINDS.index("comm")
     kernels: dict[int, list[int]] = {}
-    for instance in found.instances:
-        for member in instance.members:
+    for instance in found.collectives:
+        for member in instance.participants:
             kernels.setdefault(member.rank, []).append(member.record.kernel)
     return Exchanges(
-        found.instances,
+        found.collectives,
         [np.flatnonzero(trace.work.kind == comm) for trace in run.traces],
         kernels,
         [base_ns(one, ranks[0]) - clock[one.rank] for one in ranks],
@@ -69,7 +76,7 @@ def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) ->
     members = [
         (number, place[member.rank], int(found.work[place[member.rank]][member.record.kernel]))
         for number, instance in enumerate(found.instances)
-        for member in instance.members
+        for member in instance.participants
     ]
     if not members:
         return

@@ -24,7 +24,7 @@ def all_to_all_bandwidth(scene: ScenarioContext, edit: Edit, argument: str) -> s
     known = size >= 0
     if not known.any():
         raise NotApplicable("the trace does not say how much the all-to-alls move")
-    crossing = np.array([bus_factor(one.collective, one.members[0].record.size) for one in chosen])
+    crossing = np.array([bus_factor(one.collective, one.participants[0].record.size) for one in chosen])
     meetings = meetings[known]
     edit.dur[meetings] = whole_ns((size * crossing / rate)[known], edit.dur[meetings])
     return (

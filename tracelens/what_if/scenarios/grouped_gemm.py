@@ -22,7 +22,7 @@ def grouped_gemm(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     graph = scene.recorded.graph
     if all(trace.meta.on_host for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run, and no GPU's figures hold for it")
-    if not any(turns(visit) for trace in graph.run.traces for visit in trace.once(regions).visits):
+    if not any(turns(visit) for trace in graph.run.traces for visit in trace.once(regions).passes):
         raise NotApplicable("no loop over experts: no 4 products with weights of one size in an MoE layer")
     found: list[list[Loop]] = []
     rates = []
@@ -100,7 +100,7 @@ def product_ns(visit: LayerPass, phase: int, rate: float, bytes_per_s: float) ->
     The backward pass has two products of that size for each: for the rows' gradients and for the weights'.
     """
     sizes: dict[tuple[int, int], list[int]] = {}
-    for one in visit.products:
+    for one in visit.gemms:
         sizes.setdefault((one.depth, one.columns), []).append(one.rows)
     count = turns(visit)
     total = 0.0

@@ -49,7 +49,7 @@ def sync_free(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     for at, trace in enumerate(graph.run.traces):
         found = trace.once(blocking)
         rows = np.zeros(len(trace.arrays.start), dtype=bool)
-        rows[found.event[found.visit >= 0]] = True
+        rows[found.event[found.layer_pass >= 0]] = True
         mine = graph.of_rank[at]
         mine = mine[graph.kind[mine] == WAITED]
         inside[mine] = rows[graph.event[mine]]

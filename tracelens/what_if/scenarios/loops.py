@@ -55,10 +55,10 @@ class Loop(NamedTuple):
 
 def turns(visit: LayerPass) -> int:
     """Number of experts that a pass computes one by one, 0 where it does not."""
-    if visit.grouped or not visit.products or min(one.rows for one in visit.products) < 0:
+    if visit.grouped or not visit.gemms or min(one.rows for one in visit.gemms) < 0:
         return 0
     sizes: dict[tuple[int, int], int] = {}
-    for one in visit.products:
+    for one in visit.gemms:
         sizes[one.depth, one.columns] = sizes.get((one.depth, one.columns), 0) + 1
     many = [count for count in sizes.values() if count >= _LOOP]
     return min(many, default=0)
@@ -72,12 +72,12 @@ def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
         bytes_per_s: bandwidth of its memory, 0 where it is not known.
     """
     found = trace.once(regions)
-    counts = np.array([turns(visit) for visit in found.visits], dtype=np.int64)
-    inside = np.flatnonzero((found.visit >= 0) & np.isin(found.stage, (EXPERTS, PERMUTATION)))
-    inside = inside[counts[found.visit[inside]] > 0]
+    counts = np.array([turns(visit) for visit in found.passes], dtype=np.int64)
+    inside = np.flatnonzero((found.layer_pass >= 0) & np.isin(found.stage, (EXPERTS, PERMUTATION)))
+    inside = inside[counts[found.layer_pass[inside]] > 0]
     if not len(inside):
         return []
-    cell = found.visit[inside] * len(PHASES) + found.phase[inside]
+    cell = found.layer_pass[inside] * len(PHASES) + found.phase[inside]
     order = np.lexsort((_asked(trace)[inside], cell))
     inside, cell = inside[order], cell[order]
     reader = _Reader(trace, found, bytes_per_s)
@@ -101,7 +101,9 @@ class _Reader:
         self.work = trace.work
         self.dur = trace.work.dur
         self.reads = trace.once(blocking)
-        cell = np.where(self.reads.visit >= 0, self.reads.visit * len(PHASES) + self.reads.phase, -1)
+        cell = np.where(
+            self.reads.layer_pass >= 0, self.reads.layer_pass * len(PHASES) + self.reads.phase, -1
+        )
         self.reads_of = rows_by_code(cell)
         self.read_op = trace.once(enclosing_op)[self.reads.event]
         self.moved, self.written = _bytes(trace.once(counted))
@@ -110,7 +112,7 @@ class _Reader:
 
     def loop(self, visit: int, phase: int, rows: Int) -> Loop:
         """The loop of one pass and phase, from its work among the experts in order of launch."""
-        one, work = self.found.visits[visit], self.work
+        one, work = self.found.passes[visit], self.work
         count = turns(one)
         reads = self.reads_of.get(visit * len(PHASES) + phase, np.empty(0, dtype=np.int64))
         asked_for = self._of_loop(self.reads.event[reads], self.read_op[reads], count)
@@ -157,7 +159,7 @@ class _Reader:
         work, count = self.work, turns(one)
         size, place, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
         whole = np.zeros(len(size), dtype=bool)
-        for weight in {part.depth * part.columns * one.itemsize for part in one.products}:
+        for weight in {part.depth * part.columns * one.itemsize for part in one.gemms}:
             whole |= (size % weight == 0) & (size >= count * weight)
         large = (whole & (times >= _MOST * count))[place.ravel()] & ~self.multiplies[rows]
         forward = work.forward[rows]

@@ -80,7 +80,7 @@ def _links(scene: ScenarioContext, edit: Edit, homes: list[Device], to: Device) 
     meetings = np.flatnonzero(graph.kind == MEET)
     if not len(meetings):
         return ""
-    size = np.array([instances[one].members[0].record.size for one in graph.instance[meetings].tolist()])
+    size = np.array([instances[one].participants[0].record.size for one in graph.instance[meetings].tolist()])
     near = meetings[size <= _NODE]
     rate = np.array([home.gpu_link_bytes_per_s for home in homes])[graph.rank[near]]
     if not to.gpu_link_bytes_per_s or not (rate > 0).all():

@@ -78,7 +78,7 @@ def aligned(steps: Sequence[GlobalStep]) -> list[Fate]:
     for number, step in enumerate(steps):
         prefills = {
             one.rank: max(one.step.label.tokens, 0)
-            for one in step.members
+            for one in step.rank_steps
             if one.step.label.kind in _PREFILLS and not one.step.label.dummy
         }
         if not prefills:
@@ -119,7 +119,7 @@ def _decoding_ns(scene: ScenarioContext, found: Ticks) -> tuple[float, str]:
         float(work_ns.get((number, place[one.rank]), 0) + transfer_ns.get((number, 0), 0))
         for number, step in enumerate(found.steps)
         if step.mismatch
-        for one in step.members
+        for one in step.rank_steps
         if one.step.label.kind == "decode" and not one.step.label.dummy
     ]
     if not work:

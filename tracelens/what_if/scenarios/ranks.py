@@ -51,12 +51,12 @@ def ranks(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     for at in np.flatnonzero(larger).tolist():
         one = chosen[at]
         device = device_of(scene, graph.run.traces[int(graph.rank[meetings[at]])])
-        size = one.members[0].record.size
+        size = one.participants[0].record.size
         factors[at] = transfer_ratio(one, times, device, machine)
         waits[at] = spread[at] * (expected_maximum(size * times) - expected_maximum(size))
     # A transfer that begins later: no rank goes on before it is over.
     edit.dur[meetings] = np.rint(edit.dur[meetings] * factors + waits).astype(np.int64)
-    sizes = [one.members[0].record.size for one, grown in zip(chosen, larger, strict=True) if grown]
+    sizes = [one.participants[0].record.size for one, grown in zip(chosen, larger, strict=True) if grown]
     return (
         f"{len(sizes):,} collectives over {_range(sizes)} ranks now have {times} times as many; a node has "
         f"{machine.node} GPUs and {machine.nic_bytes_per_s / 1e9:g} GB/s to others for each; messages keep "
@@ -76,9 +76,9 @@ def transfer_ratio(one: MatchedCollective, times: int, device: Device | None, ma
     Raises:
         NotApplicable: the group leaves its node and the links' rate is not known.
     """
-    size, near = one.members[0].record.size, _neighbours(one, machine.node)
-    record = one.members[0].record
-    stride = record.members[1] - record.members[0] if len(record.members) > 1 else 1
+    size, near = one.participants[0].record.size, _neighbours(one, machine.node)
+    record = one.participants[0].record
+    stride = record.group_ranks[1] - record.group_ranks[0] if len(record.group_ranks) > 1 else 1
     room = max(machine.node // max(stride, 1), near)
     grown = size * times
     # Of a group that fills some nodes the ranks on the last one, where they are fewest, send most away.
@@ -102,7 +102,7 @@ def expected_maximum(count: int) -> float:
 
 def _grows(one: MatchedCollective) -> bool:
     """Whether a collective's group has more ranks when the run has."""
-    record = one.members[0].record
+    record = one.participants[0].record
     if one.collective == SEND_RECV or record.size < 2:
         return False
     return bool(_BY_DATA_OR_EXPERTS.search(record.description)) or not _INSIDE_A_MODEL.search(
@@ -112,11 +112,11 @@ def _grows(one: MatchedCollective) -> bool:
 
 def _neighbours(one: MatchedCollective, node: int) -> int:
     """Ranks of a group on the node of its first one; where the trace cut the list off, ranks that follow."""
-    record = one.members[0].record
-    if not record.members:
+    record = one.participants[0].record
+    if not record.group_ranks:
         return min(record.size, node)
-    first = record.members[0] // node
-    return sum(rank // node == first for rank in record.members)
+    first = record.group_ranks[0] // node
+    return sum(rank // node == first for rank in record.group_ranks)
 
 
 def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving import GlobalStep, by_one_clock, lockstep, rank_steps
+from tracelens.analysis.serving import GlobalStep, by_one_clock, global_steps, rank_steps
 from tracelens.arrays import Int
 from tracelens.what_if.graph import LAUNCH, MEET, POINT, TRANSFER, WAITED
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext
@@ -34,7 +34,7 @@ def ticks(scene: ScenarioContext) -> Ticks:
     labelled = [one for one in by_one_clock([rank_steps(trace) for trace in run.traces]) if one.steps]
     if not labelled:
         raise NotApplicable("no step labels of a serving engine in the trace")
-    found = lockstep(labelled)
+    found = global_steps(labelled)
     if not found:
         raise NotApplicable("no steps that several serving ranks ran together; give the traces of all ranks")
     return Ticks(found, _places(scene, found))
@@ -46,7 +46,7 @@ def _places(scene: ScenarioContext, found: list[GlobalStep]) -> Int:
     place = np.full(len(graph), -1, dtype=np.int64)
     steps_of: dict[int, list[tuple[int, int, int]]] = {}
     for number, common in enumerate(found):
-        for rank, step in common.members:
+        for rank, step in common.rank_steps:
             steps_of.setdefault(rank, []).append((number, step.start, step.end))
     for rank, own in zip(graph.run.ranks, graph.of_rank, strict=True):
         if rank not in steps_of:

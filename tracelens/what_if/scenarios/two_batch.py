@@ -18,7 +18,7 @@ def two_batch_overlap(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     chosen = [
         place
         for place, step in enumerate(found.steps)
-        if step.phases == {"prefill"} and not any(one.step.two_batches for one in step.members)
+        if step.phases == {"prefill"} and not any(one.step.two_batches for one in step.rank_steps)
     ]
     if not chosen:
         raise NotApplicable("no step in which all ranks prefill, and none of them as two batches")

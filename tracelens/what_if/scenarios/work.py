@@ -73,8 +73,8 @@ def _together(scene: ScenarioContext) -> list[int]:
     place = {trace.meta.rank: at for at, trace in enumerate(run.traces)}
     group = list(range(len(run.traces)))
     for instance in found.instances:
-        there = [(place[member.rank], member.record.kernel) for member in instance.members]
-        visits = [run.traces[at].once(regions).visit[found.work[at][kernel]] for at, kernel in there]
+        there = [(place[member.rank], member.record.kernel) for member in instance.participants]
+        visits = [run.traces[at].once(regions).layer_pass[found.work[at][kernel]] for at, kernel in there]
         if min(visits) >= 0:
             joined = {group[at] for at, _ in there}
             if len(joined) < 2:
@@ -90,10 +90,10 @@ def _experts(scene: ScenarioContext, at: int) -> dict[tuple[int, int], Int]:
     mine = graph.of_rank[at]
     mine = mine[graph.kind[mine] == WORK]
     work = graph.work[mine]
-    inside = (found.visit[work] >= 0) & (found.stage[work] == EXPERTS)
+    inside = (found.layer_pass[work] >= 0) & (found.stage[work] == EXPERTS)
     mine, work = mine[inside], work[inside]
     pairs, group = np.unique(
-        np.stack([found.visit[work], found.phase[work]], axis=1), axis=0, return_inverse=True
+        np.stack([found.layer_pass[work], found.phase[work]], axis=1), axis=0, return_inverse=True
     )
     group = group.ravel()
     rows = rows_by_code(group)

@@ -1,4 +1,4 @@
-"""Exchange of tokens between ranks that no computation hides."""
+"""All-to-all that no computation hides."""
 
 from __future__ import annotations
 
@@ -6,97 +6,107 @@ from math import comb
 
 import numpy as np
 
-from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, LayerPass, exchange_group, exchanges, regions
+from tracelens.analysis.moe import (
+    BACKWARD,
+    COMBINE,
+    DISPATCH,
+    LayerPass,
+    expert_parallel_group,
+    regions,
+    token_messages,
+)
 from tracelens.arrays import Bool
-from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import WORK_KINDS, difference, intersection
 
 _NOTHING = 0.001
-"""A smaller share of the exchange than this is the edge between two kernels."""
+"""A smaller share of the all-to-all is the edge between two kernels."""
 
 
 @detector(
     "exposed_all_to_all",
     title="Exposed all-to-all",
-    remedy="Hide the exchange of one micro-batch behind the computation of another (1F1B overlap with "
-    "--overlap_moe_expert_parallel_comm, two-batch overlap in serving), and send each token once to each "
-    "rank that needs it (DeepEP: use_turbo_deepep).",
+    remedy="Overlap the all-to-all of one micro-batch with the computation of another (1F1B overlap: "
+    "--overlap_moe_expert_parallel_comm; two-batch overlap in serving), and send each token only once per "
+    "rank (DeepEP: use_turbo_deepep).",
 )
-def exposed_all_to_all(scene: RankContext) -> Found:
-    """Dispatch and combine of MoE layers, or other all-to-alls, while nothing is computed."""
-    chosen = _chosen(scene)
-    if not chosen.any():
-        return "no exchange of tokens: no dispatch, combine or all-to-all"
-    exchange, computing = scene.during(chosen), scene.work.union("computation")
-    exposed = difference(exchange, computing)
-    if exposed.total <= _NOTHING * exchange.total:
-        return "the exchange is hidden behind computation"
-    hidden = intersection(exchange, computing).total
-    # What hides something already cannot hide more; less computation than exchange cannot hide all of it.
+def exposed_all_to_all(context: RankContext) -> Outcome:
+    """Exposed dispatch and combine of MoE layers, or other all-to-alls."""
+    is_all_to_all = _all_to_all(context)
+    if not is_all_to_all.any():
+        return "no dispatch, combine or other all-to-all"
+    all_to_all, computing = context.during(is_all_to_all), context.work.union("computation")
+    exposed = difference(all_to_all, computing)
+    if exposed.total <= _NOTHING * all_to_all.total:
+        return "the all-to-all is hidden under computation"
+    hidden = intersection(all_to_all, computing).total
+    # Computation that hides something already cannot hide more, and cannot hide more than its own time.
     free = computing.total - hidden
     most = min(exposed.total, free)
-    bound = (hidden + most) / exchange.total
+    bound = (hidden + most) / all_to_all.total
     quantities = [
-        Quantity("exchange, a step", scene.per_step(exchange.total), "ns"),
-        Quantity("exposed, a step", scene.per_step(exposed.total), "ns"),
-        Quantity("overlap efficiency", hidden / exchange.total, "fraction"),
+        Quantity("exchange, a step", context.per_step(all_to_all.total), "ns"),
+        Quantity("exposed, a step", context.per_step(exposed.total), "ns"),
+        Quantity("overlap efficiency", hidden / all_to_all.total, "fraction"),
         Quantity("overlap efficiency, bound", bound, "fraction"),
     ]
-    said = ""
-    if sent := _sent(scene):
-        quantities.append(Quantity("sent in forward dispatches, a step", scene.per_step(sent), "bytes"))
-        said = f"; forward dispatches send {scene.per_step(sent) / 1e9:,.2f} GB a step"
-    if (share := _deduplicated(scene)) < 1:
+    details = ""
+    if sent := _sent(context):
+        quantities.append(Quantity("sent in forward dispatches, a step", context.per_step(sent), "bytes"))
+        details = f"; forward dispatches send {context.per_step(sent) / 1e9:,.2f} GB/step"
+    if (share := _deduplicated(context)) < 1:
         quantities.append(Quantity("of it once to each rank", share, "fraction"))
-        said += f", of which {share:.0%} would do if each rank got a token once"
+        details += f"; de-duplication would cut it to {share:.0%}"
     return Detection(
         tuple(quantities),
-        scene.per_step(most),
+        context.per_step(most),
         exposed,
-        f"{scene.per_step(exposed.total) / 1e6:,.1f} of {scene.per_step(exchange.total) / 1e6:,.1f} ms "
-        "a step of exchange, with the waiting for other ranks in it, run beside no computation: "
-        f"{hidden / exchange.total:.0%} are hidden, {bound:.0%} could be{said}",
+        f"{context.per_step(exposed.total) / 1e6:,.1f} of {context.per_step(all_to_all.total) / 1e6:,.1f} "
+        "ms/step of all-to-all (including waiting) are exposed: "
+        f"{hidden / all_to_all.total:.0%} hidden, {bound:.0%} possible{details}",
         "low",
     )
 
 
-def _chosen(scene: RankContext) -> Bool:
-    """Which work exchanges tokens."""
-    found, work = scene.trace.once(regions), scene.work
+def _all_to_all(context: RankContext) -> Bool:
+    """Which work is all-to-all of tokens."""
+    layers, work = context.trace.once(regions), context.work
     comm = work.kind == WORK_KINDS.index("comm")
-    table = scene.trace.tables["collectives"]
+    table = context.trace.tables["collectives"]
     kernel = table.array("kernel_id")
     named = np.array(
         ["all_to_all" in name or "alltoall" in name for name in table.texts("collective")], dtype=bool
     )
     result: Bool = comm & (
-        np.isin(found.stage[scene.rows], (DISPATCH, COMBINE))
+        np.isin(layers.stage[context.rows], (DISPATCH, COMBINE))
         | np.isin(work.event, kernel[named & (kernel >= 0)])
     )
     return result
 
 
-def _sent(scene: RankContext) -> int:
+def _sent(context: RankContext) -> int:
     """Bytes that go into the dispatches of forward passes in the steps."""
-    found = scene.trace.once(regions)
-    rows, at = scene.trace.once(exchanges)
-    inside = np.isin(at, scene.rows) & (found.stage[at] == DISPATCH) & (found.phase[at] != BACKWARD)
-    size = scene.trace.tables["collectives"].array("in_bytes")[rows[inside]]
+    layers = context.trace.once(regions)
+    rows, work = context.trace.once(token_messages)
+    inside = np.isin(work, context.rows) & (layers.stage[work] == DISPATCH) & (layers.phase[work] != BACKWARD)
+    size = context.trace.tables["collectives"].array("in_bytes")[rows[inside]]
     return int(size[size > 0].sum())
 
 
-def _deduplicated(scene: RankContext) -> float:
+def _deduplicated(context: RankContext) -> float:
     """Copies of a token when each rank gets at most one, against one an expert; 1 where that is not known.
 
     With E experts spread evenly over P ranks and k of them chosen at random, a rank has none of the k with
     probability C(E - E/P, k) / C(E, k); P times the rest is the mean number of ranks a token goes to.
     """
-    found = scene.trace.once(regions)
-    ranks = len(exchange_group(scene.trace))
-    visit: LayerPass | None = next((one for one in found.visits if one.experts > 0 and one.chosen > 0), None)
-    if visit is None or ranks < 2 or visit.experts % ranks:
+    layers = context.trace.once(regions)
+    ranks = len(expert_parallel_group(context.trace))
+    layer_pass: LayerPass | None = next(
+        (layer_pass for layer_pass in layers.passes if layer_pass.experts > 0 and layer_pass.top_k > 0), None
+    )
+    if layer_pass is None or ranks < 2 or layer_pass.experts % ranks:
         return 1.0
-    other = visit.experts - visit.experts // ranks
-    copies = ranks * (1 - comb(other, visit.chosen) / comb(visit.experts, visit.chosen))
-    return copies / visit.chosen
+    elsewhere = layer_pass.experts - layer_pass.experts // ranks
+    copies = ranks * (1 - comb(elsewhere, layer_pass.top_k) / comb(layer_pass.experts, layer_pass.top_k))
+    return copies / layer_pass.top_k

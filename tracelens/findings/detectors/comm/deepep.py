@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.host import threads
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int
-from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import STACK_KINDS, Union, cut, union
 
@@ -29,14 +29,14 @@ class _Pairs(NamedTuple):
     Attributes:
         called: end of the launch call of the first.
         counted: end of the first on the GPU.
-        again: start of the launch call of the second.
+        dispatch_called: start of the launch call of the second.
         dispatched: start of the second on the GPU.
         quiet: whether the thread began nothing between `called` and `counted`.
     """
 
     called: Int
     counted: Int
-    again: Int
+    dispatch_called: Int
     dispatched: Int
     quiet: Bool
 
@@ -44,47 +44,47 @@ class _Pairs(NamedTuple):
 @detector(
     "deepep_busy_wait",
     title="DeepEP: the host spins until tokens are counted",
-    remedy="Sync-free MoE: receive buffers of fixed size, so that the host need not know how many tokens "
-    "come (Turbo DeepEP dispatch: num_worst_tokens, use_cuda_num_token_per_expert; Primus "
+    remedy="Sync-free MoE: fixed-size receive buffers, so that the host does not need the token counts "
+    "(Turbo DeepEP dispatch: num_worst_tokens, use_cuda_num_token_per_expert; Primus "
     "--turbo_sync_free_moe_stage 2 or 3; the experts must take their token counts on the GPU: "
     "use_turbo_groupmlp). Stage 3 takes more memory.",
     launching=True,
 )
-def deepep_busy_wait(scene: RankContext) -> Found:
+def deepep_busy_wait(context: RankContext) -> Outcome:
     """DeepEP's host launches `dispatch` only as `notify_dispatch` ends, silent in between: it spins."""
-    pairs = _pairs(scene)
+    pairs = _pairs(context)
     if isinstance(pairs, str):
         return pairs
     # The spin ends with the counters, which are written as the first kernel ends.
-    spins = pairs.quiet & (pairs.again >= pairs.counted) & (pairs.counted > pairs.called)
-    spins &= pairs.again - pairs.counted < _RESTART_NS
+    spins = pairs.quiet & (pairs.dispatch_called >= pairs.counted) & (pairs.counted > pairs.called)
+    spins &= pairs.dispatch_called - pairs.counted < _RESTART_NS
     count = int(spins.sum())
     if not count:
-        return f"the host goes on while notify_dispatch runs, in all of {len(spins)} dispatches"
+        return f"the host continues while notify_dispatch runs, in all {len(spins)} dispatches"
     spun = (pairs.counted - pairs.called)[spins]
     low, high = pairs.counted[spins], np.maximum(pairs.dispatched[spins], pairs.counted[spins])
-    where = _idle(scene, low, high)
-    per_step, spun_ns = scene.per_step(count), scene.per_step(float(spun.sum()))
-    idle_ns = scene.per_step(float(where.total))
+    where = _idle(context, low, high)
+    per_step, spun_ns = context.per_step(count), context.per_step(float(spun.sum()))
+    idle_ns = context.per_step(float(where.total))
     return Detection(
         (
             Quantity("spins a step", per_step, "count"),
-            Quantity("dispatches a step", scene.per_step(len(spins)), "count"),
+            Quantity("dispatches a step", context.per_step(len(spins)), "count"),
             Quantity("host time spun", spun_ns, "ns"),
             Quantity("GPU idle after the counting", idle_ns, "ns"),
         ),
         idle_ns,
         where,
-        f"in {count} of {len(spins)} dispatches the host does nothing from the launch of notify_dispatch "
-        f"until that has ended ({duration(spun_ns)} a step, no sync call shows it) and then launches dispatch"
-        f": the GPU idles {duration(idle_ns)} a step for it, late launches afterwards not counted",
+        f"in {count} of {len(spins)} dispatches the host spins from the launch of notify_dispatch until it "
+        f"has ended ({duration(spun_ns)} per step, without a sync call), then launches dispatch: the GPU "
+        f"idles {duration(idle_ns)} per step, not counting late launches afterwards",
         "high",
     )
 
 
-def _pairs(scene: RankContext) -> _Pairs | str:
-    """The dispatches of a scene, or why there are none."""
-    work, events = scene.work, scene.trace.arrays
+def _pairs(context: RankContext) -> _Pairs | str:
+    """The dispatches of a rank, or why there are none."""
+    work, events = context.work, context.trace.arrays
     used = np.unique(work.name[work.is_kernel]).tolist()
     first = [code for code in used if _NOTIFY.search(work.names[code])]
     second = [code for code in used if _DISPATCH.search(work.names[code])]
@@ -97,35 +97,35 @@ def _pairs(scene: RankContext) -> _Pairs | str:
     rows, launch = rows[order], launch[order]
     notifies = np.isin(work.name[rows], first)
     follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
-    at = np.flatnonzero(follows)
-    if not len(at):
+    index = np.flatnonzero(follows)
+    if not len(index):
         return "no launch calls of notify_dispatch and the dispatch after it"
-    notify, dispatch = rows[at], rows[at + 1]
-    one, other = launch[at], launch[at + 1]
-    called, counted = events.end[one], work.end[notify]
+    notify, dispatch = rows[index], rows[index + 1]
+    notify_call, dispatch_call = launch[index], launch[index + 1]
+    called, counted = events.end[notify_call], work.end[notify]
     return _Pairs(
         called,
         counted,
-        events.start[other],
+        events.start[dispatch_call],
         work.start[dispatch],
-        _quiet(scene, thread, one, called, np.minimum(counted, events.start[other])),
+        _quiet(context, thread, notify_call, called, np.minimum(counted, events.start[dispatch_call])),
     )
 
 
-def _quiet(scene: RankContext, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
+def _quiet(context: RankContext, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
     """Whether no event of the launch's thread begins between these times."""
-    events = scene.trace.arrays
+    events = context.trace.arrays
     host = np.flatnonzero(events.where(*STACK_KINDS))
     quiet = np.ones(len(launch), dtype=bool)
-    for one in np.unique(thread[launch]).tolist():
-        starts = np.sort(events.start[host[thread[host] == one]])
-        mine = thread[launch] == one
-        before = np.searchsorted(starts, low[mine], side="left")
-        quiet[mine] = before == np.searchsorted(starts, high[mine], side="left")
+    for number in np.unique(thread[launch]).tolist():
+        starts = np.sort(events.start[host[thread[host] == number]])
+        on_thread = thread[launch] == number
+        before = np.searchsorted(starts, low[on_thread], side="left")
+        quiet[on_thread] = before == np.searchsorted(starts, high[on_thread], side="left")
     return quiet
 
 
-def _idle(scene: RankContext, low: Int, high: Int) -> Union:
+def _idle(context: RankContext, low: Int, high: Int) -> Union:
     """When the GPU did nothing between these times."""
-    _, start, end = cut(low, high, scene.busy.gaps())
+    _, start, end = cut(low, high, context.busy.gaps())
     return union(start, end)

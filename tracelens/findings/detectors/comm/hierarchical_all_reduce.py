@@ -1,4 +1,4 @@
-"""Reductions and gathers over several hosts in one flat ring."""
+"""Reductions and gathers across hosts in one flat ring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_FLAT = ("TREE", "NVLS", "COLLNET", "PAT")
 _ALIKE = 4
 
 
-class _Instances(NamedTuple):
+class _Collectives(NamedTuple):
     """Collectives of which all ranks are known, one element each.
 
     Attributes:
@@ -55,44 +55,44 @@ class _Instances(NamedTuple):
 
 @detector(
     "hierarchical_all_reduce",
-    title="Collectives over several hosts in one flat ring",
-    remedy="Go by levels: reduce-scatter inside the host, all-reduce of each rank's part across hosts, "
-    "all-gather inside (NCCL_ALGO=Tree comes close; HSDP or "
+    title="Collectives across hosts in one flat ring",
+    remedy="Use a hierarchical algorithm: reduce-scatter within the host, all-reduce of each rank's part "
+    "across hosts, all-gather within the host (NCCL_ALGO=Tree comes close; HSDP or "
     "--num-distributed-optimizer-instances for gradients; a custom all-reduce as DriveNets built for "
     "128 KiB to 8 MiB); keep tensor-parallel groups within a host.",
     needs=("collectives",),
 )
 def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""
-    members = results["collectives"].data["members"]
-    if not len(members):
-        return "no collective was recorded on several ranks"
-    hosts = set(members.texts("host"))
+    participants = results["collectives"].data["members"]
+    if not len(participants):
+        return "no collective is recorded on several ranks"
+    hosts = set(participants.texts("host"))
     if "" in hosts or len(hosts) == 1:
         return "the traces do not name their hosts" if "" in hosts else "all ranks are on one host"
-    found = _instances(members)
-    across = (found.hosts > 1) & (found.rounds > 0) & (found.bytes > 0)
+    collectives = _collectives(participants)
+    across = (collectives.hosts > 1) & (collectives.rounds > 0) & (collectives.bytes > 0)
     if not across.any():
-        return "no all-reduce, reduce-scatter or all-gather of which all ranks are known goes between hosts"
-    across &= found.even & (found.ranks > found.hosts)
+        return "no fully recorded all-reduce, reduce-scatter or all-gather spans hosts"
+    across &= collectives.even & (collectives.ranks > collectives.hosts)
     if not across.any():
-        return "the groups that go between hosts have one rank on each host, or not as many on each"
-    if not (across & found.flat).any():
-        return "the kernels between hosts are no flat rings by their names"
-    across &= found.flat
-    expected, inside_known = _expected(found, across)
-    gain = np.where(across, np.maximum(1 - expected / np.maximum(found.latency, 1), 0), 0)
+        return "groups that span hosts have one rank per host, or unequal numbers"
+    if not (across & collectives.flat).any():
+        return "kernels across hosts are not flat rings by their names"
+    across &= collectives.flat
+    expected, inside_known = _expected(collectives, across)
+    gain = np.where(across, np.maximum(1 - expected / np.maximum(collectives.latency, 1), 0), 0)
     if not gain.any():
-        return "by levels they would take no less time: links inside a host are too slow for it"
+        return "a hierarchical algorithm saves no time: the links within a host are too slow"
     steps = step_count(results)
-    counted = in_steps(members) & (found.of_row >= 0) & across[found.of_row]
-    ranks = np.unique(members.array("rank")[counted]).tolist()
-    confidence: Confidence = "medium" if inside_known and found.ring[across].all() else "low"
+    counted = in_steps(participants) & (collectives.of_row >= 0) & across[collectives.of_row]
+    ranks = np.unique(participants.array("rank")[counted]).tolist()
+    confidence: Confidence = "medium" if inside_known and collectives.ring[across].all() else "low"
     return {
-        rank: _signal(
-            members,
-            np.flatnonzero(counted & (members.array("rank") == rank)),
-            found,
+        rank: _detection(
+            participants,
+            np.flatnonzero(counted & (participants.array("rank") == rank)),
+            collectives,
             (gain, expected),
             steps,
             confidence,
@@ -101,21 +101,21 @@ def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detec
     } or "none of them is in a step"
 
 
-def _instances(members: Table) -> _Instances:
+def _collectives(participants: Table) -> _Collectives:
     """The collectives in a table of members."""
     first, order, size, nbytes, dur = (
-        members.array(name) for name in ("first_rank", "order", "group_size", "bytes", "dur_ns")
+        participants.array(name) for name in ("first_rank", "order", "group_size", "bytes", "dur_ns")
     )
-    texts = {name: np.array(members.texts(name)) for name in ("group", "collective", "host", "kernel")}
-    coded = {name: np.unique(some, return_inverse=True) for name, some in texts.items()}
+    texts = {name: np.array(participants.texts(name)) for name in ("group", "collective", "host", "kernel")}
+    coded = {name: np.unique(values, return_inverse=True) for name, values in texts.items()}
     group, keys = codes(coded["group"][1], first, coded["collective"][1], order)
     count = len(keys[0])
-    there = np.bincount(group, minlength=count)
-    place, (of_place, _) = codes(group, coded["host"][1])
-    on_host = np.bincount(place)
-    hosts = np.bincount(of_place, minlength=count)
+    participant_count = np.bincount(group, minlength=count)
+    host_cell, (of_cell, _) = codes(group, coded["host"][1])
+    on_host = np.bincount(host_cell)
+    hosts = np.bincount(of_cell, minlength=count)
     most = np.zeros(count, dtype=np.int64)
-    np.maximum.at(most, of_place, on_host)
+    np.maximum.at(most, of_cell, on_host)
     ranks = np.zeros(count, dtype=np.int64)
     np.maximum.at(ranks, group, size)
     latency = np.full(count, np.iinfo(np.int64).max)
@@ -129,14 +129,14 @@ def _instances(members: Table) -> _Instances:
     flat, ring = np.ones(count, dtype=bool), np.ones(count, dtype=bool)
     np.logical_and.at(flat, group, ~hierarchical[coded["kernel"][1]])
     np.logical_and.at(ring, group, is_ring[coded["kernel"][1]])
-    whole = (there == ranks) & (ranks > 1)
+    complete = (participant_count == ranks) & (ranks > 1)
     even = most * hosts == ranks
-    return _Instances(
-        np.where(whole[group], group, -1),
+    return _Collectives(
+        np.where(complete[group], group, -1),
         rounds[keys[2]],
         message,
         np.maximum(ranks, 1),
-        np.where(whole, hosts, 0),
+        np.where(complete, hosts, 0),
         even,
         latency,
         flat,
@@ -148,46 +148,52 @@ def _rounds(collective: str) -> int:
     return next((rounds for name, rounds in _ROUNDS.items() if name in collective), 0)
 
 
-def _expected(found: _Instances, across: Bool) -> tuple[Float, bool]:
-    """What each instance would take by levels, ns, and whether the bandwidth inside a host was measured.
+def _expected(collectives: _Collectives, across: Bool) -> tuple[Float, bool]:
+    """Time of each collective as a hierarchy, ns, and whether the bandwidth within a host was measured.
 
     Each of H hosts sends rounds x (H-1)/H of the message instead of (n-1)/n, at the rate that the flat ring
-    had; before and after, the ranks inside a host exchange rounds x (L-1)/L of it, at the rate of collectives
+    had; before and after, the ranks within a host move rounds x (L-1)/L of it, at the rate of collectives
     of about that size inside of one host in the same run. Without any such, that part is left out.
     """
-    n, hosts = found.ranks, np.maximum(found.hosts, 1)
+    n, hosts = collectives.ranks, np.maximum(collectives.hosts, 1)
     local = n // hosts
     ratio = (hosts - 1) / hosts / np.maximum((n - 1) / n, 1e-9)
-    expected = found.latency * ratio
-    inside = np.flatnonzero((found.hosts == 1) & (found.rounds > 0) & (found.bytes > 0))
-    rate, known = found.bus[inside], True
-    for size in np.unique(found.bytes[across]).tolist():
-        alike = (found.bytes[inside] * _ALIKE >= size) & (found.bytes[inside] <= size * _ALIKE)
-        some = across & (found.bytes == size)
-        if alike.any():
-            best = float(rate[alike].max())
-            expected[some] += (found.rounds * (local - 1) / local * found.bytes)[some] / best
+    expected = collectives.latency * ratio
+    inside = np.flatnonzero((collectives.hosts == 1) & (collectives.rounds > 0) & (collectives.bytes > 0))
+    rate, known = collectives.bus[inside], True
+    for size in np.unique(collectives.bytes[across]).tolist():
+        similar = (collectives.bytes[inside] * _ALIKE >= size) & (collectives.bytes[inside] <= size * _ALIKE)
+        of_size = across & (collectives.bytes == size)
+        if similar.any():
+            best = float(rate[similar].max())
+            expected[of_size] += (collectives.rounds * (local - 1) / local * collectives.bytes)[
+                of_size
+            ] / best
         else:
             known = False
     return expected, known
 
 
-def _signal(
-    members: Table,
+def _detection(
+    participants: Table,
     rows: Int,
-    found: _Instances,
+    collectives: _Collectives,
     model: tuple[Float, Float],
     steps: int,
     confidence: Confidence,
 ) -> Detection:
-    """What one rank loses; `model` is the share of its time that each instance wins, and what is left, ns."""
-    at = found.of_row[rows]
-    gain, expected = (some[at] for some in model)
-    exposed, wait = members.array("exposed_ns")[rows], members.array("wait_ns")[rows]
-    start, dur = members.array("own_ts_ns")[rows], members.array("dur_ns")[rows]
-    n, hosts, sent = found.ranks[at], found.hosts[at], found.rounds[at] * found.bytes[at]
+    """What one rank loses; `model`: share of its time that each collective saves, and ns that remain."""
+    index = collectives.of_row[rows]
+    gain, expected = (values[index] for values in model)
+    exposed, wait = participants.array("exposed_ns")[rows], participants.array("wait_ns")[rows]
+    start, dur = participants.array("own_ts_ns")[rows], participants.array("dur_ns")[rows]
+    n, hosts, sent = (
+        collectives.ranks[index],
+        collectives.hosts[index],
+        collectives.rounds[index] * collectives.bytes[index],
+    )
     flat, levels = float((sent * (n - 1) / n).sum()), float((sent * (hosts - 1) / hosts).sum())
-    latency = found.latency[at]
+    latency = collectives.latency[index]
     rate = float(sent.dot((n - 1) / n) / max(int(latency.sum()), 1)) * 1e9
     lost = (exposed > 0) & (gain > 0)
     saving = float((gain * exposed).sum()) / steps
@@ -203,8 +209,9 @@ def _signal(
         ),
         saving,
         union((start + wait)[lost], (start + dur)[lost]),
-        f"{len(rows) / steps:,.0f} collectives a step over {hosts.max()} hosts with {(n // hosts).max()} "
-        f"ranks each move data for {duration(latency.sum() / steps)} at {rate / 1e9:,.2f} GB/s; by levels a "
-        f"host sends {levels / max(flat, 1):.0%} of the bytes: {duration(expected.sum() / steps)} expected",
+        f"{len(rows) / steps:,.0f} collectives per step across {hosts.max()} hosts with {(n // hosts).max()} "
+        f"ranks each transfer for {duration(latency.sum() / steps)} at {rate / 1e9:,.2f} GB/s; "
+        f"hierarchical, a host sends {levels / max(flat, 1):.0%} of the bytes: "
+        f"{duration(expected.sum() / steps)} expected",
         confidence,
     )

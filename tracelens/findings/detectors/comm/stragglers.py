@@ -1,4 +1,4 @@
-"""Ranks that only wait in collectives because another one is late."""
+"""Ranks that only wait in collectives because another rank is late."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ UNEXPLAINED = ("inherited", "unknown")
 @detector(
     "stragglers",
     title="Ranks wait for late ranks",
-    remedy="Where the late rank launches late: NUMA binding, HSA_KERNARG_POOL_SIZE=12582912, fewer or "
-    "captured launches; in blocking calls: drop the sync (.item(), D2H copies; Primus "
-    "--turbo_sync_free_moe_stage); in garbage collection: Megatron --manual-gc --manual-gc-interval on all "
-    "ranks; slow kernels: look at clocks, power cap, temperature and neighbours of that GPU.",
+    remedy="Late launches: NUMA binding, HSA_KERNARG_POOL_SIZE=12582912, fewer or captured launches. "
+    "Blocking calls: drop the sync (.item(), D2H copies; Primus --turbo_sync_free_moe_stage). Garbage "
+    "collection: Megatron --manual-gc --manual-gc-interval on all ranks. Slow kernels: check clocks, power "
+    "cap, temperature and neighbours of that GPU.",
     needs=("collectives", "stragglers"),
-    host_remedy="Look at what the late rank was in between its ops (`stragglers`, `idle`): Python, data "
-    "loading, garbage collection (collect by hand, on all ranks at once); slower ops: cores shared with "
-    "other processes, number of threads, clocks, NUMA binding.",
+    host_remedy="Check what the late rank does between its ops (`stragglers`, `idle`): Python, data loading, "
+    "garbage collection (collect manually, on all ranks at once). Slower ops: cores shared with other "
+    "processes, number of threads, clocks, NUMA binding.",
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for a rank that its own host or its slower GPU makes late."""
+    """GPUs idle in collectives for a rank made late by its host or a slower GPU."""
     return _waiting(results, EXPLAINED, "medium", beyond=True)
 
 
 @detector(
     "stragglers_load",
     title="Ranks wait for ranks with more work",
-    remedy="Spread the work evenly: balance the routing of tokens (auxiliary loss, router bias, placement of "
-    "experts by load), sequences by length, layers by their time.",
+    remedy="Balance the work: token routing (auxiliary loss, router bias, expert placement by load), "
+    "sequences by length, layers by time.",
     needs=("collectives", "stragglers"),
 )
 def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
@@ -54,40 +54,40 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
 
 @detector(
     "stragglers_unexplained",
-    title="Ranks wait for ranks that are late for no visible reason",
-    remedy="Record all ranks with shapes and Python stacks, and from a step on in which they start together; "
-    "the `stragglers` tables name the late ranks and where their lateness came from.",
+    title="Ranks wait for ranks that are late without a visible cause",
+    remedy="Record all ranks with shapes and Python stacks, starting at a step that they begin together; the "
+    "`stragglers` tables name the late ranks and where their lateness came from.",
     needs=("collectives", "stragglers"),
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for a rank whose lateness was brought along or has no recorded cause."""
+    """GPUs idle in collectives for a rank whose lateness is inherited or has no recorded cause."""
     return _waiting(results, UNEXPLAINED, "low", beyond=True)
 
 
 @detector(
     "stragglers_noise",
-    title="Ranks wait for each other, and no rank stands out",
-    remedy="Look for what strikes ranks at different times: garbage collection (Megatron --manual-gc "
-    "--manual-gc-interval on all ranks), launches (NUMA binding, HSA_KERNARG_POOL_SIZE=12582912), clocks. A "
-    "recording of more steps tells a straggler from chance.",
+    title="Ranks wait for each other, without a significant straggler",
+    remedy="Check what hits ranks at different times: garbage collection (Megatron --manual-gc "
+    "--manual-gc-interval on all ranks), launches (NUMA binding, HSA_KERNARG_POOL_SIZE=12582912), clocks. "
+    "Record more steps to separate a straggler from noise.",
     needs=("collectives", "stragglers"),
-    host_remedy="Look for what strikes ranks at different times: cores shared between ranks or with other "
-    "processes, garbage collection, data loading. A recording of more steps tells a straggler from chance.",
+    host_remedy="Check what hits ranks at different times: cores shared between ranks or with other "
+    "processes, garbage collection, data loading. Record more steps to separate a straggler from noise.",
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for now one rank and now another, or for less than equal GPUs differ by."""
+    """GPUs idle in collectives for varying ranks, or for less than equal GPUs differ by."""
     return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", beyond=False)
 
 
 def _waiting(
     results: Mapping[str, Result], causes: Sequence[str], confidence: Confidence, *, beyond: bool | None
 ) -> Mapping[int, Detection] | str:
-    """Signals of the ranks that wait for one of these causes.
+    """Detections of the ranks that wait for one of these causes.
 
     Args:
         results: of the analyzers.
         causes: that count.
-        confidence: of the signals.
+        confidence: of the detections.
         beyond: for ranks that are late beyond noise, or for the others; None for all.
     """
     lost = results["stragglers"].data["lost"]
@@ -95,26 +95,29 @@ def _waiting(
     counted = in_steps(lost) & np.array([name != SEND_RECV for name in lost.texts("collective")], dtype=bool)
     if not counted.any():
         if len(results["collectives"].data["members"]):
-            return "no rank does nothing but wait in a collective"
-        return "no collective was recorded on several ranks, which alone shows who waited for whom"
+            return "no exposed waiting in collectives"
+        return "no collective is recorded on several ranks, so waiting is unknown"
     cause = np.array(lost.texts("cause"))
-    chosen = counted & np.isin(cause, causes)
-    if not chosen.any():
-        others = ", ".join(sorted(set(cause[counted].tolist())))
-        return f"what ranks wait for in collectives is {others}"
+    for_causes = counted & np.isin(cause, causes)
+    if not for_causes.any():
+        other_causes = ", ".join(sorted(set(cause[counted].tolist())))
+        return f"the waiting in collectives has other causes: {other_causes}"
     if beyond is not None:
         table = results["stragglers"].data["stragglers"]
         out = table.array("rank")[table.array("beyond_noise").astype(bool)]
-        chosen &= np.isin(lost.array("late_rank"), out) == beyond
-        if not chosen.any():
-            return f"{'no' if beyond else 'each'} rank that is waited for so is late beyond noise"
+        for_causes &= np.isin(lost.array("late_rank"), out) == beyond
+        if not for_causes.any():
+            return "no significant straggler" if beyond else "all waiting is for significant stragglers"
     steps = step_count(results)
-    ranks = np.unique(lost.array("rank")[chosen]).tolist()
+    ranks = np.unique(lost.array("rank")[for_causes]).tolist()
     named = beyond is not False
-    return {rank: _signal(lost, rank, (counted, chosen), causes, steps, confidence, named) for rank in ranks}
+    return {
+        rank: _detection(lost, rank, (counted, for_causes), causes, steps, confidence, named)
+        for rank in ranks
+    }
 
 
-def _signal(
+def _detection(
     lost: Table,
     rank: int,
     masks: tuple[Bool, Bool],
@@ -124,14 +127,17 @@ def _signal(
     named: bool,
 ) -> Detection:
     """What a rank loses; `masks` are the rows that count and those with one of the causes."""
-    counted, chosen = (mask & (lost.array("rank") == rank) for mask in masks)
+    counted, for_causes = (mask & (lost.array("rank") == rank) for mask in masks)
     start, dur, late = (lost.array(name) for name in ("own_ts_ns", "dur_ns", "late_rank"))
     cause = np.array(lost.texts("cause"))
-    by_cause = {name: float(dur[chosen & (cause == name)].sum()) / steps for name in causes}
+    by_cause = {name: float(dur[for_causes & (cause == name)].sum()) / steps for name in causes}
     by_cause = {name: ns for name, ns in sorted(by_cause.items(), key=lambda item: -item[1]) if ns}
     saving, total = sum(by_cause.values()), float(dur[counted].sum()) / steps
-    blamed = {int(one): int(dur[chosen & (late == one)].sum()) for one in np.unique(late[chosen])}
-    worst = max(blamed, key=lambda one: blamed[one])
+    blamed = {
+        int(late_rank): int(dur[for_causes & (late == late_rank)].sum())
+        for late_rank in np.unique(late[for_causes])
+    }
+    worst = max(blamed, key=lambda late_rank: blamed[late_rank])
     share = blamed[worst] / max(sum(blamed.values()), 1)
     listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
     return Detection(
@@ -139,12 +145,12 @@ def _signal(
             Quantity("waiting for these causes", saving, "ns"),
             *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),
             Quantity("all waiting with nothing beside", total, "ns"),
-            Quantity("waits a step", int(chosen.sum()) / steps, "count"),
+            Quantity("waits a step", int(for_causes.sum()) / steps, "count"),
             Quantity("share for the worst rank", share, "fraction"),
         ),
         saving,
-        union(start[chosen], start[chosen] + dur[chosen]),
-        f"of {duration(total)} a step in which it does nothing but wait in collectives: {listed}; "
-        + (f"most for rank {worst} ({share:.0%})" if named else "for no rank beyond noise"),
+        union(start[for_causes], start[for_causes] + dur[for_causes]),
+        f"{duration(total)} per step of exposed waiting in collectives, of it {listed}; "
+        + (f"most for rank {worst} ({share:.0%})" if named else "no significant straggler"),
         confidence,
     )

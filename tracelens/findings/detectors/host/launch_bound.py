@@ -8,13 +8,13 @@ from tracelens.analysis.host import GAP_NS, Gaps
 from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int
-from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.host_late import gaps_of, host_late
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
 
 _SHARE = 0.01
-"""Any eager program has some late launches; up to this share of the time they are no problem of launching."""
+"""Any eager program has some late launches; up to this share of the time they do not matter."""
 
 _LONG_NS = 1_000_000
 """No launch takes this long: in such a gap the host did something else first."""
@@ -29,83 +29,82 @@ to the start on an idle GPU it takes 5 to 35 us."""
     title="Launch-bound: the GPU waits for the host to launch",
     remedy="Bind each process to its GPU's NUMA node (numactl --cpunodebind/--membind; "
     "ENABLE_NUMA_BINDING=1 in Primus); on ROCm enlarge the kernel-argument pool "
-    "(HSA_KERNARG_POOL_SIZE=12582912); launch less: CUDA/HIP graphs, torch.compile, fused kernels. For long "
-    "gaps, `idle` says what the host did in them.",
+    "(HSA_KERNARG_POOL_SIZE=12582912); launch less: CUDA/HIP graphs, torch.compile, fused kernels. `idle` "
+    "shows what the host did in long gaps.",
     launching=True,
 )
-def launch_bound(scene: RankContext) -> Found:
+def launch_bound(context: RankContext) -> Outcome:
     """The GPU is idle for over 1% of the time because the host launches its next work late."""
-    if not len(scene.work.event):
+    if not len(context.work.event):
         return "no GPU work"
-    launched = scene.work.launch >= 0
+    launched = context.work.launch >= 0
     if not launched.any():
         return "no GPU work has its launch call in the trace"
-    gaps = gaps_of(scene)
-    late = host_late(scene, gaps)
+    gaps = gaps_of(context)
+    late = host_late(context, gaps)
     dur = gaps.end - gaps.start
     where = union(gaps.start[late], gaps.end[late])
-    window = max(scene.window[1] - scene.window[0], 1)
+    window = max(context.window[1] - context.window[0], 1)
     share = where.total / window
     if share <= _SHARE:
-        return f"the GPU waits for a launch {share:.1%} of the time"
-    left = _usual_gap(scene, gaps)
-    number = scene.per_step(int(late.sum()))
-    saving = scene.per_step(float(np.maximum(dur[late] - left, 0).sum()))
-    quantities, said = _figures(scene, gaps.after[late])
+        return f"the GPU waits for launches {share:.1%} of the time"
+    floor_ns = _usual_gap(context, gaps)
+    number = context.per_step(int(late.sum()))
+    saving = context.per_step(float(np.maximum(dur[late] - floor_ns, 0).sum()))
+    quantities, launch_times = _figures(context, gaps.after[late])
     long = float(dur[late][dur[late] > _LONG_NS].sum() / where.total)
-    with_work = scene.work.take(launched)
-    idle, span = share_idle(scene.work, with_work, scene.called[launched])
+    with_work = context.work.take(launched)
+    idle, span = share_idle(context.work, with_work, context.called[launched])
     return Detection(
         (
             Quantity("waiting for a launch, share", share, "fraction"),
             Quantity("idle with at most one launched, share", idle / span, "fraction"),
             Quantity("late launches a step", number, "count"),
             Quantity(f"of the waiting, gaps over {duration(_LONG_NS)}", long, "fraction"),
-            Quantity("gap that remains", left, "ns"),
+            Quantity("gap that remains", floor_ns, "ns"),
             *quantities,
         ),
         saving,
         where,
-        f"the GPU is idle for {share:.1%} of the time, in {number:,.0f} gaps a step, because the next "
-        f"work was launched late ({long:.0%} of it in gaps over {duration(_LONG_NS)}); "
-        f"{said}; {duration(left)} a gap are left where work is queued in time; the profiler slows "
-        "the host itself, so compare with the duration of a step that is not recorded",
+        f"the GPU waits for launches {share:.1%} of the time, in {number:,.0f} gaps per step "
+        f"({long:.0%} of it in gaps over {duration(_LONG_NS)}); {launch_times}; dispatch floor: "
+        f"{duration(floor_ns)} per gap. The profiler slows the host: compare with an unprofiled step",
         "low",
     )
 
 
-def _usual_gap(scene: RankContext, gaps: Gaps) -> float:
+def _usual_gap(context: RankContext, gaps: Gaps) -> float:
     """Median gap in front of work that lay ready behind other work of its stream, ns; at least GAP_NS.
 
     On ROCm, where queued kernels are drawn end to end, it would be zero.
     """
-    work, after, before = scene.work, np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
+    work, after, before = context.work, np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
     queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
-    queued &= (scene.called[after] <= gaps.start - _QUEUED_NS) & (work.stream[after] == work.stream[before])
+    queued &= (context.called[after] <= gaps.start - _QUEUED_NS) & (work.stream[after] == work.stream[before])
     dur = (gaps.end - gaps.start)[queued]
     return max(float(np.median(dur)), GAP_NS) if len(dur) else float(GAP_NS)
 
 
-def _figures(scene: RankContext, late: Int) -> tuple[list[Quantity], str]:
+def _figures(context: RankContext, late: Int) -> tuple[list[Quantity], str]:
     """How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
 
     Args:
-        scene: of the rank.
+        context: of the rank.
         late: positions in its work of what ended the gaps.
     """
-    events, work = scene.trace.arrays, scene.work
+    events, work = context.trace.arrays, context.work
     call = np.unique(work.launch[(work.launch >= 0) & work.is_kernel])
-    start = (work.start - scene.called)[late]
-    quantities, said = [], []
-    for what, values in (
+    start = (work.start - context.called)[late]
+    quantities, texts = [], []
+    for measure, values in (
         ("launch call", events.end[call] - events.start[call]),
         ("launch to start on an idle GPU", start),
     ):
         if len(values):
             p50, p99 = (float(np.percentile(values, share)) for share in (50, 99))
-            quantities += [Quantity(f"{what}, p50", p50, "ns"), Quantity(f"{what}, p99", p99, "ns")]
-            said.append(f"{what}: p50 {duration(p50)}, p99 {duration(p99)}")
+            quantities += [Quantity(f"{measure}, p50", p50, "ns"), Quantity(f"{measure}, p99", p99, "ns")]
+            texts.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
     names = {events.names[code] for code in np.unique(events.name[call])}
     if any(name.startswith("hip") for name in names):
-        said.append("on ROCm")
-    return quantities, ", ".join(said)
+        texts.append("on ROCm")
+    return quantities, ", ".join(texts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
 
@@ -20,9 +20,9 @@ _MANY = 0.5
     "become one kernel; the router and permutation of MoE layers have fused kernels.",
     launching=True,
 )
-def small_kernels(scene: RankContext) -> Found:
+def small_kernels(context: RankContext) -> Outcome:
     """More than half of all kernels are shorter than 10 us."""
-    work = scene.work.take(scene.work.is_kernel)
+    work = context.work.take(context.work.is_kernel)
     if not len(work.event):
         return "no kernels"
     small = work.dur < SMALL_NS
@@ -30,22 +30,22 @@ def small_kernels(scene: RankContext) -> Found:
     if share <= _MANY:
         return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} us"
     # The gap in front of a small kernel is what its launch costs; the kernel itself has to run anyway.
-    gaps = scene.busy.gaps()
+    gaps = context.busy.gaps()
     order = np.argsort(work.start, kind="stable")
-    at = np.searchsorted(work.start[order], gaps.end)
-    at = np.minimum(at, len(order) - 1)
-    lost = small[order[at]] & (gaps.end - gaps.start < SMALL_NS)
+    next_kernel = np.searchsorted(work.start[order], gaps.end)
+    next_kernel = np.minimum(next_kernel, len(order) - 1)
+    lost = small[order[next_kernel]] & (gaps.end - gaps.start < SMALL_NS)
     where = union(gaps.start[lost], gaps.end[lost])
     time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
     return Detection(
         (
             Quantity("share of launches", share, "fraction"),
             Quantity("share of kernel time", time, "fraction"),
-            Quantity("kernels a step", scene.per_step(len(work.event)), "count"),
+            Quantity("kernels a step", context.per_step(len(work.event)), "count"),
         ),
-        scene.per_step(where.total),
+        context.per_step(where.total),
         where,
-        f"{share:.0%} of {scene.per_step(len(work.event)):,.0f} kernels a step are shorter than "
-        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time); the gaps in front of them add up to the saving",
+        f"{share:.0%} of {context.per_step(len(work.event)):,.0f} kernels per step are shorter than "
+        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time); the gaps before them are the saving",
         "medium",
     )

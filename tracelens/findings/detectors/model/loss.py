@@ -12,7 +12,7 @@ from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
 from tracelens.costs import OpCall
 from tracelens.findings import logits as _logits
-from tracelens.findings.detectors.detector import Detection, Found, Quantity, detector
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.logits import LossWork, Size, distinct, of_size, operands, width
 from tracelens.findings.rank_context import RankContext
 
@@ -52,69 +52,68 @@ class _Amounts(NamedTuple):
     title="Cross-entropy loss runs kernel by kernel",
     remedy="Fuse the loss into one kernel that keeps the logits' own type (Megatron: "
     "--cross-entropy-loss-fusion, with --cross-entropy-fusion-impl te; Primus: the loss fusion helper; else "
-    "Liger's cross entropy, or its fused linear cross entropy, which never stores the logits). It frees the "
-    "memory of the intermediate copies as well.",
+    "Liger's cross entropy, or its fused linear cross entropy, which never stores the logits). It also frees "
+    "the memory of the intermediate copies.",
 )
-def loss_unfused(scene: RankContext) -> Found:
+def loss_unfused(context: RankContext) -> Outcome:
     """A cross-entropy loss over a vocabulary (4,096 classes and more) runs as a chain of separate kernels."""
-    if not len(scene.work.event):
+    if not len(context.work.event):
         return "no GPU work"
-    found = [
-        {size for size in some if size.columns >= _logits.VOCABULARY} for some in _logits.sizes_of(scene)
+    vocabulary_sizes = [
+        {size for size in loss_sizes if size.columns >= _logits.VOCABULARY}
+        for loss_sizes in _logits.sizes_of(context)
     ]
-    if not any(found):
-        return _reason(scene)
-    work = _logits.loss_work(scene, *found)
-    group, calls = distinct(scene, scene.work.op[work.mask & (scene.work.op >= 0)])
-    sizes = found[0] | found[1]
+    if not any(vocabulary_sizes):
+        return _reason(context)
+    work = _logits.loss_work(context, *vocabulary_sizes)
+    group, calls = distinct(context, context.work.op[work.mask & (context.work.op >= 0)])
+    sizes = vocabulary_sizes[0] | vocabulary_sizes[1]
     passes = _passes(calls, sizes)
     count = np.bincount(group, minlength=len(calls))
     if not count[passes].sum():
-        return _fused(scene) or "the loss runs no kernels of its own over the logits"
-    amounts = _amounts(scene, work)
-    rate, source = _rate(scene, work, sizes)
-    where = scene.during(work.mask)
+        return _fused(context) or "the loss runs no kernels of its own over the logits"
+    amounts = _amounts(context, work)
+    rate, source = _rate(context, work, sizes)
+    where = context.during(work.mask)
     least = amounts.least / rate * 1e9
-    saving = scene.per_step(max(where.total - least, 0.0))
-    copies = scene.per_step(_copied(scene, work, sizes) - amounts.backward * amounts.element)
-    time, kernels = scene.per_step(where.total), scene.per_step(int(work.mask.sum()))
-    share = where.total / max(scene.window[1] - scene.window[0], 1)
+    saving = context.per_step(max(where.total - least, 0.0))
+    copies = context.per_step(_copied(context, work, sizes) - amounts.backward * amounts.element)
+    time, kernels = context.per_step(where.total), context.per_step(int(work.mask.sum()))
+    share = where.total / max(context.window[1] - context.window[0], 1)
     shapes = " and ".join(f"{rows:,} x {columns:,}" for rows, columns in sorted(sizes)[:3])
     return Detection(
         (
             Quantity("loss", time, "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
             Quantity("kernels a step", kernels, "count"),
-            Quantity("passes over the logits a step", scene.per_step(int(count[passes].sum())), "count"),
+            Quantity("passes over the logits a step", context.per_step(int(count[passes].sum())), "count"),
             Quantity("intermediate copies of the logits", max(copies, 0.0), "bytes"),
-            Quantity("one fused kernel", scene.per_step(least), "ns"),
+            Quantity("one fused kernel", context.per_step(least), "ns"),
         ),
         saving,
         where,
-        f"the loss over logits of {shapes} takes {duration(time)} a step ({share:.1%}) "
-        f"in {kernels:.0f} kernels that write {max(copies, 0.0) / 1e9:.2f} GB of intermediate copies; fused, "
-        f"at {source}, it would take {duration(scene.per_step(least))}",
+        f"the loss over {shapes} logits takes {duration(time)} per step ({share:.1%}) "
+        f"in {kernels:.0f} kernels that write {max(copies, 0.0) / 1e9:.2f} GB of intermediate copies; one "
+        f"fused kernel takes {duration(context.per_step(least))} at {source}",
         "medium",
     )
 
 
-def _reason(scene: RankContext) -> str:
+def _reason(context: RankContext) -> str:
     """Why there is no unfused loss over a vocabulary."""
-    if fused := _fused(scene):
+    if fused := _fused(context):
         return fused
-    if not len(_logits.events_named(scene, *_logits.LOSSES, _logits.PARALLEL)):
+    if not len(_logits.events_named(context, *_logits.LOSSES, _logits.PARALLEL)):
         return "no unfused cross-entropy loss"
-    classes = [size.columns for some in _logits.sizes_of(scene) for size in some]
+    classes = [size.columns for loss_sizes in _logits.sizes_of(context) for size in loss_sizes]
     if not classes:
-        return (
-            "the arguments of the loss are not recorded (record_shapes=True), so its vocabulary is not known"
-        )
-    return f"the loss has {max(classes):,} classes, which is no vocabulary"
+        return "the loss's shapes are not recorded (use record_shapes=True), so its vocabulary is unknown"
+    return f"the loss has {max(classes):,} classes, too few for a vocabulary"
 
 
-def _fused(scene: RankContext) -> str:
+def _fused(context: RankContext) -> str:
     """That the loss is fused already, "" where no kernel says so."""
-    names = [scene.work.names[code] for code in np.unique(scene.work.name)]
+    names = [context.work.names[code] for code in np.unique(context.work.name)]
     return next((f"the loss is fused already ({name})" for name in names if _FUSED.search(name)), "")
 
 
@@ -129,8 +128,8 @@ def _passes(calls: Iterable[OpCall], sizes: set[Size]) -> Bool:
     )
 
 
-def _amounts(scene: RankContext, work: LossWork) -> _Amounts:
-    group, calls = distinct(scene, np.unique(work.part[work.mask & (work.part >= 0)]))
+def _amounts(context: RankContext, work: LossWork) -> _Amounts:
+    group, calls = distinct(context, np.unique(work.part[work.mask & (work.part >= 0)]))
     count = np.bincount(group, minlength=len(calls))
     elements = dict.fromkeys(
         (_logits.SOFTMAX, _logits.SOFTMAX_BACK, _logits.PARALLEL, _logits.PARALLEL_BACK), 0.0
@@ -145,7 +144,7 @@ def _amounts(scene: RankContext, work: LossWork) -> _Amounts:
             elements[call.name] += times * logits.numel
             if call.name in element:
                 element[call.name] = width(logits.dtype)
-    converted = distinct(scene, np.unique(scene.work.op[work.conversion]))[1]
+    converted = distinct(context, np.unique(context.work.op[work.conversion]))[1]
     narrow = [width(tensor.dtype) for call in converted for tensor in operands(call)[:2]]
     # The backward function is given no logits: it has those of its forward call.
     mean = elements[_logits.PARALLEL] / max(number[_logits.PARALLEL], 1)
@@ -156,9 +155,9 @@ def _amounts(scene: RankContext, work: LossWork) -> _Amounts:
     )
 
 
-def _copied(scene: RankContext, work: LossWork, sizes: set[Size]) -> float:
+def _copied(context: RankContext, work: LossWork, sizes: set[Size]) -> float:
     """Bytes of all tensors of the logits' size that the losses write to new memory."""
-    group, calls = distinct(scene, np.unique(scene.work.op[work.mask & (scene.work.op >= 0)]))
+    group, calls = distinct(context, np.unique(context.work.op[work.mask & (context.work.op >= 0)]))
     total = 0.0
     for call, times in zip(calls, np.bincount(group, minlength=len(calls)).tolist(), strict=True):
         like = [tensor for tensor in operands(call) if of_size(tensor, sizes)]
@@ -169,15 +168,15 @@ def _copied(scene: RankContext, work: LossWork, sizes: set[Size]) -> float:
     return total
 
 
-def _rate(scene: RankContext, work: LossWork, sizes: set[Size]) -> tuple[float, str]:
+def _rate(context: RankContext, work: LossWork, sizes: set[Size]) -> tuple[float, str]:
     """Bytes per second that memory can move: of the device, else what the loss's own kernels reach."""
-    if scene.device is not None and scene.device.hbm_bytes_per_s:
-        rate = scene.device.hbm_bytes_per_s
-        return rate, f"{rate / 1e12:.2f} TB/s of {scene.device.title}"
-    at = np.flatnonzero(work.mask & (scene.work.op >= 0))
-    group, calls = distinct(scene, scene.work.op[at])
+    if context.device is not None and context.device.hbm_bytes_per_s:
+        rate = context.device.hbm_bytes_per_s
+        return rate, f"{rate / 1e12:.2f} TB/s of {context.device.title}"
+    row = np.flatnonzero(work.mask & (context.work.op >= 0))
+    group, calls = distinct(context, context.work.op[row])
     moved = np.array(
         [sum(t.numel * width(t.dtype) for t in operands(call) if of_size(t, sizes)) for call in calls]
     )
-    rate = float((moved[group] / np.maximum(scene.work.dur[at], 1)).max() * 1e9)
+    rate = float((moved[group] / np.maximum(context.work.dur[row], 1)).max() * 1e9)
     return rate, f"the {rate / 1e12:.2f} TB/s that its fastest kernel reaches"

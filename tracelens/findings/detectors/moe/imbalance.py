@@ -1,4 +1,4 @@
-"""Ranks whose experts have more to do than those of the others."""
+"""Expert-parallel ranks with uneven load."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ _EVEN = 1.02
     needs=("collectives", "moe"),
 )
 def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """The experts of one rank take longer than those of the ranks that it exchanges tokens with."""
-    found = results["moe"]
-    balance = found.data["balance"]
+    """The experts of one rank take longer than those of the others in its expert-parallel group."""
+    moe = results["moe"]
+    balance = moe.data["balance"]
     if not len(balance):
-        return "no ranks that exchange tokens"
+        return "no expert-parallel ranks"
     ratio = balance.array("max_mean_ratio")
     worst = int(np.argmax(ratio))
-    waits = found.data["waits"]
+    waits = moe.data["waits"]
     counted = in_steps(waits)
     if not counted.any() or 0 <= float(ratio.max()) < _EVEN:
-        return f"even: the largest rank has {float(ratio.max()):.0%} of the mean"
+        return f"balanced: the busiest rank has {float(ratio.max()):.0%} of the mean"
     steps = step_count(results)
     rank, start, dur = (waits.array(name)[counted] for name in ("rank", "ts_ns", "dur_ns"))
-    signals = {}
-    for one in np.unique(rank).tolist():
-        mine = rank == one
-        where = union(start[mine], start[mine] + dur[mine])
-        lost = float(dur[mine].sum()) / steps
+    detections = {}
+    for waiting_rank in np.unique(rank).tolist():
+        of_rank = rank == waiting_rank
+        where = union(start[of_rank], start[of_rank] + dur[of_rank])
+        lost = float(dur[of_rank].sum()) / steps
         if ratio[worst] < 0:
-            signals[one] = Detection(
+            detections[waiting_rank] = Detection(
                 (Quantity("waiting for slower experts, a step", lost, "ns"),),
                 lost,
                 where,
-                f"this rank's experts are done {lost / 1e6:,.2f} ms of a step before the slowest; the trace "
-                "does not say how many rows they compute",
+                f"this rank's experts finish {lost / 1e6:,.2f} ms/step before the slowest; their row counts "
+                "are not recorded",
                 "low",
             )
             continue
-        signals[one] = Detection(
+        detections[waiting_rank] = Detection(
             (
                 Quantity("largest rank against the mean, worst layer", float(ratio[worst]), "ratio"),
                 Quantity("waiting for slower experts, a step", lost, "ns"),
             ),
             lost,
             where,
-            f"in MoE layer {balance.array('layer')[worst]} the rank with most tokens (mostly rank "
+            f"in MoE layer {balance.array('layer')[worst]} the busiest rank (mostly rank "
             f"{balance.array('worst_rank')[worst]}) computes {balance.array('tokens_max')[worst]:,.0f} rows "
-            f"where the mean is {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); this rank's "
-            f"experts are done {lost / 1e6:,.2f} ms of a step before the slowest",
+            f"against a mean of {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); this rank's "
+            f"experts finish {lost / 1e6:,.2f} ms/step before the slowest",
             "medium",
         )
-    return signals
+    return detections

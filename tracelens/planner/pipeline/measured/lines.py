@@ -14,11 +14,11 @@ from tracelens.analysis.pipeline import (
     Shape,
     Span,
     Stage,
+    is_complete,
     lane_of,
     numbered,
     pipelines,
     shape,
-    whole,
     window_of,
 )
 from tracelens.arrays import Int
@@ -87,7 +87,7 @@ def lines_of(ranks: Sequence[Passes], skips: list[Skip]) -> Iterator[Line]:
         ordered = sorted(some, key=lambda one: one.stage)
         for label in dict.fromkeys(span.step for one in ordered for span in one.part.spans):
             lanes = [lane_of(one, label) for one in ordered]
-            size = shape(lanes, stages) if all(lane.spans and whole(lane) for lane in lanes) else None
+            size = shape(lanes, stages) if all(lane.spans and is_complete(lane) for lane in lanes) else None
             subject = f"step {label} of the pipeline of rank {some[0].part.rank}"
             if size is None or not all(lane.of(BACKWARD) for lane in lanes):
                 skips.append(Skip(subject, "it is not recorded from its begin to its end"))

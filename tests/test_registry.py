@@ -71,7 +71,7 @@ def test_a_module_may_register_again(package: str) -> None:
 
 
 def test_register_is_a_decorator() -> None:
-    registry: Registry[object] = Registry("thing", "tracelens.rendering.tables")
+    registry: Registry[object] = Registry("thing")
 
     @registry.register("f")
     def f() -> None: ...

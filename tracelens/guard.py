@@ -41,8 +41,8 @@ class Failure(str):
         kind = type(error).__name__
         text = f": {error}" if isinstance(error, SchemaError) else ""
         failure = cls(
-            f"{part} failed with {kind} in {_place(error)}{text}. This is a bug: please report it with the "
-            "output of the same command with --debug"
+            f"{part} failed with {kind} in {_location(error)}{text}. This is a bug: please report it with "
+            "the output of the same command with --debug"
         )
         failure.part, failure.error = part, kind
         return failure
@@ -81,16 +81,16 @@ def banner(failures: Sequence[Failure]) -> str:
     return f"Incomplete: {parts} failed because of a bug in tracelens. Everything else is complete."
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """File and line of the innermost frame that is ours, else of the innermost one."""
     import traceback  # only a failure needs it
 
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    own = [frame for frame in own if frame.filename != __file__] or frames
-    if not own:
+    package_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    package_frames = [frame for frame in package_frames if frame.filename != __file__] or frames
+    if not package_frames:
         return "an unknown place"
-    path = Path(own[-1].filename)
+    path = Path(package_frames[-1].filename)
     if path.is_relative_to(_PACKAGE):
         path = path.relative_to(_PACKAGE.parent)
-    return f"{path.as_posix()}:{own[-1].lineno}"
+    return f"{path.as_posix()}:{package_frames[-1].lineno}"

@@ -46,7 +46,7 @@ class Limits:
         header_bytes: what stands before the first event, and behind the last one.
         event_bytes: JSON text of one event.
         text_bytes: one name, or the recorded arguments of one op.
-        ranks: rank numbers, world size, members of a process group.
+        ranks: rank numbers, world size, ranks of a process group.
         config_bytes: a model, device or rules file.
         config_values: values in a YAML file after its aliases are expanded.
     """
@@ -128,8 +128,8 @@ def read_config_file(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        what = f"{path}: over {most:,} bytes are no model, device or rules file"
-        raise TracelensError(f"{what}; {limits().exceeded('config_bytes')}")
+        problem = f"{path}: over {most:,} bytes, too large for a model, device or rules file"
+        raise TracelensError(f"{problem}; {limits().exceeded('config_bytes')}")
     return content
 
 
@@ -141,6 +141,6 @@ def _number(name: str, text: str) -> int:
         number = int(float(digits) * (1024 if binary else 1000) ** _EXPONENTS[prefix])
         number = int(digits) if digits.isdigit() and not prefix else number
     if not 0 < number <= _LARGEST_VALUE:
-        what = f"--limit or {VARIABLE}: {name}={text[:80]!r} is not a positive number"
-        raise TracelensError(f"{what}; write it as 500000, 20G or 512Mi")
+        problem = f"--limit or {VARIABLE}: {name}={text[:80]!r} is not a positive number"
+        raise TracelensError(f"{problem}; write it as 500000, 20G or 512Mi")
     return number

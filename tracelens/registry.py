@@ -69,6 +69,8 @@ class Registry(Generic[T]):
 @cache
 def _import_package(package: str) -> None:
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        if module.name.rpartition(".")[2].startswith("_"):
+            continue
         if module.ispkg:
             _import_package(module.name)
         else:

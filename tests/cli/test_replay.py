@@ -287,7 +287,10 @@ def test_a_folder_with_other_files_is_left_alone(run, small: str, tmp_path: Path
     (tmp_path / "out" / "notes.txt").write_text("mine")
     outcome = run(small, "-o", "out", "--top", "1")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == "tracelens: out: holds notes.txt, which is no script of a replay; name another -o\n"
+    assert (
+        outcome.err
+        == "tracelens: out: holds notes.txt, which is not a script of a replay; choose another -o\n"
+    )
     assert (tmp_path / "out" / "02_aten_mm.py").exists()
     (tmp_path / "out" / "notes.txt").unlink()
     assert run(small, "-o", "out", "--top", "1").code == 0

@@ -75,8 +75,8 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
     [
         (["--device", "tpu"], "--device must be cuda or cpu, not tpu"),
         (["--steps", "0"], "steps must be at least 1"),
-        (["--inject", "rank=0,kind=gc", "--inject", "rank=4,kind=gc"], "there is no rank 4 of 1"),
-        (["-o", "OUT", "--steps", "6"], "the recording needs 10 steps, not 6"),
+        (["--inject", "rank=0,kind=gc", "--inject", "rank=4,kind=gc"], "no rank 4 in a run of 1"),
+        (["-o", "OUT", "--steps", "6"], "the recording needs 10 steps, the run has 6"),
         (["-o", "OUT", "--profile-start", "3", "--profile-end", "3"], "no step to record from 3 to 3"),
         (["--device", "cuda", "--ranks", "64", "--set", "experts_count=64"], "64 ranks need as many GPUs"),
         (

@@ -51,7 +51,7 @@ def test_bad_settings_are_one_line(
             "graph=on needs a GPU, and this run is on cpu",
         ),
         (["--ranks", "5"], "expert_ffn (48) must be a multiple of ranks = 5"),
-        (["-o", "OUT", "--ticks", "5"], "the recording needs 56 ticks, not 5"),
+        (["-o", "OUT", "--ticks", "5"], "the recording needs 56 ticks, the run has 5"),
         (["--device", "cuda", "--ranks", "16"], "16 ranks need as many GPUs"),
     ],
 )

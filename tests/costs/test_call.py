@@ -37,7 +37,7 @@ def test_what_is_no_tensor_is_told() -> None:
         CALL.tensor(1)
     with pytest.raises(Uncounted, match="argument 9"):
         CALL.tensor(9)
-    assert [CALL.has(place) for place in range(5)] == [True, False, False, True, False]
+    assert [CALL.has(index) for index in range(5)] == [True, False, False, True, False]
 
 
 def test_without_shapes_everything_says_so() -> None:
@@ -57,7 +57,7 @@ def test_lists_of_tensors_take_the_given_type() -> None:
 
 @pytest.mark.parametrize("shape", [[-1], ["a"], [1.5], "x", 7, [None]])
 def test_a_shape_that_is_none_is_told(shape: object) -> None:
-    with pytest.raises(Uncounted, match="no list of sizes"):
+    with pytest.raises(Uncounted, match="not a list of sizes"):
         OpCall("op", [shape], ["fp32"]).tensor(0)
 
 

@@ -77,7 +77,7 @@ def test_the_longest_alias_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("spelling", "name"),
     [
         ("mi300x", "mi300x"),
         ("MI300X", "mi300x"),
@@ -89,8 +89,8 @@ def test_the_longest_alias_wins() -> None:
         ("AMD Instinct MI300X VF", "mi300x"),
     ],
 )
-def test_a_device_by_name_title_or_alias(given: str, name: str) -> None:
-    assert device(given).name == name
+def test_a_device_by_name_title_or_alias(spelling: str, name: str) -> None:
+    assert device(spelling).name == name
 
 
 @pytest.mark.parametrize("item", devices(), ids=lambda item: item.name)
@@ -100,20 +100,20 @@ def test_every_name_title_and_alias_finds_its_device(item) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("spelling", "message"),
     [
         ("MI350X", "unknown device 'mi350x'; did you mean 'mi355x'?"),
         ("h10", "unknown device 'h10'; did you mean 'h100'?"),
         ("H100 PCIe", "unknown device 'h100 pcie'; did you mean 'h100'?"),
     ],
 )
-def test_an_unknown_device_is_told_with_the_nearest_known(given: str, message: str) -> None:
+def test_an_unknown_device_is_told_with_the_nearest_known(spelling: str, message: str) -> None:
     with pytest.raises(UnknownName) as caught:
-        device(given)
+        device(spelling)
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("given", ["", "?", "zzz"])
-def test_a_name_like_no_other_gets_the_whole_list(given: str) -> None:
+@pytest.mark.parametrize("spelling", ["", "?", "zzz"])
+def test_a_name_like_no_other_gets_the_whole_list(spelling: str) -> None:
     with pytest.raises(UnknownName, match="known: a100, a100-40gb, b200, h100"):
-        device(given)
+        device(spelling)

@@ -24,8 +24,8 @@ def read(folder: Path, text: str) -> Device:
 
 
 def test_the_smallest_file(tmp_path: Path) -> None:
-    found = read(tmp_path, SMALLEST)
-    assert found == Device(
+    device = read(tmp_path, SMALLEST)
+    assert device == Device(
         name="mine",
         title="Mine",
         vendor="",
@@ -41,9 +41,9 @@ def test_the_smallest_file(tmp_path: Path) -> None:
         host_link_bytes_per_s=0.0,
         sources={},
     )
-    assert found.peak("matrix", "bf16") == 100e12
-    assert found.peak("matrix", "fp32") is None
-    assert found.peak("vector", "bf16") is None
+    assert device.peak("matrix", "bf16") == 100e12
+    assert device.peak("matrix", "fp32") is None
+    assert device.peak("vector", "bf16") is None
 
 
 @pytest.mark.parametrize("item", devices(), ids=lambda item: item.name)
@@ -53,9 +53,9 @@ def test_a_bundled_file_can_be_copied(item: Device, tmp_path: Path) -> None:
 
 
 def test_whole_numbers_and_their_spellings(tmp_path: Path) -> None:
-    found = read(tmp_path, TOP + "units = 8\nhbm_bytes = 192e9\ncache_bytes = 268_435_456\n" + PEAKS)
-    assert (found.units, found.hbm_bytes, found.cache_bytes) == (8, 192_000_000_000, 256 << 20)
-    assert isinstance(found.hbm_bytes, int)
+    device = read(tmp_path, TOP + "units = 8\nhbm_bytes = 192e9\ncache_bytes = 268_435_456\n" + PEAKS)
+    assert (device.units, device.hbm_bytes, device.cache_bytes) == (8, 192_000_000_000, 256 << 20)
+    assert isinstance(device.hbm_bytes, int)
 
 
 def test_sources_of_ones_own(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_sources_of_ones_own(tmp_path: Path) -> None:
     [
         ("hbm_bytes_per_s = 1e12" + PEAKS, "'name' is missing; add it"),
         ('name = "mine"' + PEAKS, "'hbm_bytes_per_s' is missing; add it"),
-        (TOP, "no peak is given; add one to [matrix] or [vector], such as bf16 = 1307.4e12"),
-        (TOP + "[matrix]\n[maf]\nbf16 = 1e12", "no peak is given"),
+        (TOP, "no peak; add one to [matrix] or [vector], such as bf16 = 1307.4e12"),
+        (TOP + "[matrix]\n[maf]\nbf16 = 1e12", "no peak"),
         (
             TOP + "hbm_bandwidth = 1e12" + PEAKS,
             "unknown key 'hbm_bandwidth'; known: aliases, cache_bytes, gpu_",
@@ -90,18 +90,18 @@ def test_sources_of_ones_own(tmp_path: Path) -> None:
         (TOP + "[matrix]\nint8 = 1e12", "unknown element type in [matrix]: 'int8'; did you mean 'i8'?"),
         (TOP + "[matrix]\nfloat = 1e12", "unknown element type in [matrix]: 'float'; known: bf16, fp16"),
         (TOP + "[matrix]\nfp8e4m3 = 1e12", "did you mean 'fp8'?"),
-        (TOP + "[matrix]\nbf16 = -1e12", "matrix.bf16 is -1000000000000.0, but must be above 0"),
-        (TOP + "[matrix]\nbf16 = 0", "matrix.bf16 is 0, but must be above 0"),
-        (TOP + "[matrix]\nbf16 = nan", "matrix.bf16 is nan, but must be above 0"),
-        (TOP + "[matrix]\nbf16 = inf", "matrix.bf16 is inf, but must be above 0"),
+        (TOP + "[matrix]\nbf16 = -1e12", "matrix.bf16 is -1000000000000.0; it must be positive"),
+        (TOP + "[matrix]\nbf16 = 0", "matrix.bf16 is 0; it must be positive"),
+        (TOP + "[matrix]\nbf16 = nan", "matrix.bf16 is nan; it must be positive"),
+        (TOP + "[matrix]\nbf16 = inf", "matrix.bf16 is inf; it must be positive"),
         (TOP + "[matrix]\nbf16 = 1307.4", "matrix.bf16 is 1307.4 FLOP/s: write 1307.4e12 for 1307.4 tera"),
         (TOP + '[matrix]\nbf16 = "1307.4e12"', "matrix.bf16 must be a number, without quotes"),
         (TOP + "[matrix]\nbf16 = true", "matrix.bf16 must be a number"),
         (TOP + "matrix = 1e12", "matrix must be a table: write [matrix]"),
         (TOP + "hbm_bytes = 192" + PEAKS, "hbm_bytes is 192 bytes: write"),
         (TOP + "gpu_link_bytes_per_s = 450" + PEAKS, "gpu_link_bytes_per_s is 450 bytes/s: write"),
-        (TOP + "units = 1.5" + PEAKS, "units is 1.5, but must be a whole number"),
-        (TOP + "units = 0" + PEAKS, "units is 0, but must be above 0"),
+        (TOP + "units = 1.5" + PEAKS, "units is 1.5; it must be a whole number"),
+        (TOP + "units = 0" + PEAKS, "units is 0; it must be positive"),
         (TOP + "title = 1" + PEAKS, "title must be text in quotes"),
         ('name = " "\nhbm_bytes_per_s = 1e12' + PEAKS, "name must be text in quotes"),
         (TOP + 'aliases = "X1"' + PEAKS, 'aliases must be a list of texts, such as ["MI300X"]'),
@@ -193,8 +193,8 @@ def test_any_file_is_read_or_refused(
 ) -> None:
     text = "".join(f"{key} = {value}\n" for key, value in entries.items())
     try:
-        found = read(tmp_path_factory.mktemp("device"), text)
+        device = read(tmp_path_factory.mktemp("device"), text)
     except TracelensError:
         return
-    assert found.hbm_bytes_per_s == 1e12
-    assert found.matrix == {"bf16": 1e12}
+    assert device.hbm_bytes_per_s == 1e12
+    assert device.matrix == {"bf16": 1e12}

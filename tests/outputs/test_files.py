@@ -207,7 +207,7 @@ def test_a_folder_with_the_name_of_a_file_of_ours_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "/etc/x", "..", ".", "", "a\0b"])
 def test_names_in_a_folder_are_plain(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TracelensError, match="is no file name"):
+    with pytest.raises(TracelensError, match="is not a file name"):
         write_folder(tmp_path / "f", contents(name), KIND)
     assert tree(tmp_path) == {}
 

@@ -135,7 +135,7 @@ def test_folders_that_take_an_input_in(inputs: list[str], folder: str) -> None:
 )
 @pytest.mark.usefixtures("place")
 def test_outputs_that_collide(outputs: list[Output]) -> None:
-    with pytest.raises(TracelensError, match=r"same output|replaced as a whole"):
+    with pytest.raises(TracelensError, match=r"same output|replaced entirely"):
         check_outputs(outputs, [])
 
 
@@ -202,7 +202,7 @@ def test_a_directory_of_csv_is_replaced_and_nothing_else(
     assert run(["report", "traces", "--only", "kernels", "-o", "csv/"]) == 0
     (place / "csv" / "notes.txt").write_text("mine")
     assert run(["report", "traces", "-o", "csv"]) == 2
-    assert "csv: holds notes.txt, which is no table of a report" in capsys.readouterr().err
+    assert "csv: holds notes.txt, which is not a table of a report" in capsys.readouterr().err
     (place / "csv" / "notes.txt").unlink()
     assert run(["report", "traces", "--only", "steps", "-o", "csv"]) == 0
     names = {path.name for path in (place / "csv").iterdir()}

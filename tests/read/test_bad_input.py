@@ -156,7 +156,7 @@ SOMETHING: dict[str, tuple[bytes, int, str]] = {
         text([*WHOLE, {"ph": "E", "name": "x", "pid": 1, "tid": 9, "ts": 1}]), 1, "partner",
     ),
     "truncated JSON": (MANY[: len(MANY) // 2], 100, "cut off"),
-    "truncated gz": (gzip.compress(MANY)[:-200], 30, "too early"),
+    "truncated gz": (gzip.compress(MANY)[:-200], 30, "truncated"),
     "truncated zst": (zstandard.compress(MANY * 40)[:-40], 30, ""),
     "gz by another name": (gzip.compress(GOOD), 1, ""),
     "zst by another name": (zstandard.compress(GOOD), 1, ""),

@@ -159,7 +159,7 @@ def test_frames_and_allocations_when_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        (0, "the loop ended after 0 steps: nothing recorded, for the recording is from step 2 to step 3; "
+        (0, "the loop ended after 0 steps: nothing recorded, the window is steps 2 to 3; "
             "run 4 steps, or pass a smaller wait (1), warmup (1) or steps (2)"),
         (1, "the loop ended after 1 step: nothing recorded"),
         (2, "the loop ended after 2 steps: nothing recorded"),
@@ -231,9 +231,7 @@ def test_a_file_of_bounded_size(tmp_path: Path) -> None:
     whole = loop(tmp_path / "whole", 4, lambda: [train_step() for _ in range(20)], stack=True)
     bare = loop(tmp_path / "bare", 4, lambda: [train_step() for _ in range(20)])
     most = (whole.path.stat().st_size + bare.path.stat().st_size) // 2
-    with pytest.warns(
-        RecordingWarning, match="left out Python frames and allocations, with which it would be"
-    ):
+    with pytest.warns(RecordingWarning, match="left out Python frames and allocations to stay under"):
         r = loop(tmp_path / "cut", 4, lambda: [train_step() for _ in range(20)], stack=True, max_bytes=most)
     assert r.path.stat().st_size <= most
     trace = read(r.path)
@@ -271,7 +269,7 @@ def test_a_folder_that_vanishes_is_told_and_the_loop_goes_on(tmp_path: Path) -> 
 
 def test_a_path_in_the_config_is_told_as_the_loop_begins(tmp_path: Path) -> None:
     config = {"data": Path("/data/tokens.bin")}
-    with pytest.raises(TracelensError, match="config or mesh: would give away a path of this machine"):
+    with pytest.raises(TracelensError, match="config or mesh: still contains a path of this machine"):
         tracelens.record(tmp_path, config=config, scrub=True).__enter__()
     assert read(loop(tmp_path, 4, config=config).path)["tracelens"]["config"] == {"data": "/data/tokens.bin"}
 
@@ -290,7 +288,7 @@ def test_scrubbed(tmp_path: Path) -> None:
         ({"steps": 0}, "steps must be a whole number, 1 or more, not 0"),
         ({"max_bytes": 0}, "max_bytes must be a number of bytes or None, not 0"),
         ({"max_bytes": "1G"}, "max_bytes must be a number of bytes or None, not '1G'"),
-        ({"names": "mlp"}, "names chooses among the modules of a model: pass model too"),
+        ({"names": "mlp"}, "names selects modules of a model: pass model too"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: str) -> None:
@@ -301,9 +299,9 @@ def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], message: st
 
 def test_what_is_wrong_as_the_loop_begins(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(TracelensError, match="no trace can be written here"):
+    with pytest.raises(TracelensError, match="cannot write a trace here"):
         tracelens.record(tmp_path / "file").__enter__()
-    with pytest.raises(TracelensError, match="ranks names 1, but the job has ranks 0 to 0"):
+    with pytest.raises(TracelensError, match="ranks contains 1, but the job has ranks 0 to 0"):
         tracelens.record(tmp_path, ranks=[1]).__enter__()
     with pytest.raises(TracelensError, match="no module of Linear looks like a block"):
         tracelens.record(tmp_path, model=nn.Linear(1, 1)).__enter__()

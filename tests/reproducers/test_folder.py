@@ -67,7 +67,7 @@ def test_an_earlier_replay_is_replaced(tmp_path: Path) -> None:
 def test_files_that_are_none_of_ours_are_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.py").write_text("precious")
     with pytest.raises(
-        TracelensError, match=r"holds thesis.py, which is no script of a replay; name another -o"
+        TracelensError, match=r"holds thesis.py, which is not a script of a replay; choose another -o"
     ):
         write(tmp_path, [one()], [])
     assert names(tmp_path) == ["thesis.py"]

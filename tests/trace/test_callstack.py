@@ -18,17 +18,17 @@ spans = st.lists(
 Span = tuple[int, int, int, int]
 
 
-def nested(found: list[Span]) -> tuple[list[int], list[int]]:
-    table = np.array(found, dtype=np.int64).reshape(-1, 4)
+def nested(spans: list[Span]) -> tuple[list[int], list[int]]:
+    table = np.array(spans, dtype=np.int64).reshape(-1, 4)
     thread, start, length, rank = table.T
     parent, depth = nest(thread, start * UNIT, (start + length) * UNIT, rank)
     return parent.tolist(), depth.tolist()
 
 
-def model(found: list[Span]) -> tuple[list[int], list[int]]:
+def model(spans: list[Span]) -> tuple[list[int], list[int]]:
     """The latest event that began before this one and lasts until its end."""
-    order = sorted(range(len(found)), key=lambda i: (found[i][0], found[i][1], -found[i][2], found[i][3], i))
-    parent, depth = [-1] * len(found), [0] * len(found)
+    order = sorted(range(len(spans)), key=lambda i: (spans[i][0], spans[i][1], -spans[i][2], spans[i][3], i))
+    parent, depth = [-1] * len(spans), [0] * len(spans)
 
     def contains(outer: Span, inner: Span) -> bool:
         outer_end, inner_end = (outer[1] + outer[2]) * UNIT, (inner[1] + inner[2]) * UNIT
@@ -36,22 +36,22 @@ def model(found: list[Span]) -> tuple[list[int], list[int]]:
         runs = begin < outer_end or begin == inner_end == outer_end
         return outer[0] == inner[0] and runs and inner_end <= outer_end + TOLERANCE_NS
 
-    for place, row in enumerate(order):
-        for outer in reversed(order[:place]):
-            if contains(found[outer], found[row]):
+    for index, row in enumerate(order):
+        for outer in reversed(order[:index]):
+            if contains(spans[outer], spans[row]):
                 parent[row], depth[row] = outer, depth[outer] + 1
                 break
     return parent, depth
 
 
 @given(spans)
-def test_nest_against_the_model(found: list[Span]) -> None:
-    assert nested(found) == model(found)
+def test_nest_against_the_model(spans: list[Span]) -> None:
+    assert nested(spans) == model(spans)
 
 
 @given(spans)
-def test_order_of_rows_does_not_matter_where_extents_differ(found: list[Span]) -> None:
-    distinct = list({span[:3]: span for span in found}.values())
+def test_order_of_rows_does_not_matter_where_extents_differ(spans: list[Span]) -> None:
+    distinct = list({span[:3]: span for span in spans}.values())
     parent, depth = nested(distinct)
     back_parent, back_depth = nested(distinct[::-1])
     last = len(distinct) - 1
@@ -118,27 +118,27 @@ def test_gpu_work_and_gpu_annotations_do_not_nest() -> None:
 
 
 @given(spans, st.lists(st.booleans(), min_size=12, max_size=12))
-def test_nearest_climbs_to_the_chosen(found: list[Span], chosen: list[bool]) -> None:
-    parent, depth = nested(found)
-    mask = np.array(chosen[: len(found)], dtype=bool)
+def test_nearest_climbs_to_the_chosen(spans: list[Span], chosen: list[bool]) -> None:
+    parent, depth = nested(spans)
+    mask = np.array(chosen[: len(spans)], dtype=bool)
     got = nearest(np.array(parent, dtype=np.int64), np.array(depth, dtype=np.int64), mask)
-    for row in range(len(found)):
-        at = row
-        while at >= 0 and not mask[at]:
-            at = parent[at]
-        assert got[row] == at
+    for row in range(len(spans)):
+        ancestor = row
+        while ancestor >= 0 and not mask[ancestor]:
+            ancestor = parent[ancestor]
+        assert got[row] == ancestor
 
 
 @given(spans, st.lists(st.integers(0, 5), min_size=12, max_size=12))
-def test_subtree_sums(found: list[Span], numbers: list[int]) -> None:
-    parent, depth = nested(found)
-    values = np.array(numbers[: len(found)], dtype=np.int64)
-    want = [0] * len(found)
-    for row in range(len(found)):
-        at = row
-        while at >= 0:
-            want[at] += numbers[row]
-            at = parent[at]
+def test_subtree_sums(spans: list[Span], numbers: list[int]) -> None:
+    parent, depth = nested(spans)
+    values = np.array(numbers[: len(spans)], dtype=np.int64)
+    want = [0] * len(spans)
+    for row in range(len(spans)):
+        ancestor = row
+        while ancestor >= 0:
+            want[ancestor] += numbers[row]
+            ancestor = parent[ancestor]
     got = subtree_sums(np.array(parent, dtype=np.int64), np.array(depth, dtype=np.int64), values)
     assert got.tolist() == want
-    assert values.tolist() == numbers[: len(found)], "the argument was changed"
+    assert values.tolist() == numbers[: len(spans)], "the argument was changed"

@@ -117,7 +117,7 @@ def test_no_rule_is_dead() -> None:
         (example, name) for name, entry in RULES["class"].items() for example in entry.get("examples", [])
     ]
     for name, want in KERNELS + examples:
-        text, arguments = classify._own_name(name)
+        text, arguments = classify._function_name(name)
         own.setdefault(want, []).append(text)
         functors.setdefault(want, []).append(arguments)
     ops = [classify._plain_op(op) for op, _ in OPS + examples]
@@ -196,7 +196,7 @@ def test_a_functor_cut_at_its_parameters_hides_no_lambda() -> None:
     ],
 )
 def test_mangled_names_are_read(mangled: str, plain: str) -> None:
-    assert classify._own_name(mangled)[0] == plain
+    assert classify._function_name(mangled)[0] == plain
     assert classify_kernels([mangled]) == classify_kernels([plain])
 
 

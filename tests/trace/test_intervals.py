@@ -17,34 +17,34 @@ Int = np.ndarray
 
 # Small numbers, so that touching, nested and equal intervals come up all the time; length 0 included.
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12).map(
-    lambda found: [(start, start + length) for start, length in found]
+    lambda spans: [(start, start + length) for start, length in spans]
 )
 grouped = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 4)), max_size=14)
 
 
-def columns(found: Pairs) -> tuple[Int, Int]:
-    table = np.array(found, dtype=np.int64).reshape(-1, 2)
+def columns(spans: Pairs) -> tuple[Int, Int]:
+    table = np.array(spans, dtype=np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
-def points(found: Pairs) -> set[int]:
-    return {time for start, end in found for time in range(start, end)}
+def points(spans: Pairs) -> set[int]:
+    return {time for start, end in spans for time in range(start, end)}
 
 
-def as_set(found: Union) -> set[int]:
-    return points(list(zip(found.start.tolist(), found.end.tolist(), strict=True)))
-
-
-@given(pairs)
-def test_union_covers_the_same_points(found: Pairs) -> None:
-    got = union(*columns(found))
-    assert as_set(got) == points(found)
-    assert got.total == len(points(found))
+def as_set(spans: Union) -> set[int]:
+    return points(list(zip(spans.start.tolist(), spans.end.tolist(), strict=True)))
 
 
 @given(pairs)
-def test_union_is_sorted_and_does_not_touch(found: Pairs) -> None:
-    got = union(*columns(found))
+def test_union_covers_the_same_points(spans: Pairs) -> None:
+    got = union(*columns(spans))
+    assert as_set(got) == points(spans)
+    assert got.total == len(points(spans))
+
+
+@given(pairs)
+def test_union_is_sorted_and_does_not_touch(spans: Pairs) -> None:
+    got = union(*columns(spans))
     assert (got.end > got.start).all()
     assert (got.start[1:] > got.end[:-1]).all()
 
@@ -55,47 +55,47 @@ def test_union_leaves_out_inverted_intervals() -> None:
 
 
 @given(pairs)
-def test_gaps_are_the_holes(found: Pairs) -> None:
-    inside = points(found)
+def test_gaps_are_the_holes(spans: Pairs) -> None:
+    inside = points(spans)
     holes = {time for time in range(min(inside), max(inside)) if time not in inside} if inside else set()
-    assert as_set(union(*columns(found)).gaps()) == holes
+    assert as_set(union(*columns(spans)).gaps()) == holes
 
 
 @given(pairs, pairs)
-def test_covered(found: Pairs, asked: Pairs) -> None:
-    inside = points(found)
-    got = union(*columns(found)).covered(*columns(asked))
-    assert got.tolist() == [len(points([pair]) & inside) for pair in asked]
+def test_covered(spans: Pairs, windows: Pairs) -> None:
+    inside = points(spans)
+    got = union(*columns(spans)).covered(*columns(windows))
+    assert got.tolist() == [len(points([pair]) & inside) for pair in windows]
 
 
 @given(pairs, st.lists(st.integers(-3, 45), max_size=6))
-def test_covered_before(found: Pairs, times: list[int]) -> None:
-    got = union(*columns(found)).covered_before(np.array(times, dtype=np.int64))
-    assert got.tolist() == [sum(point < time for point in points(found)) for time in times]
+def test_covered_before(spans: Pairs, times: list[int]) -> None:
+    got = union(*columns(spans)).covered_before(np.array(times, dtype=np.int64))
+    assert got.tolist() == [sum(point < time for point in points(spans)) for time in times]
 
 
 @given(pairs, st.lists(pairs, max_size=3))
-def test_subtract(found: Pairs, removed: list[Pairs]) -> None:
-    left = points(found).difference(*(points(other) for other in removed))
-    assert subtract(union(*columns(found)), *(union(*columns(other)) for other in removed)) == len(left)
+def test_subtract(spans: Pairs, removed: list[Pairs]) -> None:
+    left = points(spans).difference(*(points(other) for other in removed))
+    assert subtract(union(*columns(spans)), *(union(*columns(other)) for other in removed)) == len(left)
 
 
 @given(pairs, st.integers(-2, 40), st.integers(0, 20))
-def test_clip(found: Pairs, low: int, length: int) -> None:
-    start, end = clip(*columns(found), low, low + length)
+def test_clip(spans: Pairs, low: int, length: int) -> None:
+    start, end = clip(*columns(spans), low, low + length)
     assert (end >= start).all()
-    kept = [points([pair]) & set(range(low, low + length)) for pair in found]
+    kept = [points([pair]) & set(range(low, low + length)) for pair in spans]
     assert [points([pair]) for pair in zip(start.tolist(), end.tolist(), strict=True)] == kept
 
 
-def owners(found: list[tuple[int, int, int]]) -> Counter[int]:
+def owners(spans: list[tuple[int, int, int]]) -> Counter[int]:
     """Row to nanoseconds: each point goes to who started first in its group; of equals to the earlier."""
     share: Counter[int] = Counter()
-    for group in {g for _, _, g in found}:
+    for group in {g for _, _, g in spans}:
         for time in range(50):
             running = [
                 (start, row)
-                for row, (start, length, g) in enumerate(found)
+                for row, (start, length, g) in enumerate(spans)
                 if g == group and start <= time < start + length
             ]
             if running:
@@ -103,24 +103,24 @@ def owners(found: list[tuple[int, int, int]]) -> Counter[int]:
     return share
 
 
-def arrays(found: list[tuple[int, int, int]]) -> tuple[Int, Int, Int]:
-    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+def arrays(spans: list[tuple[int, int, int]]) -> tuple[Int, Int, Int]:
+    table = np.array(spans, dtype=np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 0] + table[:, 1], table[:, 2]
 
 
 @given(grouped)
-def test_exclusive_gives_each_point_to_who_started_first(found: list[tuple[int, int, int]]) -> None:
-    start, end, group = arrays(found)
+def test_exclusive_gives_each_point_to_who_started_first(spans: list[tuple[int, int, int]]) -> None:
+    start, end, group = arrays(spans)
     own = exclusive(start, end, group)
-    want = owners(found)
-    assert (end - own).tolist() == [want[row] for row in range(len(found))]
+    want = owners(spans)
+    assert (end - own).tolist() == [want[row] for row in range(len(spans))]
     assert ((own >= start) & (own <= end)).all()
 
 
 @given(grouped)
-def test_exclusive_where_one_number_would_overflow(found: list[tuple[int, int, int]]) -> None:
+def test_exclusive_where_one_number_would_overflow(spans: list[tuple[int, int, int]]) -> None:
     # Groups so far apart that lifting one above the other leaves int64: they are halved until it fits.
-    start, end, group = arrays(found)
+    start, end, group = arrays(spans)
     wide = exclusive(start << 40, end << 40, group << 20)
     assert (wide >> 40).tolist() == exclusive(start, end, group).tolist()
 
@@ -133,13 +133,13 @@ def test_exclusive_in_one_group_over_a_century() -> None:
 
 @given(st.lists(st.tuples(st.integers(5, 30), st.integers(0, 8), st.integers(0, 3)), max_size=12),
        st.lists(st.integers(0, 45), min_size=2, max_size=5))  # fmt: skip
-def test_shares_against_every_point(found: list[tuple[int, int, int]], borders: list[int]) -> None:
+def test_shares_against_every_point(spans: list[tuple[int, int, int]], borders: list[int]) -> None:
     edges = np.array(sorted(borders))
-    start, end, priority = arrays(found)
+    start, end, priority = arrays(spans)
     row, window, dur = shares(start, end, priority, edges)
     want: Counter[tuple[int, int]] = Counter()
     for time in range(int(edges[0]), int(edges[-1])):
-        running = [(p, s, r) for r, (s, length, p) in enumerate(found) if s <= time < s + length]
+        running = [(p, s, r) for r, (s, length, p) in enumerate(spans) if s <= time < s + length]
         if running:
             place = int(np.searchsorted(edges, time, side="right")) - 1
             want[min(running)[2], place] += 1
@@ -150,12 +150,12 @@ def test_shares_against_every_point(found: list[tuple[int, int, int]], borders: 
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=12))
-def test_shares_names_every_interval(found: list[tuple[int, int, int]]) -> None:
+def test_shares_names_every_interval(spans: list[tuple[int, int, int]]) -> None:
     # Work without extent has no share, but it has been there: at any border, the last one included.
-    start, end, priority = arrays(found)
+    start, end, priority = arrays(spans)
     low, high = int(start.min()), int(end.max())
     row, _, _ = shares(start, end, priority, np.array([low, (low + high) // 2, max(high, low + 1)]))
-    assert set(row.tolist()) == set(range(len(found)))
+    assert set(row.tolist()) == set(range(len(spans)))
 
 
 def test_shares_by_hand() -> None:

@@ -89,8 +89,8 @@ def test_one_trace_has_no_rank_by_any_number(path: str) -> None:
 )
 def test_the_only_number_that_differs_is_the_rank_if_it_runs_from_0(pattern: str) -> None:
     assert ranks(*(pattern.format(rank) for rank in (1, 0, 2))) == [1, 0, 2]
-    assert "which rank this is" in refusal(*(pattern.format(rank) for rank in (1, 2, 3)))
-    assert "which rank this is" in refusal(*(pattern.format(rank) for rank in (0, 2)))
+    assert "which rank it is" in refusal(*(pattern.format(rank) for rank in (1, 2, 3)))
+    assert "which rank it is" in refusal(*(pattern.format(rank) for rank in (0, 2)))
 
 
 def test_a_folder_named_rank_need_not_begin_at_0() -> None:
@@ -110,13 +110,13 @@ def test_a_folder_named_rank_need_not_begin_at_0() -> None:
 )
 def test_ambiguous_names_are_refused(paths: tuple[str, str]) -> None:
     assert refusal(*paths) == (
-        f"{paths[0]}: which rank this is stands neither in the trace nor in its name; name it rank<N>.json"
+        f"{paths[0]}: neither the trace nor its name says which rank it is; name it rank<N>.json"
     )
 
 
 def test_numbers_must_agree_with_what_the_traces_say() -> None:
     assert ranks(meta("t_1.json", 1), "t_0.json") == [1, 0]
-    assert refusal(meta("t_1.json", 0), "t_0.json").startswith("t_0.json: which rank")
+    assert refusal(meta("t_1.json", 0), "t_0.json").startswith("t_0.json: neither the trace")
 
 
 def test_two_of_one_rank_are_refused_by_name() -> None:
@@ -138,7 +138,7 @@ def test_a_rank_by_name_is_told_so() -> None:
 
 
 def test_several_without_a_rank_are_refused() -> None:
-    with pytest.raises(ParseError, match=r"y\.json: which rank"):
+    with pytest.raises(ParseError, match=r"y\.json: neither the trace"):
         make_run([draw(KERNEL, rank=0), draw(KERNEL, name="y.json")])
 
 
@@ -184,10 +184,7 @@ def test_recordings_far_apart_are_no_job(apart_s: int, told: str) -> None:
     first, late = NOON, NOON + (1 + apart_s) * S
     with pytest.raises(ParseError) as caught:
         check_ranks(metas, [(late, late + S), (first, first + 30 * S), (first, first + S)])
-    assert str(caught.value) == (
-        f"late: begins {told} after early ends; ranks of one job are recorded together, "
-        "so pass the traces of one recording"
-    )
+    assert str(caught.value) == f"late: begins {told} after early ends; pass the traces of one recording"
 
 
 BOOT = 5000 * S

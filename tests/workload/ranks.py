@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from tracelens.workload.launch import meeting_place
+from tracelens.workload.launch import rendezvous
 
 TIMEOUT_S = 120
 
@@ -29,7 +29,7 @@ def run_ranks(
         folder: for the results, as tmp_path.
         device: "cpu", or "cuda": then rank r has GPU r as its current one.
     """
-    with meeting_place() as store:
+    with rendezvous() as store:
         mp.spawn(_rank, (world, store, job, arguments, folder, device), nprocs=world)
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world)]
 

@@ -45,5 +45,5 @@ def test_ranks_without_a_gpu_take_the_nodes_in_turn(machine: Path) -> None:
 
 def test_a_machine_that_names_no_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "SYSTEM", tmp_path)
-    with pytest.raises(TracelensError, match="names no NUMA nodes"):
+    with pytest.raises(TracelensError, match="reports no NUMA nodes"):
         binding.bind(0, torch.device("cpu"))

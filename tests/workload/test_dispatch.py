@@ -25,7 +25,7 @@ from tracelens.planner.config.layout import Layout  # noqa: E402
 from tracelens.workload.dispatch import make_dispatcher  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402
 from tracelens.workload.model.model import MoE  # noqa: E402
-from tracelens.workload.parallel import exchange  # noqa: E402
+from tracelens.workload.parallel import collectives  # noqa: E402
 from tracelens.workload.parallel.groups import Groups, initialise, make_groups  # noqa: E402
 
 BFLOAT16 = 1e-2
@@ -124,7 +124,7 @@ def sent_to_others() -> Iterator[list[tuple[int, ...]]]:
     """Rows that go to other ranks, and their shape, of each exchange of floats."""
     sent: list[tuple[int, ...]] = []
     real_all_to_all = dist.all_to_all_single
-    real_gather, real_scatter = exchange.all_gather_into, exchange.reduce_scatter_into
+    real_gather, real_scatter = collectives.all_gather_into, collectives.reduce_scatter_into
 
     def note(x: Any, to_self: int, copies: int = 1) -> None:
         if x.is_floating_point():
@@ -145,8 +145,8 @@ def sent_to_others() -> Iterator[list[tuple[int, ...]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_to_all_single", all_to_all_single)
-        patch.setattr(exchange, "all_gather_into", all_gather)
-        patch.setattr(exchange, "reduce_scatter_into", reduce_scatter)
+        patch.setattr(collectives, "all_gather_into", all_gather)
+        patch.setattr(collectives, "reduce_scatter_into", reduce_scatter)
         yield sent
 
 

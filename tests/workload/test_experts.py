@@ -89,5 +89,5 @@ def test_an_expert_is_a_gated_mlp() -> None:
 def test_a_torch_without_grouped_gemm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(experts.F, "grouped_mm", raising=False)
     monkeypatch.delattr(torch, "_grouped_mm", raising=False)
-    with pytest.raises(TracelensError, match="has no grouped_mm: take the loop"):
+    with pytest.raises(TracelensError, match="has no grouped_mm: use experts=loop"):
         experts.grouped_mm(torch.ones(1, 8), torch.ones(1, 8, 8), torch.tensor([1], dtype=torch.int32))

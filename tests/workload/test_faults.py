@@ -19,7 +19,7 @@ from tracelens import analyze, load
 from tracelens.errors import TracelensError
 from tracelens.planner.config.config import override, preset
 from tracelens.trace.run import Run
-from tracelens.workload.faults.fault_injection import hindered, sleeping
+from tracelens.workload.faults.fault_injection import inject_faults, sleeping
 from tracelens.workload.faults.faults import KINDS, Fault
 from tracelens.workload.launch import Job, measure
 from tracelens.workload.parallel.groups import Groups, make_groups
@@ -41,7 +41,7 @@ def train(rank: int, jobs: list[Job]) -> None:
     """What a rank of these runs does, one after the other."""
     for job in jobs:
         trainer = Trainer(job.config, make_groups(job.config.layout, rank), torch.device("cpu"))
-        with hindered(trainer, job.inject):
+        with inject_faults(trainer, job.inject):
             measure(trainer, job)
 
 
@@ -49,7 +49,7 @@ def train(rank: int, jobs: list[Job]) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The traces of each kind: of the first run in which nothing else was worse, or the last."""
     found: dict[str, Path] = {}
-    # The priority of a process that was hindered by others stays low.
+    # The priority of a process that was slowed down by others stays low.
     left = [*(kind for kind in KINDS if kind != "slow_kernels"), "slow_kernels"]
     for _ in range(TRIES):
         root = tmp_path_factory.mktemp("faults")
@@ -159,8 +159,8 @@ def test_a_text_that_is_no_fault(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
-        ("rank=2,kind=gc", "ranks=2", "there is no rank 2 of 2"),
-        ("rank=-1,kind=gc", "ranks=2", "there is no rank -1 of 2"),
+        ("rank=2,kind=gc", "ranks=2", "no rank 2 in a run of 2"),
+        ("rank=-1,kind=gc", "ranks=2", "no rank -1 in a run of 2"),
         ("rank=0,kind=token_skew", "ranks=1", "needs experts on several ranks"),
         ("rank=0,kind=token_skew", "ranks=2 ep=1", "needs experts on several ranks"),
         ("rank=0,kind=token_skew", "ranks=2 layers=1", "needs experts on several ranks"),
@@ -199,21 +199,21 @@ def choices(rank: int) -> list[torch.Tensor]:
     plain_TK = router(x_SBD)[1]
     found = []
     for factor in FACTORS:
-        with hindered(trainer, [Fault(2, "token_skew", factor)]):
+        with inject_faults(trainer, [Fault(2, "token_skew", factor)]):
             found.append(router(x_SBD)[1])
     assert torch.equal(router(x_SBD)[1], plain_TK)
     return found
 
 
-def test_other_ranks_are_not_hindered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_get_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     config = override(preset("tiny"), ["ranks=2", "layers=2"])
     trainer = Trainer(override(config, ["ranks=1"]), Groups(config.layout, rank=0), torch.device("cpu"))
     hooks = [len(part._forward_pre_hooks) for part in trainer.model.modules()]
-    with hindered(trainer, [Fault(1, "host_delay", 7)]):
+    with inject_faults(trainer, [Fault(1, "host_delay", 7)]):
         assert [len(part._forward_pre_hooks) for part in trainer.model.modules()] == hooks
-    with hindered(trainer, [Fault(0, "host_delay", 7)]):
+    with inject_faults(trainer, [Fault(0, "host_delay", 7)]):
         assert sum(len(part._forward_pre_hooks) for part in trainer.model.modules()) == sum(hooks) + 2
     assert [len(part._forward_pre_hooks) for part in trainer.model.modules()] == hooks
     sleeping(0.007)(torch.zeros(1))
@@ -235,7 +235,7 @@ def beside(_: int) -> tuple[set[int], list[set[int]], int, bool]:
     """Cores of this thread and of its children inside of the fault; children left, and whether it is free."""
     before = os.sched_getaffinity(0)
     trainer = Trainer(preset("tiny"), Groups(preset("tiny").layout), torch.device("cpu"))
-    with hindered(trainer, [Fault(0, "slow_kernels", 2)]):
+    with inject_faults(trainer, [Fault(0, "slow_kernels", 2)]):
         cores = os.sched_getaffinity(0)
         others = [os.sched_getaffinity(child) for child in children()]
     return cores, others, len(children()), os.sched_getaffinity(0) == before

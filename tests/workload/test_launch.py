@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the extra workload is not installed")
 
-from tracelens.workload.launch import joined, meeting_place, on_ranks, own_device
+from tracelens.workload.launch import joined, on_ranks, own_device, rendezvous
 
 
 class Quiet(NamedTuple):
@@ -38,7 +38,7 @@ def test_ranks_listen_on_this_machine_only() -> None:
 
 
 def test_the_place_where_they_meet_is_this_users_alone() -> None:
-    with meeting_place() as first, meeting_place() as second:
+    with rendezvous() as first, rendezvous() as second:
         folder = Path(first.removeprefix("file://")).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert first != second

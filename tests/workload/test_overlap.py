@@ -22,8 +22,8 @@ from tests.workload.ranks import TIMEOUT_S, run_ranks
 from tests.workload.schedules import SMALL, batch, beside_one_rank, filled_schedule
 from tests.workload.whole import Result, assert_same
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.parallel import exchange
-from tracelens.workload.parallel.exchange import Waiting
+from tracelens.workload.parallel import collectives
+from tracelens.workload.parallel.collectives import Waiting
 from tracelens.workload.parallel.groups import Groups, make_groups
 from tracelens.workload.parallel.overlap import interleave
 
@@ -92,7 +92,7 @@ def launches(rank: int, config: Config) -> str:
 
     schedule.forward = told(schedule.forward, "A")
     schedule.backward = told(schedule.backward, "a")
-    for kind in (exchange.AllToAll, exchange.AllGather, exchange.ReduceScatter):
+    for kind in (collectives.AllToAll, collectives.AllGather, collectives.ReduceScatter):
         kind.launch = logged(kind.launch)
     schedule.step(*batch(config, make_groups(config.layout, rank), 0))
     return "".join(log)
@@ -119,7 +119,7 @@ def test_exchanges_of_two_micro_batches_alternate_in_one_order_on_all_ranks(
 
 
 def handing_over(log: list[str], name: str, times: int) -> Callable[..., str]:
-    """Something that waits for an exchange so many times."""
+    """Something that waits for a collective so many times."""
 
     def run(number: int, *_: object) -> str:
         for time in range(times):

@@ -23,7 +23,7 @@ from tests.workload.whole import Result, assert_same, clear_seed, one_rank, trai
 from tracelens.errors import TracelensError  # noqa: E402
 from tracelens.planner.config.config import Config, override, preset  # noqa: E402
 from tracelens.workload.parallel import tensor_symmetric  # noqa: E402
-from tracelens.workload.parallel.exchange import all_gather_into, reduce_scatter_into  # noqa: E402
+from tracelens.workload.parallel.collectives import all_gather_into, reduce_scatter_into  # noqa: E402
 from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
 from tracelens.workload.parallel.tensor import gather_matmul, matmul_scatter, require  # noqa: E402
 from tracelens.workload.parallel.tensor_chunked import CHUNKS, pieces  # noqa: E402
@@ -102,9 +102,9 @@ def everything(rank: int, cases: dict[tuple[str, ...], int], seed: int) -> Found
     groups = {config.layout: make_groups(config.layout, rank) for config in configs.values()}
     trained = {key: train_once(config, groups[config.layout], cases[key]) for key, config in configs.items()}
     calls, refused = order_of_calls(), ask_for_symmetric()
-    errors = {f"chunked {rows}": compare_products(rank, "chunked", rows, seed) for rows in (1, 5)}
+    errors = {f"chunked {rows}": compare_gemms(rank, "chunked", rows, seed) for rows in (1, 5)}
     symmetric_ops_on_cpu()
-    errors["symmetric 4"] = compare_products(rank, "symmetric", 4, seed)
+    errors["symmetric 4"] = compare_gemms(rank, "symmetric", 4, seed)
     return Found(seed, trained, errors, calls, refused)
 
 
@@ -139,7 +139,7 @@ def products(rank: int, overlap: str, rows: int, seed: int) -> dict[str, Tensor]
     return {f"output {n}": y.detach() for n, y in enumerate(outputs)} | gradients
 
 
-def compare_products(rank: int, overlap: str, rows: int, seed: int) -> dict[str, float]:
+def compare_gemms(rank: int, overlap: str, rows: int, seed: int) -> dict[str, float]:
     """Relative errors of a variant against `off`."""
     one, other = products(rank, "off", rows, seed), products(rank, overlap, rows, seed)
     assert all(one[name].shape == other[name].shape and one[name].any() for name in one)

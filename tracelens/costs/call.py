@@ -85,71 +85,71 @@ class OpCall(NamedTuple):
     blocks: int = -1
     forward: OpCall | None = None
 
-    def has(self, place: int) -> bool:
-        """Whether argument `place` is a tensor."""
-        return 0 <= place < len(self.dtypes) and bool(self.dtypes[place])
+    def has(self, index: int) -> bool:
+        """Whether argument `index` is a tensor."""
+        return 0 <= index < len(self.dtypes) and bool(self.dtypes[index])
 
-    def tensor(self, place: int) -> Tensor:
-        """Tensor argument `place`; raises Uncounted where it is none or was not recorded."""
+    def tensor(self, index: int) -> Tensor:
+        """Tensor argument `index`; raises Uncounted where it is none or was not recorded."""
         if not self.shapes:
             raise Uncounted(NO_SHAPES)
-        if not self.has(place):
-            raise Uncounted(f"argument {place} is not a recorded tensor")
-        return self._tensor(place)
+        if not self.has(index):
+            raise Uncounted(f"argument {index} is not a recorded tensor")
+        return self._tensor(index)
 
     def tensors(self) -> list[Tensor]:
         """All tensor arguments in order, without those in lists; raises Uncounted where none was recorded."""
-        found = [self._tensor(place) for place, dtype in enumerate(self.dtypes) if dtype]
-        if not found:
+        tensors = [self._tensor(index) for index, dtype in enumerate(self.dtypes) if dtype]
+        if not tensors:
             raise Uncounted(NO_SHAPES)
-        return found
+        return tensors
 
-    def listed(self, place: int, dtype: str) -> list[Tensor]:
-        """The tensors in list argument `place`, taken to be of `dtype`, which the profiler does not record.
+    def listed(self, index: int, dtype: str) -> list[Tensor]:
+        """The tensors in list argument `index`, taken to be of `dtype`, which the profiler does not record.
 
         Raises:
             Uncounted: the list is missing, or too long for the profiler.
         """
         if not self.shapes:
             raise Uncounted(NO_SHAPES)
-        shapes = self.shapes[place] if place < len(self.shapes) else []
+        shapes = self.shapes[index] if index < len(self.shapes) else []
         if not shapes or not isinstance(shapes[0], list):
             raise Uncounted(LONG_LIST)
         return [Tensor(shape, dtype, prod(shape)) for shape in map(_dimensions, shapes)]
 
-    def text(self, place: int) -> str:
-        """Scalar argument `place` as recorded, "" where it was not."""
-        return self.values[place] if 0 <= place < len(self.values) else ""
+    def text(self, index: int) -> str:
+        """Scalar argument `index` as recorded, "" where it was not."""
+        return self.values[index] if 0 <= index < len(self.values) else ""
 
-    def flag(self, place: int, default: bool = False) -> bool:
-        text = self.text(place).lower()
+    def flag(self, index: int, default: bool = False) -> bool:
+        text = self.text(index).lower()
         return text == "true" if text in ("true", "false") else default
 
-    def integer(self, place: int, default: int | None = None) -> int:
-        """Integer argument `place`; raises Uncounted where it was not recorded and has no default."""
-        number = _whole(self.text(place))
+    def integer(self, index: int, default: int | None = None) -> int:
+        """Integer argument `index`; raises Uncounted where it was not recorded and has no default."""
+        number = _parsed_integer(self.text(index))
         if number is not None:
             return number
         if default is None:
-            raise Uncounted(f"argument {place} has no recorded value")
+            raise Uncounted(f"argument {index} has no recorded value")
         return default
 
-    def integers(self, place: int) -> list[int]:
-        """Argument `place` as list of integers ("[1, 1]"), empty where it was not recorded."""
-        words = self.text(place).strip("[]()").replace(",", " ").split()
-        numbers = [number for word in words if (number := _whole(word)) is not None]
+    def integers(self, index: int) -> list[int]:
+        """Argument `index` as list of integers ("[1, 1]"), empty where it was not recorded."""
+        words = self.text(index).strip("[]()").replace(",", " ").split()
+        numbers = [number for word in words if (number := _parsed_integer(word)) is not None]
         return numbers if len(numbers) == len(words) else []
 
-    def _tensor(self, place: int) -> Tensor:
-        dims = _dimensions(self.shapes[place] if place < len(self.shapes) else [])
-        strides = self.strides[place] if place < len(self.strides) else ()
+    def _tensor(self, index: int) -> Tensor:
+        dims = _dimensions(self.shapes[index] if index < len(self.shapes) else [])
+        strides = self.strides[index] if index < len(self.strides) else ()
         stored = prod(dims)
         if strides and isinstance(strides, list | tuple) and len(strides) == len(dims):
             stored = prod(dim for dim, stride in zip(dims, strides, strict=True) if stride)
-        return Tensor(dims, self.dtypes[place], stored)
+        return Tensor(dims, self.dtypes[index], stored)
 
 
-def _whole(text: str) -> int | None:
+def _parsed_integer(text: str) -> int | None:
     """The integer that `text` is, None where it is none or beyond 64 bits."""
     digits = text.removeprefix("-")
     return int(text) if len(digits) < 20 and digits.isascii() and digits.isdigit() else None
@@ -164,4 +164,4 @@ def _dimensions(shape: Any) -> tuple[int, ...]:
         if len(shape) > MOST_DIMENSIONS or prod(size or 1 for size in shape) > MOST_ELEMENTS:
             raise Uncounted(f"a recorded shape is larger than any tensor: {str(shape)[:40]}")
         return tuple(shape)
-    raise Uncounted(f"a recorded shape is no list of sizes: {str(shape)[:40]}")
+    raise Uncounted(f"a recorded shape is not a list of sizes: {str(shape)[:40]}")

@@ -35,10 +35,10 @@ def device(name: str) -> Device:
     for item in _bundled():
         if wanted in map(words, (item.name, item.title, *item.aliases)):
             return item
-    found = match(name)
-    if found is None:
+    matched = match(name)
+    if matched is None:
         raise UnknownName("device", name.lower(), [item.name for item in _bundled()])
-    return found
+    return matched
 
 
 @cache
@@ -54,5 +54,5 @@ def match(trace_name: str) -> Device | None:
 @cache
 def _bundled() -> tuple[Device, ...]:
     files = Path(__file__).parent.glob("*.toml")
-    found = (read_bundled(file) for file in files)
-    return tuple(sorted(found, key=lambda item: (item.vendor, item.hbm_bytes_per_s, item.hbm_bytes)))
+    devices = (read_bundled(file) for file in files)
+    return tuple(sorted(devices, key=lambda item: (item.vendor, item.hbm_bytes_per_s, item.hbm_bytes)))

@@ -22,13 +22,13 @@ def words(name: str) -> tuple[str, ...]:
 def best(name: str, candidates: Iterable[Device]) -> Device | None:
     """The candidate with the longest alias in `name`; the first of them where two are as long."""
     have = words(name)
-    found: Device | None = None
+    longest: Device | None = None
     length = 0
     for candidate in candidates:
         for alias in candidate.aliases:
             if len(alias) > length and _names(words(alias), have):
-                found, length = candidate, len(alias)
-    return found
+                longest, length = candidate, len(alias)
+    return longest
 
 
 def _names(alias: Sequence[str], name: Sequence[str]) -> bool:

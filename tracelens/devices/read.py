@@ -15,10 +15,10 @@ SECONDARY = "(secondary source)"
 """Ends the text of a source that is not the vendor's."""
 
 _TEXTS = ("name", "title", "vendor")
-_WHOLE = ("units", "hbm_bytes", "cache_bytes")
+_INTEGERS = ("units", "hbm_bytes", "cache_bytes")
 _RATES = ("hbm_bytes_per_s", "gpu_link_bytes_per_s", "host_link_bytes_per_s")
 _PEAKS = ("matrix", "vector", "maf")
-_KEYS = (*_TEXTS, "aliases", *_WHOLE, *_RATES, *_PEAKS, "source", "sources")
+_KEYS = (*_TEXTS, "aliases", *_INTEGERS, *_RATES, *_PEAKS, "source", "sources")
 _SOURCE_KEYS = ("title", "url", "date", "secondary")
 
 # No GPU has less memory or rates below this: the number was meant in GB, GB/s or TFLOP/s.
@@ -41,29 +41,29 @@ def read_device(path: str | PathLike[str]) -> Device:
 
 def read_bundled(path: str | PathLike[str]) -> Device:
     """Read a device file in which every number must have a source; raises TracelensError as `read_device`."""
-    found = read_device(path)
-    missing = [key for key in numbers(found) if key not in found.sources]
+    device = read_device(path)
+    missing = [key for key in numbers(device) if key not in device.sources]
     if missing:
         raise TracelensError(f"{fspath(path)}: no source for {', '.join(missing)}; add it to [source]")
-    return found
+    return device
 
 
 def numbers(device: Device) -> dict[str, float]:
     """Every number that is known of a device, by its key in the file ("units", "matrix.bf16")."""
-    plain = {key: getattr(device, key) for key in (*_WHOLE, *_RATES) if getattr(device, key)}
+    plain = {key: getattr(device, key) for key in (*_INTEGERS, *_RATES) if getattr(device, key)}
     return plain | _flat({part: getattr(device, part) for part in _PEAKS})
 
 
 def _flat(tables: dict[str, Any]) -> dict[str, Any]:
     """Nested tables as one, the keys joined by dots; one level deep, as [matrix] and [source.matrix] are."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= (
+        flat |= (
             {f"{key}.{name}": item for name, item in value.items()}
             if isinstance(value, dict)
             else {key: value}
         )
-    return found
+    return flat
 
 
 class _File:
@@ -78,28 +78,28 @@ class _File:
         for key in ("name", "hbm_bytes_per_s"):
             if key not in self.values:
                 raise self._wrong(f"{key!r} is missing; add it")
-        whole = {key: self._whole(key) for key in _WHOLE}
+        integers = {key: self._integer(key) for key in _INTEGERS}
         rates = {key: self._number(key, self.values[key]) for key in _RATES if key in self.values}
         peaks = {key: self._peaks(key) for key in _PEAKS}
         if not peaks["matrix"] and not peaks["vector"]:
-            raise self._wrong("no peak is given; add one to [matrix] or [vector], such as bf16 = 1307.4e12")
+            raise self._wrong("no peak; add one to [matrix] or [vector], such as bf16 = 1307.4e12")
         name = self._text(self.values, "name")
         return Device(
             name=name.lower(),
             title=self._text(self.values, "title") or name,
             vendor=self._text(self.values, "vendor"),
             aliases=self._aliases(),
-            units=whole["units"],
-            hbm_bytes=whole["hbm_bytes"],
+            units=integers["units"],
+            hbm_bytes=integers["hbm_bytes"],
             hbm_bytes_per_s=rates["hbm_bytes_per_s"],
-            cache_bytes=whole["cache_bytes"],
+            cache_bytes=integers["cache_bytes"],
             matrix=peaks["matrix"],
             vector=peaks["vector"],
             maf=peaks["maf"],
             gpu_link_bytes_per_s=rates.get("gpu_link_bytes_per_s", 0.0),
             host_link_bytes_per_s=rates.get("host_link_bytes_per_s", 0.0),
             sources=self._sources(
-                {key for key in (*_WHOLE, *_RATES) if key in self.values} | set(_flat(peaks))
+                {key for key in (*_INTEGERS, *_RATES) if key in self.values} | set(_flat(peaks))
             ),
         )
 
@@ -120,9 +120,9 @@ class _File:
     def _wrong(self, problem: str) -> TracelensError:
         return TracelensError(f"{self.path}: {problem}")
 
-    def _known(self, given: Iterable[str], known: Iterable[str], kind: str) -> None:
+    def _known(self, names: Iterable[str], known: Iterable[str], kind: str) -> None:
         known = tuple(known)
-        for name in given:
+        for name in names:
             if name not in known:
                 raise self._wrong(str(UnknownName(kind, name, known)))
 
@@ -148,10 +148,8 @@ class _File:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(f"{key} must be a number, without quotes")
         if not 0 < value <= _MOST:
-            given = str(value)[:20]
-            raise self._wrong(
-                f"{key} is {given}, but must be above 0, and finite; leave out what is not known"
-            )
+            shown = str(value)[:20]
+            raise self._wrong(f"{key} is {shown}; it must be positive and finite (leave out what is unknown)")
         if value < _LEAST and key not in _MAY_BE_SMALL:
             unit = "bytes" if key == "hbm_bytes" else "bytes/s" if key in _RATES else "FLOP/s"
             raise self._wrong(
@@ -159,12 +157,12 @@ class _File:
             )
         return float(value)
 
-    def _whole(self, key: str) -> int:
+    def _integer(self, key: str) -> int:
         if key not in self.values:
             return 0
         value = self._number(key, self.values[key])
         if value != int(value):
-            raise self._wrong(f"{key} is {value}, but must be a whole number")
+            raise self._wrong(f"{key} is {value}; it must be a whole number")
         return int(value)
 
     def _peaks(self, key: str) -> dict[str, float]:
@@ -175,14 +173,14 @@ class _File:
     def _sources(self, known: set[str]) -> dict[str, str]:
         """Number to the text of its source."""
         texts = {key: self._source(key, entry) for key, entry in self._table("sources").items()}
-        found = _flat(self._table("source"))
-        self._known(found, known, "number in [source]:")
-        for number, key in found.items():
+        source_of = _flat(self._table("source"))
+        self._known(source_of, known, "number in [source]:")
+        for number, key in source_of.items():
             if not isinstance(key, str):
                 raise self._wrong(f"source.{number} must be the name of a source in quotes")
             if key not in texts:
                 raise self._wrong(f"the source {key!r} of {number} has no [sources.{key}]; add it")
-        return {number: texts[key] for number, key in found.items()}
+        return {number: texts[key] for number, key in source_of.items()}
 
     def _source(self, key: str, entry: Any) -> str:
         if not isinstance(entry, dict) or "title" not in entry:

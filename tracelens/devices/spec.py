@@ -52,7 +52,7 @@ class Device:
         cache_bytes: last-level cache.
         matrix: FLOP/s of the matrix units by element type (see DTYPES); integer operations count alike.
         vector: FLOP/s of the vector units.
-        maf: max-achievable FLOP/s of matrix products, as measured and published by the vendor.
+        maf: max-achievable FLOP/s of GEMMs, as measured and published by the vendor.
         gpu_link_bytes_per_s: out of one GPU to all others of its node together, one direction.
         host_link_bytes_per_s: between GPU and host, one direction.
         sources: where each number is from; keys are field names, "matrix.bf16" for those in mappings.
@@ -95,7 +95,7 @@ class Device:
         return self._vector_peak(dtype)
 
     def max_achievable(self, dtype: str) -> float | None:
-        """Max-achievable FLOP/s of matrix products; None where none is published for the type."""
+        """Max-achievable FLOP/s of GEMMs; None where none is published for the type."""
         return self.maf.get(_SAME.get(dtype, dtype))
 
     def _vector_peak(self, dtype: str) -> float | None:

@@ -74,14 +74,14 @@ class RankDetections(NamedTuple):
         origin: time of its first event, ns.
         step_ns: mean duration of a step.
         outcomes: by detector.
-        on_host: whether the work is the host's.
+        cpu_only: whether the work is the host's.
     """
 
     rank: int
     origin: int
     step_ns: float
     outcomes: dict[str, Outcome]
-    on_host: bool = False
+    cpu_only: bool = False
 
 
 class _Candidate(NamedTuple):
@@ -103,7 +103,7 @@ def rank_detections(
     context = RankContext(trace, choose_device(device, device_file) or own_device(trace))
     outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
-    return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, context.work.on_host)
+    return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, context.work.cpu_only)
 
 
 @analyzer("findings", title="What to fix first", order=0, part=rank_detections, needs=NEEDS)
@@ -205,7 +205,7 @@ def _row(
 ) -> dict[str, Any]:
     worst = candidate.worst
     detection = candidate.detections[worst]
-    on_host = any(rank.on_host for rank in ranks.values())
+    cpu_only = any(rank.cpu_only for rank in ranks.values())
     prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at_ns = -1
     if worst in ranks and detection.where.total:
@@ -219,7 +219,7 @@ def _row(
         "additional_ns": round(additional),
         "confidence": detection.confidence,
         "evidence": f"{prefix}{detection.evidence}",
-        "remedy": (on_host and candidate.detector.host_remedy) or candidate.detector.remedy,
+        "remedy": (cpu_only and candidate.detector.host_remedy) or candidate.detector.remedy,
         "worst_rank": worst,
         "at_ns": at_ns,
         "detector": candidate.detector.name,

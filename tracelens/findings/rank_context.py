@@ -46,8 +46,8 @@ class RankContext:
 
     @cached_property
     def caller(self) -> Int:
-        """The event row of the call behind each piece of work, see Work.caller."""
-        return self.work.caller
+        """The event row of the call behind each piece of work, see Work.host_call."""
+        return self.work.host_call
 
     @cached_property
     def called(self) -> Int:

@@ -36,7 +36,7 @@ def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
     """
     links = trace.tables["links"]
     kernel, launch = links.array("kernel_id"), links.array("launch_id")
-    if trace.meta.on_host:  # nothing is launched
+    if trace.meta.cpu_only:  # nothing is launched
         kernel, launch = kernel[:0], launch[:0]
     if not cpu:
         launch = np.full_like(launch, -1)
@@ -90,7 +90,7 @@ def _launches(trace: Trace, events: Events, arrows: Arrows, found: list[str]) ->
 
 def _work(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> None:
     """Correlation, bytes, blocks and launching op of GPU work."""
-    if trace.meta.on_host:
+    if trace.meta.cpu_only:
         return
     table, links = trace.tables["events"], trace.tables["links"]
     rows, op = links.array("kernel_id"), links.array("op_id")

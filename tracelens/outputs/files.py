@@ -141,8 +141,8 @@ def is_stream(path: StrPath) -> bool:
     """
     if _DESCRIPTOR.fullmatch(os.fspath(path)):
         return True
-    found = status(path)
-    return found is not None and not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode))
+    info = status(path)
+    return info is not None and not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode))
 
 
 def _stream(path: StrPath) -> int:

@@ -38,12 +38,12 @@ class FolderKind:
 
     Attributes:
         index: name of the file that lists the others.
-        what: what the files are, for messages: "script of a replay".
+        noun: what the files are, for messages: "script of a replay".
         listed: names that the index of a folder lists; raises TracelensError if it is none of ours.
     """
 
     index: str
-    what: str
+    noun: str
     listed: Callable[[Path], Collection[str]]
 
 
@@ -60,7 +60,7 @@ def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind)
     """
     for name in contents:
         if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
-            raise TracelensError(f"{os.fspath(path)}: {name!r} is no file name")
+            raise TracelensError(f"{os.fspath(path)}: {name!r} is not a file name")
     target = os.path.realpath(path)
     try:
         if os.path.isdir(target):
@@ -160,9 +160,9 @@ def _ours(target: str, kind: FolderKind, path: StrPath) -> tuple[list[str], list
             with suppress(TracelensError):
                 listed |= {kind.index, *kind.listed(Path(target, name, part))}
     files = sorted(name for name, is_folder in folders.items() if not is_folder and name in listed)
-    others = sorted(folders.keys() - set(files) - set(leftovers))
-    if others:
+    foreign = sorted(folders.keys() - set(files) - set(leftovers))
+    if foreign:
         raise TracelensError(
-            f"{os.fspath(path)}: holds {others[0]}, which is no {kind.what}; name another -o"
+            f"{os.fspath(path)}: holds {foreign[0]}, which is not a {kind.noun}; choose another -o"
         )
     return files, leftovers

@@ -61,18 +61,18 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str]) -> None:
         _check_name(output.path)
         for path in paths:
             _check_input(output, path)
-        _check_place(output)
-    for place, output in enumerate(outputs):
-        for other in outputs[:place]:
-            _check_pair(output, other)
+        _check_writable(output)
+    for index, output in enumerate(outputs):
+        for earlier in outputs[:index]:
+            _check_pair(output, earlier)
 
 
-def same(one: str, other: str) -> bool:
+def same(first: str, second: str) -> bool:
     """Whether two paths lead to the same file or folder, be it there or not."""
-    if os.path.realpath(one) == os.path.realpath(other):
+    if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(first, second)
     except OSError:
         return False
 
@@ -80,12 +80,14 @@ def same(one: str, other: str) -> bool:
 def _check_name(path: str) -> None:
     """Refuse what is no path of this machine."""
     if path in ("", "-"):
-        raise TracelensError(f"{path!r} is no output; name a file (/dev/stdout writes to standard output)")
+        raise TracelensError(
+            f"{path!r} is not an output; name a file (/dev/stdout writes to standard output)"
+        )
     if is_url(path):
         raise TracelensError(f"{path}: outputs are local files; write here and copy it there")
 
 
-def _check_place(output: Output) -> None:
+def _check_writable(output: Output) -> None:
     """Say now what the system would say after the work."""
     path = output.path
     try:
@@ -127,13 +129,13 @@ def _check_input(output: Output, path: str) -> None:
             )
 
 
-def _check_pair(output: Output, other: Output) -> None:
-    if output.is_same(other.path) and not _is_stream(output.path):
-        raise TracelensError(f"{output.path} and {other.path} are the same output; name two")
-    for outer, inner in ((output, other), (other, output)):
+def _check_pair(output: Output, earlier: Output) -> None:
+    if output.is_same(earlier.path) and not _is_stream(output.path):
+        raise TracelensError(f"{output.path} and {earlier.path} are the same output; choose two")
+    for outer, inner in ((output, earlier), (earlier, output)):
         if outer.holds(inner.path):
             raise TracelensError(
-                f"{inner.path}: lies in the output {outer.path}, which is replaced as a whole; "
+                f"{inner.path}: is inside the output {outer.path}, which is replaced entirely; "
                 "write it somewhere else"
             )
 
@@ -166,7 +168,7 @@ def takes(path: str, output: str, files: Iterable[str] = ()) -> bool:
 def _matches(pattern: str, path: str) -> bool:
     """Whether a glob pattern matches a path, which need not exist."""
     parts = pattern.split(os.sep)
-    fixed = next(place for place, part in enumerate(parts) if MAGIC.search(part))
+    fixed = next(index for index, part in enumerate(parts) if MAGIC.search(part))
     base = os.path.realpath(os.sep.join([*parts[:fixed], ""]) or ".")
     wanted = [part for part in parts[fixed:] if part not in ("", ".")]
     return _is_inside(path, base) and _parts_match(wanted, os.path.relpath(path, base).split(os.sep))

@@ -50,7 +50,7 @@ def members(stream: IO[bytes], path: str) -> list[Source]:
         if not info.is_dir() and not any(part in info.filename for part in _IGNORED)
     ]
     if not names:
-        raise ParseError(path, "the zip archive holds no file")
+        raise ParseError(path, "the zip archive is empty")
     # As with directories: where some members are named like traces, the others are notes, logs and the like.
     traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
     # Members may share their compressed bytes, so the whole archive has one meter.
@@ -62,9 +62,9 @@ def _blocks(archive: zipfile.ZipFile, name: str, path: str, meter: Meter) -> Ite
     """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
     method = archive.getinfo(name).compress_type
     if method not in _READ:
-        what = _NAMES.get(method, f"method {method}")
+        compression = _NAMES.get(method, f"method {method}")
         raise ParseError(
-            f"{path}!{name}", f"zip members compressed with {what} are not read; unpack it first"
+            f"{path}!{name}", f"zip members compressed with {compression} are not read; unpack it first"
         )
     try:
         with archive.open(name) as member:

@@ -59,23 +59,23 @@ def _identity(file: str) -> str:
 
 
 def _expand(path: str) -> list[str]:
-    found = None if path == "-" else _list(path)
-    if found is None:
+    listing = None if path == "-" else _list(path)
+    if listing is None:
         return [path]
-    traces = _traces(found.files)
-    if not found.pattern:
+    traces = _traces(listing.files)
+    if not listing.pattern:
         if not traces:
-            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if found.folders else ""
+            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
             raise ParseError(path, f"no trace in this directory ({_LOOKED_FOR}){inner}")
         return sorted(traces, key=_natural)
-    for folder in found.folders:
+    for folder in listing.folders:
         inside = _list(folder)
         traces += _traces(inside.files) if inside else []
     # Where some are named like traces, the others are notes, logs and the like.
-    if not traces and not found.files:
+    if not traces and not listing.files:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
-        raise ParseError(path, bare if found.folders else "no file matches this pattern")
-    return sorted(traces or found.files, key=_natural)
+        raise ParseError(path, bare if listing.folders else "no file matches this pattern")
+    return sorted(traces or listing.files, key=_natural)
 
 
 def named_like_a_trace(file: str) -> bool:
@@ -88,9 +88,9 @@ def named_like_a_trace(file: str) -> bool:
 
 
 def _traces(files: Iterable[str]) -> list[str]:
-    found = [file for file in files if named_like_a_trace(file)]
+    named = [file for file in files if named_like_a_trace(file)]
     # A trace may be called so, but not among others.
-    return [file for file in found if len(found) == 1 or os.path.basename(file) != SIDECAR]
+    return [file for file in named if len(named) == 1 or os.path.basename(file) != SIDECAR]
 
 
 def _list(path: str) -> Listing | None:
@@ -100,16 +100,16 @@ def _list(path: str) -> Listing | None:
     pattern = False
     if os.path.isdir(path):
         try:
-            found = [os.path.join(path, name) for name in os.listdir(path)]
+            paths = [os.path.join(path, name) for name in os.listdir(path)]
         except OSError as error:
             raise ParseError(path, f"cannot be listed ({error.strerror}); check its permissions") from None
     elif MAGIC.search(path) and not os.path.lexists(path):  # a name may hold such characters
-        pattern, found = True, list(_matches(path))
+        pattern, paths = True, list(_matches(path))
     else:
         return None
-    folders = [name for name in found if os.path.isdir(name)]
+    folders = [name for name in paths if os.path.isdir(name)]
     # A pipe, a socket or a device is read where somebody names it, and never because it lies in a directory.
-    return Listing(pattern, sorted(name for name in {*found} if os.path.isfile(name)), folders)
+    return Listing(pattern, sorted(name for name in {*paths} if os.path.isfile(name)), folders)
 
 
 def _matches(pattern: str) -> Iterator[str]:
@@ -129,12 +129,12 @@ def _matches(pattern: str) -> Iterator[str]:
                 continue
             entered.add((status.st_dev, status.st_ino))
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            here = folder if root else os.path.relpath(folder, ".")
+            shown_folder = folder if root else os.path.relpath(folder, ".")
             if rest := behind.lstrip("/"):
-                yield from _matches(os.path.join(escape(here), rest) if here != "." else rest)
+                yield from _matches(os.path.join(escape(shown_folder), rest) if shown_folder != "." else rest)
             else:
                 yield from (
-                    os.path.normpath(os.path.join(here, name))
+                    os.path.normpath(os.path.join(shown_folder, name))
                     for name in [*folders, *files]
                     if not name.startswith(".")
                 )
@@ -142,4 +142,4 @@ def _matches(pattern: str) -> Iterator[str]:
 
 def _natural(path: str) -> tuple[list[str | int], str]:
     parts = _NUMBER.split(path)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)], path

@@ -30,7 +30,7 @@ def open_source(path: str) -> list[Source]:
     except OSError as error:
         raise ParseError(name, f"cannot be read ({error.strerror}); check its permissions") from None
     except ValueError as error:
-        raise ParseError(name, f"is no file name ({error})") from None
+        raise ParseError(name, f"is not a file name ({error})") from None
     sources: list[Source] = []
     try:
         sources = _sources(stream, name)
@@ -66,6 +66,6 @@ def _rest_of_archive(stream: IO[bytes], path: str) -> bytes:
     most = limits().piped_archive_bytes
     data = stream.read(most + 1)
     if len(data) > most:
-        what = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
-        raise ParseError(path, f"{what}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
+        problem = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
+        raise ParseError(path, f"{problem}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
     return data

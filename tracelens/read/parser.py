@@ -62,8 +62,8 @@ def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
     traces = []
     for source in open_source(path):
         splitter = Splitter(source)
-        chosen = next(p for _, p in sorted(PARSERS.items(), key=_specific_first) if p.sniff(splitter))
-        traces.append(chosen.build(splitter, decode_all(splitter, processes)))
+        trace_format = next(p for _, p in sorted(PARSERS.items(), key=_specific_first) if p.sniff(splitter))
+        traces.append(trace_format.build(splitter, decode_all(splitter, processes)))
     return traces
 
 

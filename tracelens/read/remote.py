@@ -84,16 +84,16 @@ def list_url(url: str, suffixes: tuple[str, ...]) -> Listing | None:
     system, path = _connect(url)
     try:
         if pattern:
-            found = list(system.glob(path, detail=True).values())
+            entries = list(system.glob(path, detail=True).values())
         elif system.isdir(path):
-            found = system.ls(path, detail=True)
+            entries = system.ls(path, detail=True)
         else:
             return None
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be listed ({_reason(error)})") from None
 
     def urls(kind: str) -> list[str]:
-        return [_url_of(system, entry["name"], path, url) for entry in found if entry["type"] == kind]
+        return [_url_of(system, entry["name"], path, url) for entry in entries if entry["type"] == kind]
 
     return Listing(pattern, urls("file"), urls("directory"))
 
@@ -163,8 +163,8 @@ def _connect(url: str) -> tuple[Any, str]:
         options = _web_options(url) if _HTTP.match(url) else {}
         system, path = url_to_fs(url, **options)
     except ImportError as error:
-        what = f"reading {protocol}:// addresses needs a library that is not installed"
-        raise ParseError(shown_url(url), f"{what} ({_reason(error)})") from None
+        problem = f"reading {protocol}:// addresses needs a library that is not installed"
+        raise ParseError(shown_url(url), f"{problem} ({_reason(error)})") from None
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be opened ({_reason(error)})") from None
     return system, path
@@ -183,9 +183,9 @@ def _url_of(system: Any, name: str, path: str, url: str) -> str:
     if is_url(name):
         return name
     links = url.split("::")
-    for place, link in enumerate(links):
+    for index, link in enumerate(links):
         if path and link.endswith(path):
-            links[place] = link.removesuffix(path) + name
+            links[index] = link.removesuffix(path) + name
             return "::".join(links)
     return str(system.unstrip_protocol(name))
 

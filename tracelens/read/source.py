@@ -75,13 +75,15 @@ class Meter:
             yield block
 
     def _check(self) -> None:
-        at, most = self._unpacked, self._limits
-        if at > most.decompressed_bytes:
-            what = f"is larger than {most.decompressed_bytes:,} bytes after decompression"
-            raise ParseError(self._path, f"{what}; {most.exceeded('decompressed_bytes')}", at)
-        if at > max(_FREE_BYTES, most.decompression_ratio * self._packed):
-            what = f"{self._packed:,} compressed bytes inflate to more than {at:,}, as no recording does"
-            raise ParseError(self._path, f"{what}; {most.exceeded('decompression_ratio')}", at)
+        unpacked, most = self._unpacked, self._limits
+        if unpacked > most.decompressed_bytes:
+            problem = f"is larger than {most.decompressed_bytes:,} bytes after decompression"
+            raise ParseError(self._path, f"{problem}; {most.exceeded('decompressed_bytes')}", unpacked)
+        if unpacked > max(_FREE_BYTES, most.decompression_ratio * self._packed):
+            problem = (
+                f"{self._packed:,} compressed bytes inflate to over {unpacked:,}, which no recording does"
+            )
+            raise ParseError(self._path, f"{problem}; {most.exceeded('decompression_ratio')}", unpacked)
 
 
 @dataclass
@@ -180,7 +182,7 @@ class _Unzstd:
 
     def __init__(self, new: Callable[[], Any]) -> None:
         self._inflater = new()
-        self._left = b""
+        self._unread = b""
 
     @property
     def eof(self) -> bool:
@@ -188,7 +190,7 @@ class _Unzstd:
 
     @property
     def unused_data(self) -> bytes:
-        return self._left
+        return self._unread
 
     def decompress(self, data: bytes, /) -> bytes:
         inflated: list[bytes] = []
@@ -198,7 +200,7 @@ class _Unzstd:
             size += len(inflated[-1])
             pos = min(pos + _ZSTD_INPUT, len(data))
         behind = self._inflater.unused_data if self.eof else b""
-        self._left = data[pos - len(behind) :]
+        self._unread = data[pos - len(behind) :]
         return b"".join(inflated)
 
 
@@ -214,8 +216,8 @@ def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield from _inflate(blocks, new, _is_zstd)
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):
-            what = "its zstd frames need a larger window than allowed"
-            raise Damage(f"{what}; {limits().exceeded('zstd_window_bytes')}") from None
+            problem = "its zstd frames need a larger window than allowed"
+            raise Damage(f"{problem}; {limits().exceeded('zstd_window_bytes')}") from None
         raise zlib.error(str(error)) from None
 
 
@@ -233,11 +235,11 @@ def _inflate(
                 if len(data) < HEAD:
                     break
                 if not starts(data[:HEAD]):
-                    raise Damage("what follows the compressed data is not compressed and was left out")
+                    raise Damage("left out uncompressed data behind the compressed data")
                 inflater = new()
             yield inflater.decompress(data)
             data = inflater.unused_data
     if not inflater.eof:
-        raise Damage("compressed data ends too early")
+        raise Damage("compressed data is truncated")
     if data:
-        raise Damage("what follows the compressed data is not compressed and was left out")
+        raise Damage("left out uncompressed data behind the compressed data")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tracelens.recording import software
+from tracelens.recording.job_rank import JobRank, Ranks
 from tracelens.recording.modules import Names
-from tracelens.recording.place import Place, Ranks
 from tracelens.recording.sidecar import plain
 from tracelens.recording.window import RecordingWindow
 from tracelens.version import __version__
@@ -51,7 +51,7 @@ def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:
     Args:
         tasks: where Linux shows the threads of this process; where it is missing, none are found.
     """
-    found = []
+    threads = []
     # Listed as they were made; times are whole ticks.
     for name in os.listdir(tasks) if tasks.is_dir() else []:
         try:
@@ -61,13 +61,13 @@ def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:
         # "7 (name) S ...", the time of its start the 20th word behind the name (man 5 proc).
         before, _, behind = text.rpartition(")")
         if before.partition("(")[2] == _GLOO_WORKER:
-            found.append((int(behind.split()[19]), int(name)))
-    return [thread for _, thread in sorted(found, key=lambda pair: pair[0])]
+            threads.append((int(behind.split()[19]), int(name)))
+    return [thread for _, thread in sorted(threads, key=lambda pair: pair[0])]
 
 
-def metadata(place: Place, window: RecordingWindow, options: Options) -> dict[str, Any]:
+def metadata(job_rank: JobRank, window: RecordingWindow, options: Options) -> dict[str, Any]:
     """What stands at the top of a trace: `tracelens`, and the rank where torch does not write it."""
-    told: dict[str, Any] = {
+    header: dict[str, Any] = {
         "version": __version__,
         "host": options.host,
         "steps": [window.first, window.end],
@@ -75,24 +75,24 @@ def metadata(place: Place, window: RecordingWindow, options: Options) -> dict[st
         "mesh": plain(options.mesh),
     }
     if threads := gloo_threads():
-        told["gloo_threads"] = threads
-    if place.source == "torch.distributed":
-        return {"tracelens": told}
-    rank = {"backend": "none", "rank": place.rank, "world_size": place.world}
-    return {"tracelens": told, "distributedInfo": rank}
+        header["gloo_threads"] = threads
+    if job_rank.source == "torch.distributed":
+        return {"tracelens": header}
+    rank = {"backend": "none", "rank": job_rank.rank, "world_size": job_rank.world}
+    return {"tracelens": header, "distributedInfo": rank}
 
 
-def content(place: Place, window: RecordingWindow, options: Options) -> dict[str, Any]:
+def content(job_rank: JobRank, window: RecordingWindow, options: Options) -> dict[str, Any]:
     """What stands in run.json and is known without having run; see `tracelens.recording.sidecar`."""
-    recording = place.recording(options.ranks)
+    recording = job_rank.recording(options.ranks)
     return {
         "tracelens": __version__,
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "software": software.software_versions(),
         "device": software.this_device(),
-        "world_size": place.world,
-        "rank_source": place.source,
-        "ranks_per_host": place.local_world,
+        "world_size": job_rank.world,
+        "rank_source": job_rank.source,
+        "ranks_per_host": job_rank.local_world,
         "host": options.host,
         "window": {"wait": window.wait, "warmup": window.warmup, "steps": window.steps},
         "options": {

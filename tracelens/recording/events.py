@@ -39,8 +39,8 @@ class Cut:
     correlation: int | None = None
 
     def keeps(self, event: bytes) -> bool:
-        found = _CATEGORY.search(event)
-        category = found[1] if found else b""
+        match = _CATEGORY.search(event)
+        category = match[1] if match else b""
         if category in self.categories:
             return False
         if self.names and (step := _STEP.search(event)) and step[1] in self.names:
@@ -97,7 +97,7 @@ class Survey:
     def cut(self, first_left_out: int, categories: frozenset[bytes]) -> Cut:
         """What is left out to end before a step: its calls, and the work launched by them."""
         after = self.steps[first_left_out]
-        later = (number for at, number in zip(self.starts, self.numbers, strict=True) if at >= after)
+        later = (number for start, number in zip(self.starts, self.numbers, strict=True) if start >= after)
         return Cut(categories, after=after, correlation=min(later, default=None))
 
 
@@ -107,14 +107,14 @@ def survey(path: Path) -> Survey:
     Raises:
         TracelensError: the text is laid out in another way.
     """
-    found = Survey()
+    marks = Survey()
     for event in split(path):
         category, start = _CATEGORY.search(event), _START.search(event)
         if not category or not start:
             continue
         if category[1] == b"user_annotation" and (step := _STEP.search(event)):
-            found.steps[int(step[2])] = float(start[1])
+            marks.steps[int(step[2])] = float(start[1])
         elif category[1] in _CALLS and (call := _CORRELATION.search(event)):
-            found.starts.append(float(start[1]))
-            found.numbers.append(int(call[1]))
-    return found
+            marks.starts.append(float(start[1]))
+            marks.numbers.append(int(call[1]))
+    return marks

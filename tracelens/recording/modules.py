@@ -34,15 +34,17 @@ def choose(model: Any, names: Names | None = None) -> dict[str, Any]:
     """
     if not hasattr(model, "named_modules"):
         raise TracelensError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    chosen: dict[str, Any] = {}
+    scoped: dict[str, Any] = {}
     for name, module in model.named_modules():
         wanted = _wanted(model, name, module, names) if name else None
         if wanted:
-            chosen[wanted if isinstance(wanted, str) else name] = module
-    if not chosen:
-        what = "looks like a block of a transformer" if names is None else "is chosen by names"
-        raise TracelensError(f"no module of {type(model).__name__} {what}; pass names, a regular expression")
-    return chosen
+            scoped[wanted if isinstance(wanted, str) else name] = module
+    if not scoped:
+        problem = "looks like a block of a transformer" if names is None else "is chosen by names"
+        raise TracelensError(
+            f"no module of {type(model).__name__} {problem}; pass names, a regular expression"
+        )
+    return scoped
 
 
 def _wanted(model: Any, name: str, module: Any, names: Names | None) -> str | bool | None:

@@ -92,8 +92,8 @@ def pack(
             if kept != steps:
                 seen = seen or survey(raw)
                 cut = seen.cut(kept.stop, cut.categories)
-            whole = paths and cut == Cut()
-            text = _chunks(raw) if whole else _rewritten(raw, cut, None if paths else out.name)
+            unchanged = paths and cut == Cut()
+            text = _chunks(raw) if unchanged else _rewritten(raw, cut, None if paths else out.name)
             packed = Packed(steps=kept, frames=with_frames)
             keys = _keys(metadata or {}, packed.left_out(steps, frames))
             size = _compress(text, file, max_bytes, keys)
@@ -161,5 +161,5 @@ def _compress(text: Iterator[bytes], file: IO[bytes], most: int | None, keys: by
 def _keys(metadata: Mapping[str, Any], left_out: list[str]) -> bytes:
     """The first keys of the trace's JSON object; what was left out, if anything was, among them."""
     note = {"left_out": left_out, "because": "the file would be larger than max_bytes"}
-    found = {**metadata, **({"tracelens_cut": note} if left_out else {})}
-    return b"".join(f"\n  {json.dumps(key)}: {json.dumps(value)},".encode() for key, value in found.items())
+    keys = {**metadata, **({"tracelens_cut": note} if left_out else {})}
+    return b"".join(f"\n  {json.dumps(key)}: {json.dumps(value)},".encode() for key, value in keys.items())

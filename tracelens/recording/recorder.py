@@ -18,9 +18,9 @@ from tracelens.errors import TracelensError
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.describe import Options, content, metadata
 from tracelens.recording.garbage import Collections
+from tracelens.recording.job_rank import JobRank, find_job_rank
 from tracelens.recording.modules import Hooks, choose
 from tracelens.recording.pack import Packed, pack
-from tracelens.recording.place import Place, find_place
 from tracelens.recording.scrub import scrub
 from tracelens.recording.warning import RecordingWarning
 from tracelens.recording.window import RecordingWindow
@@ -31,20 +31,20 @@ class Recorder:
 
     Attributes:
         window: which steps.
-        place: rank and world size, known inside the `with`.
+        job_rank: rank and world size, known inside the `with`.
         path: the trace of this rank once it is written, else None.
-        notes: what did not go as asked for, each also a RecordingWarning.
+        notes: what did not go as requested, each also a RecordingWarning.
         facts: what the program found out while it ran; goes into run.json under this name.
     """
 
     def __init__(self, folder: Path, window: RecordingWindow, options: Options) -> None:
         self.folder, self.window, self.options = folder, window, options
-        self.place = Place()
+        self.job_rank = JobRank()
         self.path: Path | None = None
         self.notes: list[str] = []
         self.facts: dict[str, Any] = {}
         self._finished = 0  # steps of the loop
-        self._told = 0  # notes
+        self._notes_shown = 0
         self._key = secrets.token_hex(8)
         self._state = "new"
         self._recorded = range(0)
@@ -55,20 +55,20 @@ class Recorder:
     @property
     def raw(self) -> Path:
         """What the profiler writes before it is compressed; nobody takes it for a trace or foresees it."""
-        return self.folder / f".rank{self.place.rank}.{self._key}.json.part"
+        return self.folder / f".rank{self.job_rank.rank}.{self._key}.json.part"
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise TracelensError("a recorder records one loop: call tracelens.record again for another")
-        self.place = find_place()
-        records = self.place.records(self.options.ranks)
+        self.job_rank = find_job_rank()
+        records = self.job_rank.records(self.options.ranks)
         if records and _autograd_profiler._is_profiler_enabled:
             raise TracelensError("another torch profiler runs in this process: stop it, or do not record")
         if self.options.scrub:
-            scrub(json.dumps(metadata(self.place, self.window, self.options)), "config or mesh")
+            scrub(json.dumps(metadata(self.job_rank, self.window, self.options)), "config or mesh")
         if self.options.model is not None:
             self._modules = choose(self.options.model, self.options.names)
-        if records or self.place.rank == 0:
+        if records or self.job_rank.rank == 0:
             self._make_folder()
         self._state = "running"
         if records:
@@ -114,13 +114,13 @@ class Recorder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # A job that was killed while it wrote has left gigabytes.
-            for path in self.folder.glob(f".rank{self.place.rank}.{'[0-9a-f]' * 16}.json.part"):
+            for path in self.folder.glob(f".rank{self.job_rank.rank}.{'[0-9a-f]' * 16}.json.part"):
                 path.unlink(missing_ok=True)
             self.raw.touch(exist_ok=False)
             self.raw.unlink()
         except OSError as error:
             raise TracelensError(
-                f"{self.folder}: no trace can be written here ({error.strerror}); pass another folder"
+                f"{self.folder}: cannot write a trace here ({error.strerror}); pass another folder"
             ) from None
 
     def _start(self) -> None:
@@ -166,65 +166,64 @@ class Recorder:
 
     def _write(self) -> None:
         """Write the trace and the sidecar. What goes wrong is noted: it must not end the training."""
-        window, whole = self.window, self.window.recorded(self._finished)
-        if len(whole) < window.steps:
-            self.notes.append(_cut_short(window, self._finished, len(whole)))
+        window, steps = self.window, self.window.recorded(self._finished)
+        if len(steps) < window.steps:
+            self.notes.append(_cut_short(window, self._finished, len(steps)))
         try:
-            if whole and self.place.records(self.options.ranks):
-                whole = self._pack(whole).steps
-            self._recorded = whole
+            if steps and self.job_rank.records(self.options.ranks):
+                steps = self._pack(steps).steps
+            self._recorded = steps
         except (OSError, TracelensError) as error:
-            self.notes.append(f"rank {self.place.rank}: {error}")
+            self.notes.append(f"rank {self.job_rank.rank}: {error}")
         finally:
             self.raw.unlink(missing_ok=True)
-        if whole and self.place.rank == 0:
+        if steps and self.job_rank.rank == 0:
             self._sidecar()
             self._state = "written"
 
-    def _pack(self, whole: range) -> Packed:
-        options, name = self.options, f"rank{self.place.rank}.json.gz"
+    def _pack(self, steps: range) -> Packed:
+        options, name = self.options, f"rank{self.job_rank.rank}.json.gz"
         frames = options.stack or options.memory
         packed = pack(
             self.raw,
             self.folder / name,
-            whole,
+            steps,
             frames=frames,
-            unfinished=None if len(whole) == self.window.steps else self._finished,
+            unfinished=None if len(steps) == self.window.steps else self._finished,
             max_bytes=options.max_bytes,
             paths=not options.scrub,
-            metadata=metadata(self.place, self.window, self.options),
+            metadata=metadata(self.job_rank, self.window, self.options),
         )
         self.path = self.folder / name
-        lost = packed.left_out(whole, frames)
+        lost = packed.left_out(steps, frames)
         if lost:
             self.notes.append(
-                f"{self.path}: left out {' and '.join(lost)}, with which it would be larger than "
-                f"max_bytes={options.max_bytes:,}"
+                f"{self.path}: left out {' and '.join(lost)} to stay under max_bytes={options.max_bytes:,}"
             )
         return packed
 
     def _sidecar(self) -> None:
         try:
-            told = content(self.place, self.window, self.options)
-            told["window"]["recorded"] = self._recorded
-            told["options"]["scopes"] = list(self._modules)
-            sidecar.write(self.folder, {**told, "facts": self.facts, "notes": self.notes})
+            document = content(self.job_rank, self.window, self.options)
+            document["window"]["recorded"] = self._recorded
+            document["options"]["scopes"] = list(self._modules)
+            sidecar.write(self.folder, {**document, "facts": self.facts, "notes": self.notes})
         except OSError as error:
             self.notes.append(f"{self.folder / sidecar.NAME} was not written: {error.strerror}")
 
     def _tell(self) -> None:
-        new, self._told = self.notes[self._told :], len(self.notes)
+        new, self._notes_shown = self.notes[self._notes_shown :], len(self.notes)
         for note in new:
             warnings.warn(note, RecordingWarning, stacklevel=3)
 
 
-def _cut_short(window: RecordingWindow, finished: int, whole: int) -> str:
+def _cut_short(window: RecordingWindow, finished: int, steps: int) -> str:
     """What was recorded of a loop that ended too early, and what to do about it."""
     ended = f"the loop ended after {finished} {'step' if finished == 1 else 'steps'}"
-    if whole:
-        return f"{ended}: {whole} of {window.steps} steps recorded, from step {window.first} on"
+    if steps:
+        return f"{ended}: {steps} of {window.steps} steps recorded, from step {window.first} on"
     return (
-        f"{ended}: nothing recorded, for the recording is from step {window.first} to step {window.end - 1}; "
+        f"{ended}: nothing recorded, the window is steps {window.first} to {window.end - 1}; "
         f"run {window.end} steps, or pass a smaller wait ({window.wait}), warmup ({window.warmup}) or steps "
         f"({window.steps})"
     )

@@ -169,7 +169,7 @@ class _Backward:
         if node is None or node._sequence_nr() < self.inputs[0][0]._sequence_nr():
             return
         # So does what leaves as it entered; its node would own this, and this the node.
-        if any(node is one for one, _ in self.inputs):
+        if any(node is entry_node for entry_node, _ in self.inputs):
             return
         # The regions that end with this node, the innermost first; one hook opens them, the outermost first.
         ending: list[_Backward] | None = node.metadata.get(_REGIONS)
@@ -242,14 +242,14 @@ class _Open:
 
 def _mapped(value: T, change: Callable[[Any], Any]) -> T:
     """A value with every tensor in its tuples, lists and dicts changed; other types are left alone."""
-    found: Any = value
-    if isinstance(found, torch.Tensor):
-        found = change(found)
-    elif type(found) in (tuple, list):
-        found = type(found)(_mapped(item, change) for item in found)
-    elif type(found) is dict:
-        found = {key: _mapped(item, change) for key, item in found.items()}
-    result: T = found
+    mapped: Any = value
+    if isinstance(mapped, torch.Tensor):
+        mapped = change(mapped)
+    elif type(mapped) in (tuple, list):
+        mapped = type(mapped)(_mapped(item, change) for item in mapped)
+    elif type(mapped) is dict:
+        mapped = {key: _mapped(item, change) for key, item in mapped.items()}
+    result: T = mapped
     return result
 
 

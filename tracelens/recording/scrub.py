@@ -40,16 +40,16 @@ def scrub(text: str, name: str) -> str:
     text = FRAME.sub(lambda match: match[1] + import_path(match[2]) + match[3], text)
     text = TRACE_NAME.sub(lambda match: f'{match[1]}"{name}"', text)
     text = HOST_NAME.sub(r'\1"host"', text)
-    left = ABSOLUTE.search(text)
-    if left is not None:
-        raise TracelensError(f"{name}: would give away a path of this machine: {left[1][:200]!r}")
+    absolute_path = ABSOLUTE.search(text)
+    if absolute_path is not None:
+        raise TracelensError(f"{name}: still contains a path of this machine: {absolute_path[1][:200]!r}")
     return text
 
 
 def import_path(path: str) -> str:
     """The part of a source file's path that follows its import root, or its file name."""
     for root in IMPORT_ROOTS:
-        short, found = root.subn("", path)
-        if found:
+        short, replaced = root.subn("", path)
+        if replaced:
             return short
     return PurePath(path).name

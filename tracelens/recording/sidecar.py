@@ -71,9 +71,9 @@ def write(folder: Path, content: Mapping[str, Any]) -> Path:
 def _files(path: Path) -> set[str]:
     """Names of the traces that a sidecar tells of; none where there is no sidecar, or no readable one."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return set()
-    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+    if not isinstance(document, dict) or not isinstance(document.get("files"), dict):
         return set()
-    return {name for name in told["files"].values() if isinstance(name, str) and TRACE.fullmatch(name)}
+    return {name for name in document["files"].values() if isinstance(name, str) and TRACE.fullmatch(name)}

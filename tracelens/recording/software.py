@@ -37,10 +37,10 @@ def software_versions() -> dict[str, str]:
 
 def activities() -> list[Any]:
     """What to record: the host, and the accelerator where there is one."""
-    found = [ProfilerActivity.CPU]
+    kinds = [ProfilerActivity.CPU]
     if torch.cuda.is_available() and ProfilerActivity.CUDA in supported_activities():
-        found.append(ProfilerActivity.CUDA)
-    return found
+        kinds.append(ProfilerActivity.CUDA)
+    return kinds
 
 
 def has_option(name: str) -> bool:

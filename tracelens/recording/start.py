@@ -57,11 +57,11 @@ def record(
         stack: record Python frames too. They slow the host down and are much of the file.
         memory: record allocations too. Threads other than the loop's and autograd's are then left out.
         max_bytes: most bytes of a rank's file; a larger trace loses Python frames and allocations, then steps
-            from the last on, and says so. None for no bound.
+            from the last on, and the recorder notes it. None for no bound.
         scrub: shorten paths and leave out the host's name, for traces that are passed on.
 
     Returns:
-        the recorder, to be used in a `with`; ranks are asked for there, so start torch.distributed before it.
+        the recorder, for a `with`, which reads the rank: start torch.distributed before it.
 
     Raises:
         MissingExtra: torch is not installed.
@@ -71,7 +71,7 @@ def record(
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
         raise TracelensError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
     if names is not None and model is None:
-        raise TracelensError("names chooses among the modules of a model: pass model too")
+        raise TracelensError("names selects modules of a model: pass model too")
     torch_part = _torch_part()
     options = torch_part.Options(stack, memory, ranks, model, names, config, mesh, max_bytes, scrub)
     recorder: Recorder = torch_part.Recorder(Path(folder), window, options)

@@ -19,9 +19,9 @@ def ancestor_sums(parent: Int, values: Int) -> Int:
     """
     total = values.copy()
     ancestor = parent
-    while (found := ancestor >= 0).any():
-        total += np.where(found, total[ancestor], 0)
-        ancestor = np.where(found, ancestor[ancestor], -1)
+    while (has_ancestor := ancestor >= 0).any():
+        total += np.where(has_ancestor, total[ancestor], 0)
+        ancestor = np.where(has_ancestor, ancestor[ancestor], -1)
     return total
 
 
@@ -50,9 +50,9 @@ def outermost(parent: Int, rows: Int, group: Int) -> Bool:
         rows: each once in a group.
         group: of each of these, non-negative.
     """
-    place, size = preorder(parent, np.zeros(len(parent), dtype=np.int64))
+    position, size = preorder(parent, np.zeros(len(parent), dtype=np.int64))
     # Lifted by group: how far the rows of a group that began before reach.
-    begin = place[rows] + group * (len(parent) + 1)
+    begin = position[rows] + group * (len(parent) + 1)
     order = np.argsort(begin)
     reach = np.maximum.accumulate((begin + size[rows])[order])
     result = np.ones(len(rows), dtype=bool)
@@ -60,9 +60,9 @@ def outermost(parent: Int, rows: Int, group: Int) -> Bool:
     return result
 
 
-def nearest(parent: Int, depth: Int, chosen: Bool) -> Int:
-    """For each row, itself if `chosen`, else its nearest chosen ancestor, else -1."""
-    result = np.where(chosen, np.arange(len(parent)), -1)
+def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
+    """For each row, itself if `selected`, else its nearest chosen ancestor, else -1."""
+    result = np.where(selected, np.arange(len(parent)), -1)
     deepest = int(depth.max(initial=0))
     if deepest == 0:
         return result

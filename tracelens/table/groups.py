@@ -27,21 +27,21 @@ def stats(group: Int, values: Int, groups: int) -> Stats:
     count = np.bincount(group, minlength=groups).astype(np.int64)
     first = np.cumsum(count) - count
     total = sums(group, values, groups)
-    some = np.maximum(count, 1)
+    nonzero_count = np.maximum(count, 1)
     if not len(ordered):
         nothing = np.zeros(groups, dtype=np.int64)
         return Stats(count, total, nothing.astype(float), nothing.astype(float), nothing, nothing)
     last_row = len(ordered) - 1
-    low = np.minimum(first + (some - 1) // 2, last_row)
-    high = np.minimum(first + some // 2, last_row)
+    low = np.minimum(first + (nonzero_count - 1) // 2, last_row)
+    high = np.minimum(first + nonzero_count // 2, last_row)
     empty = count == 0
     return Stats(
         count,
         total,
-        np.where(empty, 0.0, total / some),
+        np.where(empty, 0.0, total / nonzero_count),
         np.where(empty, 0.0, (ordered[low] + ordered[high]) / 2),
         np.where(empty, 0, ordered[np.minimum(first, last_row)]),
-        np.where(empty, 0, ordered[np.minimum(first + some - 1, last_row)]),
+        np.where(empty, 0, ordered[np.minimum(first + nonzero_count - 1, last_row)]),
     )
 
 

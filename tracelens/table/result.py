@@ -139,15 +139,15 @@ def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any)
 
 def join(results: Sequence[Result]) -> Result:
     """One result from those of single ranks: tables one below the other, what has no rank once."""
-    found: dict[str, list[Table]] = {}
-    for one in results:
-        for name, table in one.data.items():
-            found.setdefault(name, []).append(table)
+    by_name: dict[str, list[Table]] = {}
+    for rank_result in results:
+        for name, table in rank_result.data.items():
+            by_name.setdefault(name, []).append(table)
     tables = {
         name: stack(same[0].schema, [table.columns for table in same])
         if "rank" in same[0].schema.names
         else same[0]
-        for name, same in found.items()
+        for name, same in by_name.items()
     }
-    skips = dict.fromkeys(skip for one in results for skip in one.skips)
+    skips = dict.fromkeys(skip for rank_result in results for skip in rank_result.skips)
     return Result("", "", tables, skips=tuple(skips), meta=results[0].meta)

@@ -35,15 +35,15 @@ def _coded(texts: Sequence[str]) -> Coded:
 
 def recode(values: Sequence[Sequence[str]], codes: Sequence[NDArray[Any]]) -> Coded:
     """One dictionary-encoded column from several, appended."""
-    place: dict[str, int] = {}
+    code_of: dict[str, int] = {}
     for texts in values:
         for text in texts:
-            place.setdefault(text, len(place))
+            code_of.setdefault(text, len(code_of))
     parts = [
-        np.array([place[text] for text in texts], dtype=np.int64)[code]
+        np.array([code_of[text] for text in texts], dtype=np.int64)[code]
         for texts, code in zip(values, codes, strict=True)
     ]
-    return Coded(np.concatenate(parts), list(place))
+    return Coded(np.concatenate(parts), list(code_of))
 
 
 def _empty(dtype: str) -> Any:
@@ -53,5 +53,5 @@ def _empty(dtype: str) -> Any:
 def used(values: Sequence[str], codes: NDArray[Any]) -> Coded:
     """A text column that picks from a long list of texts; only the picked ones travel with the table."""
     distinct, code = np.unique(codes, return_inverse=True)
-    texts = [values[place] for place in distinct.tolist()]
+    texts = [values[index] for index in distinct.tolist()]
     return recode([texts], [code]) if len(set(texts)) < len(texts) else Coded(code, texts)

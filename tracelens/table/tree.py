@@ -46,27 +46,27 @@ class Level(NamedTuple):
 
 def levels(leaves: Leaves) -> list[Level]:
     """Group the leaves at every level of their paths."""
-    found: list[Level] = []
+    built: list[Level] = []
     for depth, key in enumerate(leaves.path):
         if depth == 0:
-            group, (own,) = codes(key)
-            parent = np.full(len(own), -1, dtype=np.int64)
+            group, (value,) = codes(key)
+            parent = np.full(len(value), -1, dtype=np.int64)
         else:
-            group, (parent, own) = codes(found[-1].group, key)
-        found.append(Level(own, parent, group, _columns(leaves, group, len(own))))
-    return found
+            group, (parent, value) = codes(built[-1].group, key)
+        built.append(Level(value, parent, group, _columns(leaves, group, len(value))))
+    return built
 
 
 def _columns(leaves: Leaves, group: Int, groups: int) -> dict[str, Any]:
-    whole = stats(group[leaves.counted], leaves.dur[leaves.counted], groups)
+    group_stats = stats(group[leaves.counted], leaves.dur[leaves.counted], groups)
     return {
         "exclusive_ns": sums(group, leaves.exclusive, groups),
-        "sum_ns": whole.total,
-        "count": whole.number,
-        "mean_ns": whole.mean,
-        "median_ns": whole.median,
-        "min_ns": whole.min,
-        "max_ns": whole.max,
+        "sum_ns": group_stats.total,
+        "count": group_stats.number,
+        "mean_ns": group_stats.mean,
+        "median_ns": group_stats.median,
+        "min_ns": group_stats.min,
+        "max_ns": group_stats.max,
     }
 
 
@@ -78,7 +78,7 @@ def depth_first(parent: Int, weight: Int) -> Int:
         weight: ties keep the order of rows.
     """
     count = len(parent)
-    found = np.empty(count, dtype=np.int64)
-    place, _ = preorder(parent, -weight)
-    found[place] = np.arange(count)
-    return found
+    order = np.empty(count, dtype=np.int64)
+    position, _ = preorder(parent, -weight)
+    order[position] = np.arange(count)
+    return order

@@ -1,6 +1,6 @@
 """GPU work of one rank as aligned arrays: what most analyzers start from.
 
-In a trace without a GPU it is the work of the host (see host.py), in the same form: each piece is an op, or
+In a CPU-only trace it is the work of the host (see cpu_only.py), in the same form: each piece is an op, or
 gloo's communication, and there is no launch.
 """
 
@@ -34,10 +34,10 @@ class Work(NamedTuple):
         kind: code into classify.KINDS (computation, comm, memcpy, memset).
         category: code into `categories` (the kernel classes of kernels.toml).
         name: code into `names`.
-        device, stream: of a GPU; of work of the host -1 and its thread.
+        device, stream: of a GPU; -1 and the thread in a CPU-only trace.
         launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
-        is_kernel: no copy or fill by the runtime; of work of the host all of it.
-        on_host: whether it is work of the host.
+        is_kernel: neither copy nor memset by the runtime; all work of a CPU-only trace.
+        cpu_only: whether the trace is CPU-only.
     """
 
     event: Int
@@ -55,7 +55,7 @@ class Work(NamedTuple):
     is_kernel: Bool
     categories: list[str]
     names: list[str]
-    on_host: bool = False
+    cpu_only: bool = False
 
     def take(self, rows: Int | Bool) -> Work:
         """The work at these positions or under this mask."""
@@ -67,17 +67,17 @@ class Work(NamedTuple):
         return (self.launch < 0) & (self.op < 0)
 
     @property
-    def caller(self) -> Int:
-        """Event row of the host's call behind each piece: of its launch, else its op; -1 if there is none."""
+    def host_call(self) -> Int:
+        """Event row of each piece's launch call, else of its op; -1 if there is neither."""
         return np.where(self.launch >= 0, self.launch, self.op)
 
     @property
-    def asked(self) -> Int:
-        """Event row of the call with which the host asked for each piece, -1 if there is none.
+    def launch_call(self) -> Int:
+        """Event row of the call that launched each piece, -1 if there is none.
 
-        That is the launch; work of the host is asked for by its op, which mostly is the work itself.
+        In a CPU-only trace that is its op, which mostly is the work itself.
         """
-        return self.op if self.on_host else self.launch
+        return self.op if self.cpu_only else self.launch
 
     @property
     def lane(self) -> Int:
@@ -121,10 +121,10 @@ def build(trace: Trace) -> Work:
         inside = ((end > trace.window.start) | (start >= trace.window.start)) & (start < trace.window.end)
         gpu, order = gpu[inside], order[inside]
         start, end = clip(start[inside], end[inside], trace.window.start, trace.window.end)
-    on_host = trace.meta.on_host
-    is_kernel = events.where("kernel")[gpu] | on_host
+    cpu_only = trace.meta.cpu_only
+    is_kernel = events.where("kernel")[gpu] | cpu_only
     op = link("op_id")
-    category, categories = _categories(events, gpu, op, is_kernel, on_host)
+    category, categories = _categories(events, gpu, op, is_kernel, cpu_only)
     kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)
     return Work(
         event=gpu,
@@ -134,34 +134,34 @@ def build(trace: Trace) -> Work:
         category=category,
         name=events.name[gpu],
         device=events.device[gpu],
-        stream=events.tid[gpu] if on_host else events.stream[gpu],
+        stream=events.tid[gpu] if cpu_only else events.stream[gpu],
         launch=link("launch_id"),
         op=op,
         forward=link("forward_op_id"),
-        linked=events.linked[gpu] | on_host,
+        linked=events.linked[gpu] | cpu_only,
         is_kernel=is_kernel,
         categories=categories,
         names=events.names,
-        on_host=on_host,
+        cpu_only=cpu_only,
     )
 
 
-def _categories(events: Events, gpu: Int, op: Int, is_kernel: Bool, on_host: bool) -> tuple[Int, list[str]]:
-    """Class of each GPU event: copies and fills by kind, kernels by name, opaque ones by their op."""
+def _categories(events: Events, gpu: Int, op: Int, is_kernel: Bool, cpu_only: bool) -> tuple[Int, list[str]]:
+    """Class of each GPU event: copies and memsets by kind, kernels by name, opaque ones by their op."""
     used = np.unique(events.name[gpu[is_kernel]])
     names = [events.names[code] for code in used]
-    found_classes = [classify_op(name) or "other" for name in names] if on_host else classify_kernels(names)
-    by_name = dict(zip(used.tolist(), found_classes, strict=True))
+    class_names = [classify_op(name) or "other" for name in names] if cpu_only else classify_kernels(names)
+    by_name = dict(zip(used.tolist(), class_names, strict=True))
     classes = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in kernel_classes())})
-    code = {name: place for place, name in enumerate(classes)}
-    lookup = np.full(len(events.names), code["copy"], dtype=np.int64)
-    for name, found in by_name.items():
-        lookup[name] = code[found]
-    category = lookup[events.name[gpu]]
+    code = {name: index for index, name in enumerate(classes)}
+    class_of_name = np.full(len(events.names), code["copy"], dtype=np.int64)
+    for name, class_name in by_name.items():
+        class_of_name[name] = code[class_name]
+    category = class_of_name[events.name[gpu]]
     category[~is_kernel] = np.where(events.where("memset")[gpu[~is_kernel]], code["fill"], code["copy"])
     opaque = np.flatnonzero(is_kernel & (op >= 0) & np.isin(category, [code[name] for name in OPAQUE]))
     op_names = events.name[op[opaque]]
     for name in np.unique(op_names):
-        if found := classify_op(events.names[name]):
-            category[opaque[op_names == name]] = code[found]
+        if class_name := classify_op(events.names[name]):
+            category[opaque[op_names == name]] = code[class_name]
     return category, classes

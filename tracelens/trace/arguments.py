@@ -52,8 +52,8 @@ def describe(shapes: str, dtypes: str) -> str:
     """
     words = []
     types = argument_dtypes(dtypes)
-    for place, dim in enumerate(decoded(shapes)):
-        dtype = types[place] if place < len(types) else ""
+    for index, dim in enumerate(decoded(shapes)):
+        dtype = types[index] if index < len(types) else ""
         if not isinstance(dim, list):
             continue
         if dim and isinstance(dim[0], list):

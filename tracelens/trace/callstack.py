@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import depths, nearest
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
     asking = np.arange(count)
     while len(asking):
         asking = asking[above[asking] >= 0]
-        other = above[asking]
-        same = thread[other] == thread[asking]
+        candidate = above[asking]
+        same = thread[candidate] == thread[asking]
         # An event without extent at its parent's very end still belongs to it (us-resolution traces).
         begun, finish = start[asking], end[asking]
-        open_ = (end[other] > begun) | ((end[other] == begun) & (begun == finish))
-        refused = ~(same & open_ & (finish <= end[other] + TOLERANCE_NS))
-        asking, other = asking[refused], other[refused]
-        above[asking] = np.where(same[refused], above[other], -1)
+        open_ = (end[candidate] > begun) | ((end[candidate] == begun) & (begun == finish))
+        refused = ~(same & open_ & (finish <= end[candidate] + TOLERANCE_NS))
+        asking, candidate = asking[refused], candidate[refused]
+        above[asking] = np.where(same[refused], above[candidate], -1)
     parent = np.full(count, -1, dtype=np.int64)
-    parent[order] = np.where(above >= 0, order[above], -1)
+    parent[order] = lookup(order, above, -1)
     return parent, depths(parent)
 
 

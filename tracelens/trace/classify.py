@@ -84,8 +84,8 @@ def classify_kernels(names: Sequence[str]) -> list[str]:
 
 def classify_op(name: str) -> str | None:
     """The class of the kernels that an op (aten::mm, MmBackward0, ...) launches, or None where unknown."""
-    found = matching_op_classes(name)
-    return found[0] if len(found) == 1 else None
+    matches = matching_op_classes(name)
+    return matches[0] if len(matches) == 1 else None
 
 
 def level_of(class_name: str) -> int:
@@ -102,12 +102,12 @@ def host_role(name: str) -> HostRole:
 
 def matching_classes(name: str) -> tuple[str, ...]:
     """The classes of the winning level for a kernel name; more than one is a tie, none is `other`."""
-    own, arguments = _own_name(name)
-    if arguments and own.rpartition("::")[2] in _wrappers():
-        found = _winners("functors", arguments)
-        if found:
-            return found
-    return _winners("names", own)
+    function, arguments = _function_name(name)
+    if arguments and function.rpartition("::")[2] in _wrappers():
+        winners = _winners("functors", arguments)
+        if winners:
+            return winners
+    return _winners("names", function)
 
 
 def matching_op_classes(name: str) -> tuple[str, ...]:
@@ -117,24 +117,24 @@ def matching_op_classes(name: str) -> tuple[str, ...]:
 
 @cache
 def _kernel_class(name: str) -> str:
-    found = matching_classes(name)
-    if len(found) > 1:
+    matches = matching_classes(name)
+    if len(matches) > 1:
         return "fused"
-    return found[0] if found else "other"
+    return matches[0] if matches else "other"
 
 
 @cache
 def _winners(table: _Table, text: str) -> tuple[str, ...]:
     """Names of the matching classes of the first level that has any, sorted."""
-    found: list[str] = []
+    winners: list[str] = []
     winning = -1
     for level, name, pattern in _compiled(table):
-        if found and level != winning:
+        if winners and level != winning:
             break
         if pattern.search(text):
-            found.append(name)
+            winners.append(name)
             winning = level
-    return tuple(sorted(found))
+    return tuple(sorted(winners))
 
 
 def _plain_op(name: str) -> str:
@@ -143,37 +143,37 @@ def _plain_op(name: str) -> str:
     return _BACKWARD_SUFFIX.sub("", text)
 
 
-def _own_name(name: str) -> tuple[str, str]:
+def _function_name(name: str) -> tuple[str, str]:
     """(qualified function name, first template arguments) of a kernel name, both in lower case."""
     if name.startswith("_Z"):
-        own, arguments = _demangle(name)
+        function, arguments = _demangle(name)
     else:
         text = name[:_HEAD_CHARS].replace("(anonymous namespace)::", "").replace("at::native::", "")
         prefix = _RETURN_TYPE.match(text)
         start = prefix.end() if prefix else 0
         template, parameters = text.find("<", start), text.find("(", start)
-        end = min((at for at in (template, parameters) if at >= 0), default=len(text))
-        own = text[start:end].removesuffix(".kd").removesuffix(" [clone .kd]")
+        end = min((position for position in (template, parameters) if position >= 0), default=len(text))
+        function = text[start:end].removesuffix(".kd").removesuffix(" [clone .kd]")
         arguments = text[end:] if end == template else ""
-    return _TILE_SIZES.sub("#", own[:_OWN_CHARS]).lower(), _functor(arguments).lower()
+    return _TILE_SIZES.sub("#", function[:_OWN_CHARS]).lower(), _functor(arguments).lower()
 
 
 def _functor(arguments: str) -> str:
     """The first template arguments up to where parameters begin: those are types and repeats."""
-    ends = [at for mark in _PARAMETERS if (at := arguments.find(mark, 0, _ARGUMENT_CHARS)) >= 0]
+    ends = [position for mark in _PARAMETERS if (position := arguments.find(mark, 0, _ARGUMENT_CHARS)) >= 0]
     return arguments[: min(ends, default=_ARGUMENT_CHARS)]
 
 
 def _demangle(symbol: str) -> tuple[str, str]:
     """(qualified name, what follows) of an Itanium-mangled symbol: only the leading name is decoded."""
     parts: list[str] = []
-    at = 3 if symbol.startswith("_ZN") else 2
-    while match := _MANGLED_LENGTH.match(symbol, at):
-        at = match.end() + int(match[1])
-        part = symbol[match.end() : at]
+    position = 3 if symbol.startswith("_ZN") else 2
+    while match := _MANGLED_LENGTH.match(symbol, position):
+        position = match.end() + int(match[1])
+        part = symbol[match.end() : position]
         if not part.startswith("_GLOBAL__N_"):
             parts.append(part)
-    return "::".join(parts), symbol[at:]
+    return "::".join(parts), symbol[position:]
 
 
 @cache
@@ -186,12 +186,12 @@ def _file() -> dict[str, Any]:
 @cache
 def _classes() -> dict[str, KernelClass]:
     """Name to class; raises SchemaError where kernels.toml gives a class an unknown kind or level."""
-    found: dict[str, KernelClass] = {}
+    classes: dict[str, KernelClass] = {}
     for name, entry in _file()["class"].items():
         if entry["kind"] not in WORK_KINDS or entry["level"] not in _file()["levels"]:
             raise SchemaError(f"kernels.toml: class {name!r} has an unknown kind or level")
-        found[name] = KernelClass(name, entry["kind"], entry["doc"])
-    return found
+        classes[name] = KernelClass(name, entry["kind"], entry["doc"])
+    return classes
 
 
 @cache

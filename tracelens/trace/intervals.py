@@ -54,10 +54,10 @@ def subtract(total: Union, *removed: Union) -> int:
     """Time in `total` that lies in none of the others."""
     if not removed:
         return total.total
-    others = union(
+    removed_union = union(
         np.concatenate([part.start for part in removed]), np.concatenate([part.end for part in removed])
     )
-    return total.total - int(others.covered(total.start, total.end).sum())
+    return total.total - int(removed_union.covered(total.start, total.end).sum())
 
 
 def clip(start: Int, end: Int, low: int, high: int) -> tuple[Int, Int]:
@@ -86,17 +86,17 @@ def exclusive(start: Int, end: Int, group: Int) -> Int:
     base, span = int(start.min()), int(end.max() - start.min()) + 1
     if group.max() and (int(group.max()) + 1) * span >= 1 << 62:  # overflow: hours of a million groups
         middle = int(group.max()) // 2
-        own, low = start.copy(), group <= middle
-        own[low] = exclusive(start[low], end[low], group[low])
-        own[~low] = exclusive(start[~low], end[~low], group[~low] - middle - 1)
-        return own
+        share_start, low = start.copy(), group <= middle
+        share_start[low] = exclusive(start[low], end[low], group[low])
+        share_start[~low] = exclusive(start[~low], end[~low], group[~low] - middle - 1)
+        return share_start
     # A running maximum that starts anew in each group: later groups are lifted above all earlier ones.
     lift = group[order] * span
     reached = np.maximum.accumulate(end[order] - base + lift)
-    own = start.copy()
+    share_start = start.copy()
     before = reached[:-1] - lift[1:] + base
-    own[order[1:]] = np.maximum(start[order[1:]], before)
-    return np.minimum(own, end)
+    share_start[order[1:]] = np.maximum(start[order[1:]], before)
+    return np.minimum(share_start, end)
 
 
 def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, Int]:
@@ -136,26 +136,26 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
     for level in levels[1:]:
         above = priority < level
         taken = union(start[above], end[above])
-        here = np.flatnonzero(priority[row] == level)
-        dur[here] -= taken.covered(low[here], high[here])
+        rows_of_level = np.flatnonzero(priority[row] == level)
+        dur[rows_of_level] -= taken.covered(low[rows_of_level], high[rows_of_level])
     return row, window, dur
 
 
-def intersection(one: Union, other: Union) -> Union:
+def intersection(a: Union, b: Union) -> Union:
     """The time in both sets."""
-    low, high = _pieces(one, other)
-    return _kept(low, high, (one.covered(low, high) > 0) & (other.covered(low, high) > 0))
+    low, high = _pieces(a, b)
+    return _kept(low, high, (a.covered(low, high) > 0) & (b.covered(low, high) > 0))
 
 
-def difference(one: Union, other: Union) -> Union:
+def difference(a: Union, b: Union) -> Union:
     """The time in the first set and not in the other."""
-    low, high = _pieces(one, other)
-    return _kept(low, high, (one.covered(low, high) > 0) & (other.covered(low, high) == 0))
+    low, high = _pieces(a, b)
+    return _kept(low, high, (a.covered(low, high) > 0) & (b.covered(low, high) == 0))
 
 
-def both(one: Union, other: Union) -> Union:
+def both(a: Union, b: Union) -> Union:
     """The time in one or the other set."""
-    return union(np.concatenate((one.start, other.start)), np.concatenate((one.end, other.end)))
+    return union(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end)))
 
 
 def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
@@ -173,15 +173,15 @@ def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
     last = np.searchsorted(inside.start, end, side="left")
     count = np.maximum(last - first, 0)
     row = np.repeat(np.arange(len(start)), count)
-    place = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    return row, np.maximum(start[row], inside.start[place]), np.minimum(end[row], inside.end[place])
+    piece = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return row, np.maximum(start[row], inside.start[piece]), np.minimum(end[row], inside.end[piece])
 
 
-def _pieces(one: Union, other: Union) -> tuple[Int, Int]:
+def _pieces(a: Union, b: Union) -> tuple[Int, Int]:
     """Intervals each of which is in a set as a whole or not at all."""
-    edges = np.unique(np.concatenate((one.start, one.end, other.start, other.end)))
+    edges = np.unique(np.concatenate((a.start, a.end, b.start, b.end)))
     return edges[:-1], edges[1:]
 
 
-def _kept(low: Int, high: Int, chosen: Bool) -> Union:
-    return union(low[chosen], high[chosen])
+def _kept(low: Int, high: Int, keep: Bool) -> Union:
+    return union(low[keep], high[keep])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
 
 PASSED_THROUGH = ("execute",)
@@ -51,9 +51,9 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
     used again, the last call before the GPU work counts.
     """
     launches = np.flatnonzero(calls.is_launch & (calls.correlation > 0))
-    found = np.full(len(gpu), -1, dtype=np.int64)
+    launch = np.full(len(gpu), -1, dtype=np.int64)
     if not len(launches) or not len(gpu):
-        return found
+        return launch
     order = launches[np.lexsort((calls.start[launches], calls.correlation[launches]))]
     ids = calls.correlation[order]
     wanted = calls.correlation[gpu]
@@ -65,10 +65,10 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
         candidates = calls.start[order[low[row] : high[row]]]
         before = np.searchsorted(candidates, calls.start[gpu[row]], side="right") - 1
         pick[row] += max(int(before), 0)
-    found[has] = order[pick[has]]
-    outer = np.where(found >= 0, calls.parent[found], -1)
+    launch[has] = order[pick[has]]
+    outer = lookup(calls.parent, launch, -1)
     same = (outer >= 0) & calls.is_launch[outer] & (calls.correlation[outer] == wanted)
-    return np.where(same, outer, found)
+    return np.where(same, outer, launch)
 
 
 def launches_by_flow(gpu: Int, gpu_key: NDArray[np.void], launch_key: NDArray[np.void], flows: Flows) -> Int:
@@ -76,18 +76,18 @@ def launches_by_flow(gpu: Int, gpu_key: NDArray[np.void], launch_key: NDArray[np
 
     Args:
         gpu: rows to look up.
-        gpu_key: place and time of those rows.
-        launch_key: place and time of every event (only launches need to be right).
+        gpu_key: thread and time of those rows.
+        launch_key: thread and time of every event (only launches need to be right).
         flows: the arrows.
     """
-    found = np.full(len(gpu), -1, dtype=np.int64)
+    launch = np.full(len(gpu), -1, dtype=np.int64)
     flow_of = dict(zip(flows.end_key.tolist(), flows.end_id.tolist(), strict=True))
-    place_of = dict(zip(flows.start_id.tolist(), flows.start_key.tolist(), strict=True))
-    call_at = {key: row for row, key in enumerate(launch_key.tolist())}
+    start_key_of = dict(zip(flows.start_id.tolist(), flows.start_key.tolist(), strict=True))
+    call_of = {key: row for row, key in enumerate(launch_key.tolist())}
     for row, key in enumerate(gpu_key.tolist()):
-        place = place_of.get(flow_of.get(key, -1))
-        found[row] = call_at.get(place, -1)
-    return found
+        start_key = start_key_of.get(flow_of.get(key, -1))
+        launch[row] = call_of.get(start_key, -1)
+    return launch
 
 
 def is_linked(gpu: Int, launch: Int, calls: Calls, flow_ids: Int) -> Bool:
@@ -99,23 +99,23 @@ def is_linked(gpu: Int, launch: Int, calls: Calls, flow_ids: Int) -> Bool:
     if not len(flow_ids):
         return known
     arrow = np.isin(calls.correlation[gpu], flow_ids)
-    return known & (arrow | calls.is_graph[np.maximum(launch, 0)])
+    return known & (arrow | lookup(calls.is_graph, launch, False))
 
 
 def find_ops(gpu: Int, launch: Int, calls: Calls) -> Int:
     """Innermost op around each launch call; GPU work without a launch falls back on its External id."""
     around = nearest(calls.parent, calls.depth, calls.is_op & ~calls.transparent)
-    op = np.where(launch >= 0, around[np.maximum(launch, 0)], -1)
+    op = lookup(around, launch, -1)
     orphans = np.flatnonzero((launch < 0) & (calls.external_id[gpu] > 0))
     if len(orphans):
         ops = np.flatnonzero(calls.is_op & (calls.external_id > 0))
         ops = ops[np.argsort(calls.external_id[ops], kind="stable")]
         wanted = calls.external_id[gpu[orphans]]
-        at = np.searchsorted(calls.external_id[ops], wanted)
-        at_safe = np.minimum(at, max(len(ops) - 1, 0))
+        index = np.searchsorted(calls.external_id[ops], wanted)
+        safe_index = np.minimum(index, max(len(ops) - 1, 0))
         if len(ops):
-            hit = (at < len(ops)) & (calls.external_id[ops[at_safe]] == wanted)
-            op[orphans[hit]] = ops[at_safe[hit]]
+            hit = (index < len(ops)) & (calls.external_id[ops[safe_index]] == wanted)
+            op[orphans[hit]] = ops[safe_index[hit]]
     return op
 
 
@@ -153,8 +153,9 @@ def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, s
             taken[best] = True
             candidates = forward[thread[forward] == threads[best]]
         candidates = candidates[np.lexsort((start[candidates], sequence[candidates]))]
-        at = np.searchsorted(sequence[candidates], sequence[rows], side="right") - 1
-        hit = (at >= 0) & (sequence[candidates[np.maximum(at, 0)]] == sequence[rows])
-        hit &= start[candidates[np.maximum(at, 0)]] <= start[rows]
-        result[rows[hit]] = op_rows[candidates[at[hit]]]
+        index = np.searchsorted(sequence[candidates], sequence[rows], side="right") - 1
+        forward_op = lookup(candidates, index, -1)
+        hit = lookup(sequence, forward_op, -1) == sequence[rows]
+        hit &= lookup(start, forward_op, 0) <= start[rows]
+        result[rows[hit]] = op_rows[forward_op[hit]]
     return result

@@ -26,10 +26,10 @@ def _answers(_: re.Pattern[str]) -> dict[str, bool]:
 def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
     known = _answers(pattern)
-    found = []
+    matches = []
     for name in names:
         answer = known.get(name)
         if answer is None:
             answer = known[name] = pattern.search(name) is not None
-        found.append(answer)
-    return np.array(found, dtype=bool)
+        matches.append(answer)
+    return np.array(matches, dtype=bool)

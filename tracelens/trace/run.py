@@ -49,10 +49,13 @@ def make_run(traces: Iterable[Trace], *, partial: bool = False) -> Run:
     Raises:
         ParseError: as `check_ranks`.
     """
-    found = list(traces)
-    ranks = check_ranks([trace.meta for trace in found], [_span(trace) for trace in found], partial=partial)
+    unranked = list(traces)
+    ranks = check_ranks(
+        [trace.meta for trace in unranked], [_span(trace) for trace in unranked], partial=partial
+    )
     ranked = [
-        replace(trace, meta=replace(trace.meta, rank=rank)) for trace, rank in zip(found, ranks, strict=True)
+        replace(trace, meta=replace(trace.meta, rank=rank))
+        for trace, rank in zip(unranked, ranks, strict=True)
     ]
     return Run(tuple(sorted(ranked, key=lambda trace: trace.meta.rank)))
 
@@ -103,7 +106,7 @@ def _ranks(metas: Sequence[TraceMeta]) -> list[int]:
             return numbers
         raise ParseError(
             metas[ranks.index(-1)].path,
-            "which rank this is stands neither in the trace nor in its name; name it rank<N>.json",
+            "neither the trace nor its name says which rank it is; name it rank<N>.json",
         )
     return ranks
 
@@ -111,8 +114,8 @@ def _ranks(metas: Sequence[TraceMeta]) -> list[int]:
 def _named(path: str) -> int:
     """The rank in a file name, that of a member before that of its archive; -1 for none."""
     name = Path(path).name
-    found = _RANK_IN_NAME.search(name.rpartition("!")[2]) or _RANK_IN_NAME.search(name)
-    return int(found[1]) if found else -1
+    match = _RANK_IN_NAME.search(name.rpartition("!")[2]) or _RANK_IN_NAME.search(name)
+    return int(match[1]) if match else -1
 
 
 def _by_difference(paths: Sequence[str]) -> list[int] | None:
@@ -146,10 +149,10 @@ def _span(trace: Trace) -> tuple[int, int]:
 
 
 def _check_same_job(metas: Sequence[TraceMeta]) -> None:
-    told = [meta for meta in metas if meta.world_size > 0]
-    for meta in told:
-        if meta.world_size != told[0].world_size:
-            text = f"has world size {meta.world_size}, but {told[0].path} has {told[0].world_size}"
+    sized = [meta for meta in metas if meta.world_size > 0]
+    for meta in sized:
+        if meta.world_size != sized[0].world_size:
+            text = f"has world size {meta.world_size}, but {sized[0].path} has {sized[0].world_size}"
             raise ParseError(meta.path, f"{text}; pass the traces of one job")
 
 
@@ -165,17 +168,17 @@ def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]
     _, end, early = min(times, key=lambda time: time[1])
     start, _, late = max(times, key=lambda time: time[0])
     if start - end > _TOGETHER_NS:
-        text = f"begins {_duration(start - end)} after {early} ends; ranks of one job are recorded together"
-        raise ParseError(late, f"{text}, so pass the traces of one recording")
+        text = f"begins {_duration(start - end)} after {early} ends"
+        raise ParseError(late, f"{text}; pass the traces of one recording")
 
 
 def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
     claims: dict[int, list[TraceMeta]] = {}
     for rank, meta in zip(ranks, metas, strict=True):
         claims.setdefault(rank, []).append(meta)
-    for rank, (first, *others) in sorted(claims.items(), key=lambda claim: claim[0]):
-        if others:
-            *between, last = others
+    for rank, (first, *duplicates) in sorted(claims.items(), key=lambda claim: claim[0]):
+        if duplicates:
+            *between, last = duplicates
             same = [first.path, *(meta.path for meta in between)]
             text = f"so is {same[0]}" if len(same) == 1 else f"so are {_few(same)}"
             source = "" if last.rank >= 0 else f" ({rank} is from its name)"

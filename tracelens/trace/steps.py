@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.errors import TracelensError
 from tracelens.trace.activities import Work, gpu_work
 from tracelens.trace.names import matching
@@ -69,8 +69,8 @@ def find_steps(trace: Trace, work: Work) -> Steps:
         return Steps([WHOLE], np.array([begin, max(finish, begin + 1)]), False)
     labels = [events.names[code] for code in events.name[rows]]
     last_end = int(events.end[rows[-1]])
-    called = np.where(work.asked >= 0, events.start[np.maximum(work.asked, 0)], work.start)
-    inside = called < last_end
+    launched = lookup(events.start, work.launch_call, work.start)
+    inside = launched < last_end
     last_end = max(last_end, int(work.end[inside].max(initial=last_end)))
     edges = [*events.start[rows].tolist(), last_end]
     if begin < edges[0]:
@@ -95,9 +95,9 @@ def select_step(run: Run, step: str) -> Run:
 
 def _window(trace: Trace, step: str) -> TraceWindow:
     work = gpu_work(trace)
-    found = find_steps(trace, work) if len(work.event) else Steps([], np.empty(0, dtype=np.int64), False)
-    for label, low, high in zip(found.labels, found.edges[:-1], found.edges[1:], strict=True):
+    steps = find_steps(trace, work) if len(work.event) else Steps([], np.empty(0, dtype=np.int64), False)
+    for label, low, high in zip(steps.labels, steps.edges[:-1], steps.edges[1:], strict=True):
         if label in (step, f"ProfilerStep#{step}"):
             return TraceWindow(label, int(low), int(high))
-    known = ", ".join(found.labels) if found.marked else "no step marks"
+    known = ", ".join(steps.labels) if steps.marked else "no step marks"
     raise TracelensError(f"{trace.meta.path}: no step {step!r} (has: {known})")

@@ -46,7 +46,7 @@ EVENTS = Schema(
             "bytes",
             "int64",
             "bytes",
-            "moved by a copy or fill; of a memory event all that is then allocated on its GPU; else -1",
+            "moved by a copy or memset; of a memory event all that is then allocated on its GPU; else -1",
         ),
         Column(
             "blocks", "int64", "count", "thread blocks of a kernel or its launch call, -1 if not recorded"
@@ -97,7 +97,7 @@ LINKS = Schema(
         Column(
             "kernel_id",
             "int64",
-            doc="GPU work: kernels, copies and fills; without a GPU the host's: ops, gloo's communication",
+            doc="GPU work: kernels, copies and memsets; in a CPU-only trace ops and gloo's communication",
         ),
         Column("launch_id", "int64", doc="the runtime or driver call, -1 if not in the trace"),
         Column("op_id", "int64", doc="innermost op around the launch call, -1 if none"),

@@ -38,7 +38,7 @@ class TraceMeta:
         first_drop: reason to byte offset of the first event dropped for it, where known.
         repaired: what was mended in events that were kept, to how many.
         problems: what else was wrong with the file, for people.
-        on_host: nothing in the trace is a GPU's, so that its work is the host's, see host.py.
+        cpu_only: nothing in the trace is a GPU's, so that its work is the host's, see trace/cpu_only.py.
         threads: (pid, tid) to the name the profiler gave it.
     """
 
@@ -55,7 +55,7 @@ class TraceMeta:
     first_drop: Mapping[str, int] = field(default_factory=dict)
     repaired: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    on_host: bool = False
+    cpu_only: bool = False
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
@@ -86,9 +86,9 @@ class Events(NamedTuple):
 
     def places(self, rows: Int) -> Int:
         """Of each event, its position in `rows`, -1 if it is not among these event rows."""
-        found = np.full(len(self.start), -1, dtype=np.int64)
-        found[rows] = np.arange(len(rows))
-        return found
+        position = np.full(len(self.start), -1, dtype=np.int64)
+        position[rows] = np.arange(len(rows))
+        return position
 
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
@@ -164,5 +164,5 @@ class Trace:
         """What `make` makes of this trace; kept, so that several analyzers can ask for it."""
         if make not in self._made:
             self._made[make] = make(self)
-        found: T = self._made[make]
-        return found
+        made: T = self._made[make]
+        return made

@@ -34,9 +34,7 @@ def cluster(address: str) -> Iterator[Executor]:
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise TracelensError(
-            f"{address}: no Dask scheduler answers ({error}); is the address right?"
-        ) from error
+        raise TracelensError(f"{address}: no Dask scheduler answers ({error}); check the address") from error
     with client:
 
         def execute(tasks: Sequence[Task]) -> Iterator[Portion]:

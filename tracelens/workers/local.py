@@ -35,20 +35,20 @@ class Local:
         Raises:
             TracelensError: the first that a task ends with, or a child died.
         """
-        here = [task for task in tasks if task.path == "-"]  # a child's stdin is another
+        stdin_tasks = [task for task in tasks if task.path == "-"]  # a child's stdin is another
         for task in tasks:
-            if task not in here:
+            if task not in stdin_tasks:
                 self._waiting.put(task)
         for process in self.processes:
             threading.Thread(target=self._feed, args=(process,), daemon=True).start()
-        left = len(tasks)
-        while left:
+        unanswered = len(tasks)
+        while unanswered:
             answers = self._ready()
             if not answers:
-                mine = here.pop() if here else self._next()
-                answers = [attempt(mine) if mine is not None else self._done.get()]
+                local_task = stdin_tasks.pop() if stdin_tasks else self._next()
+                answers = [attempt(local_task) if local_task is not None else self._done.get()]
             for answer in answers:
-                left -= 1
+                unanswered -= 1
                 if isinstance(answer, TracelensError):
                     raise answer
                 yield from answer
@@ -60,10 +60,10 @@ class Local:
             return None
 
     def _ready(self) -> list[Answer]:
-        found: list[Answer] = []
+        answers: list[Answer] = []
         while not self._done.empty():
-            found.append(self._done.get())
-        return found
+            answers.append(self._done.get())
+        return answers
 
     def _feed(self, process: subprocess.Popen[bytes]) -> None:
         """Give a child one task after the other and pass its answers on."""
@@ -77,8 +77,8 @@ class Local:
                 self._done.put(pickle.load(stdout))
             except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: closed meanwhile
                 code = process.wait()
-                said = f"the process that read {task.path} died (exit code {code}); try TRACELENS_JOBS=1"
-                self._done.put(TracelensError(said))
+                problem = f"the process that read {task.path} died (exit code {code}); try TRACELENS_JOBS=1"
+                self._done.put(TracelensError(problem))
                 return
 
 
@@ -93,6 +93,6 @@ def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> No
             return
         answer = attempt(task)
         # Errors have constructors of their own, which pickle does not know; their text is what counts.
-        told = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
-        pickle.dump(told, target, protocol=5)
+        reply = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
+        pickle.dump(reply, target, protocol=5)
         target.flush()

@@ -44,23 +44,23 @@ def analyze_files(
 
     needed = with_needed([ANALYZERS.get(name) for name in names])
     limits = os.environ.get(VARIABLE, "")
-    asked = (tuple(item.name for item in needed), step, tuple(options.items()), limits)
-    tasks = [Task(file, rank, *asked) for file, rank in zip(files, named_ranks(files), strict=True)]
-    found: list[Portion] = []
+    options_of_all = (tuple(item.name for item in needed), step, tuple(options.items()), limits)
+    tasks = [Task(file, rank, *options_of_all) for file, rank in zip(files, named_ranks(files), strict=True)]
+    portions: list[Portion] = []
     for portion in execute(tasks):
-        found.append(portion)
-        progress(f"analyzed {portion.meta.path} ({len(found)} of {len(files)})")
-    place = {file: number for number, file in reversed([*enumerate(files)])}
-    found.sort(key=lambda portion: place[portion.file])
-    metas, spans = ([getattr(portion, name) for portion in found] for name in ("meta", "span"))
+        portions.append(portion)
+        progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
+    file_order = {file: number for number, file in reversed([*enumerate(files)])}
+    portions.sort(key=lambda portion: file_order[portion.file])
+    metas, spans = ([getattr(portion, name) for portion in portions] for name in ("meta", "span"))
     ranks = check_ranks(metas, spans, partial=partial)
-    for rank, portion in zip(ranks, found, strict=True):
+    for rank, portion in zip(ranks, portions, strict=True):
         if rank != portion.rank:
-            raise ParseError(portion.meta.path, "its rank is not clear; name the files rank<N>.json")
-    found.sort(key=lambda portion: portion.rank)
+            raise ParseError(portion.meta.path, "its rank is ambiguous; name the files rank<N>.json")
+    portions.sort(key=lambda portion: portion.rank)
     results: dict[str, Result] = {}
     for item in needed:
         progress(f"combining {item.name}")
-        parts = [portion.parts[item.name] for portion in found]
+        parts = [portion.parts[item.name] for portion in portions]
         results[item.name] = item.combine(parts, results, **options)
-    return found, [results[name] for name in names]
+    return portions, [results[name] for name in names]

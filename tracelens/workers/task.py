@@ -79,15 +79,15 @@ def _carry_out(task: Task, processes: Sequence[Popen[bytes]]) -> list[Portion]:
 
     portions = []
     for trace in parse(task.path, processes):
-        said = trace.meta.rank if trace.meta.rank >= 0 else task.rank
-        run = make_run([replace(trace, meta=replace(trace.meta, rank=said))])
+        rank = trace.meta.rank if trace.meta.rank >= 0 else task.rank
+        run = make_run([replace(trace, meta=replace(trace.meta, rank=rank))])
         if task.step is not None:
             run = select_step(run, task.step)
-        (one,) = run.traces
-        times = one.arrays
+        (ranked,) = run.traces
+        times = ranked.arrays
         span = (int(times.start.min()), int(times.end.max()))
-        parts = {name: ANALYZERS.get(name).part_of(one, **dict(task.options)) for name in task.analyzers}
-        portions.append(Portion(task.path, trace.meta, one.meta.rank, span, parts))
+        parts = {name: ANALYZERS.get(name).part_of(ranked, **dict(task.options)) for name in task.analyzers}
+        portions.append(Portion(task.path, trace.meta, ranked.meta.rank, span, parts))
     return portions
 
 

@@ -39,22 +39,22 @@ def _gpu_cores(device: torch.device) -> Path:
     properties = torch.cuda.get_device_properties(device)
     address = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
     if address[1] is None:
-        raise TracelensError(f"numa=bind: torch {torch.__version__} does not tell where a GPU is plugged in")
+        raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
     name = f"{address[0]:04x}:{address[1]:02x}:{properties.pci_device_id:02x}.0"
     return SYSTEM / "bus" / "pci" / "devices" / name / "local_cpulist"
 
 
 def nodes() -> list[Path]:
     """Folders of the NUMA nodes that this machine names, in order of their numbers."""
-    found = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
-    return sorted(found, key=lambda at: int(at.name[4:]))
+    folders = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
+    return sorted(folders, key=lambda node: int(node.name[4:]))
 
 
 def _node_cores(rank: int) -> Path:
-    found = nodes()
-    if not found:
-        raise TracelensError("numa=bind: this machine names no NUMA nodes")
-    return found[rank % len(found)] / "cpulist"
+    folders = nodes()
+    if not folders:
+        raise TracelensError("numa=bind: this machine reports no NUMA nodes")
+    return folders[rank % len(folders)] / "cpulist"
 
 
 def _text(path: Path) -> str:

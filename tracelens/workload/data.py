@@ -35,6 +35,6 @@ class Batches:
 
 def local_part(all_MSB: Tensor, layout: Layout, groups: Groups) -> Tensor:
     """A rank's positions of its sequences, contiguous: cut by data, then context, then tensor parallelism."""
-    mine = all_MSB.chunk(layout.dp, 2)[groups.place("dp")]
-    mine = mine.chunk(layout.cp, 1)[groups.place("cp")]
-    return mine.chunk(layout.tp, 1)[groups.place("tp")].contiguous()
+    part = all_MSB.chunk(layout.dp, 2)[groups.coordinate("dp")]
+    part = part.chunk(layout.cp, 1)[groups.coordinate("cp")]
+    return part.chunk(layout.tp, 1)[groups.coordinate("tp")].contiguous()

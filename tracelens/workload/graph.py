@@ -76,14 +76,14 @@ class StepGraph:
         Raises:
             TracelensError: the input has another shape, or the step cannot be captured.
         """
-        given = (token_MSB, target_MSB)
+        inputs = (token_MSB, target_MSB)
         if not self.inputs:
-            self.inputs = tuple(x.clone() for x in given)
+            self.inputs = tuple(x.clone() for x in inputs)
             return self._first(step)
-        for static, x in zip(self.inputs, given, strict=True):
+        for static, x in zip(self.inputs, inputs, strict=True):
             if static.shape != x.shape:
                 raise TracelensError(
-                    f"graph=step was given {tuple(x.shape)} tokens after {tuple(static.shape)}: a graph has "
+                    f"graph=step got {tuple(x.shape)} tokens after {tuple(static.shape)}: a graph has "
                     f"one shape, {INSTEAD}"
                 )
             static.copy_(x)
@@ -107,11 +107,11 @@ class StepGraph:
             self.graph = self.loss = None
 
     def _first(self, step: Step) -> Tensor:
-        here = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(here)
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             loss = step(*self.inputs)
-        here.wait_stream(self.stream)
+        current.wait_stream(self.stream)
         # Memory of the side stream, which may use it again as soon as this one is gone.
         return loss.clone()
 

@@ -48,16 +48,16 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A rung that is not climbed here, and why."""
+class SkippedRung:
+    """A rung that cannot run here, and why."""
 
     rung: Rung
     reason: str
 
 
 @dataclass(frozen=True)
-class Step:
-    """A rung with all that is set when it is reached."""
+class PlannedRung:
+    """A rung with the config of all rungs up to it."""
 
     rung: Rung
     config: Config
@@ -80,10 +80,10 @@ def from_file(path: Path) -> tuple[Rung, ...]:
         raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:  # no TOML, or no UTF-8
         raise TracelensError(f"{path}: {error}; correct it") from None
-    found = document.get("rung")
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+    tables = document.get("rung")
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise TracelensError(f"{path}: no tables [[rung]]; write one for each rung, with name and adds")
-    return with_baseline([_from_table(path, table) for table in found])
+    return with_baseline([_from_table(path, table) for table in tables])
 
 
 def _from_table(path: Path, table: Mapping[str, Any]) -> Rung:
@@ -91,7 +91,7 @@ def _from_table(path: Path, table: Mapping[str, Any]) -> Rung:
         raise TracelensError(f"{path}: [[rung]] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
     texts = {key: table.get(key, "") for key in _KEYS}
     if wrong := [key for key, value in texts.items() if not isinstance(value, str)]:
-        raise TracelensError(f"{path}: {wrong[0]} of a [[rung]] is no text; write {wrong[0]} = '...'")
+        raise TracelensError(f"{path}: {wrong[0]} of a [[rung]] is not text; write {wrong[0]} = '...'")
     try:
         return Rung(texts["name"], tuple(texts["adds"].split()), texts["purpose"])
     except TracelensError as error:
@@ -104,34 +104,34 @@ def from_texts(texts: Iterable[str]) -> tuple[Rung, ...]:
     Raises:
         TracelensError: a text is not of that form.
     """
-    found = []
+    rungs = []
     for text in texts:
         name, separator, adds = text.partition(":")
         if not separator:
             raise TracelensError(f"rung {text!r}: no name in front of a colon; {_LIKE}")
-        found.append(Rung(name.strip(), tuple(adds.split())))
-    return with_baseline(found)
+        rungs.append(Rung(name.strip(), tuple(adds.split())))
+    return with_baseline(rungs)
 
 
 def with_baseline(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
     """The rungs, with one that adds nothing in front where there is none.
 
     Raises:
-        TracelensError: two have one name, or there is nothing to climb.
+        TracelensError: two have one name, or there is none above it.
     """
-    found = tuple(rungs) if rungs and not rungs[0].adds else (Rung(BASELINE), *rungs)
-    names = [rung.name for rung in found]
+    complete = tuple(rungs) if rungs and not rungs[0].adds else (Rung(BASELINE), *rungs)
+    names = [rung.name for rung in complete]
     if twice := [name for name in names if names.count(name) > 1]:
         raise TracelensError(f"rung {twice[0]!r}: two have this name; rename one")
-    if len(found) < 2:
+    if len(complete) < 2:
         raise TracelensError("a ladder needs a rung above its baseline: give one that adds a toggle")
-    return found
+    return complete
 
 
-def climb(
+def plan_ladder(
     config: Config, rungs: Sequence[Rung], lacks: Callable[[Config], str], *, strict: bool
-) -> tuple[list[Step], list[Left]]:
-    """What to run: each rung with the toggles of all before it.
+) -> tuple[list[PlannedRung], list[SkippedRung]]:
+    """The rungs to run, each with the toggles of all before it, and those left out.
 
     Args:
         config: of the first rung.
@@ -143,23 +143,23 @@ def climb(
     Raises:
         TracelensError: strict, and a rung does not fit; or no baseline, or nothing above it, can be run.
     """
-    steps: list[Step] = []
-    left: list[Left] = []
+    steps: list[PlannedRung] = []
+    skipped: list[SkippedRung] = []
     for rung in rungs:
         try:
             wanted = override(steps[-1].config if steps else config, rung.adds)
         except TracelensError as error:
             if strict or not steps:
                 raise TracelensError(f"rung {rung.name!r}: {error}") from None
-            left.append(Left(rung, str(error)))
+            skipped.append(SkippedRung(rung, str(error)))
             continue
         if reason := lacks(wanted):
             if not steps:
                 raise TracelensError(f"rung {rung.name!r}: {reason}")
-            left.append(Left(rung, reason))
+            skipped.append(SkippedRung(rung, reason))
         else:
-            steps.append(Step(rung, wanted))
+            steps.append(PlannedRung(rung, wanted))
     if len(steps) < 2:
-        told = "; ".join(f"{one.rung.name}: {one.reason}" for one in left)
-        raise TracelensError(f"no rung above the baseline can be climbed here: {told}")
-    return steps, left
+        reasons = "; ".join(f"{skip.rung.name}: {skip.reason}" for skip in skipped)
+        raise TracelensError(f"no rung above the baseline can run here: {reasons}")
+    return steps, skipped

@@ -19,7 +19,7 @@ from tracelens.outputs import write_file
 from tracelens.planner.config import Config
 from tracelens.recording import WARMUP, plain
 from tracelens.workload import binding, graph
-from tracelens.workload.ladder import Left, Step
+from tracelens.workload.ladder import PlannedRung, SkippedRung
 from tracelens.workload.launch import UNTIMED, Job, launched, run_job
 from tracelens.workload.train import Measured
 
@@ -51,12 +51,11 @@ class Ladder:
                 raise TracelensError(f"{name} steps must be at least 1, not {getattr(self, name)}")
         if (self.out / NAME).exists():
             raise TracelensError(
-                f"{self.out} has a ladder already: name another folder, or show it with --from {self.out}"
+                f"{self.out} already has a ladder: choose another folder, or show it with --from {self.out}"
             )
         if launched():
             raise TracelensError(
-                "a ladder starts its ranks itself, on one machine: start it alone, and not by a launcher "
-                "such as torchrun"
+                "a ladder starts its own ranks on one machine: run it without a launcher such as torchrun"
             )
 
     def job(self, config: Config, folder: str) -> Job:
@@ -66,7 +65,7 @@ class Ladder:
 
 
 def lacking(device: str) -> Callable[[Config], str]:
-    """What this machine lacks for a config, as `ladder.climb` asks it.
+    """What this machine lacks for a config, for `ladder.plan_ladder`.
 
     Args:
         device: "cuda" or "cpu".
@@ -80,9 +79,9 @@ def lacking(device: str) -> Callable[[Config], str]:
             except TracelensError as error:
                 return str(error)
         if toggles.kernarg_pool and (device != "cuda" or torch.version.hip is None):
-            return "kernarg_pool is a setting of AMD's runtime, and this run is on no AMD GPU"
+            return "kernarg_pool needs an AMD GPU"
         if toggles.numa == "bind" and (count := len(binding.nodes())) < 2:
-            return f"numa=bind has nothing to choose from: this machine names {count} NUMA node(s)"
+            return f"numa=bind needs several NUMA nodes, and this machine reports {count}"
         return ""
 
     return lacks
@@ -90,8 +89,8 @@ def lacking(device: str) -> Callable[[Config], str]:
 
 def run_ladder(
     ladder: Ladder,
-    steps: Sequence[Step],
-    left: Sequence[Left],
+    steps: Sequence[PlannedRung],
+    skipped: Sequence[SkippedRung],
     *,
     preset: str,
     progress: Callable[[str], None],
@@ -100,8 +99,8 @@ def run_ladder(
 
     Args:
         ladder: how.
-        steps: what, from the baseline up.
-        left: rungs that are not run, to be noted.
+        steps: the rungs, from the baseline up.
+        skipped: rungs that are not run, to be noted.
         preset: name of the model, to be noted.
         progress: called with a line of text before each rung and after it.
 
@@ -121,7 +120,7 @@ def run_ladder(
         "tokens_a_step": base.global_tokens,
         "config": base.as_dict(),
         "rungs": [],
-        "left": [{"name": one.rung.name, "adds": one.rung.adds, "reason": one.reason} for one in left],
+        "left": [{"name": skip.rung.name, "adds": skip.rung.adds, "reason": skip.reason} for skip in skipped],
     }
     for number, (step, job) in enumerate(zip(steps, jobs, strict=True)):
         name = step.rung.name
@@ -131,16 +130,16 @@ def run_ladder(
         except TracelensError as error:
             below = f"; the rungs below are kept: --from {ladder.out}" if number > 1 else ""
             raise TracelensError(f"rung {name!r} failed: {error}{below}") from None
-        content["rungs"].append(told := _told(step, job, ranks))
+        content["rungs"].append(measurement := _measurement(step, job, ranks))
         _write(ladder.out / NAME, content)
-        progress(f"  {told['typical_ms']:,.2f} ms a step")
+        progress(f"  {measurement['typical_ms']:,.2f} ms per step")
     return ladder.out / NAME
 
 
-def _told(step: Step, job: Job, ranks: Sequence[Measured]) -> dict[str, Any]:
+def _measurement(step: PlannedRung, job: Job, ranks: Sequence[Measured]) -> dict[str, Any]:
     """What was measured of a rung; of each step the time of its slowest rank."""
     step_ms = [max(times) for times in zip(*(rank.step_ms for rank in ranks), strict=True)]
-    timed = [step_ms[at] for at in job.timed()]
+    timed = [step_ms[index] for index in job.timed()]
     assert job.out is not None
     return {
         "folder": job.out.name,
@@ -171,12 +170,12 @@ def _run(job: Job) -> list[Measured]:
         with _own_environment():
             return run_job(job, apart=True)
     except mp.ProcessRaisedException as error:
-        told = str(error).strip()
+        message = str(error).strip()
         path = job.out / "error.txt"
-        write_file(path, f"{told}\n".encode(errors="replace"))
-        raise TracelensError(f"{told.splitlines()[-1]}; all of it in {path}") from None
+        write_file(path, f"{message}\n".encode(errors="replace"))
+        raise TracelensError(f"{message.splitlines()[-1]}; full error in {path}") from None
     except mp.ProcessExitedException as error:
-        raise TracelensError(f"a process of it ended ({error}); memory may have run out") from None
+        raise TracelensError(f"one of its processes ended ({error}); memory may have run out") from None
 
 
 @contextmanager

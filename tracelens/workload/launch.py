@@ -26,7 +26,7 @@ from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
 from tracelens.recording import RecordingWindow, record
 from tracelens.workload.binding import bind
-from tracelens.workload.faults import Fault, hindered
+from tracelens.workload.faults import Fault, inject_faults
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.routing_log import RoutingLog
 from tracelens.workload.train import Measured, Trainer
@@ -77,7 +77,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Raise TracelensError for steps that cannot be."""
-        object.__setattr__(self, "device", chosen_device(self.device))
+        object.__setattr__(self, "device", resolve_device(self.device))
         if self.memory and self.config.toggles.overlap_exchange != "off":
             raise TracelensError(
                 "--memory cannot be recorded with overlap_exchange=1f1b: torch's profiler then leaves out "
@@ -98,7 +98,7 @@ class Job:
         return range(UNTIMED, self.steps if self.out is None else self.window.wait)
 
 
-def chosen_device(device: str | None) -> str:
+def resolve_device(device: str | None) -> str:
     """The device of that name, by default what is there; raises TracelensError for another name."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,10 +107,10 @@ def chosen_device(device: str | None) -> str:
     return device
 
 
-def check_recorded(window: RecordingWindow, count: int, what: str) -> None:
+def check_recorded(window: RecordingWindow, count: int, unit: str) -> None:
     """Raise TracelensError for a run of so many steps, or ticks, that ends before its recording does."""
     if window.end > count:
-        raise TracelensError(f"the recording needs {window.end} {what}, not {count}: give more --{what}")
+        raise TracelensError(f"the recording needs {window.end} {unit}, the run has {count}: raise --{unit}")
 
 
 def launched() -> bool:
@@ -154,7 +154,8 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
         return [run(int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0")), job)]
     if job.device == "cuda" and torch.cuda.device_count() < ranks:
         raise TracelensError(
-            f"{ranks} ranks need as many GPUs, not {torch.cuda.device_count()}: fewer --ranks, or torchrun"
+            f"{ranks} ranks need as many GPUs, this machine has {torch.cuda.device_count()}: "
+            "lower --ranks, or use torchrun"
         )
     if ranks == 1 and not apart:
         return [run(0, 0, job)]
@@ -167,19 +168,19 @@ def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
     results = context.SimpleQueue()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     try:
-        with meeting_place() as store:
+        with rendezvous() as store:
             mp.spawn(_spawned, (run, job, results, store), nprocs=ranks, join=True)
     except mp.ProcessRaisedException:
-        told = [] if results.empty() else [results.get()]
-        if told and isinstance(told[0][1], str):
-            raise TracelensError(f"rank {told[0][0]}: {told[0][1]}") from None
+        failure = [] if results.empty() else [results.get()]
+        if failure and isinstance(failure[0][1], str):
+            raise TracelensError(f"rank {failure[0][0]}: {failure[0][1]}") from None
         raise
-    found: dict[int, Any] = dict(results.get() for _ in range(ranks))
-    return [found[rank] for rank in range(ranks)]
+    result_of: dict[int, Any] = dict(results.get() for _ in range(ranks))
+    return [result_of[rank] for rank in range(ranks)]
 
 
 @contextmanager
-def meeting_place() -> Iterator[str]:
+def rendezvous() -> Iterator[str]:
     """Where processes of this machine alone meet, as `torch.distributed` takes it: a file of this user's.
 
     A TCPStore would listen on every network interface, and take commands from anyone who connects.
@@ -207,7 +208,7 @@ def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
     with (
         joined(rank, ranks, device),
         closing(Trainer(config, make_groups(config.layout, rank), device)) as trainer,
-        hindered(trainer, job.inject),
+        inject_faults(trainer, job.inject),
     ):
         return measure(trainer, job)
 
@@ -235,7 +236,7 @@ def joined(rank: int, ranks: int, device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise TracelensError(
-            f"out of memory on {device}: fewer --layers, smaller batches, or more ranks "
+            f"out of memory on {device}: use fewer --layers, smaller batches or more ranks "
             f"({str(error).partition('. ')[0]})"
         ) from error
     finally:
@@ -251,7 +252,7 @@ def measure(trainer: Trainer, job: Job) -> Measured:
             measured.step(trainer)
         return measured
     layout, window = trainer.config.layout, job.window
-    told = {"inject": [fault.as_dict() for fault in job.inject]} if job.inject else {}
+    injected = {"inject": [fault.as_dict() for fault in job.inject]} if job.inject else {}
     recorder = record(
         job.out,
         wait=window.wait,
@@ -259,7 +260,7 @@ def measure(trainer: Trainer, job: Job) -> Measured:
         steps=window.steps,
         stack=job.stack,
         memory=job.memory,
-        config=trainer.config.as_dict() | told,
+        config=trainer.config.as_dict() | injected,
         mesh=asdict(layout) | {"dp": layout.dp, "ep": layout.experts_over},
         scrub=job.scrub,
     )
@@ -286,15 +287,15 @@ def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str
     rank, ranks = trainer.groups.rank, trainer.config.layout.ranks
     # A rank without experts has no routing to tell of.
     routings: list[Routing | None] = [*log.read()] or [None] * steps
-    mine = [
+    tables = [
         {"step": step, "rank": rank, **expected_summary(trainer.config, rank, trainer.device.type, routing)}
         for step, routing in enumerate(routings)
     ]
     if ranks == 1:
-        return mine
-    told: list[list[dict[str, Any]]] | None = [[] for _ in range(ranks)] if rank == 0 else None
-    dist.gather_object(mine, told)
-    return [one for of_rank in told or [] for one in of_rank]
+        return tables
+    gathered: list[list[dict[str, Any]]] | None = [[] for _ in range(ranks)] if rank == 0 else None
+    dist.gather_object(tables, gathered)
+    return [table for of_rank in gathered or [] for table in of_rank]
 
 
 def summary(job: Job, ranks: list[Measured]) -> dict[str, Any]:

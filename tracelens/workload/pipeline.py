@@ -4,7 +4,7 @@
     loss = schedule.step(token_MSB, target_MSB)        # gradients are in the parameters' .grad
 
 Without a pipeline a rank holds the whole model and takes one micro-batch after the other, or lays the
-exchanges of one under the computation of the next (see `overlap`), or has all of the first in a graph that
+collectives of one under the computation of the next (see `overlap`), or has all of the first in a graph that
 one launch replays (see `graph`). In a pipeline chunk c of the model lies on
 stage c % pp, and torch's schedules say whose turn it is: 1F1B with one chunk a stage, interleaved 1F1B
 (arXiv:2104.04473) with several. M is the number of micro-batches; see `rows` for the other letters.
@@ -70,7 +70,7 @@ class Schedule:
             self.chunks = {
                 number: Transformer(config, groups, layers, (number == 0, number == len(parts) - 1))
                 for number, layers in enumerate(parts)
-                if number % config.layout.pp == groups.place("pp")
+                if number % config.layout.pp == groups.coordinate("pp")
             }
         self.parts = {number: Part(chunk, config) for number, chunk in self.chunks.items()}
 
@@ -128,7 +128,7 @@ class GraphedSchedule(Schedule):
 
 
 class OverlappedSchedule(Schedule):
-    """Exchanges of a micro-batch's forward under the backward of the one before, and the reverse."""
+    """Collectives of a micro-batch's forward under the backward of the one before, and the reverse."""
 
     def run(self, token_MSB: Tensor, target_MSB: Tensor) -> list[Tensor]:
         """The loss of each micro-batch."""

@@ -23,8 +23,8 @@ def choose(score_TE: Tensor, model: Model) -> Tensor:
         score_TGe = score_TE.unflatten(1, (model.expert_groups, -1))
         best = min(2 if model.score == "sigmoid" else 1, score_TGe.shape[2])
         group_TG = score_TGe.topk(best, dim=2).values.sum(2)
-        chosen_TG = torch.zeros_like(group_TG).scatter(1, group_TG.topk(model.top_groups, dim=1).indices, 1.0)
-        score_TE = torch.where(chosen_TG.unsqueeze(2) > 0, score_TGe, -1.0).flatten(1)
+        kept_TG = torch.zeros_like(group_TG).scatter(1, group_TG.topk(model.top_groups, dim=1).indices, 1.0)
+        score_TE = torch.where(kept_TG.unsqueeze(2) > 0, score_TGe, -1.0).flatten(1)
     return score_TE.topk(model.top_k, dim=1).indices
 
 

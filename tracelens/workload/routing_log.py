@@ -42,13 +42,11 @@ class RoutingLog:
 
     def __init__(self, model: nn.Module, config: Config, groups: Groups) -> None:
         if config.toggles.graph != "off":
-            raise TracelensError(
-                "a routing log needs graph=off: the steps of a graph call no router that could be listened to"
-            )
+            raise TracelensError("a routing log needs graph=off: a replayed graph calls no router")
         self.config, self.groups = config, groups
         named = ((name, part) for name, part in model.named_modules() if isinstance(part, Router))
         self.routers = {_layer(name): router for name, router in named}
-        self.chosen: dict[int, list[Tensor]] = {layer: [] for layer in sorted(self.routers)}
+        self.choices: dict[int, list[Tensor]] = {layer: [] for layer in sorted(self.routers)}
         self._hooks: list[Any] = []
 
     def __enter__(self) -> RoutingLog:
@@ -67,7 +65,7 @@ class RoutingLog:
         def keep(_: nn.Module, __: Any, output: tuple[Tensor, Tensor]) -> None:
             # A layer that is recomputed in the backward chooses once more, and the same.
             if torch._C._current_graph_task_id() == _NO_BACKWARD:
-                self.chosen[layer].append(output[1].detach())
+                self.choices[layer].append(output[1].detach())
 
         return keep
 
@@ -78,7 +76,7 @@ class RoutingLog:
             TracelensError: the steps are not whole.
         """
         batches = self.config.training.micro_batches
-        lengths = {len(chosen) for chosen in self.chosen.values()}
+        lengths = {len(layer_choices) for layer_choices in self.choices.values()}
         if len(lengths) > 1 or any(length % batches for length in lengths):
             raise TracelensError(
                 f"the routing log holds {', '.join(map(str, sorted(lengths)))} micro-batches of its layers, "
@@ -86,50 +84,50 @@ class RoutingLog:
             )
         if not any(lengths):
             return []
-        routed = {layer: self._routed(chosen) for layer, chosen in self.chosen.items()}
-        self.chosen = {layer: [] for layer in self.chosen}
+        routed = {layer: self._routed(layer_choices) for layer, layer_choices in self.choices.items()}
+        self.choices = {layer: [] for layer in self.choices}
         return [
             Routing({layer: tuple(all_[first : first + batches]) for layer, all_ in routed.items()})
             for first in range(0, lengths.pop(), batches)
         ]
 
-    def _routed(self, chosen: list[Tensor]) -> list[Routed]:
+    def _routed(self, choices: list[Tensor]) -> list[Routed]:
         """The routing of one layer, one micro-batch after the other."""
         ranks, model = self.config.layout.experts_over, self.config.model
-        here = self.groups.place("ep")
-        counts_ME = torch.stack([_times(expert_TK, model.experts_count) for expert_TK in chosen])
-        copies_MP = torch.stack([_copies(expert_TK, model.experts_count, ranks) for expert_TK in chosen])
+        own_rank = self.groups.coordinate("ep")
+        counts_ME = torch.stack([_times(expert_TK, model.experts_count) for expert_TK in choices])
+        copies_MP = torch.stack([_copies(expert_TK, model.experts_count, ranks) for expert_TK in choices])
         rows_PMPe, copies_PMP = (
-            self._of_all_ranks(told).tolist() for told in (counts_ME.unflatten(1, (ranks, -1)), copies_MP)
+            self._of_all_ranks(counts).tolist() for counts in (counts_ME.unflatten(1, (ranks, -1)), copies_MP)
         )
-        found = []
-        for batch in range(len(chosen)):
-            from_each = [rows_PMPe[source][batch][here] for source in range(ranks)]
-            found.append(
+        routed = []
+        for batch in range(len(choices)):
+            from_each = [rows_PMPe[source][batch][own_rank] for source in range(ranks)]
+            routed.append(
                 Routed(
                     rows=tuple(map(sum, zip(*from_each, strict=True))),
-                    rows_to=tuple(map(sum, rows_PMPe[here][batch])),
+                    rows_to=tuple(map(sum, rows_PMPe[own_rank][batch])),
                     rows_from=tuple(map(sum, from_each)),
-                    copies_to=tuple(copies_PMP[here][batch]),
-                    copies_from=tuple(copies_PMP[source][batch][here] for source in range(ranks)),
+                    copies_to=tuple(copies_PMP[own_rank][batch]),
+                    copies_from=tuple(copies_PMP[source][batch][own_rank] for source in range(ranks)),
                 )
             )
-        return found
+        return routed
 
-    def _of_all_ranks(self, told: Tensor) -> Tensor:
+    def _of_all_ranks(self, counts: Tensor) -> Tensor:
         """What each rank that shares the experts tells, in their order, along a new first dimension."""
         if self.groups.ep is None:
-            return told.unsqueeze(0)
-        heard = told.new_empty(dist.get_world_size(self.groups.ep), *told.shape)
-        all_gather_into(heard.flatten(0, 1), told.contiguous(), group=self.groups.ep)
-        return heard
+            return counts.unsqueeze(0)
+        gathered = counts.new_empty(dist.get_world_size(self.groups.ep), *counts.shape)
+        all_gather_into(gathered.flatten(0, 1), counts.contiguous(), group=self.groups.ep)
+        return gathered
 
 
 def _layer(name: str) -> int:
     """Number of the layer whose router has this name: the part behind `layers`."""
     parts = name.split(".")
     if "layers" not in parts[:-1]:
-        raise TracelensError(f"the router {name} is in no numbered layer, so its routing cannot be told")
+        raise TracelensError(f"the router {name} is in no numbered layer, so its routing cannot be assigned")
     return int(parts[parts.index("layers") + 1])
 
 
@@ -141,5 +139,5 @@ def _times(expert_TK: Tensor, experts: int) -> Tensor:
 def _copies(expert_TK: Tensor, experts: int, ranks: int) -> Tensor:
     """How many tokens chose an expert of each rank."""
     rank_TK = expert_TK * ranks // experts
-    place_P = torch.arange(ranks, device=expert_TK.device)
-    return (rank_TK.unsqueeze(2) == place_P).any(1).sum(0)
+    index_P = torch.arange(ranks, device=expert_TK.device)
+    return (rank_TK.unsqueeze(2) == index_P).any(1).sum(0)

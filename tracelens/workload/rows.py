@@ -79,9 +79,9 @@ def spread_rows(rows: RowMap, parts: int, capacity: int) -> RowMap:
     """
     rows_p = rows.rows_e.view(parts, -1).sum(1)
     end_p = rows_p.cumsum(0)
-    place_R = torch.arange(len(rows.token_R), device=end_p.device)
-    part_R = torch.searchsorted(end_p, place_R, right=True).clamp(max=parts - 1)
-    slot_R = torch.where(rows.token_R >= 0, part_R * capacity + place_R - (end_p - rows_p)[part_R], -1)
+    position_R = torch.arange(len(rows.token_R), device=end_p.device)
+    part_R = torch.searchsorted(end_p, position_R, right=True).clamp(max=parts - 1)
+    slot_R = torch.where(rows.token_R >= 0, part_R * capacity + position_R - (end_p - rows_p)[part_R], -1)
     # Rows without a token go to one more slot behind all others, which is cut off.
     empty = torch.full((parts * capacity + 1,), -1, dtype=torch.int64, device=end_p.device)
     sources = (rows.token_R, rows.choice_R)

@@ -1,4 +1,4 @@
-"""Attention, backward: five products to the forward's two."""
+"""Attention, backward: five GEMMs to the forward's two."""
 
 from __future__ import annotations
 

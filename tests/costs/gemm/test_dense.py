@@ -17,9 +17,9 @@ def counted(call: OpCall) -> OpCost:
 
 
 def test_mm() -> None:
-    found = counted(OpCall("aten::mm", [[4096, 11008], [11008, 4096]], ["bf16", "bf16"]))
+    op_cost = counted(OpCall("aten::mm", [[4096, 11008], [11008, 4096]], ["bf16", "bf16"]))
     # 2 · 4096 · 4096 · 11008; operands 4096 · 11008 · 2 bytes each, result 4096 · 4096 · 2.
-    assert found == OpCost(
+    assert op_cost == OpCost(
         369_367_187_456, 180_355_072, 33_554_432, "bf16", "matrix",
         dims=(("M", 4096), ("N", 4096), ("K", 11008)),
     )  # fmt: skip
@@ -27,9 +27,9 @@ def test_mm() -> None:
 
 @given(SIZES, SIZES, SIZES)
 def test_mm_of_any_size(m: int, n: int, k: int) -> None:
-    found = counted(OpCall("aten::mm", [[m, k], [k, n]], ["fp32", "fp32"]))
-    assert found.flops == 2 * m * n * k
-    assert found.read_bytes + found.write_bytes == 4 * (m * k + k * n + m * n)
+    op_cost = counted(OpCall("aten::mm", [[m, k], [k, n]], ["fp32", "fp32"]))
+    assert op_cost.flops == 2 * m * n * k
+    assert op_cost.read_bytes + op_cost.write_bytes == 4 * (m * k + k * n + m * n)
 
 
 def test_the_kernel_tells_tf32() -> None:
@@ -55,21 +55,21 @@ def test_addmm_reads_its_bias_unless_beta_is_zero() -> None:
 
 
 def test_bmm_and_baddbmm() -> None:
-    found = counted(OpCall("aten::bmm", [[8, 128, 64], [8, 64, 256]], ["bf16", "bf16"]))
+    op_cost = counted(OpCall("aten::bmm", [[8, 128, 64], [8, 64, 256]], ["bf16", "bf16"]))
     # 2 · 8 · 128 · 256 · 64.
-    assert found.flops == 33_554_432
-    assert found.dims == (("B", 8), ("M", 128), ("N", 256), ("K", 64))
+    assert op_cost.flops == 33_554_432
+    assert op_cost.dims == (("B", 8), ("M", 128), ("N", 256), ("K", 64))
     added = counted(OpCall("aten::baddbmm", [[8, 128, 256], [8, 128, 64], [8, 64, 256]], ["bf16"] * 3))
-    assert added.flops == found.flops
-    assert added.read_bytes == found.read_bytes + 8 * 128 * 256 * 2
+    assert added.flops == op_cost.flops
+    assert added.read_bytes == op_cost.read_bytes + 8 * 128 * 256 * 2
 
 
 def test_linear_flattens_the_leading_dimensions() -> None:
-    found = counted(OpCall("aten::linear", [[4, 512, 1024], [3072, 1024], [3072]], ["bf16"] * 3))
+    op_cost = counted(OpCall("aten::linear", [[4, 512, 1024], [3072, 1024], [3072]], ["bf16"] * 3))
     # 2 · 2048 · 3072 · 1024.
-    assert found.flops == 12_884_901_888
-    assert found.read_bytes == 2 * (2048 * 1024 + 3072 * 1024 + 3072)
-    assert found.write_bytes == 2 * 2048 * 3072
+    assert op_cost.flops == 12_884_901_888
+    assert op_cost.read_bytes == 2 * (2048 * 1024 + 3072 * 1024 + 3072)
+    assert op_cost.write_bytes == 2 * 2048 * 3072
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_linear_flattens_the_leading_dimensions() -> None:
     ],
 )
 def test_matmul_broadcasts(left: list[int], right: list[int], flops: int, written: int) -> None:
-    found = counted(OpCall("aten::matmul", [left, right], ["fp32", "fp32"]))
-    assert (found.flops, found.write_bytes) == (flops, 4 * written)
+    op_cost = counted(OpCall("aten::matmul", [left, right], ["fp32", "fp32"]))
+    assert (op_cost.flops, op_cost.write_bytes) == (flops, 4 * written)
 
 
 def test_addmv_skips_its_addend() -> None:
@@ -92,21 +92,21 @@ def test_addmv_skips_its_addend() -> None:
 
 def test_scaled_mm_counts_scales_and_writes_bf16() -> None:
     shapes = [[64, 128], [128, 32], [1], [1]]
-    found = counted(OpCall("aten::_scaled_mm", shapes, ["fp8e4m3", "fp8e5m2", "fp32", "fp32"]))
+    op_cost = counted(OpCall("aten::_scaled_mm", shapes, ["fp8e4m3", "fp8e5m2", "fp32", "fp32"]))
     # 2 · 64 · 32 · 128; 64·128 + 128·32 + 2·4 bytes read; 64·32·2 written; the wider of both fp8 types.
-    assert (found.flops, found.read_bytes, found.write_bytes) == (524_288, 12_296, 4096)
-    assert found.dtype == "fp8e5m2"
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (524_288, 12_296, 4096)
+    assert op_cost.dtype == "fp8e5m2"
 
 
 def test_packed_fp4_has_twice_the_elements() -> None:
-    found = counted(OpCall("aten::_scaled_mm", [[64, 128], [128, 32]], ["fp4x2", "fp4x2"]))
-    assert found.dims == (("M", 64), ("N", 32), ("K", 256))
-    assert found.flops == 2 * 64 * 32 * 256
+    op_cost = counted(OpCall("aten::_scaled_mm", [[64, 128], [128, 32]], ["fp4x2", "fp4x2"]))
+    assert op_cost.dims == (("M", 64), ("N", 32), ("K", 256))
+    assert op_cost.flops == 2 * 64 * 32 * 256
 
 
 def test_int_mm_writes_int32() -> None:
-    found = counted(OpCall("aten::_int_mm", [[4, 8], [8, 16]], ["i8", "i8"]))
-    assert (found.dtype, found.write_bytes) == ("i8", 4 * 16 * 4)
+    op_cost = counted(OpCall("aten::_int_mm", [[4, 8], [8, 16]], ["i8", "i8"]))
+    assert (op_cost.dtype, op_cost.write_bytes) == ("i8", 4 * 16 * 4)
 
 
 def test_an_expanded_operand_is_read_once() -> None:
@@ -118,8 +118,8 @@ def test_an_expanded_operand_is_read_once() -> None:
     ("name", "shapes", "reason"),
     [
         ("aten::mm", [[2, 3], [4, 5]], "disagree on the inner dimension .3 and 4."),
-        ("aten::mm", [[2], [4, 5]], "1 dimensions where 2 are due"),
-        ("aten::bmm", [[2, 3], [3, 5]], "2 dimensions where 3 are due"),
+        ("aten::mm", [[2], [4, 5]], "1 dimensions instead of 2"),
+        ("aten::bmm", [[2, 3], [3, 5]], "2 dimensions instead of 3"),
         ("aten::linear", [[2, 3], [4, 5]], "disagree"),
         ("aten::mm", [], "no shapes recorded"),
     ],

@@ -1,4 +1,4 @@
-"""Matrix products of libraries: where each has its operands, against hand-worked counts."""
+"""GEMMs of libraries: where each has its operands, against hand-worked counts."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def counted(call: OpCall) -> OpCost:
 @pytest.mark.parametrize("name", ["aiter::gemm_a8w8_blockscale", "vllm::rocm_aiter_gemm_w8a8"])
 def test_operands_first(name: str, weight: list[int]) -> None:
     shapes = [[M, K], weight, [M, 1], [1, N]]
-    found = counted(OpCall(name, shapes, ["fp8e4m3", "fp8e4m3", "fp32", "fp32"]))
+    op_cost = counted(OpCall(name, shapes, ["fp8e4m3", "fp8e4m3", "fp32", "fp32"]))
     # The result is not an argument: bf16.
-    assert found == OpCost(
+    assert op_cost == OpCost(
         FLOPS,
         M * K + N * K + 4 * (M + N),
         2 * M * N,
@@ -35,8 +35,8 @@ def test_operands_first(name: str, weight: list[int]) -> None:
 
 def test_a_given_result_is_written_and_not_read() -> None:
     shapes = [[M, K], [N, K], [M, 1], [1, N], [M, N]]
-    found = counted(OpCall("aiter::gemm_a8w8_asm", shapes, ["i8", "i8", "fp32", "fp32", "fp16"]))
-    assert (found.read_bytes, found.write_bytes, found.dtype) == (
+    op_cost = counted(OpCall("aiter::gemm_a8w8_asm", shapes, ["i8", "i8", "fp32", "fp32", "fp16"]))
+    assert (op_cost.read_bytes, op_cost.write_bytes, op_cost.dtype) == (
         M * K + N * K + 4 * (M + N),
         2 * M * N,
         "i8",
@@ -44,8 +44,10 @@ def test_a_given_result_is_written_and_not_read() -> None:
 
 
 def test_leading_dimensions_are_rows() -> None:
-    found = counted(OpCall("vllm::rocm_unquantized_gemm", [[2, M // 2, K], [N, K], []], ["bf16", "bf16", ""]))
-    assert (found.flops, found.write_bytes) == (FLOPS, 2 * M * N)
+    op_cost = counted(
+        OpCall("vllm::rocm_unquantized_gemm", [[2, M // 2, K], [N, K], []], ["bf16", "bf16", ""])
+    )
+    assert (op_cost.flops, op_cost.write_bytes) == (FLOPS, 2 * M * N)
 
 
 @pytest.mark.parametrize(
@@ -57,24 +59,24 @@ def test_leading_dimensions_are_rows() -> None:
     ],
 )
 def test_packed_fp4(name: str, shapes: list[list[int]], dtypes: list[str]) -> None:
-    found = counted(OpCall(name, shapes, dtypes))
-    assert (found.flops, found.dtype) == (FLOPS, "fp4")
-    assert (found.read_bytes, found.write_bytes) == ((M + N) * K // 2, 2 * M * N)
+    op_cost = counted(OpCall(name, shapes, dtypes))
+    assert (op_cost.flops, op_cost.dtype) == (FLOPS, "fp4")
+    assert (op_cost.read_bytes, op_cost.write_bytes) == ((M + N) * K // 2, 2 * M * N)
 
 
 def test_cutlass_has_its_result_first() -> None:
     shapes = [[M, N], [M, K], [K, N], [1], [1], [N]]
-    found = counted(
+    op_cost = counted(
         OpCall("_C::cutlass_scaled_mm", shapes, ["fp16", "fp8e4m3", "fp8e4m3", "fp32", "fp32", "fp16"])
     )
-    assert (found.flops, found.write_bytes) == (FLOPS, 2 * M * N)
-    assert found.read_bytes == M * K + K * N + 8 + 2 * N
+    assert (op_cost.flops, op_cost.write_bytes) == (FLOPS, 2 * M * N)
+    assert op_cost.read_bytes == M * K + K * N + 8 + 2 * N
 
 
 def test_deep_gemm_has_scales_between() -> None:
     shapes = [[M, K], [M, 1], [N, K], [4, 1], [M, N]]
-    found = counted(OpCall("vllm::fp8_gemm_nt_op", shapes, ["fp8e4m3", "fp32", "fp8e4m3", "fp32", "bf16"]))
-    assert (found.flops, found.read_bytes) == (FLOPS, M * K + N * K + 4 * (M + 4))
+    op_cost = counted(OpCall("vllm::fp8_gemm_nt_op", shapes, ["fp8e4m3", "fp32", "fp8e4m3", "fp32", "bf16"]))
+    assert (op_cost.flops, op_cost.read_bytes) == (FLOPS, M * K + N * K + 4 * (M + 4))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,8 @@ def test_flags_of_primus_turbo(a: list[int], b: list[int], flags: tuple[str, str
         "primus_turbo::gemm_fp8_impl", [a, [1], [], b, [1], [], []],
         ["fp8e4m3", "fp32", "", "fp8e4m3", "fp32", "", ""], ["", "", flags[0], "", "", flags[1], "6"],
     )  # fmt: skip
-    found = counted(scaled)
-    assert (found.flops, found.read_bytes, found.write_bytes) == (FLOPS, M * K + K * N + 8, 4 * M * N)
+    op_cost = counted(scaled)
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (FLOPS, M * K + K * N + 8, 4 * M * N)
     lt = OpCall(
         "primus_turbo_cpp_extension::hipblaslt_gemm", [a, [1], b, [1], [], [], []],
         ["fp8e4m3", "fp32", "fp8e4m3", "fp32", "", "", ""], ["", "", "", "", "15", *flags],
@@ -110,16 +112,18 @@ def test_flags_of_primus_turbo(a: list[int], b: list[int], flags: tuple[str, str
 def test_packed_fp4_of_primus_turbo() -> None:
     shapes = [[M, K // 2], [M, 4], [], [N, K // 2], [N, 4], []]
     dtypes = ["fp4x2", "u8", "", "fp4x2", "u8", ""]
-    found = counted(OpCall("primus_turbo::gemm_fp4_impl", shapes, dtypes, ["", "", "False", "", "", "True"]))
-    assert (found.flops, found.dtype) == (FLOPS, "fp4")
+    op_cost = counted(
+        OpCall("primus_turbo::gemm_fp4_impl", shapes, dtypes, ["", "", "False", "", "", "True"])
+    )
+    assert (op_cost.flops, op_cost.dtype) == (FLOPS, "fp4")
 
 
 def test_sizes_given_as_numbers() -> None:
     shapes = [[1000], [10], [2000], [20], [], [], []]
     values = ["", "", "", "", str(M), str(N), str(K), "15"]
-    found = counted(OpCall("primus_turbo::gemm_fp6_impl", shapes, ["u8"] * 4 + [""] * 3, values))
-    assert (found.flops, found.read_bytes, found.write_bytes) == (FLOPS, 3030, 2 * M * N)
-    assert found.dtype == "fp6"
+    op_cost = counted(OpCall("primus_turbo::gemm_fp6_impl", shapes, ["u8"] * 4 + [""] * 3, values))
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (FLOPS, 3030, 2 * M * N)
+    assert op_cost.dtype == "fp6"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Grouped matrix products against hand-worked counts, and as dsv2_grouped records them."""
+"""Grouped GEMMs against hand-worked counts, and as dsv2_grouped records them."""
 
 from typing import Any
 
@@ -21,23 +21,23 @@ def counted(call: OpCall) -> OpCost:
 def test_rows_in_groups_as_recorded() -> None:
     shapes = [[24576, 2048], [64, 2048, 2816], [64], [], []]
     strides = [[2048, 1], [5767168, 1, 2048], [1], [], []]
-    found = counted(OpCall("aten::_grouped_mm", shapes, ["bf16", "bf16", "i32", "", ""], [""] * 5, strides))
+    op_cost = counted(OpCall("aten::_grouped_mm", shapes, ["bf16", "bf16", "i32", "", ""], [""] * 5, strides))
     # 2 · 24576 · 2048 · 2816; rows 100,663,296 bytes, weights 64 · 2048 · 2816 · 2; result 24576 · 2816 · 2.
-    assert found.flops == 283_467_841_536
-    assert found.read_bytes == 100_663_296 + 738_197_504
-    assert found.write_bytes == 138_412_032
-    assert found.dims == (("G", 64), ("M", 24576), ("N", 2816), ("K", 2048))
-    assert (found.dtype, found.engine) == ("bf16", "matrix")
-    assert found.note == "upper bound: every row in a group, every group with rows"
+    assert op_cost.flops == 283_467_841_536
+    assert op_cost.read_bytes == 100_663_296 + 738_197_504
+    assert op_cost.write_bytes == 138_412_032
+    assert op_cost.dims == (("G", 64), ("M", 24576), ("N", 2816), ("K", 2048))
+    assert (op_cost.dtype, op_cost.engine) == ("bf16", "matrix")
+    assert op_cost.note == "upper bound: every row in a group, every group with rows"
 
 
 def test_weight_gradients_as_recorded() -> None:
     shapes = [[2816, 24576], [24576, 2048], [64], [], []]
-    found = counted(OpCall("aten::_grouped_mm", shapes, ["bf16", "bf16", "i32", "", ""]))
+    op_cost = counted(OpCall("aten::_grouped_mm", shapes, ["bf16", "bf16", "i32", "", ""]))
     # As many FLOPs as forward; one (2816, 2048) matrix for each of the 64 groups is written.
-    assert found.flops == 283_467_841_536
-    assert found.write_bytes == 64 * 2816 * 2048 * 2
-    assert found.note == "upper bound: every row in a group"
+    assert op_cost.flops == 283_467_841_536
+    assert op_cost.write_bytes == 64 * 2816 * 2048 * 2
+    assert op_cost.note == "upper bound: every row in a group"
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 16))
@@ -58,9 +58,9 @@ def test_columns_in_groups_and_batches() -> None:
 def test_scales_and_type_of_the_result() -> None:
     shapes = [[64, 32], [4, 32, 16], [64], [4, 16], [4]]
     dtypes = ["fp8e4m3", "fp8e4m3", "fp32", "fp32", "i32"]
-    found = counted(OpCall("aten::_scaled_grouped_mm", shapes, dtypes))
-    assert found.read_bytes == 64 * 32 + 4 * 32 * 16 + 4 * (64 + 64)
-    assert (found.write_bytes, found.dtype) == (64 * 16 * 2, "fp8e4m3")
+    op_cost = counted(OpCall("aten::_scaled_grouped_mm", shapes, dtypes))
+    assert op_cost.read_bytes == 64 * 32 + 4 * 32 * 16 + 4 * (64 + 64)
+    assert (op_cost.write_bytes, op_cost.dtype) == (64 * 16 * 2, "fp8e4m3")
     wide = counted(OpCall("aten::_scaled_grouped_mm", shapes, dtypes, ["", "", "", "", "", "", "", "6"]))
     assert wide.write_bytes == 64 * 16 * 4
 
@@ -74,44 +74,46 @@ def test_packed_fp4_has_twice_the_elements() -> None:
 @pytest.mark.parametrize("weight", [[8, 1408, 2048], [8, 2048, 1408]])
 def test_primus_turbo_takes_either_layout(weight: list[int]) -> None:
     shapes = [[4096, 2048], weight, [8], [8], [], []]
-    found = counted(OpCall("primus_turbo::grouped_gemm_impl", shapes, ["bf16", "bf16", "i64", "i64", "", ""]))
-    assert found.flops == 2 * 4096 * 2048 * 1408
-    assert found.write_bytes == 4096 * 1408 * 2
-    assert found.dims == (("G", 8), ("M", 4096), ("N", 1408), ("K", 2048))
+    op_cost = counted(
+        OpCall("primus_turbo::grouped_gemm_impl", shapes, ["bf16", "bf16", "i64", "i64", "", ""])
+    )
+    assert op_cost.flops == 2 * 4096 * 2048 * 1408
+    assert op_cost.write_bytes == 4096 * 1408 * 2
+    assert op_cost.dims == (("G", 8), ("M", 4096), ("N", 1408), ("K", 2048))
 
 
 def test_primus_turbo_variable_k() -> None:
     shapes = [[24576, 1408], [24576, 2048], [64], [64]]
     name = "primus_turbo_cpp_extension::ck_grouped_gemm_variable_k"
-    found = counted(OpCall(name, shapes, ["bf16", "bf16", "i64", "i64"]))
-    assert found.flops == 2 * 24576 * 1408 * 2048
-    assert found.write_bytes == 64 * 1408 * 2048 * 2
+    op_cost = counted(OpCall(name, shapes, ["bf16", "bf16", "i64", "i64"]))
+    assert op_cost.flops == 2 * 24576 * 1408 * 2048
+    assert op_cost.write_bytes == 64 * 1408 * 2048 * 2
 
 
 def test_primus_turbo_accumulates_into_its_result() -> None:
     shapes = [[256, 32], [256, 64], [4], [5], [], [], [], [], [], [4, 32, 64]]
     dtypes = ["bf16", "bf16", "i64", "i64", "", "", "", "", "", "fp32"]
-    found = counted(OpCall("primus_turbo::grouped_gemm_variable_k_accum_impl", shapes, dtypes))
-    assert (found.flops, found.write_bytes) == (2 * 256 * 32 * 64, 4 * 4 * 32 * 64)
-    assert found.read_bytes == 2 * 256 * (32 + 64) + 4 * 4 * 32 * 64
+    op_cost = counted(OpCall("primus_turbo::grouped_gemm_variable_k_accum_impl", shapes, dtypes))
+    assert (op_cost.flops, op_cost.write_bytes) == (2 * 256 * 32 * 64, 4 * 4 * 32 * 64)
+    assert op_cost.read_bytes == 2 * 256 * (32 + 64) + 4 * 4 * 32 * 64
 
 
 def test_primus_turbo_fp8_reads_scales() -> None:
     shapes = [[128, 64], [4, 32, 64], [1], [1], [4], [4]]
     dtypes = ["fp8e4m3", "fp8e4m3", "fp32", "fp32", "i64", "i64"]
-    found = counted(
+    op_cost = counted(
         OpCall("primus_turbo::grouped_gemm_fp8_impl", shapes, dtypes, [""] * 6 + ["False", "True", "5"])
     )
-    assert (found.flops, found.read_bytes) == (2 * 128 * 64 * 32, 128 * 64 + 4 * 32 * 64 + 8)
-    assert found.write_bytes == 128 * 32 * 2
+    assert (op_cost.flops, op_cost.read_bytes) == (2 * 128 * 64 * 32, 128 * 64 + 4 * 32 * 64 + 8)
+    assert op_cost.write_bytes == 128 * 32 * 2
 
 
 def test_cutlass_moe_has_its_result_first() -> None:
     shapes = [[100, 32], [100, 64], [4, 64, 32], [100, 1], [4, 32], [4]]
-    found = counted(
+    op_cost = counted(
         OpCall("_C::cutlass_moe_mm", shapes, ["bf16", "fp8e4m3", "fp8e4m3", "fp32", "fp32", "i32"])
     )
-    assert (found.flops, found.write_bytes, found.dtype) == (2 * 100 * 64 * 32, 6400, "fp8e4m3")
+    assert (op_cost.flops, op_cost.write_bytes, op_cost.dtype) == (2 * 100 * 64 * 32, 6400, "fp8e4m3")
 
 
 def test_grouped_linear_finds_its_weights() -> None:
@@ -120,16 +122,16 @@ def test_grouped_linear_finds_its_weights() -> None:
     )
     stacked = OpCall("GroupedGemm", [[96, 64], [3, 64, 32], [3]], ["bf16", "bf16", "i64"])
     for call in (one_each, stacked):
-        found = counted(call)
-        assert found.flops == 2 * 96 * 64 * 32
-        assert found.read_bytes == 2 * (96 * 64 + 3 * 64 * 32)
-        assert found.dims[0] == ("G", 3)
+        op_cost = counted(call)
+        assert op_cost.flops == 2 * 96 * 64 * 32
+        assert op_cost.read_bytes == 2 * (96 * 64 + 3 * 64 * 32)
+        assert op_cost.dims[0] == ("G", 3)
 
 
 def test_backward_is_both_gradients_of_the_forward() -> None:
     forward = OpCall("GroupedGemm", [[96, 64], [3, 64, 32], [3]], ["bf16", "bf16", "i64"])
-    found = counted(OpCall("GroupedGemmBackward", [[96, 32]], ["bf16"], forward=forward))
-    assert found.flops == 4 * 96 * 64 * 32
+    op_cost = counted(OpCall("GroupedGemmBackward", [[96, 32]], ["bf16"], forward=forward))
+    assert op_cost.flops == 4 * 96 * 64 * 32
     with pytest.raises(Uncounted, match="forward op is not in the trace"):
         counted(OpCall("GroupedGemmBackward", [[96, 32]], ["bf16"]))
 
@@ -145,9 +147,9 @@ def test_backward_is_both_gradients_of_the_forward() -> None:
         ("aten::_grouped_mm", [[4, 5], [5, 4], [2, 2]], "number of groups not recorded"),
         ("primus_turbo::grouped_gemm_impl", [[4, 5], [2, 6, 7], [2]], "disagree on the inner"),
         ("primus_turbo::grouped_gemm_variable_k_impl", [[4, 5], [6, 7], [2]], "number of rows .4 and 6."),
-        ("primus_turbo::grouped_gemm_combine_impl", [[4, 5], [2, 5, 7]], "exchange of tokens"),
+        ("primus_turbo::grouped_gemm_combine_impl", [[4, 5], [2, 5, 7]], "fused with an all-to-all"),
         ("_GroupedLinear", [[4, 5], [3]], "weights of the groups not recorded"),
-        ("_GroupedLinear", [[5]], "rows of a grouped product"),
+        ("_GroupedLinear", [[5]], "rows of a grouped GEMM"),
     ],
 )
 def test_what_cannot_be_counted_is_told(name: str, shapes: list[Any], reason: str) -> None:

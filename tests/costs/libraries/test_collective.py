@@ -45,15 +45,15 @@ def test_a_reduce_scatter_and_an_all_gather_are_an_all_reduce(part: int, ranks: 
 
 @given(MESSAGE, RANKS)
 def test_even_parts(message: int, ranks: int) -> None:
-    found = counted("all_to_all", message, message, ranks)
-    assert 0 <= Fraction(message * (ranks - 1), ranks) - found.link_bytes < 1
-    assert found.note == "split sizes not recorded: taken as even"
+    op_cost = counted("all_to_all", message, message, ranks)
+    assert 0 <= Fraction(message * (ranks - 1), ranks) - op_cost.link_bytes < 1
+    assert op_cost.note == "split sizes not recorded: taken as even"
 
 
 def test_splits_say_what_goes_to_others() -> None:
-    found = counted("all_to_allv", 44_818_432, 50_331_648, 8, "38000000", "45000000")
-    assert (found.link_bytes, found.note) == (45_000_000, "")
-    assert (found.read_bytes, found.write_bytes) == (44_818_432, 50_331_648)
+    op_cost = counted("all_to_allv", 44_818_432, 50_331_648, 8, "38000000", "45000000")
+    assert (op_cost.link_bytes, op_cost.note) == (45_000_000, "")
+    assert (op_cost.read_bytes, op_cost.write_bytes) == (44_818_432, 50_331_648)
     assert counted("all_to_allv", 100, 200, 8, "90", "").link_bytes == 90
     assert counted("all_to_allv", 100, 200, 8, "0", "0").link_bytes == 0
 
@@ -74,8 +74,8 @@ def test_splits_say_what_goes_to_others() -> None:
     ],
 )
 def test_link_bytes(name: str, sent: int, received: int, link: int) -> None:
-    found = counted(name, sent, received, 8)
-    assert (found.link, found.link_bytes) == ("gpu", link)
+    op_cost = counted(name, sent, received, 8)
+    assert (op_cost.link, op_cost.link_bytes) == ("gpu", link)
 
 
 def test_send_reads_and_receive_writes() -> None:
@@ -86,10 +86,10 @@ def test_send_reads_and_receive_writes() -> None:
 
 @pytest.mark.parametrize("name", ["allreduce", "_allgather_base", "broadcast", "all_to_allv", "gather"])
 def test_one_rank_alone_uses_no_link(name: str) -> None:
-    found = counted(name, 4096, 4096, 1)
-    assert (found.link, found.link_bytes) == ("", 0)
-    assert found.read_bytes == found.write_bytes == 4096
-    assert "one rank" in found.note
+    op_cost = counted(name, 4096, 4096, 1)
+    assert (op_cost.link, op_cost.link_bytes) == ("", 0)
+    assert op_cost.read_bytes == op_cost.write_bytes == 4096
+    assert "one rank" in op_cost.note
 
 
 @pytest.mark.parametrize("name", ["barrier", "wait", "coalesced"])

@@ -30,8 +30,8 @@ def te_gemm(a: list[int], b: list[int], transa: str, transb: str, accumulate: st
     [([N, K], [T, K], "1", "0"), ([K, N], [T, K], "0", "0"), ([K, N], [K, T], "0", "1")],
 )
 def test_operands_are_in_the_order_of_cublas(a: list[int], b: list[int], transa: str, transb: str) -> None:
-    found = counted(te_gemm(a, b, transa, transb))
-    assert found == OpCost(
+    op_cost = counted(te_gemm(a, b, transa, transb))
+    assert op_cost == OpCost(
         2 * T * N * K, N * K + T * K + 2 * N, 2 * T * N, "fp8e4m3", "matrix",
         dims=(("M", T), ("N", N), ("K", K)),
     )  # fmt: skip
@@ -66,19 +66,19 @@ def test_generic_gemm() -> None:
     [("nvjet_hsh_128x256", "bf16"), ("nvjet_qqtst_128x256", "fp8e4m3"), ("Cijk_Ailk_Bljk_F8BS", "fp8e4m3")],
 )
 def test_linear(name: str, shapes: list[list[int]], dtypes: list[str], kernel: str, dtype: str) -> None:
-    found = counted(OpCall(name, shapes, dtypes, kernel=kernel))
-    assert (found.flops, found.read_bytes) == (2 * T * N * K, 2 * (T * K + N * K))
-    assert (found.write_bytes, found.dtype) == (2 * T * N, dtype)
-    assert found.note.startswith("product only")
+    op_cost = counted(OpCall(name, shapes, dtypes, kernel=kernel))
+    assert (op_cost.flops, op_cost.read_bytes) == (2 * T * N * K, 2 * (T * K + N * K))
+    assert (op_cost.write_bytes, op_cost.dtype) == (2 * T * N, dtype)
+    assert op_cost.note.startswith("GEMM only")
 
 
 @pytest.mark.parametrize("name", ["_LinearBackward", "autograd::engine::evaluate_function: _LinearBackward"])
 def test_backward_is_both_gradients(name: str) -> None:
     forward = OpCall("_Linear", [[N, K], [T, K]], ["bf16", "bf16"])
-    found = counted(OpCall(name, [[T, N]], ["bf16"], forward=forward))
-    assert found.flops == 4 * T * N * K
-    assert found.read_bytes == 2 * (T * K + N * K + T * N)
-    assert found.write_bytes == 2 * (T * K + N * K)
+    op_cost = counted(OpCall(name, [[T, N]], ["bf16"], forward=forward))
+    assert op_cost.flops == 4 * T * N * K
+    assert op_cost.read_bytes == 2 * (T * K + N * K + T * N)
+    assert op_cost.write_bytes == 2 * (T * K + N * K)
     with pytest.raises(Uncounted, match="forward op is not in the trace"):
         counted(OpCall(name, [[T, N]], ["bf16"]))
 

@@ -19,8 +19,8 @@ def counted(call: OpCall) -> OpCost:
     return model.function(call)
 
 
-def bytes_of(found: OpCost) -> tuple[int, int]:
-    return found.read_bytes, found.write_bytes
+def bytes_of(op_cost: OpCost) -> tuple[int, int]:
+    return op_cost.read_bytes, op_cost.write_bytes
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def bytes_of(found: OpCost) -> tuple[int, int]:
     ],
 )
 def test_routing(name: str, shapes: list[list[int]], dtypes: list[str], written: int) -> None:
-    found = counted(OpCall(name, shapes, dtypes))
-    assert (found.flops, bytes_of(found), found.dtype) == (5 * T * E, (2 * T * E, written), "bf16")
+    op_cost = counted(OpCall(name, shapes, dtypes))
+    assert (op_cost.flops, bytes_of(op_cost), op_cost.dtype) == (5 * T * E, (2 * T * E, written), "bf16")
 
 
 def test_routing_with_a_bias() -> None:
     shapes = [[T, E], [E], [T, K], [T, K]]
-    found = counted(OpCall("aiter::biased_grouped_topk", shapes, ["bf16", "fp32", "fp32", "i32"]))
-    assert bytes_of(found) == (2 * T * E + 4 * E, 8 * T * K)
+    op_cost = counted(OpCall("aiter::biased_grouped_topk", shapes, ["bf16", "fp32", "fp32", "i32"]))
+    assert bytes_of(op_cost) == (2 * T * E + 4 * E, 8 * T * K)
 
 
 def test_sorting() -> None:
@@ -55,13 +55,13 @@ def test_sorting() -> None:
     assert (align.flops, bytes_of(align)) == (0, (4 * T * K, 4 * (T * K + 1024 + 200 + 1)))
     shapes = [[T, K], [T, K], [9000], [9000], [300], [2], [T, H]]
     dtypes = ["i32", "fp32", "i32", "fp32", "i32", "i32", "bf16"]
-    found = counted(OpCall("aiter::moe_sorting_fwd", shapes, dtypes))
-    assert bytes_of(found) == (8 * T * K, 4 * (9000 + 9000 + 300 + 2) + 2 * T * H)
+    op_cost = counted(OpCall("aiter::moe_sorting_fwd", shapes, dtypes))
+    assert bytes_of(op_cost) == (8 * T * K, 4 * (9000 + 9000 + 300 + 2) + 2 * T * H)
 
 
 def test_sum_of_the_experts() -> None:
-    found = counted(OpCall("_moe_C::moe_sum", [[T, K, H], [T, H]], ["bf16", "bf16"]))
-    assert (found.flops, bytes_of(found)) == (T * K * H, (2 * T * K * H, 2 * T * H))
+    op_cost = counted(OpCall("_moe_C::moe_sum", [[T, K, H], [T, H]], ["bf16", "bf16"]))
+    assert (op_cost.flops, bytes_of(op_cost)) == (T * K * H, (2 * T * K * H, 2 * T * H))
 
 
 def test_permute_and_unpermute() -> None:
@@ -102,11 +102,11 @@ def test_functions_of_transformer_engine() -> None:
 
 def test_backward_writes_what_forward_read() -> None:
     forward = OpCall("_moe_permute_mask_map", [[T, H], [T, E]], ["bf16", "bool"])
-    found = counted(OpCall("_moe_permute_mask_mapBackward", [[T * K, H]], ["bf16"], forward=forward))
-    assert (found.flops, bytes_of(found)) == (T * K * H, (2 * T * K * H, 2 * T * H))
+    op_cost = counted(OpCall("_moe_permute_mask_mapBackward", [[T * K, H]], ["bf16"], forward=forward))
+    assert (op_cost.flops, bytes_of(op_cost)) == (T * K * H, (2 * T * K * H, 2 * T * H))
     forward = OpCall("_moe_unpermute_mask_map", [[T * K, H], [T, 2 * E + 1]], ["bf16", "i32"])
-    found = counted(OpCall("_moe_unpermute_mask_mapBackward", [[T, H]], ["bf16"], forward=forward))
-    assert (found.flops, bytes_of(found)) == (0, (2 * T * H, 2 * T * K * H))
+    op_cost = counted(OpCall("_moe_unpermute_mask_mapBackward", [[T, H]], ["bf16"], forward=forward))
+    assert (op_cost.flops, bytes_of(op_cost)) == (0, (2 * T * H, 2 * T * K * H))
     with pytest.raises(Uncounted, match="forward op is not in the trace"):
         counted(OpCall("_moe_chunk_sortBackward", [[T, H]], ["bf16"]))
 
@@ -115,8 +115,8 @@ def test_given_results_are_written() -> None:
     rows = T * K
     shapes: list[Any] = [[T, H], [rows, H], [], [], [T, E], [rows], [T, 2 * E + 1]]
     dtypes = ["bf16", "bf16", "", "", "fp32", "fp32", "i32"]
-    found = counted(OpCall("primus_turbo_cpp_extension::permute", shapes, dtypes))
-    assert bytes_of(found) == (2 * T * H + 4 * T * E + 4 * T * (2 * E + 1), 2 * rows * H + 4 * rows)
+    op_cost = counted(OpCall("primus_turbo_cpp_extension::permute", shapes, dtypes))
+    assert bytes_of(op_cost) == (2 * T * H + 4 * T * E + 4 * T * (2 * E + 1), 2 * rows * H + 4 * rows)
     back = counted(OpCall("primus_turbo_cpp_extension::unpermute", [[rows, H], [T, H]], ["bf16", "bf16"]))
     assert (back.flops, bytes_of(back)) == (rows * H, (2 * rows * H, 2 * T * H))
     vllm = OpCall("_moe_C::moe_permute", [[T, H], [T, K], [T, K], [T, K], [], [], [rows, H]],
@@ -127,21 +127,21 @@ def test_given_results_are_written() -> None:
 @pytest.mark.parametrize("name", ["vllm::outplace_fused_experts", "aiter::fused_moe_"])
 def test_fused_experts(name: str) -> None:
     shapes = [[T, H], [E, 2 * F, H], [E, H, F], [T, K], [T, K]]
-    found = counted(OpCall(name, shapes, ["bf16", "bf16", "bf16", "fp32", "i32"]))
+    op_cost = counted(OpCall(name, shapes, ["bf16", "bf16", "bf16", "fp32", "i32"]))
     # Gate and up, then down: 2 · T·K · (2·F·H + H·F) FLOPs.
-    assert found.flops == 2 * T * K * 3 * H * F
-    assert bytes_of(found) == (2 * T * H + 2 * E * 3 * H * F, 2 * T * H)
-    assert found.engine == "matrix"
+    assert op_cost.flops == 2 * T * K * 3 * H * F
+    assert bytes_of(op_cost) == (2 * T * H + 2 * E * 3 * H * F, 2 * T * H)
+    assert op_cost.engine == "matrix"
 
 
 def test_a_few_tokens_do_not_use_all_experts() -> None:
     shapes = [[2, H], [E, 2 * F, H], [E, H, F], [2, K], [2, K]]
-    found = counted(
+    op_cost = counted(
         OpCall("vllm::inplace_fused_experts", shapes, ["bf16", "fp8e4m3", "fp8e4m3", "fp32", "i32"])
     )
     # 12 rows, at most 12 of 64 experts, a byte an element.
-    assert found.read_bytes == 2 * 2 * H + 12 * 3 * H * F
-    assert found.dtype == "fp8e4m3"
+    assert op_cost.read_bytes == 2 * 2 * H + 12 * 3 * H * F
+    assert op_cost.dtype == "fp8e4m3"
 
 
 def test_experts_with_sorted_rows() -> None:
@@ -159,8 +159,8 @@ def test_experts_with_sorted_rows() -> None:
 @given(st.integers(0, 64), st.integers(1, 8), st.integers(1, 32))
 def test_no_more_experts_are_read_than_there_are(tokens: int, k: int, experts: int) -> None:
     shapes = [[tokens, 16], [experts, 8, 16], [experts, 16, 4], [tokens, k], [tokens, k]]
-    found = counted(OpCall("vllm::inplace_fused_experts", shapes, ["bf16", "bf16", "bf16", "fp32", "i32"]))
-    assert found.read_bytes == 2 * (tokens * 16 + min(experts, tokens * k) * (8 * 16 + 16 * 4))
+    op_cost = counted(OpCall("vllm::inplace_fused_experts", shapes, ["bf16", "bf16", "bf16", "fp32", "i32"]))
+    assert op_cost.read_bytes == 2 * (tokens * 16 + min(experts, tokens * k) * (8 * 16 + 16 * 4))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_no_more_experts_are_read_than_there_are(tokens: int, k: int, experts: i
         ("_moe_permute_mask_map", [[T, H], [T, E]], [], "number of permuted rows not recorded"),
         ("te_moe::unpermute_mask_map_fwd", [[T, H], [T, E]], [], "argument 3 has no recorded value"),
         ("te_moe::unpermute_mask_map_fwd", [[T, H], [T, E]], ["", "", "", "-1"], "number of tokens"),
-        ("te_moe::permute_index_map", [[T], [T, E]], [], "1 dimensions where 2 are due"),
+        ("te_moe::permute_index_map", [[T], [T, E]], [], "1 dimensions instead of 2"),
         (
             "vllm::inplace_fused_experts",
             [[T, H], [E, H], [E, H], [T, K], [T, K]],

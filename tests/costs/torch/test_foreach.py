@@ -31,22 +31,22 @@ def foreach(name: str, *shapes: Any, values: tuple[str, ...] = (), by: str = ONE
 
 
 def test_addcdiv_as_recorded() -> None:
-    found = foreach("addcdiv_", [[33884544]], [[33884544]], [[33884544]], [])
+    op_cost = foreach("addcdiv_", [[33884544]], [[33884544]], [[33884544]], [])
     # Three lists read, one written, 4 bytes an element; a + s·b/c.
-    assert found == OpCost(101_653_632, 406_614_528, 135_538_176, "fp32", dims=(("elements", 33884544),))
+    assert op_cost == OpCost(101_653_632, 406_614_528, 135_538_176, "fp32", dims=(("elements", 33884544),))
 
 
 def test_the_factors_of_addcmul_are_one_tensor_where_they_can_be() -> None:
-    found = foreach("addcmul_", LISTS, LISTS, LISTS, [])
-    assert (found.read_bytes, found.note) == (2 * 40_096, ONE_FACTOR)
+    op_cost = foreach("addcmul_", LISTS, LISTS, LISTS, [])
+    assert (op_cost.read_bytes, op_cost.note) == (2 * 40_096, ONE_FACTOR)
     other = foreach("addcmul_", LISTS, LISTS, [[1000, 1], [24]], [])
     assert (other.read_bytes, other.note) == (2 * 40_096 + 4 * 1024, "")
 
 
 @pytest.mark.parametrize("name", ["sqrt", "sqrt_", "mul", "mul_", "div", "pow", "clamp_min_", "neg"])
 def test_a_list_and_at_most_a_scalar(name: str) -> None:
-    found = foreach(name, LISTS, [])
-    assert (found.flops, found.read_bytes, found.write_bytes) == (10_024, 40_096, 40_096)
+    op_cost = foreach(name, LISTS, [])
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (10_024, 40_096, 40_096)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_list_and_at_most_a_scalar(name: str) -> None:
     ],
 )
 def test_two_lists(name: str, alpha: str, operations: int) -> None:
-    found = foreach(name, LISTS, LISTS, [], values=("", "", alpha))
-    assert (found.flops, found.read_bytes) == (operations * 10_024, 2 * 40_096)
+    op_cost = foreach(name, LISTS, LISTS, [], values=("", "", alpha))
+    assert (op_cost.flops, op_cost.read_bytes) == (operations * 10_024, 2 * 40_096)
 
 
 def test_a_scalar_to_the_power_of_a_list() -> None:
@@ -71,17 +71,22 @@ def test_a_scalar_to_the_power_of_a_list() -> None:
 
 def test_copies_and_fills() -> None:
     copy = kernel("TensorListMetadata<2>", "CopyFunctor<c10::BFloat16, float, 2, 1, 1>")
-    found = foreach("copy_", LISTS, LISTS, [], by=copy)
-    assert (found.flops, found.read_bytes, found.write_bytes, found.dtype) == (0, 40_096, 20_048, "bf16")
+    op_cost = foreach("copy_", LISTS, LISTS, [], by=copy)
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes, op_cost.dtype) == (
+        0,
+        40_096,
+        20_048,
+        "bf16",
+    )
     zero = kernel("TensorListMetadata<1>", "ZeroFunctor<float, 1, 1, 0>")
-    found = foreach("zero_", LISTS, by=zero)
-    assert (found.flops, found.read_bytes, found.write_bytes) == (0, 0, 40_096)
+    op_cost = foreach("zero_", LISTS, by=zero)
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (0, 0, 40_096)
 
 
 def test_norms_write_one_number_a_tensor() -> None:
     norm = kernel("TensorListMetadata<1>", "LpNormFunctor<float, (at::native::NormType)1, float, 1, 1, 0>")
-    found = foreach("norm", LISTS, [], [], by=norm)
-    assert (found.flops, found.read_bytes, found.write_bytes) == (20_048, 40_096, 8)
+    op_cost = foreach("norm", LISTS, [], [], by=norm)
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (20_048, 40_096, 8)
     assert foreach("max", LISTS, by=norm).flops == 10_024
 
 
@@ -92,8 +97,8 @@ def test_unscaling_gradients() -> None:
         ["", "fp32", "fp32"],
         kernel=ONE,
     )
-    found = counted(call)
-    assert (found.flops, found.read_bytes, found.write_bytes) == (20_048, 40_096, 40_096)
+    op_cost = counted(call)
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (20_048, 40_096, 40_096)
 
 
 def test_what_cannot_be_counted_is_told() -> None:
@@ -103,5 +108,5 @@ def test_what_cannot_be_counted_is_told() -> None:
         foreach("mul_", [], [])
     with pytest.raises(Uncounted, match="not a multi-tensor kernel"):
         foreach("mul_", LISTS, by="elementwise_kernel")
-    with pytest.raises(Uncounted, match="no list of sizes"):
+    with pytest.raises(Uncounted, match="not a list of sizes"):
         foreach("mul_", [[-1]])

@@ -104,7 +104,7 @@ def test_triangles() -> None:
     assert moved("aten::triu", "fp32 2 4 4", 1) == (4 * 12, 4 * 32)
     assert moved("aten::tril", "fp32 2 4 4", 0) == (4 * 20, 4 * 32)
     assert moved("aten::tril_", "fp32 2 4 4", 0) == (0, 4 * 12)
-    with pytest.raises(Uncounted, match="at least 2"):
+    with pytest.raises(Uncounted, match="2 or more"):
         costed("aten::triu", "fp32 4", 0)
 
 
@@ -119,7 +119,7 @@ def test_repeats() -> None:
     assert moved("aten::repeat", "bf16 6 4", "[2, 3, 1]") == (48, 6 * 48)
     assert moved("aten::repeat_interleave", "i64 2", 3) == (16, 24)
     assert moved("aten::repeat_interleave", "bf16 6 4", 3, 0, None) == (48, 144)
-    with pytest.raises(Uncounted, match="in the data"):
+    with pytest.raises(Uncounted, match="on the data"):
         costed("aten::repeat_interleave", "bf16 6 4", "i64 6", 0, None)
     with pytest.raises(Uncounted, match="no recorded value"):
         costed("aten::repeat_interleave", "i64 2", None)

@@ -55,21 +55,21 @@ def test_amsgrad_and_a_gradient_scale() -> None:
 def test_sgd(momentum: str, first: str, reads: int, writes: int, operations: int) -> None:
     shapes: list[Any] = [PARAMETERS, PARAMETERS, [] if momentum == "0" else PARAMETERS] + [[]] * 9
     values = ["", "", "", "0", momentum, "0.1", "0", "False", "False", first, "", ""]
-    found = counted(OpCall("aten::_fused_sgd_", shapes, [""] * 12, values, kernel=SGD))
-    assert found.flops == operations * 100_100
-    assert (found.read_bytes, found.write_bytes) == (reads * 400_400, writes * 400_400)
+    op_cost = counted(OpCall("aten::_fused_sgd_", shapes, [""] * 12, values, kernel=SGD))
+    assert op_cost.flops == operations * 100_100
+    assert (op_cost.read_bytes, op_cost.write_bytes) == (reads * 400_400, writes * 400_400)
 
 
 def test_adagrad() -> None:
     kernel = SGD.replace("FusedSgdMathFunctor", "FusedAdagradMathFunctor")
-    found = counted(OpCall("aten::_fused_adagrad_", [PARAMETERS] * 3, [""] * 3, kernel=kernel))
-    assert (found.flops, found.read_bytes, found.write_bytes) == (9 * 100_100, 3 * 400_400, 2 * 400_400)
+    op_cost = counted(OpCall("aten::_fused_adagrad_", [PARAMETERS] * 3, [""] * 3, kernel=kernel))
+    assert (op_cost.flops, op_cost.read_bytes, op_cost.write_bytes) == (9 * 100_100, 3 * 400_400, 2 * 400_400)
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=3), min_size=1, max_size=30))
 def test_adam_moves_seven_elements_a_parameter(shapes: list[list[int]]) -> None:
-    found = counted(OpCall("aten::_fused_adam_", [shapes] * 4, [""] * 4, kernel=ADAM))
-    assert found.read_bytes + found.write_bytes == 7 * 4 * dict(found.dims)["parameters"]
+    op_cost = counted(OpCall("aten::_fused_adam_", [shapes] * 4, [""] * 4, kernel=ADAM))
+    assert op_cost.read_bytes + op_cost.write_bytes == 7 * 4 * dict(op_cost.dims)["parameters"]
 
 
 def test_what_cannot_be_counted_is_told() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tracelens.workload.serving.delayer import PrefillDelayer
 from tracelens.workload.serving.measure import Ticks
-from tracelens.workload.serving.plan import make_plan, wish
+from tracelens.workload.serving.plan import make_plan, propose
 from tracelens.workload.serving.requests import Traffic
 from tracelens.workload.serving.scheduler import Scheduler
 from tracelens.workload.serving.settings import Serving
@@ -34,8 +34,8 @@ def simulate(settings: Serving, ranks: int, most: int) -> Simulated:
     for tick in range(most):
         for some, scheduler in zip(traffic, schedulers, strict=True):
             scheduler.arrive(some.arrive(tick))
-        wishes = [wish(scheduler) for scheduler in schedulers]
-        plan = make_plan(wishes, delayer is None or delayer.allow(wishes), settings)
+        proposals = [propose(scheduler) for scheduler in schedulers]
+        plan = make_plan(proposals, delayer is None or delayer.allow(proposals), settings)
         for kind, scheduler in zip(plan.kinds if plan else (), schedulers, strict=bool(plan)):
             if kind == "prefill":
                 scheduler.prefilled([1] * len(scheduler.next_prefill()), tick)

@@ -209,7 +209,7 @@ def expert_shapes(rank: int) -> dict[str, tuple[int, ...]]:
         ({"ranks": 0}, "ranks must be at least 1"),
         ({"ranks": 5}, r"expert_ffn \(48\) must be a multiple of ranks = 5: each has a slice"),
         ({"device": "tpu"}, "--device must be cuda or cpu, not tpu"),
-        ({"out": Path("out"), "ticks": 9}, "the recording needs 56 ticks, not 9"),
+        ({"out": Path("out"), "ticks": 9}, "the recording needs 56 ticks, the run has 9"),
         ({"serving": replace(TINY, graph="on")}, "graph=on needs a GPU, and this run is on cpu"),
     ],
 )  # fmt: skip
@@ -229,6 +229,6 @@ def test_a_dtype_whose_grouped_gemm_waits_is_refused() -> None:
 def test_slices_too_narrow_for_a_gemm_are_refused() -> None:
     config = model_config("tiny", ["dtype=bfloat16"], TINY)
     with pytest.raises(
-        TracelensError, match="expert_ffn / ranks = 12 must be a multiple of 8: fewer --ranks"
+        TracelensError, match="expert_ffn / ranks = 12 must be a multiple of 8: lower --ranks"
     ):
         ServeJob(config, TINY, ranks=4, device="cpu")

@@ -260,7 +260,7 @@ def test_latencies_are_of_requests_in_timed_ticks() -> None:
         ({"rate": "-1"}, "rate must be 0 or more"),
         ({"prompt_min": "50"}, r"prompt_max \(48\) is below prompt_min \(50\)"),
         ({"prefill_tokens": "40"}, r"prefill_tokens \(40\) must be at least prompt_max \(48\)"),
-        ({"delay_quorum": "2"}, "delay_quorum must be a share from 0 to 1, not 2.0"),
+        ({"delay_quorum": "2"}, "delay_quorum must be a fraction from 0 to 1, not 2.0"),
     ],
 )
 def test_bad_settings_are_one_line(fields: dict[str, str], message: str) -> None:

@@ -28,7 +28,7 @@ MIXED = "Some ranks are CPU-only: for them GPU means the CPU, and its work is th
 
 def noted(result: Result, metas: Iterable[TraceMeta]) -> Result:
     """A result whose text says so where the work of any rank is the host's."""
-    cpu_only = [meta.on_host for meta in metas]
+    cpu_only = [meta.cpu_only for meta in metas]
     note = NOTE if all(cpu_only) else MIXED
     if not any(cpu_only) or note in result.doc:
         return result
@@ -37,7 +37,7 @@ def noted(result: Result, metas: Iterable[TraceMeta]) -> Result:
 
 def device_names(metas: Iterable[TraceMeta]) -> list[str]:
     """Names of the devices that did the work, sorted."""
-    names = {name for meta in metas for name in ([HOST] if meta.on_host else meta.devices.values())}
+    names = {name for meta in metas for name in ([HOST] if meta.cpu_only else meta.devices.values())}
     return sorted(names)
 
 

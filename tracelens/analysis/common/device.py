@@ -23,7 +23,7 @@ def choose_device(name: str | None, file: str | None) -> Device | None:
 
 def own_device(trace: Trace) -> Device | None:
     """The device that did the work; None for several, one that is not known, or the host."""
-    if trace.meta.on_host:
+    if trace.meta.cpu_only:
         return None
     devices = {match(name) for name in trace.meta.devices.values()}
     return devices.pop() if len(devices) == 1 else None

@@ -253,7 +253,7 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     events = trace.arrays
     code = {name: number for number, name in enumerate(CAUSES)}
     after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
-    launch = np.where(gaps.after >= 0, work.asked[after], -1)
+    launch = np.where(gaps.after >= 0, work.launch_call[after], -1)
     called_ns = np.where(launch >= 0, events.start[np.maximum(launch, 0)], gaps.start)
     same_stream = (work.stream[after] == work.stream[before]) & (work.device[after] == work.device[before])
     cause = np.where(same_stream, code["dispatch"], code["other stream"])
@@ -290,7 +290,7 @@ def named(events: Events, pattern: re.Pattern[str]) -> Bool:
 
 def waiting_calls(trace: Trace, work: Work) -> Bool:
     """Calls in which the host has nothing to do but wait for a GPU: none where there is no GPU."""
-    return np.zeros(len(trace.arrays.start), dtype=bool) if work.on_host else blocking_calls(trace, work)
+    return np.zeros(len(trace.arrays.start), dtype=bool) if work.cpu_only else blocking_calls(trace, work)
 
 
 def blocking_calls(trace: Trace, work: Work) -> Bool:
@@ -299,7 +299,7 @@ def blocking_calls(trace: Trace, work: Work) -> Bool:
     In a CPU-only trace, those in which the host would wait (see reads.py).
     """
     events = trace.arrays
-    if work.on_host:
+    if work.cpu_only:
         return reads(trace)
     mask = named(events, BLOCKING) & events.where("launch")
     # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.

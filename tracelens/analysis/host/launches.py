@@ -88,7 +88,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
     for trace in run.traces:
         everything = gpu_work(trace, scope)
         work = everything.take(everything.launch >= 0)
-        if everything.on_host:
+        if everything.cpu_only:
             reason = "CPU-only trace: nothing is launched"
             skips.append(Skip(f"rank {trace.meta.rank}", reason))
             continue

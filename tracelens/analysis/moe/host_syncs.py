@@ -50,7 +50,7 @@ def blocking(trace: Trace) -> Blocking:
     # Of nested calls the outer one.
     reached = _reached(events.end[rows], thread[rows])
     rows = rows[events.end[rows] > reached]
-    caller = work.caller
+    caller = work.host_call
     called = np.flatnonzero(caller >= 0)
     last, following = (np.full(len(rows), -1, dtype=np.int64) for _ in range(2))
     for number in np.unique(thread[rows]):
@@ -69,7 +69,7 @@ def blocking(trace: Trace) -> Blocking:
             else -1
         )
     named = np.full(len(rows), -1, dtype=np.int64)
-    if work.on_host:
+    if work.cpu_only:
         last, named = _inside(trace, rows, last, following)
     else:
         last = _waited_for(trace, rows, last, caller)

@@ -125,7 +125,7 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tok
 def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     """Of each piece of work: its call (-1: none), whether autograd launched it, whether it is recomputed."""
     work = trace.work
-    caller = work.caller
+    caller = work.host_call
     known, row = caller >= 0, np.maximum(caller, 0)
     return caller, known & in_autograd(trace)[row], known & trace.once(recomputed)[row]
 

@@ -49,7 +49,7 @@ def inputs(run: Run) -> Result:
     for trace, meta in zip(run.traces, metas, strict=True):
         work = gpu_work(trace)
         linked = float(work.linked.mean()) if len(work.event) else 0.0
-        if work.on_host:
+        if work.cpu_only:
             skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
         used = sorted({meta.devices.get(int(device), "") for device in np.unique(work.device)} - {""})
         if len(np.unique(work.device)) > 1:
@@ -61,7 +61,7 @@ def inputs(run: Run) -> Result:
                 "rank": np.array([meta.rank]),
                 "path": [meta.path],
                 "format": [meta.format],
-                "device": [HOST if work.on_host else ", ".join(used) or "unknown"],
+                "device": [HOST if work.cpu_only else ", ".join(used) or "unknown"],
                 "events_read": np.array([meta.read]),
                 "events_kept": np.array([meta.kept]),
                 "events_dropped": np.array([sum(meta.dropped.values())]),

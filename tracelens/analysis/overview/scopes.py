@@ -132,7 +132,7 @@ def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[s
         frame = np.where(event >= 0, around[np.maximum(event, 0)], -1)
         return np.where(frame >= 0, path_of[np.maximum(frame, 0)], -1)
 
-    caller = work.caller
+    caller = work.host_call
     via_caller, via_forward = path_around(caller), path_around(work.forward)
     is_recompute = _recomputed_in_scope(trace, caller, around)
     path = np.where((via_forward >= 0) & ~is_recompute, via_forward, via_caller)

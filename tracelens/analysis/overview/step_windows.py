@@ -62,8 +62,8 @@ def _called(trace: Trace, work: Work, main: Int, begin: int) -> Int:
 
     Where the trace links work to calls, that is what runs without one ahead of the first with one.
     """
-    called = np.where(work.asked >= 0, trace.arrays.start[np.maximum(work.asked, 0)], work.start)
-    linked = main[work.asked[main] >= 0]
+    called = np.where(work.launch_call >= 0, trace.arrays.start[np.maximum(work.launch_call, 0)], work.start)
+    linked = main[work.launch_call[main] >= 0]
     if len(linked):
         queued = work.unlinked & (work.start < work.start[linked[0]])
         called[queued] = np.minimum(called[queued], begin - 1)

@@ -83,7 +83,7 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
         return Passes(trace.meta.rank, None, (), [], empty, empty, {}, [])
     is_p2p = np.isin(work.event, messages.kernel)
     host = _host_times(trace, work)
-    counted = (work.caller >= 0) & ~is_p2p & ~gradient_sync(trace, work)
+    counted = (work.host_call >= 0) & ~is_p2p & ~gradient_sync(trace, work)
     backward = _is_backward(trace, work)
     if scopes.usable:
         key = _by_scope(host, backward, scopes)
@@ -107,13 +107,13 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
 
 
 def _host_times(trace: Trace, work: Work) -> Int:
-    anchor = work.caller
+    anchor = work.host_call
     return np.where(anchor >= 0, trace.arrays.start[np.maximum(anchor, 0)], -1)
 
 
 def _is_backward(trace: Trace, work: Work) -> Bool:
     """Whether the autograd engine launched it."""
-    anchor = work.caller
+    anchor = work.host_call
     return (anchor >= 0) & in_autograd(trace)[np.maximum(anchor, 0)]
 
 

@@ -120,7 +120,7 @@ def _shares(table: Table) -> dict[str, float]:
 def _no_device(trace: Trace) -> Skip:
     names = sorted(set(trace.meta.devices.values()))
     subject = f"rank {trace.meta.rank}: roofline time and efficiency"
-    if trace.meta.on_host:
+    if trace.meta.cpu_only:
         return Skip(subject, "CPU-only trace: no peaks for the CPU; FLOPs and bytes are counted")
     if not names:
         return Skip(subject, "the trace names no device; pass --device")

@@ -153,7 +153,7 @@ class Comparison:
         kind = next(kind for kind, name in _IDLE.items() if name == cause)
         versus = f"{duration(times[kind])} (others {duration(typical[kind])})"
         host = self._host(last.rank, spans[last.rank], kind)
-        if self._parts[last.rank].on_host:
+        if self._parts[last.rank].cpu_only:
             return f"no op ran for {versus}{host and ', the longest time in '}{host}"
         if cause == "blocking_call":
             return f"GPU idle {versus} because the host was blocked in {host or 'a call'}"

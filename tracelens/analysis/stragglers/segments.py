@@ -71,7 +71,7 @@ class Segments(NamedTuple):
         launch: start of the launch call of each communication kernel, -1 if not in the trace.
         beside: whether other work was running when that kernel began.
         blocked: ns that the host had sat in blocking calls before that launch, since the first edge.
-        on_host: whether the work is the host's.
+        cpu_only: whether the work is the host's.
     """
 
     communication: RankCommunication
@@ -88,7 +88,7 @@ class Segments(NamedTuple):
     launch: Int
     beside: Bool
     blocked: Int
-    on_host: bool = False
+    cpu_only: bool = False
 
 
 class _Gap(NamedTuple):
@@ -128,14 +128,14 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     host, longest, texts = _hosts(trace, gap, time.shape)
     is_work = kind[row] == WORK
     table = _work(trace, work, row[is_work], piece[is_work], ns[is_work])
-    launch = work.asked[is_comm]
+    launch = work.launch_call[is_comm]
     called = np.where(launch >= 0, trace.arrays.start[np.maximum(launch, 0)], -1)
     other_work = union(work.start[~is_comm], work.end[~is_comm])
     # A host that works itself asks for nothing ahead of its other work.
-    beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.on_host)
+    beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.cpu_only)
     blocked_time = _blocked(trace, work, blocking)
     blocked = np.maximum(blocked_time.covered_before(called) - blocked_time.covered_before(edges[:1]), 0)
-    return Segments(comm, edges, time, host, longest, texts, *table, called, beside, blocked, work.on_host)
+    return Segments(comm, edges, time, host, longest, texts, *table, called, beside, blocked, work.cpu_only)
 
 
 def _blocked(trace: Trace, work: Work, blocking: Bool) -> Union:
@@ -148,7 +148,7 @@ def _launching(trace: Trace, work: Work, mask: Bool) -> Int:
     """Rows of the chosen events on threads that launch work."""
     thread = threads(trace.arrays)
     rows = np.flatnonzero(mask)
-    return rows[np.isin(thread[rows], np.unique(thread[work.asked[work.asked >= 0]]))]
+    return rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
 
 
 def _silent(comm: RankCommunication) -> Segments:
@@ -166,9 +166,9 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     inside = gaps.end <= edges[-1]
     gaps = type(gaps)(*(values[inside] for values in gaps))
     explained = causes(trace, work, gaps)
-    explained = _with_reads(trace, work, gaps, explained) if work.on_host else explained
+    explained = _with_reads(trace, work, gaps, explained) if work.cpu_only else explained
     piece = np.searchsorted(edges, gaps.start, side="right") - 1
-    parts = _split(explained, gaps.end - gaps.start, 0 if work.on_host else RESTART_NS)
+    parts = _split(explained, gaps.end - gaps.start, 0 if work.cpu_only else RESTART_NS)
     hosts = {
         LATE: explained.busy,
         BLOCKED: explained.blocked,
@@ -191,7 +191,7 @@ def _with_reads(trace: Trace, work: Work, gaps: Gaps, explained: Explained) -> E
     if not len(rows):
         return explained
     reading = union(events.start[rows], events.end[rows])
-    launch_call = np.where(gaps.after >= 0, work.asked[np.maximum(gaps.after, 0)], -1)
+    launch_call = np.where(gaps.after >= 0, work.launch_call[np.maximum(gaps.after, 0)], -1)
     called = np.where(launch_call >= 0, events.start[np.maximum(launch_call, 0)], gaps.end)
     end = np.clip(called, gaps.start, gaps.end)
     begins, ends = np.searchsorted(reading.start, gaps.start), np.searchsorted(reading.end, end, side="right")

@@ -188,7 +188,7 @@ class Workloads:
 
     def _slow_text(self, table: _Table, mean: Float, typical: Float, slower: Float, factor: float) -> str:
         """The calls that took most time beyond the others' equal calls."""
-        device = "CPU" if any(part.on_host for part in self._parts.values()) else "GPU"
+        device = "CPU" if any(part.cpu_only for part in self._parts.values()) else "GPU"
         overall = f"over the whole recording its {device} takes {factor:.2f}x as long for equal work"
         if not len(slower) or slower.max() <= 0:
             return overall

@@ -69,7 +69,7 @@ def run(
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    steps: Annotated[int, typer.Option(help="Training steps, at least up to the end of the recording.")] = 10,
+    steps: Annotated[int, typer.Option(help="Training steps, at least to the end of the recording.")] = 10,
     profile_start: Annotated[int, typer.Option(help="First recorded step, counted from 0.")] = 8,
     profile_end: Annotated[int, typer.Option(help="The step after the last recorded one.")] = 10,
     stack: Stack = False,
@@ -79,15 +79,15 @@ def run(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **settings: str | None,
 ) -> None:
-    """Train the reference model for some steps, and record a trace a rank.
+    """Train the reference model and record one trace per rank.
 
-    Every optimisation is an option of its own, off unless asked for. For example:
+    Every optimisation has its own option and is off by default. For example:
 
     tracelens workload run --preset tiny --ranks 2 -o traces/
 
     tracelens workload run --preset small --ranks 8 --experts grouped --sync-free 2 -o traces/
 
-    With a known culprit, which `tracelens analyze stragglers` must find:
+    With an injected fault for `tracelens analyze stragglers` to find:
 
     tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
     """

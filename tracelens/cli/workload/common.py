@@ -20,7 +20,7 @@ Output = Annotated[
     ),
 ]
 Layers = Annotated[
-    int | None, typer.Option(help="Layers of the model, for large ones to fit.", show_default=False)
+    int | None, typer.Option(help="Number of layers, to make a large model fit.", show_default=False)
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -30,10 +30,12 @@ Assignments = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option(help="cuda (NVIDIA and AMD) or cpu; by default what is there.", show_default=False),
+    typer.Option(
+        help="cuda (NVIDIA and AMD) or cpu; by default cuda where there is a GPU.", show_default=False
+    ),
 ]
 Stack = Annotated[bool, typer.Option("--stack", help="Record Python frames; slows the host down.")]
-Scrub = Annotated[bool, typer.Option("--scrub", help="Take paths of this machine out of the traces.")]
+Scrub = Annotated[bool, typer.Option("--scrub", help="Remove paths of this machine from the traces.")]
 
 
 def with_settings(command: Callable[..., None], settings: Mapping[str, str]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Traces = Annotated[
     Path | None,
     typer.Argument(
-        metavar="DIR", help="New folder for the traces, one folder in it a rung.", show_default=False
+        metavar="DIR", help="New folder for the traces, with one subfolder per rung.", show_default=False
     ),
 ]
 From = Annotated[
@@ -42,8 +42,8 @@ Rungs = Annotated[
     list[str] | None,
     typer.Option(
         "--rung",
-        help="A rung of your own, as in 'grouped: experts=grouped'; repeat it for more, in order. A baseline "
-        "that adds nothing comes first.",
+        help="A rung of your own, as in 'grouped: experts=grouped'; may be repeated, in order. A baseline "
+        "without toggles comes first.",
         metavar="TEXT",
         show_default=False,
     ),
@@ -54,7 +54,7 @@ File = Annotated[
 ]
 Without = Annotated[
     list[str] | None,
-    typer.Option(help="Leave this rung out; repeat it for more.", metavar="NAME", show_default=False),
+    typer.Option(help="Leave this rung out; may be repeated.", metavar="NAME", show_default=False),
 ]
 
 
@@ -73,16 +73,16 @@ def ladder(
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    timed: Annotated[int, typer.Option(help="Steps of each rung that are timed, without the profiler.")] = 10,
-    recorded: Annotated[int, typer.Option(help="Steps of each rung that are recorded.")] = 3,
+    timed: Annotated[int, typer.Option(help="Timed steps per rung, without the profiler.")] = 10,
+    recorded: Annotated[int, typer.Option(help="Recorded steps per rung.")] = 3,
     scrub: Scrub = False,
     **settings: str | None,
 ) -> None:
-    """Run optimisations one on top of the other, and report what each brought and what it changed.
+    """Add optimisations one by one, and report what each gains and changes.
 
-    Without rungs of your own: one after the other of the workload's optimisations for training with experts
-    spread over ranks; what a machine or a model cannot do is left out, and the report says why. The other
-    options are those of `tracelens workload run`, for all rungs alike. For example:
+    By default, the rungs are the workload's optimisations for expert-parallel training; those that the
+    machine or the model does not support are left out, and the report says why. The other options are those
+    of `tracelens workload run` and apply to every rung. For example:
 
     tracelens workload ladder ladder/ --preset small --ranks 8 --micro-batches 2 -o ladder.html
 
@@ -132,15 +132,15 @@ def _run(
 ) -> None:
     from tracelens.planner.config import override
     from tracelens.planner.config import preset as named
-    from tracelens.workload import climb
+    from tracelens.workload import plan_ladder
 
     config = override(named(preset), assignments)
     # What is wrong with the rungs themselves needs no torch to be told.
-    climb(config, rungs[0], lambda _: "", strict=rungs[1])
-    runner = torch_part("climb")
+    plan_ladder(config, rungs[0], lambda _: "", strict=rungs[1])
+    runner = torch_part("ladder_runner")
     asked = runner.Ladder(folder, **options)
     lacks: Callable[[Any], str] = runner.lacking(str(asked.job(config, "").device))
-    steps, left = climb(config, rungs[0], lacks, strict=rungs[1])
+    steps, left = plan_ladder(config, rungs[0], lacks, strict=rungs[1])
     for one in left:
         say(f"left out: {one.rung.name}: {one.reason}")
     runner.run_ladder(asked, steps, left, preset=preset, progress=say)

@@ -33,12 +33,12 @@ Assignments = Annotated[
 def serve(
     *,
     preset: Preset = "tiny",
-    ranks: Annotated[int, typer.Option(help="Ranks, each with requests of its own.")] = 1,
+    ranks: Annotated[int, typer.Option(help="Number of ranks; each has its own requests.")] = 1,
     output: Output = None,
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    ticks: Annotated[int, typer.Option(help="Forward passes, at least up to the end of the recording.")] = 64,
+    ticks: Annotated[int, typer.Option(help="Forward passes, at least to the end of the recording.")] = 64,
     profile_start: Annotated[int, typer.Option(help="First recorded tick, counted from 0.")] = 48,
     profile_end: Annotated[int, typer.Option(help="The tick after the last recorded one.")] = 56,
     stack: Stack = False,
@@ -46,10 +46,10 @@ def serve(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **settings: str | None,
 ) -> None:
-    """Serve made-up requests for some ticks, and record a trace a rank.
+    """Serve synthetic requests and record one trace per rank.
 
-    Attention is data parallel, with a cache a rank; experts are cut over all ranks, which therefore go
-    through every layer together. In a tick each rank runs a prefill, a decode, or a dummy. For example:
+    Attention is data parallel, with one cache per rank; experts are sharded over all ranks, so all ranks
+    run every layer together. In a tick each rank runs a prefill, a decode, or a dummy. For example:
 
     tracelens workload serve --preset tiny --ranks 2 -o traces/
 

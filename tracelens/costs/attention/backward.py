@@ -1,6 +1,6 @@
 """Attention, backward, of PyTorch's own ops.
 
-Flash attention keeps no scores and makes them again, so its backward pass has five products to the forward's
+Flash attention keeps no scores and makes them again, so its backward pass has five GEMMs to the forward's
 two (Dao 2022): S = QKᵀ again, dV = PᵀdO, dP = dO·Vᵀ, dQ = dS·K and dK = dSᵀQ. Three are Dqk wide and two Dv:
 2·B·H·Nq·Nk·(3·Dqk + 2·Dv), less what the mask leaves out (see attention.py).
 
@@ -81,7 +81,7 @@ def flash_backward(call: OpCall) -> OpCost:
     q, k, v = call.tensor(1), call.tensor(2), call.tensor(3)
     sizes = tokens_first(q, k, v)
     causal = causal_flag(call, 11)
-    # Without packed sequences the places of their bounds hold tensors of no elements.
+    # Without packed sequences the arguments for their bounds hold tensors of no elements.
     if call.has(6) and call.tensor(6).shape and call.tensor(6).numel:
         scores, note = packed(sizes, call.tensor(6).numel - 1, call.integer(8), call.integer(9), causal)
     else:

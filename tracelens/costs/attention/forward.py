@@ -218,9 +218,9 @@ def _heads_first(
     return forward_cost(q, k, v, sizes, scores, note, saved, extra)
 
 
-def causal_flag(call: OpCall, place: int) -> bool:
+def causal_flag(call: OpCall, index: int) -> bool:
     """Whether the mask is causal; Uncounted where the trace has no values."""
-    text = call.text(place).lower()
+    text = call.text(index).lower()
     if text not in ("true", "false"):
         raise Uncounted("whether the mask is causal is not recorded")
     return text == "true"
@@ -242,13 +242,13 @@ def _ramp(end: int, top: int) -> int:
 def _four(tensor: Tensor) -> tuple[int, int, int, int]:
     shape = tensor.shape if len(tensor.shape) == 4 else (1, *tensor.shape)
     if len(shape) != 4:
-        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions where 4 are due")
+        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions instead of 4")
     return shape[0], shape[1], shape[2], shape[3]
 
 
-def _agreeing(sizes: Sizes, batches: tuple[int, int], others: tuple[int, int, int]) -> Sizes:
+def _agreeing(sizes: Sizes, batches: tuple[int, int], key_sizes: tuple[int, int, int]) -> Sizes:
     # A batch of 1 is broadcast; any other is another layout, such as the pages of a cache.
-    if others != (sizes.d, sizes.kv_heads, sizes.nk) or any(b not in (1, sizes.batch) for b in batches):
+    if key_sizes != (sizes.d, sizes.kv_heads, sizes.nk) or any(b not in (1, sizes.batch) for b in batches):
         raise Uncounted("recorded shapes of queries, keys and values disagree")
     if sizes.kv_heads and sizes.heads % sizes.kv_heads:
         raise Uncounted(f"{sizes.heads} heads cannot share {sizes.kv_heads} heads of keys")

@@ -150,19 +150,19 @@ def _mask(call: OpCall) -> tuple[Mask, list[int]]:
     """The mask, and the whole numbers before it."""
     values = call.values
     numbers = [text.lstrip("-").isdigit() for text in values]
-    for place in range(len(values) - 2):
-        if numbers[place + 1] and numbers[place + 2] and values[place].lower() in _WORDS:
-            before = [int(text) for text, number in zip(values[:place], numbers, strict=False) if number]
-            left, right = int(values[place + 1]), int(values[place + 2])
-            return Mask(values[place].lower() == "true", left, right), before
+    for index in range(len(values) - 2):
+        if numbers[index + 1] and numbers[index + 2] and values[index].lower() in _WORDS:
+            before = [int(text) for text, number in zip(values[:index], numbers, strict=False) if number]
+            left, right = int(values[index + 1]), int(values[index + 2])
+            return Mask(values[index].lower() == "true", left, right), before
     return _autograd_mask(call)
 
 
 def _autograd_mask(call: OpCall) -> tuple[Mask, list[int]]:
     """The mask of an autograd function, whose window is a pair, which is not recorded."""
-    for place, text in enumerate(call.values):
+    for index, text in enumerate(call.values):
         if text.lower() in _WORDS:
-            before = [int(word) for word in call.values[:place] if word.isdigit()]
+            before = [int(word) for word in call.values[:index] if word.isdigit()]
             return (Mask(True) if text.lower() == "true" else FULL), before
     raise Uncounted("whether the mask is causal is not recorded")
 

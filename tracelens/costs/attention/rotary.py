@@ -82,14 +82,14 @@ def serving_rotary(call: OpCall) -> OpCost:
     return OpCost(3 * turned, read, moved, query.dtype, dims=(("tokens", positions.numel), ("D", head)))
 
 
-def _rotary(x: Tensor, extra: int, other: Tensor | None = None) -> OpCost:
-    elements = x.numel + (other.numel if other else 0)
+def _rotary(x: Tensor, extra: int, key: Tensor | None = None) -> OpCost:
+    elements = x.numel + (key.numel if key else 0)
     dims = (("rows", x.numel // x.shape[-1]), ("D", x.shape[-1])) if x.shape and x.shape[-1] else ()
     return OpCost(3 * elements, x.bytes + extra, size(elements, x.dtype), x.dtype, dims=dims)
 
 
 def _at_least(call: OpCall, count: int) -> list[Tensor]:
-    found = call.tensors()
-    if len(found) < count:
-        raise Uncounted(f"{len(found)} recorded tensors where {count} are due")
-    return found
+    tensors = call.tensors()
+    if len(tensors) < count:
+        raise Uncounted(f"{len(tensors)} recorded tensors instead of {count}")
+    return tensors

@@ -1,6 +1,6 @@
-"""Matrix products: mm, addmm, bmm, baddbmm, linear, matmul and the scaled (fp8, fp4) ones.
+"""GEMMs: mm, addmm, bmm, baddbmm, linear, matmul and the scaled (fp8, fp4) ones.
 
-A product of (M, K) and (K, N) is M·N inner products of length K: 2·M·N·K FLOPs, times the batch. Adding a
+A GEMM of (M, K) and (K, N) is M·N inner products of length K: 2·M·N·K FLOPs, times the batch. Adding a
 bias is not counted (it is part of the epilogue); its bytes are.
 """
 
@@ -14,14 +14,14 @@ from tracelens.costs.model import OpCost, cost
 
 _TF32 = re.compile(r"tf32|xf32|_s1688", re.IGNORECASE)
 
-# Widest first: a product of mixed types runs in the wider one.
+# Widest first: a GEMM of mixed types runs in the wider one.
 _WIDTH = ("fp64", "fp32", "bf16", "fp16", "fp8e5m2", "fp8e4m3", "i8", "u8", "fp6", "fp4x2", "fp4")
 
 
-def product(
+def gemm_cost(
     call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, batch: int = 1, extra: int = 0, out: str = ""
 ) -> OpCost:
-    """The cost of `batch` products of (m, k) and (k, n).
+    """The cost of `batch` GEMMs of (m, k) and (k, n).
 
     Args:
         call: its kernel's name tells TF32 from FP32.
@@ -30,7 +30,7 @@ def product(
         m: rows of the result.
         n: columns of the result.
         k: length of the inner products.
-        batch: number of products.
+        batch: number of GEMMs.
         extra: further bytes read (bias, addend, scales).
         out: element type of the result, that of `a` by default.
     """
@@ -41,7 +41,7 @@ def product(
 
 
 def math_dtype(call: OpCall, a: Tensor, b: Tensor) -> str:
-    """The type that a product of `a` and `b` runs in."""
+    """The type that a GEMM of `a` and `b` runs in."""
     wider = min((a.dtype, b.dtype), key=lambda dtype: _WIDTH.index(dtype) if dtype in _WIDTH else -1)
     return "tf32" if wider == "fp32" and _TF32.search(call.kernel) else wider
 
@@ -52,7 +52,7 @@ def mm(call: OpCall) -> OpCost:
     a, b = call.tensor(0), call.tensor(1)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
     _agree(k, k2)
-    return product(call, a, b, m, n, k, out="i32" if a.dtype == "i8" else "")
+    return gemm_cost(call, a, b, m, n, k, out="i32" if a.dtype == "i8" else "")
 
 
 @cost("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
@@ -61,25 +61,25 @@ def addmm(call: OpCall) -> OpCost:
     bias, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
     _agree(k, k2)
-    return product(call, a, b, m, n, k, extra=_addend(call, bias, 3))
+    return gemm_cost(call, a, b, m, n, k, extra=_addend(call, bias, 3))
 
 
 @cost("aten::bmm", "aten::bmm.out")
 def bmm(call: OpCall) -> OpCost:
-    """B products (M, K) x (K, N)."""
+    """B GEMMs (M, K) x (K, N)."""
     a, b = call.tensor(0), call.tensor(1)
     (batch, m, k), (_, k2, n) = _matrix(a, 3), _matrix(b, 3)
     _agree(k, k2)
-    return product(call, a, b, m, n, k, batch)
+    return gemm_cost(call, a, b, m, n, k, batch)
 
 
 @cost("aten::baddbmm", "aten::baddbmm_")
 def baddbmm(call: OpCall) -> OpCost:
-    """B products (M, K) x (K, N), added to a tensor that is not read when beta is 0."""
+    """B GEMMs (M, K) x (K, N), added to a tensor that is not read when beta is 0."""
     addend, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
     (batch, m, k), (_, k2, n) = _matrix(a, 3), _matrix(b, 3)
     _agree(k, k2)
-    return product(call, a, b, m, n, k, batch, extra=_addend(call, addend, 3))
+    return gemm_cost(call, a, b, m, n, k, batch, extra=_addend(call, addend, 3))
 
 
 @cost("aten::linear", "aten::_linear")
@@ -89,7 +89,7 @@ def linear(call: OpCall) -> OpCost:
     n, k = _matrix(weight, 2)
     _agree(x.shape[-1] if x.shape else 1, k)
     bias = call.tensor(2).bytes if call.has(2) else 0
-    return product(call, x, weight, prod(x.shape[:-1]), n, k, extra=bias)
+    return gemm_cost(call, x, weight, prod(x.shape[:-1]), n, k, extra=bias)
 
 
 @cost("aten::matmul", "aten::mv", "aten::dot", "aten::addmv")
@@ -97,39 +97,39 @@ def matmul(call: OpCall) -> OpCost:
     """torch.matmul: vectors are widened to matrices, leading dimensions broadcast."""
     first = 1 if call.name == "aten::addmv" else 0
     a, b = call.tensor(first), call.tensor(first + 1)
-    left = a.shape if len(a.shape) > 1 else (1, *a.shape)
-    right = b.shape if len(b.shape) > 1 else (*b.shape, 1)
-    if len(left) < 2 or len(right) < 2:
+    a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    if len(a_shape) < 2 or len(b_shape) < 2:
         raise Uncounted("an operand without dimensions")
-    _agree(left[-1], right[-2])
-    batch = prod(_broadcast(left[:-2], right[:-2]))
-    return product(call, a, b, left[-2], right[-1], left[-1], batch)
+    _agree(a_shape[-1], b_shape[-2])
+    batch = prod(_broadcast(a_shape[:-2], b_shape[:-2]))
+    return gemm_cost(call, a, b, a_shape[-2], b_shape[-1], a_shape[-1], batch)
 
 
 @cost("aten::_scaled_mm", "aten::_scaled_mm_v2")
 def scaled_mm(call: OpCall) -> OpCost:
-    """Scaled product of 8-bit (or packed 4-bit) matrices; the result is bf16 unless recorded otherwise."""
+    """Scaled GEMM of 8-bit (or packed 4-bit) matrices; the result is bf16 unless recorded otherwise."""
     a, b = call.tensor(0), call.tensor(1)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
     _agree(k, k2)
-    scales = sum(call.tensor(place).bytes for place in range(2, len(call.dtypes)) if call.has(place))
+    scales = sum(call.tensor(index).bytes for index in range(2, len(call.dtypes)) if call.has(index))
     packed = 2 if a.dtype == "fp4x2" else 1
-    return product(call, a, b, m, n, k * packed, extra=scales, out="bf16")
+    return gemm_cost(call, a, b, m, n, k * packed, extra=scales, out="bf16")
 
 
 def _matrix(tensor: Tensor, rank: int) -> tuple[int, ...]:
     if len(tensor.shape) != rank:
-        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions where {rank} are due")
+        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions instead of {rank}")
     return tensor.shape
 
 
-def _agree(k: int, other: int) -> None:
-    if k != other:
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {other})")
+def _agree(k_a: int, k_b: int) -> None:
+    if k_a != k_b:
+        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k_a} and {k_b})")
 
 
 def _addend(call: OpCall, addend: Tensor, beta: int) -> int:
-    """Bytes read of what a product is added to: none when its factor is 0."""
+    """Bytes read of what the result is added to: none when its factor is 0."""
     text = call.text(beta)
     try:
         unused = text != "" and float(text) == 0

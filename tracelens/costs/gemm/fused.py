@@ -1,4 +1,4 @@
-"""Matrix products of libraries: aiter, Primus-Turbo, hipBLASLt, vLLM, SGLang, DeepGEMM.
+"""GEMMs of libraries: aiter, Primus-Turbo, hipBLASLt, vLLM, SGLang, DeepGEMM.
 
 All are x · Wᵀ with 2·M·N·K FLOPs, M the rows of x, and differ in where the operands stand and whether the
 weight is stored as (N, K) or (K, N). Where a flag for that is not recorded, the side of the weight that is
@@ -16,7 +16,7 @@ from math import prod
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.gemm.dense import math_dtype
 from tracelens.costs.model import OpCost, cost
-from tracelens.costs.torch import asked_dtype
+from tracelens.costs.torch import dtype_argument
 
 
 @cost(
@@ -61,29 +61,29 @@ def deep_gemm(call: OpCall) -> OpCost:
 @cost("primus_turbo_cpp_extension::hipblaslt_gemm", "primus_turbo_cpp_extension::hipblaslt_gemm_fp8")
 def hipblaslt(call: OpCall) -> OpCost:
     """A, its scale, B, its scale, the result's type, flags for transposed A and B."""
-    return _flagged(call, (0, 5), (2, 6), (1, 3), asked_dtype(call, 4))
+    return _flagged(call, (0, 5), (2, 6), (1, 3), dtype_argument(call, 4))
 
 
 @cost("primus_turbo::gemm_impl")
 def primus(call: OpCall) -> OpCost:
     """Operands, each followed by a flag for its transposition, the result's type, bias."""
-    return _flagged(call, (0, 1), (2, 3), (7,), asked_dtype(call, 4))
+    return _flagged(call, (0, 1), (2, 3), (7,), dtype_argument(call, 4))
 
 
 @cost("primus_turbo::gemm_fp8_impl", "primus_turbo::gemm_fp4_impl")
 def primus_fp8(call: OpCall) -> OpCost:
     """Operands, each followed by its scale and a flag for its transposition, the result's type."""
-    return _flagged(call, (0, 2), (3, 5), (1, 4), asked_dtype(call, 6) or "bf16")
+    return _flagged(call, (0, 2), (3, 5), (1, 4), dtype_argument(call, 6) or "bf16")
 
 
 @cost("primus_turbo::gemm_fp6_impl")
 def primus_fp6(call: OpCall) -> OpCost:
     """Packed operands and scales; M, N and K are given as numbers."""
-    read = sum(call.tensor(place).bytes for place in range(4) if call.has(place))
+    read = sum(call.tensor(index).bytes for index in range(4) if call.has(index))
     m, n, k = call.integer(4), call.integer(5), call.integer(6)
     if min(m, n, k) < 0:
-        raise Uncounted("sizes of a matrix product not recorded")
-    out = asked_dtype(call, 7) or "bf16"
+        raise Uncounted("GEMM sizes not recorded")
+    out = dtype_argument(call, 7) or "bf16"
     return OpCost(2 * m * n * k, read, size(m * n, out), "fp6", "matrix", dims=sizes(m, n, k))
 
 
@@ -91,18 +91,18 @@ def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False
     """Rows (..., K) times a weight (N, K) or (K, N); all other tensors once, the result of bf16 or given."""
     a, b = call.tensor(x), call.tensor(w)
     if not a.shape or len(b.shape) != 2:
-        raise Uncounted("operands of a matrix product without their dimensions")
+        raise Uncounted("GEMM operands without their dimensions")
     rows, k = prod(a.shape[:-1]), a.shape[-1]
     n = _columns(b, k)
-    places = [place for place in range(len(call.dtypes)) if place not in (x, w) and call.has(place)]
-    others = {place: call.tensor(place) for place in places}
+    indices = [index for index in range(len(call.dtypes)) if index not in (x, w) and call.has(index)]
+    extras = {index: call.tensor(index) for index in indices}
     if result < 0:
         shape = (*a.shape[:-1], n)
-        result = next((place for place in reversed(places) if others[place].shape == shape), -1)
-    given = others.pop(result, None)
+        result = next((index for index in reversed(indices) if extras[index].shape == shape), -1)
+    out_tensor = extras.pop(result, None)
     plain = a.dtype in ("bf16", "fp16", "fp32")
-    out = given.dtype if given else a.dtype if plain else "bf16"
-    extra = sum(tensor.bytes for tensor in others.values())
+    out = out_tensor.dtype if out_tensor else a.dtype if plain else "bf16"
+    extra = sum(tensor.bytes for tensor in extras.values())
     if not packed and "fp4x2" not in (a.dtype, b.dtype):
         return weighed(call, a, b, rows, n, k, out, extra)
     read, k = a.bytes + b.bytes + extra, 2 * k
@@ -110,14 +110,14 @@ def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False
 
 
 def _flagged(
-    call: OpCall, a_at: tuple[int, int], b_at: tuple[int, int], more: tuple[int, ...], out: str
+    call: OpCall, a_index: tuple[int, int], b_index: tuple[int, int], more: tuple[int, ...], out: str
 ) -> OpCost:
-    """op(A) · op(B) with operands and flags at these places; `more` are scales and bias."""
-    a, b = call.tensor(a_at[0]), call.tensor(b_at[0])
-    m, k = sides(a, not call.flag(a_at[1]))
-    n, k2 = sides(b, call.flag(b_at[1]))
+    """op(A) · op(B) with operands and flags at these arguments; `more` are scales and bias."""
+    a, b = call.tensor(a_index[0]), call.tensor(b_index[0])
+    m, k = sides(a, not call.flag(a_index[1]))
+    n, k2 = sides(b, call.flag(b_index[1]))
     agree(k, k2)
-    extra = sum(call.tensor(place).bytes for place in more if call.has(place))
+    extra = sum(call.tensor(index).bytes for index in more if call.has(index))
     if "fp4" not in call.name:
         return weighed(call, a, b, m, n, k, out or a.dtype, extra)
     read, k = a.bytes + b.bytes + extra, 2 * k
@@ -135,7 +135,7 @@ def weighed(call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, out: str
 def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
     """The outer and the inner size of an operand, whose leading dimensions are rows."""
     if len(tensor.shape) < 2:
-        raise Uncounted("operands of a matrix product without their dimensions")
+        raise Uncounted("GEMM operands without their dimensions")
     first, last = prod(tensor.shape[:-1]), tensor.shape[-1]
     return (first, last) if k_last else (last, first)
 
@@ -148,12 +148,12 @@ def _columns(weight: Tensor, k: int) -> int:
     return first if second == k else second
 
 
-def agree(k: int, other: int) -> None:
+def agree(k_a: int, k_b: int) -> None:
     """Raise Uncounted where the inner sizes of two operands differ."""
-    if k != other:
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {other})")
+    if k_a != k_b:
+        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k_a} and {k_b})")
 
 
 def sizes(m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
-    """The named sizes of a product."""
+    """The named sizes of a GEMM."""
     return (("M", m), ("N", n), ("K", k))

@@ -1,4 +1,4 @@
-"""Grouped matrix products: one product a group (expert) in a single launch.
+"""Grouped GEMMs: one GEMM per group (expert) in a single launch.
 
 The rows of all groups lie behind each other and offsets (or lengths) on the device cut them apart, so their
 values are not in the trace, but the sums are: with T rows in all groups together, 2·T·K·N FLOPs, however
@@ -8,7 +8,7 @@ are not read).
 
     aten::_grouped_mm   2d x 3d   (T, K) x (G, K, N) -> (T, N)      rows cut into groups
                         3d x 2d   (G, M, K) x (K, T) -> (M, T)      columns cut into groups
-                        3d x 3d   (G, M, K) x (G, K, N)             a batched product
+                        3d x 3d   (G, M, K) x (G, K, N)             a batched GEMM
                         2d x 2d   (M, T) x (T, N) -> (G, M, N)      inner dimension cut: weight gradients
 
 Sources: PyTorch, ATen/native/GroupedMMUtils.h and native_functions.yaml; Primus-Turbo, pytorch/kernels/
@@ -21,7 +21,7 @@ from __future__ import annotations
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.gemm.dense import math_dtype
 from tracelens.costs.model import OpCost, cost
-from tracelens.costs.torch import asked_dtype
+from tracelens.costs.torch import dtype_argument
 
 _ROWS = "upper bound: every row in a group, every group with rows"
 _SPLIT = "upper bound: every row in a group"
@@ -47,21 +47,23 @@ _PRIMUS_FP8 = tuple(
 
 @cost("aten::_grouped_mm", "aten::_grouped_mm.out")
 def grouped_mm(call: OpCall) -> OpCost:
-    """Products of groups: 2d or 3d operands, offsets behind them."""
-    return _torch(call, offsets=2, extra=call.tensor(3).bytes if call.has(3) else 0, out=asked_dtype(call, 4))
+    """Grouped GEMM: 2d or 3d operands, offsets behind them."""
+    return _torch(
+        call, offsets=2, extra=call.tensor(3).bytes if call.has(3) else 0, out=dtype_argument(call, 4)
+    )
 
 
 @cost("aten::_scaled_grouped_mm")
 def scaled_grouped_mm(call: OpCall) -> OpCost:
-    """Products of groups of scaled 8-bit (or packed 4-bit) matrices; bf16 unless asked otherwise."""
-    extra = sum(call.tensor(place).bytes for place in (2, 3, 5) if call.has(place))
-    return _torch(call, offsets=4, extra=extra, out=asked_dtype(call, 7) or "bf16")
+    """Grouped GEMM of scaled 8-bit (or packed 4-bit) matrices; the result is bf16 unless given."""
+    extra = sum(call.tensor(index).bytes for index in (2, 3, 5) if call.has(index))
+    return _torch(call, offsets=4, extra=extra, out=dtype_argument(call, 7) or "bf16")
 
 
 @cost("aten::_scaled_grouped_mm_v2")
 def scaled_grouped_mm_v2(call: OpCall) -> OpCost:
     """The same with lists of scales, whose bytes are not known and not counted."""
-    return _torch(call, offsets=8, extra=0, out=asked_dtype(call, 10) or "bf16")
+    return _torch(call, offsets=8, extra=0, out=dtype_argument(call, 10) or "bf16")
 
 
 @cost(*_PRIMUS_OPS)
@@ -79,24 +81,24 @@ def primus_accumulated(call: OpCall) -> OpCost:
 
 @cost(*_PRIMUS_FP8)
 def primus_fp8(call: OpCall) -> OpCost:
-    """The same with scales behind the operands; bf16 unless asked otherwise."""
-    extra = sum(call.tensor(place).bytes for place in (2, 3) if call.has(place))
+    """The same with scales behind the operands; the result is bf16 unless given."""
+    extra = sum(call.tensor(index).bytes for index in (2, 3) if call.has(index))
     # The variable-k op has one more flag (trans_c) in front of the type.
-    asked = asked_dtype(call, 8) if call.text(8).isdigit() else asked_dtype(call, 9)
-    return _segments(call, call.tensor(0), call.tensor(1), lengths=4, extra=extra, out=asked or "bf16")
+    out = dtype_argument(call, 8) if call.text(8).isdigit() else dtype_argument(call, 9)
+    return _segments(call, call.tensor(0), call.tensor(1), lengths=4, extra=extra, out=out or "bf16")
 
 
 @cost("primus_turbo::grouped_gemm_combine_impl", "primus_turbo::dispatch_grouped_gemm*")
 def fused_with_communication(call: OpCall) -> OpCost:
-    """Grouped products fused with the exchange of tokens, whose sizes are not recorded."""
-    raise Uncounted("fused with an exchange of tokens whose sizes are not recorded")
+    """Grouped GEMMs fused with the all-to-all of tokens, whose sizes are not recorded."""
+    raise Uncounted("fused with an all-to-all whose sizes are not recorded")
 
 
 @cost("_C::cutlass_moe_mm", "vllm::cutlass_moe_mm")
 def cutlass_moe(call: OpCall) -> OpCost:
-    """CUTLASS grouped products of 8-bit matrices: result, a (T, K), b (G, K, N), scales."""
+    """CUTLASS grouped GEMM of 8-bit matrices: result, a (T, K), b (G, K, N), scales."""
     out, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
-    extra = sum(call.tensor(place).bytes for place in (3, 4) if call.has(place))
+    extra = sum(call.tensor(index).bytes for index in (3, 4) if call.has(index))
     return _segments(call, a, b, lengths=5, extra=extra, out=out.dtype)
 
 
@@ -123,7 +125,7 @@ def grouped_linear(call: OpCall) -> OpCost:
     forward=True,
 )
 def grouped_linear_backward(call: OpCall) -> OpCost:
-    """Gradients of rows and weights: two products of the forward's size."""
+    """Gradients of rows and weights: two GEMMs of the forward's size."""
     if call.forward is None:
         raise Uncounted("its forward op is not in the trace")
     rows, weights, k, n = _linear(call.forward)
@@ -145,7 +147,7 @@ def _torch(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
     a, b = call.tensor(0), call.tensor(1)
     ranks = (len(a.shape), len(b.shape))
     if ranks not in ((2, 3), (3, 2), (3, 3), (2, 2)):
-        raise Uncounted("operands of a grouped product without 2 or 3 dimensions")
+        raise Uncounted("operands of a grouped GEMM without 2 or 3 dimensions")
     packed = 2 if a.dtype == "fp4x2" else 1
     (m, k), (k2, n) = a.shape[-2:], b.shape[-2:]
     if k != k2:
@@ -169,7 +171,7 @@ def _torch(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
 def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, out: str = "") -> OpCost:
     """(T, K) rows times (G, K, N) or (G, N, K), or (T, M) and (T, N) to (G, M, N)."""
     if len(a.shape) != 2 or len(b.shape) not in (2, 3):
-        raise Uncounted("operands of a grouped product without 2 or 3 dimensions")
+        raise Uncounted("operands of a grouped GEMM without 2 or 3 dimensions")
     if len(b.shape) == 2:
         (rows, m), (rows2, n) = a.shape, b.shape
         if rows != rows2:
@@ -192,7 +194,7 @@ def _linear(call: OpCall) -> tuple[Tensor, list[Tensor], int, int]:
     """Rows, weights, K and N of an autograd function, whose other arguments differ between versions."""
     tensors = [tensor for tensor in call.tensors() if len(tensor.shape) >= 2]
     if not tensors or len(tensors[0].shape) != 2:
-        raise Uncounted("rows of a grouped product without 2 dimensions")
+        raise Uncounted("rows of a grouped GEMM without 2 dimensions")
     rows, *rest = tensors
     k = rows.shape[1]
     stacked = [tensor for tensor in rest if len(tensor.shape) == 3 and k in tensor.shape[1:]]
@@ -215,9 +217,9 @@ def _other(shape: tuple[int, ...], k: int) -> int:
     return first if second == k else second
 
 
-def _length(call: OpCall, place: int) -> int:
+def _length(call: OpCall, index: int) -> int:
     """Number of groups, by the tensor of their offsets or lengths."""
-    shape = call.tensor(place).shape
+    shape = call.tensor(index).shape
     if len(shape) != 1:
         raise Uncounted("number of groups not recorded")
     return shape[0]

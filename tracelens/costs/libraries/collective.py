@@ -88,8 +88,8 @@ def one_to_all(call: OpCall) -> OpCost:
 def gather(call: OpCall) -> OpCost:
     """What the root receives from, or sends to, other ranks."""
     (sent, received), ranks = _sizes(call), _ranks(call)
-    part, whole = (sent, received) if call.name.endswith("gather") else (received, sent)
-    return _cost(sent, received, max(part, _others(whole, ranks)), ranks, _ROOT if whole else "")
+    part, all_parts = (sent, received) if call.name.endswith("gather") else (received, sent)
+    return _cost(sent, received, max(part, _others(all_parts, ranks)), ranks, _ROOT if all_parts else "")
 
 
 @cost(*_names("send", "recv", "isend", "irecv", "recv_any_source"), engine="vector")

@@ -1,11 +1,11 @@
-"""Matrix products of TransformerEngine.
+"""GEMMs of TransformerEngine.
 
-The products in `tex_ts` and `tex` have operands in cuBLAS's order: D = op(B) · op(A), 2·M·N·K FLOPs.
+The GEMMs in `tex_ts` and `tex` have operands in cuBLAS's order: D = op(B) · op(A), 2·M·N·K FLOPs.
 
 The autograd functions (`_Linear`, `_LayerNormLinear`, `_LayerNormMLP`) call their kernels without an op of
-its own for the product. Their arguments differ between versions; the weight is found by its shape. What
-surrounds the product in the same function (normalization, activation, casts to fp8) is not counted, which
-their note says. fp8 is told by the name of the kernel. Backward is the product of both gradients.
+its own for the GEMM. Their arguments differ between versions; the weight is found by its shape. What
+surrounds the GEMM in the same function (normalization, activation, casts to fp8) is not counted, which
+their note says. fp8 is told by the name of the kernel. Backward is the GEMMs of both gradients.
 
 Sources: TransformerEngine, pytorch/csrc/ts_fp8_op.cpp, pytorch/cpp_extensions/gemm.py and pytorch/module.
 """
@@ -20,13 +20,13 @@ from tracelens.costs.gemm import agree, math_dtype, sides, sizes, weighed
 from tracelens.costs.model import OpCost, cost
 
 _FP8_KERNEL = re.compile(r"nvjet_(?:sm\d+_)?qq|[eE]4[mM]3|[eE]5[mM]2|[fF][pP]8|[fF]loat8|_[FB]8(?=[FBSH\d])")
-_AROUND = "product only: normalization, activation and casts of the same function not counted"
+_AROUND = "GEMM only: normalization, activation and casts of the same function not counted"
 _BOTH = "gradients of input and weights"
 
 
 @cost("tex_ts::te_gemm_ts")
 def te_gemm(call: OpCall) -> OpCost:
-    """TransformerEngine's product in cuBLAS's order: D = op(B) · op(A); 8-bit storage is taken as fp8."""
+    """TransformerEngine's GEMM in cuBLAS's order: D = op(B) · op(A); 8-bit storage is taken as fp8."""
     a, b, d = _fp8(call.tensor(0)), _fp8(call.tensor(5)), call.tensor(10)
     m, k = sides(a, call.flag(4) or call.text(4) == "1")
     n, k2 = sides(b, not (call.flag(9) or call.text(9) == "1"))
@@ -38,7 +38,7 @@ def te_gemm(call: OpCall) -> OpCost:
 
 @cost("tex::generic_gemm", "transformer_engine_torch::generic_gemm")
 def generic_gemm(call: OpCall) -> OpCost:
-    """TransformerEngine's newer product, in the same order: A, transA, B, transB, D."""
+    """TransformerEngine's newer GEMM, in the same order: A, transA, B, transB, D."""
     a, b = _fp8(call.tensor(0)), _fp8(call.tensor(2))
     m, k = sides(a, call.flag(1))
     n, k2 = sides(b, not call.flag(3))
@@ -73,7 +73,7 @@ def te_layernorm_mlp(call: OpCall) -> OpCost:
     forward=True,
 )
 def te_linear_backward(call: OpCall) -> OpCost:
-    """Both gradients: two products of the forward's size."""
+    """Both gradients: two GEMMs of the forward's size."""
     if call.forward is None:
         raise Uncounted("its forward op is not in the trace")
     return _linear(call.forward, call, 2)
@@ -81,14 +81,14 @@ def te_linear_backward(call: OpCall) -> OpCost:
 
 @cost("_LayerNormMLPBackward", "autograd::engine::evaluate_function: _LayerNormMLPBackward", forward=True)
 def te_layernorm_mlp_backward(call: OpCall) -> OpCost:
-    """Both gradients of both weights: four products."""
+    """Both gradients of both weights: four GEMMs."""
     if call.forward is None:
         raise Uncounted("its forward op is not in the trace")
     return _mlp(call.forward, call, 2)
 
 
 def _linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """One product or, with `gradients` 2, both of its gradients."""
+    """One GEMM or, with `gradients` 2, both of its gradients."""
     x, weight = _operands(forward)
     n, k = weight.shape
     rows = prod(x.shape[:-1])
@@ -102,7 +102,7 @@ def _linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
 
 
 def _mlp(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """Two products or, with `gradients` 2, the gradients of both."""
+    """Two GEMMs or, with `gradients` 2, the gradients of both."""
     x, first = _operands(forward)
     up, k = first.shape
     matrices = [tensor for tensor in _plain(forward) if len(tensor.shape) == 2]

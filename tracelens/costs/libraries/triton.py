@@ -7,7 +7,7 @@ counted once, as read. How many operations were fused is not recorded either: 1 
 argument is counted, which is a lower bound of pointwise kernels and reductions and next to nothing beside
 their bytes.
 
-Template kernels (`tem`) are matrix products: 2·M·N·K FLOPs, where the arguments are found to be
+Template kernels (`tem`) are GEMMs: 2·M·N·K FLOPs, where the arguments are found to be
 (M, K), (K, N) and the result (M, N), in that order, batched or not.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted
-from tracelens.costs.gemm import product
+from tracelens.costs.gemm import gemm_cost
 from tracelens.costs.model import OpCost, cost
 
 _NOTE = "every argument once, read or written; operations: 1 an element of the largest argument"
@@ -41,21 +41,21 @@ def generated(call: OpCall) -> OpCost:
 
 @cost("triton_tem_*", engine="vector")
 def template(call: OpCall) -> OpCost:
-    """Matrix product (M, K) x (K, N) with whatever was fused behind it."""
+    """GEMM (M, K) x (K, N) with whatever was fused behind it."""
     tensors = call.tensors()
     matrices = [tensor for tensor in tensors if len(tensor.shape) in (2, 3)]
-    for place, b in enumerate(matrices[1:], 1):
-        a, behind = matrices[place - 1], matrices[place + 1 :]
+    for index, b in enumerate(matrices[1:], 1):
+        a, behind = matrices[index - 1], matrices[index + 1 :]
         result = (*a.shape[:-1], b.shape[-1])
         if _chain(a, b) and any(tensor.shape == result for tensor in behind):
-            others = [tensor for tensor in tensors if tensor is not a and tensor is not b]
+            inputs = [tensor for tensor in tensors if tensor is not a and tensor is not b]
             out = next(tensor for tensor in reversed(behind) if tensor.shape == result)
-            extra = sum(tensor.bytes for tensor in others) - out.bytes
+            extra = sum(tensor.bytes for tensor in inputs) - out.bytes
             batch = prod(a.shape[:-2])
-            return product(call, a, b, a.shape[-2], b.shape[-1], a.shape[-1], batch, extra, out.dtype)
-    raise Uncounted("arguments of the template kernel do not show a matrix product")
+            return gemm_cost(call, a, b, a.shape[-2], b.shape[-1], a.shape[-1], batch, extra, out.dtype)
+    raise Uncounted("arguments of the template kernel do not show a GEMM")
 
 
 def _chain(a: Tensor, b: Tensor) -> bool:
-    """Whether a @ b is a product of matrices or of batches of them."""
+    """Whether a @ b is a GEMM or a batched GEMM."""
     return len(a.shape) == len(b.shape) and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2]

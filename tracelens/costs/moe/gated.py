@@ -100,22 +100,22 @@ def silu_mul_backward(call: OpCall) -> OpCost:
 def _halved(call: OpCall, operations: int) -> OpCost:
     tensors = call.tensors()
     source = max(tensors[:2], key=lambda tensor: tensor.numel)
-    others = list(tensors)
-    others.remove(source)
+    extras = list(tensors)
+    extras.remove(source)
     half = _half(source)
-    written = next((tensor for tensor in others if tensor.numel == half), None)
+    written = next((tensor for tensor in extras if tensor.numel == half), None)
     if written:
-        others.remove(written)
-    extra = sum(tensor.bytes for tensor in others)
+        extras.remove(written)
+    extra = sum(tensor.bytes for tensor in extras)
     result = size(half, written.dtype if written else source.dtype)
     return OpCost(operations * half, source.bytes + extra, result, source.dtype)
 
 
 def _function(call: OpCall, operations: int) -> OpCost:
-    source, *others = call.tensors()
+    source, *extras = call.tensors()
     half = _half(source)
-    read = source.bytes + sum(tensor.bytes for tensor in others)
-    return OpCost((operations + len(others)) * half, read, size(half, source.dtype), source.dtype)
+    read = source.bytes + sum(tensor.bytes for tensor in extras)
+    return OpCost((operations + len(extras)) * half, read, size(half, source.dtype), source.dtype)
 
 
 def _backward(call: OpCall, operations: int) -> OpCost:

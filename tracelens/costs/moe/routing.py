@@ -7,7 +7,7 @@ With T tokens of H elements, each sent to k of E experts:
 - Sorting and aligning read the indices and write the sorted ones; comparisons are not counted.
 - Permuting reads T rows and writes a row for each (token, expert); unpermuting reads those and adds them up
   to T rows: 1 operation an element, 2 with weights.
-- Fused experts run both products on all T·k rows: 2·T·k·(size of one expert's first and second weight)
+- Fused experts run both GEMMs on all T·k rows: 2·T·k·(size of one expert's first and second weight)
   FLOPs. No more than T·k experts are in use; the weights of so many are read, all where T·k is at least E.
 
 Sources: vLLM, csrc/moe/torch_bindings.cpp and fused_moe; aiter, ops/moe_op.py and moe_sorting.py; SGLang,
@@ -169,7 +169,7 @@ def fused_experts_sorted(call: OpCall) -> OpCost:
 
 @cost("aiter::ck_moe_stage1", "aiter::ck_moe_stage1_fwd", "aiter::ck_moe_stage2", "aiter::ck_moe_stage2_fwd")
 def expert_stage(call: OpCall) -> OpCost:
-    """One of the two products of all experts: rows, both weights, the sorted rows, the result, k."""
+    """One of the two GEMMs of all experts: rows, both weights, the sorted rows, the result, k."""
     rows, out = call.tensor(0), call.tensor(6)
     if not rows.shape or not out.shape:
         raise Uncounted("tokens without dimensions")
@@ -193,10 +193,10 @@ def _routed(call: OpCall, logits: Tensor, reads: tuple[int, ...], writes: tuple[
 def _moved(
     call: OpCall, reads: Iterable[int], writes: Iterable[int], flops: int = 0, dtype: str = ""
 ) -> OpCost:
-    """The tensor arguments at these places read or written once."""
+    """The tensor arguments at these indices read or written once."""
     first = call.tensor(0)  # where nothing was recorded, this says so
-    read = sum(call.tensor(place).bytes for place in reads if call.has(place))
-    written = sum(call.tensor(place).bytes for place in writes if call.has(place))
+    read = sum(call.tensor(index).bytes for index in reads if call.has(index))
+    written = sum(call.tensor(index).bytes for index in writes if call.has(index))
     return OpCost(flops, read, written, dtype or first.dtype)
 
 
@@ -226,7 +226,7 @@ def _summed(call: OpCall, rows: Tensor, tokens: int, operations: int) -> OpCost:
 
 
 def _experts(call: OpCall, tokens: Tensor, weights: tuple[Tensor, ...], k: int, out: Tensor) -> OpCost:
-    """Products of all rows with these weights (E, ., .), the first three dimensions of one expert's."""
+    """GEMMs of all rows with these weights (E, ., .), the first three dimensions of one expert's."""
     if any(len(weight.shape) != 3 or not weight.shape[0] for weight in weights) or k < 1:
         raise Uncounted("weights of the experts not recorded")
     experts, count = weights[0].shape[0], tokens.shape[0]
@@ -241,9 +241,9 @@ def _experts(call: OpCall, tokens: Tensor, weights: tuple[Tensor, ...], k: int, 
     return OpCost(flops, read, size(out.numel, out.dtype), dtype, "matrix", dims=dims, note=_EXPERTS)
 
 
-def _rows(call: OpCall, place: int) -> Tensor:
+def _rows(call: OpCall, index: int) -> Tensor:
     """Tensor argument with two dimensions."""
-    tensor = call.tensor(place)
+    tensor = call.tensor(index)
     if len(tensor.shape) != 2:
-        raise Uncounted(f"argument {place} with {len(tensor.shape)} dimensions where 2 are due")
+        raise Uncounted(f"argument {index} with {len(tensor.shape)} dimensions instead of 2")
     return tensor

@@ -50,7 +50,7 @@ def batch_norm_inference(call: OpCall) -> OpCost:
     return _forward(call, False)
 
 
-class Places(NamedTuple):
+class Arguments(NamedTuple):
     """Where a backward op has the output's gradient, the input, its mode and which gradients are wanted."""
 
     grad: int
@@ -60,26 +60,26 @@ class Places(NamedTuple):
 
 
 _BACKWARD = {
-    "aten::native_batch_norm_backward": Places(0, 1, 7, 9),
-    "aten::batch_norm_backward": Places(0, 1, 7, 9),
-    "aten::cudnn_batch_norm_backward": Places(1, 0),
-    "aten::miopen_batch_norm_backward": Places(1, 0),
+    "aten::native_batch_norm_backward": Arguments(0, 1, 7, 9),
+    "aten::batch_norm_backward": Arguments(0, 1, 7, 9),
+    "aten::cudnn_batch_norm_backward": Arguments(1, 0),
+    "aten::miopen_batch_norm_backward": Arguments(1, 0),
 }
 
 
 @cost(*_BACKWARD, engine="vector")
 def batch_norm_backward(call: OpCall) -> OpCost:
     """Batch norm, backward: 9 FLOPs an element in training, 5 in inference; statistics are read."""
-    places = _BACKWARD[call.name]
-    grad, x = call.tensor(places.grad), call.tensor(places.x)
+    arguments = _BACKWARD[call.name]
+    grad, x = call.tensor(arguments.grad), call.tensor(arguments.x)
     channels = _channels(x)
-    training = places.mode < 0 or call.flag(places.mode, True)
-    mask = call.text(places.mask) if places.mask >= 0 else "[True, True, True]"
+    training = arguments.mode < 0 or call.flag(arguments.mode, True)
+    mask = call.text(arguments.mask) if arguments.mask >= 0 else "[True, True, True]"
     words = [word.strip().lower() for word in mask.strip("[]").split(",")]
     known = len(words) == 3
     wanted = [word == "true" for word in words] if known else [True] * 3
     vectors = (2, 5, 6) if training else (2, 3, 4)
-    read = grad.bytes + x.bytes + sum(call.tensor(place).bytes for place in vectors if call.has(place))
+    read = grad.bytes + x.bytes + sum(call.tensor(index).bytes for index in vectors if call.has(index))
     parameter = call.tensor(2).dtype if call.has(2) else statistic(x.dtype)
     written = wanted[0] * size(x.numel, x.dtype) + sum(wanted[1:]) * size(channels, parameter)
     note = "" if known else "all gradients assumed, which are wanted is not recorded"
@@ -89,16 +89,16 @@ def batch_norm_backward(call: OpCall) -> OpCost:
 def _forward(call: OpCall, training: bool, note: str = "") -> OpCost:
     x = call.tensor(0)
     channels = _channels(x)
-    given = {place: call.tensor(place) for place in (1, 2, 3, 4) if call.has(place)}
+    vectors = {index: call.tensor(index) for index in (1, 2, 3, 4) if call.has(index)}
     read, written = x.bytes, size(x.numel, x.dtype)
-    for place, vector in given.items():
-        running = place > 2
+    for index, vector in vectors.items():
+        running = index > 2
         # Running statistics are blended with new ones in training, and are the statistics in inference.
         read += vector.bytes
         written += vector.bytes if running and training else 0
     if training:
         written += 2 * size(channels, statistic(x.dtype))
-    flops = 5 + (1 in given) + (2 in given) if training else 2
+    flops = 5 + (1 in vectors) + (2 in vectors) if training else 2
     return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x), note=note)
 
 

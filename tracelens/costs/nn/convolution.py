@@ -18,7 +18,7 @@ from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCost, cost
 
 
-class Places(NamedTuple):
+class Arguments(NamedTuple):
     """Where an op has its arguments, -1 where it has none; input and filter are always 0 and 1."""
 
     bias: int
@@ -31,15 +31,15 @@ class Places(NamedTuple):
     transposed: bool = False
 
 
-_GENERAL = Places(bias=2, stride=3, padding=4, dilation=5, groups=8, output_padding=7, flag=6)
-_PUBLIC = Places(bias=2, stride=3, padding=4, dilation=5, groups=6)
-_TRANSPOSE = Places(bias=2, stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True)
-_MIOPEN = Places(bias=2, padding=3, stride=4, dilation=5, groups=6)
-_SLOW = Places(bias=3, stride=4, padding=5)
-_DILATED = Places(bias=3, stride=4, padding=5, dilation=6)
-_SLOW_TRANSPOSE = Places(bias=3, stride=4, padding=5, output_padding=6, dilation=7, transposed=True)
+_GENERAL = Arguments(bias=2, stride=3, padding=4, dilation=5, groups=8, output_padding=7, flag=6)
+_PUBLIC = Arguments(bias=2, stride=3, padding=4, dilation=5, groups=6)
+_TRANSPOSE = Arguments(bias=2, stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True)
+_MIOPEN = Arguments(bias=2, padding=3, stride=4, dilation=5, groups=6)
+_SLOW = Arguments(bias=3, stride=4, padding=5)
+_DILATED = Arguments(bias=3, stride=4, padding=5, dilation=6)
+_SLOW_TRANSPOSE = Arguments(bias=3, stride=4, padding=5, output_padding=6, dilation=7, transposed=True)
 
-_PLACES = {
+_ARGUMENTS = {
     "aten::convolution": _GENERAL,
     "aten::_convolution": _GENERAL,
     "aten::convolution_overrideable": _GENERAL,
@@ -51,16 +51,16 @@ _PLACES = {
     "aten::conv_transpose1d": _TRANSPOSE,
     "aten::conv_transpose2d": _TRANSPOSE,
     "aten::conv_transpose3d": _TRANSPOSE,
-    "aten::cudnn_convolution": Places(bias=-1, padding=2, stride=3, dilation=4, groups=5),
-    "aten::cudnn_convolution_transpose": Places(
+    "aten::cudnn_convolution": Arguments(bias=-1, padding=2, stride=3, dilation=4, groups=5),
+    "aten::cudnn_convolution_transpose": Arguments(
         bias=-1, padding=2, output_padding=3, stride=4, dilation=5, groups=6, transposed=True
     ),
-    "aten::cudnn_convolution_add_relu": Places(bias=4, stride=5, padding=6, dilation=7, groups=8),
-    "aten::miopen_convolution_add_relu": Places(bias=4, stride=5, padding=6, dilation=7, groups=8),
+    "aten::cudnn_convolution_add_relu": Arguments(bias=4, stride=5, padding=6, dilation=7, groups=8),
+    "aten::miopen_convolution_add_relu": Arguments(bias=4, stride=5, padding=6, dilation=7, groups=8),
     "aten::miopen_convolution": _MIOPEN,
     "aten::miopen_depthwise_convolution": _MIOPEN,
     "aten::mkldnn_convolution": _MIOPEN,
-    "aten::miopen_convolution_transpose": Places(
+    "aten::miopen_convolution_transpose": Arguments(
         bias=2, padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True
     ),
     "aten::thnn_conv2d": _SLOW,
@@ -73,23 +73,23 @@ _PLACES = {
     "aten::conv_depthwise3d": _DILATED,
     "aten::slow_conv_transpose2d": _SLOW_TRANSPOSE,
     "aten::slow_conv_transpose3d": _SLOW_TRANSPOSE,
-    "ConvBias_": Places(bias=2, padding=3, stride=4),
-    "ConvBiasReLU_": Places(bias=2, padding=3, stride=4),
-    "ConvBiasMaskReLU_": Places(bias=2, padding=4, stride=5),
+    "ConvBias_": Arguments(bias=2, padding=3, stride=4),
+    "ConvBiasReLU_": Arguments(bias=2, padding=3, stride=4),
+    "ConvBiasMaskReLU_": Arguments(bias=2, padding=4, stride=5),
 }
 
 _VECTOR = ("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
 _TAPS = "TRS"
 
 
-@cost(*_PLACES)
+@cost(*_ARGUMENTS)
 def convolution(call: OpCall) -> OpCost:
     """Convolution, forward: 2·prod(output)·prod(filter[1:]), transposed 2·prod(input)·prod(filter[1:])."""
-    places = _PLACES[call.name]
+    arguments = _ARGUMENTS[call.name]
     x, weight = _operands(call, 0)
-    transposed = places.transposed or (places.flag >= 0 and call.flag(places.flag))
-    out = _output(call, places, x, weight, transposed)
-    extra = call.tensor(places.bias).bytes if places.bias >= 0 and call.has(places.bias) else 0
+    transposed = arguments.transposed or (arguments.flag >= 0 and call.flag(arguments.flag))
+    out = _output(call, arguments, x, weight, transposed)
+    extra = call.tensor(arguments.bias).bytes if arguments.bias >= 0 and call.has(arguments.bias) else 0
     if call.name.endswith("add_relu"):
         extra += call.tensor(2).bytes  # the addend
     if call.name == "ConvBiasMaskReLU_":
@@ -121,7 +121,7 @@ def slow_backward(call: OpCall) -> OpCost:
 @cost("ConvBias_Backward", "ConvBiasReLU_Backward", "ConvBiasMaskReLU_Backward", forward=True)
 def fused_backward(call: OpCall) -> OpCost:
     """Convolution fused with bias (and ReLU), backward, sized by its forward; all three gradients."""
-    if call.forward is None or call.forward.name not in _PLACES:
+    if call.forward is None or call.forward.name not in _ARGUMENTS:
         raise Uncounted("its forward op is not in the trace")
     forward = convolution(call.forward)
     x, weight = _operands(call.forward, 0)
@@ -145,7 +145,7 @@ def _gradients(call: OpCall, transposed: bool, mask: str) -> OpCost:
     elements = of_input * x.numel + of_weight * weight.numel + of_bias * channels
     dtype = math_dtype(call, x, weight)
     left_out = (("no input gradient", of_input), ("no filter gradient", of_weight))
-    missing = ", ".join(text for text, there in left_out if not there)
+    missing = ", ".join(text for text, is_wanted in left_out if not is_wanted)
     flops = once * (of_input + of_weight)
     dims = _dims(x.shape, channels, weight)
     return OpCost(flops, read, size(elements, x.dtype), dtype, "matrix", dims=dims, note=missing)
@@ -162,13 +162,15 @@ def _operands(call: OpCall, first: int) -> tuple[Tensor, Tensor]:
     return x, weight
 
 
-def _output(call: OpCall, places: Places, x: Tensor, weight: Tensor, transposed: bool) -> tuple[int, ...]:
+def _output(
+    call: OpCall, arguments: Arguments, x: Tensor, weight: Tensor, transposed: bool
+) -> tuple[int, ...]:
     """Shape of the output (N, K, …)."""
     taps = weight.shape[2:]
-    groups = call.integer(places.groups) if places.groups >= 0 else 1
-    stride = _each(call, places.stride, len(taps))
-    padding = _each(call, places.padding, len(taps))
-    dilation = _each(call, places.dilation, len(taps)) if places.dilation >= 0 else [1] * len(taps)
+    groups = call.integer(arguments.groups) if arguments.groups >= 0 else 1
+    stride = _each(call, arguments.stride, len(taps))
+    padding = _each(call, arguments.padding, len(taps))
+    dilation = _each(call, arguments.dilation, len(taps)) if arguments.dilation >= 0 else [1] * len(taps)
     if min(stride) < 1:
         raise Uncounted("a stride of 0 is recorded")
     sides = zip(x.shape[2:], taps, stride, padding, dilation, strict=True)
@@ -178,7 +180,7 @@ def _output(call: OpCall, places: Places, x: Tensor, weight: Tensor, transposed:
             weight.shape[0],
             *(max((n + 2 * p - d * (k - 1) - 1) // s + 1, 0) for n, k, s, p, d in sides),
         )
-    more = _each(call, places.output_padding, len(taps))
+    more = _each(call, arguments.output_padding, len(taps))
     return (
         x.shape[0],
         weight.shape[1] * groups,
@@ -189,9 +191,9 @@ def _output(call: OpCall, places: Places, x: Tensor, weight: Tensor, transposed:
     )
 
 
-def _each(call: OpCall, place: int, count: int) -> list[int]:
+def _each(call: OpCall, index: int, count: int) -> list[int]:
     """One number a dimension; a single one stands for all."""
-    numbers = call.integers(place)
+    numbers = call.integers(index)
     if len(numbers) == 1:
         return numbers * count
     if len(numbers) != count:

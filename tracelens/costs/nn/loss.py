@@ -35,7 +35,7 @@ def nll_loss(call: OpCall) -> OpCost:
 def nll_loss_backward(call: OpCall) -> OpCost:
     """Negative log-likelihood, backward: one value a target is written, 2 FLOPs.
 
-    The zeros around it are written by a fill op of their own.
+    The zeros around it are written by a memset of their own.
     """
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
     weight = call.tensor(3).bytes if call.has(3) else 0
@@ -106,7 +106,7 @@ def pointwise_loss(call: OpCall) -> OpCost:
     model = _POINTWISE[call.name]
     x, target = call.tensor(0), call.tensor(1)
     elements = max(x.numel, target.numel)
-    weights = sum(call.tensor(place).bytes for place in range(2, model.reduction) if call.has(place))
+    weights = sum(call.tensor(index).bytes for index in range(2, model.reduction) if call.has(index))
     results = elements if call.text(model.reduction) == "0" else 1
     read = x.bytes + target.bytes + weights
     note = _reduction_note(call, model.reduction)
@@ -122,12 +122,12 @@ def pointwise_loss_backward(call: OpCall) -> OpCost:
     return OpCost(_BACKWARD[call.name] * x.numel, read, size(x.numel, x.dtype), x.dtype)
 
 
-def _reduction_note(call: OpCall, place: int) -> str:
-    return "" if call.text(place) else "one result assumed, the reduction is not recorded"
+def _reduction_note(call: OpCall, index: int) -> str:
+    return "" if call.text(index) else "one result assumed, the reduction is not recorded"
 
 
-def _classes(call: OpCall, place: int) -> tuple[tuple[str, int], ...]:
-    x = call.tensor(place)
+def _classes(call: OpCall, index: int) -> tuple[tuple[str, int], ...]:
+    x = call.tensor(index)
     if not x.shape:
         return ()
     # (N, C), (N, C, …) or (C): the classes are second, or all there is.

@@ -27,19 +27,19 @@ _ASSUMED = "all gradients assumed, which are wanted is not recorded"
 def layer_norm(call: OpCall) -> OpCost:
     """Layer norm: 5 FLOPs an element, 1 more each for weight and bias."""
     x = call.tensor(0)
-    given = _given(call, 2, 3)
+    affine = _tensors(call, 2, 3)
     rows = x.numel // _width(call, x, 2)
     statistics = 2 * size(rows, statistic(x.dtype))
-    return _forward(x, 5 + len(given), given, statistics, rows)
+    return _forward(x, 5 + len(affine), affine, statistics, rows)
 
 
 @cost("aten::_fused_rms_norm", "aten::rms_norm", engine="vector")
 def rms_norm(call: OpCall) -> OpCost:
     """RMS norm: 3 FLOPs an element, 1 more for the weight."""
     x = call.tensor(0)
-    given = _given(call, 2)
+    affine = _tensors(call, 2)
     rows = x.numel // _width(call, x, 2)
-    return _forward(x, 3 + len(given), given, size(rows, statistic(x.dtype)), rows)
+    return _forward(x, 3 + len(affine), affine, size(rows, statistic(x.dtype)), rows)
 
 
 @cost("aten::native_group_norm", "aten::group_norm", engine="vector")
@@ -47,32 +47,32 @@ def group_norm(call: OpCall) -> OpCost:
     """Group norm: as layer norm, over the channels of a group; statistics for every sample and group."""
     x = call.tensor(0)
     native = call.name == "aten::native_group_norm"
-    given = _given(call, *((1, 2) if native else (2, 3)))
+    affine = _tensors(call, *((1, 2) if native else (2, 3)))
     groups = call.integer(6 if native else 1)
     rows = groups * x.shape[0] if x.shape else 0
-    return _forward(x, 5 + len(given), given, 2 * size(rows, given[0].dtype if given else x.dtype), rows)
+    return _forward(x, 5 + len(affine), affine, 2 * size(rows, affine[0].dtype if affine else x.dtype), rows)
 
 
 @cost("aten::native_layer_norm_backward", engine="vector")
 def layer_norm_backward(call: OpCall) -> OpCost:
     """Layer norm, backward: 9 FLOPs an element, 2 more for the weight's gradient and 1 for the bias's."""
-    return _backward(call, _given(call, 3, 4, 5), weight=5, mask=7, flops=(9, 2, 1))
+    return _backward(call, _tensors(call, 3, 4, 5), weight=5, mask=7, flops=(9, 2, 1))
 
 
 @cost("aten::_fused_rms_norm_backward", engine="vector")
 def rms_norm_backward(call: OpCall) -> OpCost:
     """RMS norm, backward: 6 FLOPs an element, 2 more for the weight's gradient."""
-    return _backward(call, _given(call, 3, 4), weight=4, mask=5, flops=(6, 2))
+    return _backward(call, _tensors(call, 3, 4), weight=4, mask=5, flops=(6, 2))
 
 
 @cost("aten::native_group_norm_backward", engine="vector")
 def group_norm_backward(call: OpCall) -> OpCost:
     """Group norm, backward: as layer norm."""
-    return _backward(call, _given(call, 2, 3, 4), weight=4, mask=9, flops=(9, 2, 1))
+    return _backward(call, _tensors(call, 2, 3, 4), weight=4, mask=9, flops=(9, 2, 1))
 
 
 class Fused(NamedTuple):
-    """A library's norm: places of its input, of what else it reads and what it writes (none: new)."""
+    """A library's norm: argument indices of its input, of what else it reads and writes (none: new)."""
 
     x: int
     reads: tuple[int, ...]
@@ -118,12 +118,12 @@ _FUSED = {
 @cost(*_FUSED, engine="vector")
 def fused_norm(call: OpCall) -> OpCost:
     """A library's norm, with residual or quantisation: RMS norm 4 FLOPs an element, 1 for each extra."""
-    places = _FUSED[call.name]
-    x = call.tensor(places.x)
-    read = x.bytes + sum(call.tensor(place).bytes for place in places.reads if call.has(place))
-    written = sum(call.tensor(place).bytes for place in places.writes) or size(x.numel, x.dtype)
+    arguments = _FUSED[call.name]
+    x = call.tensor(arguments.x)
+    read = x.bytes + sum(call.tensor(index).bytes for index in arguments.reads if call.has(index))
+    written = sum(call.tensor(index).bytes for index in arguments.writes) or size(x.numel, x.dtype)
     rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    return OpCost(places.flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
+    return OpCost(arguments.flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
 
 
 @cost(
@@ -138,7 +138,7 @@ def fused_norm_backward(call: OpCall) -> OpCost:
         raise Uncounted("its forward op is not in the trace")
     x = call.forward.tensor(0)
     each = (6, 2) if "RMSNorm" in call.name else (9, 2, 1)
-    parameters = _given(call.forward, 1, 2)[: len(each) - 1]
+    parameters = _tensors(call.forward, 1, 2)[: len(each) - 1]
     same, vectors = size(x.numel, x.dtype), sum(tensor.bytes for tensor in parameters)
     flops = sum(each[: len(parameters) + 1]) * x.numel
     rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
@@ -150,20 +150,20 @@ def statistic(dtype: str) -> str:
     return "fp64" if dtype == "fp64" else "fp32"
 
 
-def _forward(x: Tensor, flops: int, given: list[Tensor], statistics: int, rows: int) -> OpCost:
-    read = x.bytes + sum(tensor.bytes for tensor in given)
+def _forward(x: Tensor, flops: int, affine: list[Tensor], statistics: int, rows: int) -> OpCost:
+    read = x.bytes + sum(tensor.bytes for tensor in affine)
     written = size(x.numel, x.dtype) + statistics
     return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
 
 
-def _backward(call: OpCall, given: list[Tensor], weight: int, mask: int, flops: tuple[int, ...]) -> OpCost:
+def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: tuple[int, ...]) -> OpCost:
     """Gradients of the input and of up to two parameters of the weight's size.
 
     Args:
         call: with the gradient of the output and the input first.
-        given: what else is read.
-        weight: place of the weight, whose size and type the parameters' gradients have.
-        mask: place of which gradients are wanted.
+        saved: what else is read.
+        weight: index of the weight, whose size and type the parameters' gradients have.
+        mask: index of the flags of wanted gradients.
         flops: an element, for each gradient.
     """
     grad, x = call.tensor(0), call.tensor(1)
@@ -173,13 +173,13 @@ def _backward(call: OpCall, given: list[Tensor], weight: int, mask: int, flops: 
     parameter = call.tensor(weight).bytes if call.has(weight) else 0
     written = wanted[0] * size(x.numel, x.dtype) + sum(wanted[1:]) * parameter
     work = sum(each for each, want in zip(flops, wanted, strict=True) if want) * x.numel
-    read = grad.bytes + x.bytes + sum(tensor.bytes for tensor in given)
-    rows = given[0].numel if given else 0
+    read = grad.bytes + x.bytes + sum(tensor.bytes for tensor in saved)
+    rows = saved[0].numel if saved else 0
     return OpCost(work, read, written, x.dtype, dims=_dims(x, rows), note="" if known else _ASSUMED)
 
 
-def _given(call: OpCall, *places: int) -> list[Tensor]:
-    return [call.tensor(place) for place in places if call.has(place)]
+def _tensors(call: OpCall, *indices: int) -> list[Tensor]:
+    return [call.tensor(index) for index in indices if call.has(index)]
 
 
 def _width(call: OpCall, x: Tensor, weight: int) -> int:

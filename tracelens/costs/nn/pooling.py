@@ -18,7 +18,7 @@ from tracelens.costs.model import OpCost, cost
 
 
 class Pool(NamedTuple):
-    """A pooling op: dimensions, places of dilation (-1: none) and of ceil mode, whether it gives indices."""
+    """A pooling op: dimensions, indices of dilation (-1: none) and ceil mode, whether it gives indices."""
 
     rank: int
     dilation: int
@@ -171,12 +171,12 @@ def _resized(x: Tensor, sides: list[int]) -> tuple[int, ...]:
     return (*x.shape[: -len(sides)], *sides)
 
 
-def _each(numbers: list[int], count: int, what: str) -> list[int]:
+def _each(numbers: list[int], count: int, noun: str) -> list[int]:
     """One number a dimension; a single one stands for all."""
     if len(numbers) == 1:
         numbers = numbers * count
     if len(numbers) != count or min(numbers, default=0) < 0:
-        raise Uncounted(f"the {what} is not recorded")
+        raise Uncounted(f"the {noun} is not recorded")
     return numbers
 
 

@@ -46,14 +46,14 @@ _COMPLEX_PRODUCT = 6
 def pointwise(call: OpCall, rule: Rule) -> OpCost:
     """The cost of an elementwise op by its rule."""
     recorded(call)
-    dtypes, places = call.dtypes, rule.operands
+    dtypes, indices = call.dtypes, rule.operands
     operands: list[Tensor] = []
-    given = ""
-    for place, dtype in enumerate(dtypes):
-        if dtype and place in places:
-            operands.append(call.tensor(place))
+    out_dtype = ""
+    for index, dtype in enumerate(dtypes):
+        if dtype and index in indices:
+            operands.append(call.tensor(index))
         elif dtype:
-            given = given or dtype
+            out_dtype = out_dtype or dtype
     if not operands:
         raise Uncounted("no tensor among its recorded arguments")
     work = promote(operands)
@@ -62,17 +62,17 @@ def pointwise(call: OpCall, rule: Rule) -> OpCost:
     read = sum([operand.bytes for operand in operands])
     if in_place(call.name):
         if shape != operands[0].shape:
-            raise Uncounted("recorded shapes do not broadcast into the one in place")
+            raise Uncounted("recorded shapes do not broadcast to the in-place operand")
         written = operands[0].bytes
     else:
-        written = size(numel, given or _result(call, rule, operands, work)) * rule.results
+        written = size(numel, out_dtype or _result(call, rule, operands, work)) * rule.results
     operations = rule.operations
     if rule.factor >= 0 and call.text(rule.factor) not in ("", "1", "1.0", "1."):
         operations += 1
     if work[0] == "c":
         operations *= _COMPLEX_PRODUCT if "mul" in call.name else 2
         work = real_of(work)
-    note = _NUMBER if work == "fp32" and "fp64" in dtypes and not given and _no_fp32(operands) else ""
+    note = _NUMBER if work == "fp32" and "fp64" in dtypes and not out_dtype and _no_fp32(operands) else ""
     return OpCost(numel * operations, read, written, work, note=note)
 
 
@@ -107,7 +107,7 @@ def _with_numbers(call: OpCall, rule: Rule, work: str) -> str:
     """The result type where a number is of a higher category than the tensors (integers * 0.5)."""
     if floating(work) == work:
         return work
-    numbers = [call.text(place) for place in rule.operands if not call.has(place)]
+    numbers = [call.text(index) for index in rule.operands if not call.has(index)]
     numbers = [text for text in numbers if text not in _NO_NUMBERS]
     if any(not text.lstrip("-").isdigit() for text in numbers):
         return floating(work)
@@ -152,14 +152,14 @@ def gelu_backward(call: OpCall) -> OpCost:
     return pointwise(call, _GELU_BACKWARD[_approximation(call, 2)])
 
 
-def _approximation(call: OpCall, place: int) -> str:
+def _approximation(call: OpCall, index: int) -> str:
     """Which GELU: by argument, else (profilers leave texts out) by the kernel's lambda; "none" by default.
 
     PyTorch's kernel function has two, the first for the tanh form (ActivationGeluKernel.cu).
     """
     _, _, after = call.kernel.partition("GeluType)::")
     first = after.startswith(("{lambda()#1}", "[lambda() (instance 1)]"))
-    return "tanh" if call.text(place) == "tanh" or first else "none"
+    return "tanh" if call.text(index) == "tanh" or first else "none"
 
 
 @cost("aten::frexp", engine="vector")
@@ -174,10 +174,10 @@ def glu(call: OpCall) -> OpCost:
     """The product a · sigmoid(b) of the two halves of x: 5 operations an element, half as many as x has."""
     x = call.tensor(0)
     if length(x, axis(call, 1, x, -1)) % 2:
-        raise Uncounted("a dimension to be halved has an odd size")
+        raise Uncounted("the dimension to halve has an odd size")
     half = x.numel // 2
-    given = outputs(call, 1)
-    return OpCost(5 * half, x.bytes, size(half, given[0].dtype if given else x.dtype), x.dtype)
+    out = outputs(call, 1)
+    return OpCost(5 * half, x.bytes, size(half, out[0].dtype if out else x.dtype), x.dtype)
 
 
 @cost("aten::glu_backward", engine="vector")

@@ -1,9 +1,9 @@
 """`torch._foreach_*` with recorded shapes: one elementwise operation over lists of tensors.
 
-Every list is read once and one list is written, the new one or, in place, the first. Copies and fills do not
-read the first list; norms and maxima write one number a tensor. Scalars and lists of scalars cost nothing.
+Every list is read once and one list is written, the new one or, in place, the first. Copies and memsets do
+not read the first list; norms and maxima write one number a tensor. Scalars cost nothing.
 The two factors of addcmul are taken as one tensor where their shapes allow it (see multi_tensor.py).
-Operations an element: 1, with alpha (add, sub) 2, lerp, addcmul and addcdiv 3, norms 2, copies and fills 0.
+Operations an element: 1, with alpha (add, sub) 2, lerp, addcmul and addcdiv 3, norms 2, copies and memsets 0.
 
 The profiler records no element type of a list; it is read from the kernel's name (see multi_tensor.py, which
 also counts lists too long for the profiler). Where the op falls back to one kernel a tensor, those belong to
@@ -85,8 +85,8 @@ def zero(call: OpCall) -> OpCost:
 def copy(call: OpCall) -> OpCost:
     """One list read, one written, which may differ in their element types."""
     elements = _lists(call)[0]
-    found = functor(call.kernel)
-    source, target = found.reads[:1] or found.writes[:1], found.writes[:1] or found.reads[:1]
+    kernel = functor(call.kernel)
+    source, target = kernel.reads[:1] or kernel.writes[:1], kernel.writes[:1] or kernel.reads[:1]
     return OpCost(
         0, size(elements, source[0]), size(elements, target[0]), target[0], dims=(("elements", elements),)
     )
@@ -96,17 +96,17 @@ def _lists(call: OpCall) -> list[int]:
     """Elements of each list of tensors, in order."""
     if not call.shapes:
         raise Uncounted(NO_SHAPES)
-    places = [
-        place
-        for place, shapes in enumerate(call.shapes)
+    indices = [
+        index
+        for index, shapes in enumerate(call.shapes)
         if isinstance(shapes, list) and shapes and isinstance(shapes[0], list)
     ]
-    if not places:
+    if not indices:
         raise Uncounted(LONG_LIST)
-    return [sum(tensor.numel for tensor in call.listed(place, "")) for place in places]
+    return [sum(tensor.numel for tensor in call.listed(index, "")) for index in indices]
 
 
 def _dtype(call: OpCall) -> str:
     """Element type of the lists, by the kernel's name."""
-    found = functor(call.kernel)
-    return (found.reads or found.writes)[0]
+    kernel = functor(call.kernel)
+    return (kernel.reads or kernel.writes)[0]

@@ -1,6 +1,6 @@
-"""Reading and writing at given places: index, gather, scatter, masks and embeddings.
+"""Reading and writing at given positions: index, gather, scatter, masks and embeddings.
 
-Of a table only the rows that are asked for move: as many as there are indices, or all of them if the table is
+Of a table only the rows that are used move: as many as there are indices, or all of them if the table is
 smaller. How many rows lists of indices and masks select is not recorded. Where a second tensor has that size
 it is used; `aten::index` else takes it from the launch grid, which PyTorch's two kernels for it derive from
 the size of the result:
@@ -32,9 +32,9 @@ _LISTED = "shapes of the indices, which the profiler does not record"
 def index(call: OpCall) -> OpCost:
     """The selected elements read and written."""
     x = call.tensor(0)
-    given = outputs(call, 2)
-    if given and given[0].numel:
-        count, note = given[0].numel, _NO_INDICES
+    out = outputs(call, 2)
+    if out and out[0].numel:
+        count, note = out[0].numel, _NO_INDICES
     else:
         count, note = _selected(call, x)
     return OpCost(0, size(min(count, x.stored), x.dtype), size(count, x.dtype), x.dtype, note=note)
@@ -63,10 +63,10 @@ def _selected(call: OpCall, x: Tensor) -> tuple[int, str]:
     "aten::_index_put_impl",
 engine="vector")  # fmt: skip
 def index_put(call: OpCall) -> OpCost:
-    """Values read and put (or added) to as many places; a functional one copies the rest too."""
+    """Values read and put (or added) to as many positions; a functional one copies the rest too."""
     x, values = call.tensor(0), call.tensor(2)
     if values.numel == 1 and x.numel > 1:
-        raise Uncounted(f"{_LISTED}; the one value does not say how many places it is put to")
+        raise Uncounted(f"{_LISTED}; the one value does not say how many positions it is put to")
     put = min(values.numel, x.numel)
     add = call.flag(3)
     touched = size(put, x.dtype)
@@ -194,10 +194,10 @@ def _into(call: OpCall, x: Tensor, count: int, read: int, flops: int) -> OpCost:
 def masked_select(call: OpCall) -> OpCost:
     """The mask read, the selected elements read and written."""
     x, mask = call.tensor(0), call.tensor(1)
-    found = _ELEMENTWISE.search(call.kernel) if call.blocks > 0 else None
-    if not found:
-        raise Uncounted("how many elements the mask selects, which is in its data")
-    count = min(call.blocks * int(found[1]) * int(found[2]), max(x.numel, mask.numel))
+    config = _ELEMENTWISE.search(call.kernel) if call.blocks > 0 else None
+    if not config:
+        raise Uncounted("the number of selected elements, which depends on the data")
+    count = min(call.blocks * int(config[1]) * int(config[2]), max(x.numel, mask.numel))
     selected = size(count, x.dtype)
     return OpCost(0, mask.bytes + selected, selected, x.dtype, note=_AT_MOST)
 

@@ -1,4 +1,4 @@
-"""Copies and fills by the copy engines, and single values that the host waits for.
+"""Copies and memsets by the copy engines, and single values that the host waits for.
 
 A copy over a link is held against the link alone; what it moves in the device's own memory is told beside
 it. A copy within one device's memory reads and writes every byte there.

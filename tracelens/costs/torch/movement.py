@@ -12,7 +12,7 @@ from math import prod
 
 from tracelens.costs.call import BITS, OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
-from tracelens.costs.torch.tensors import asked_dtype, natural, outputs, recorded, sizes
+from tracelens.costs.torch.tensors import dtype_argument, natural, outputs, recorded, sizes
 
 # PyTorch's kernels that only move are compiled for an element size or for a type.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
@@ -50,14 +50,14 @@ def copy(call: OpCall) -> OpCost:
 def clone(call: OpCall) -> OpCost:
     """All elements read and written once, in the same or another order."""
     source = call.tensor(0)
-    return moved(source, source.numel, _given(call, 1))
+    return moved(source, source.numel, _out_dtype(call, 1))
 
 
 @cost("aten::_to_copy", engine="vector")
 def to_copy(call: OpCall) -> OpCost:
     """All elements read, and written in the element type asked for."""
     source = call.tensor(0)
-    return moved(source, source.numel, asked_dtype(call, 1) or _given(call, 1))
+    return moved(source, source.numel, dtype_argument(call, 1) or _out_dtype(call, 1))
 
 
 @cost(
@@ -72,8 +72,8 @@ def to_copy(call: OpCall) -> OpCost:
 )
 def concatenate(call: OpCall) -> OpCost:
     """All tensors of the list read and written once."""
-    given = outputs(call, 1)
-    dtype, width = (given[0].dtype, BITS.get(given[0].dtype, 0)) if given else _kernel_element(call.kernel)
+    out = outputs(call, 1)
+    dtype, width = (out[0].dtype, BITS.get(out[0].dtype, 0)) if out else _kernel_element(call.kernel)
     parts = call.listed(0, dtype)
     if not width:
         raise Uncounted("element type of the tensors in a list, which the profiler does not record")
@@ -84,14 +84,14 @@ def concatenate(call: OpCall) -> OpCost:
 @cost("aten::_chunk_cat", engine="vector")
 def chunk_cat(call: OpCall) -> OpCost:
     """Tensors of a list into a given result that pads each to whole chunks: read once, all of it written."""
-    given = outputs(call, 1)
-    if not given:
+    out = outputs(call, 1)
+    if not out:
         return concatenate(call)
     dtype, width = _kernel_element(call.kernel)
-    parts = call.listed(0, dtype or given[0].dtype)
-    width = width or BITS.get(given[0].dtype, 0)
+    parts = call.listed(0, dtype or out[0].dtype)
+    width = width or BITS.get(out[0].dtype, 0)
     read = -(-sum(prod(part.shape) for part in parts) * width // 8)
-    return OpCost(0, read, given[0].bytes, given[0].dtype, dims=(("tensors", len(parts)),))
+    return OpCost(0, read, out[0].bytes, out[0].dtype, dims=(("tensors", len(parts)),))
 
 
 @cost(
@@ -104,7 +104,7 @@ def fill(call: OpCall) -> OpCost:
     recorded(call)
     target = call.tensor(0)
     if call.name.startswith("aten::new_"):
-        dtype = asked_dtype(call, _NEW[call.name]) or target.dtype
+        dtype = dtype_argument(call, _NEW[call.name]) or target.dtype
         return OpCost(0, 0, size(prod(sizes(call, 1)), dtype), dtype)
     value = call.tensor(1).bytes if call.has(1) else 0
     return OpCost(0, value, target.bytes, target.dtype)
@@ -128,15 +128,17 @@ def fill_diagonal(call: OpCall) -> OpCost:
 def pad(call: OpCall) -> OpCost:
     """All elements read, the padded result written; paddings are given from the last dimension on."""
     source = call.tensor(0)
-    given = outputs(call, 2)
-    if given and given[0].numel:
-        return OpCost(0, source.bytes, given[0].bytes, source.dtype)
+    out = outputs(call, 2)
+    if out and out[0].numel:
+        return OpCost(0, source.bytes, out[0].bytes, source.dtype)
     padding = call.integers(1)
     if not padding or len(padding) % 2 or len(padding) > 2 * len(source.shape):
         raise Uncounted("argument 1 (padding) has no recorded value")
     shape = list(source.shape)
-    for place in range(len(padding) // 2):
-        shape[-1 - place] = max(0, shape[-1 - place] + padding[2 * place] + padding[2 * place + 1])
+    for axis_index in range(len(padding) // 2):
+        shape[-1 - axis_index] = max(
+            0, shape[-1 - axis_index] + padding[2 * axis_index] + padding[2 * axis_index + 1]
+        )
     return moved(source, prod(shape))
 
 
@@ -152,7 +154,7 @@ def triangle(call: OpCall) -> OpCost:
     """The kept triangle of every matrix read, the whole written; in place only the rest is, with zeros."""
     x = call.tensor(0)
     if len(x.shape) < 2:
-        raise Uncounted(f"a tensor with {len(x.shape)} dimensions where at least 2 are due")
+        raise Uncounted(f"a tensor with {len(x.shape)} dimensions instead of 2 or more")
     rows, columns = x.shape[-2:]
     diagonal = call.integer(1, None if call.values else 0)
     above = upper(rows, columns, diagonal if "triu" in call.name else diagonal + 1)
@@ -168,10 +170,10 @@ def upper(rows: int, columns: int, diagonal: int) -> int:
 
     Rows up to -diagonal are whole; the following ones hold one element less each, until none is left.
     """
-    whole = min(max(-diagonal, 0), rows)
-    first = min(max(columns - max(diagonal + whole, 0), 0), columns)
-    count = min(rows - whole, first)
-    return whole * columns + count * (2 * first - count + 1) // 2
+    full_rows = min(max(-diagonal, 0), rows)
+    first = min(max(columns - max(diagonal + full_rows, 0), 0), columns)
+    count = min(rows - full_rows, first)
+    return full_rows * columns + count * (2 * first - count + 1) // 2
 
 
 @cost("aten::repeat", "aten::tile", engine="vector")
@@ -188,7 +190,7 @@ def repeat_interleave(call: OpCall) -> OpCost:
     if len(call.shapes) <= _TIMES_ONLY:
         return moved(source, natural(call, 1))
     if call.has(1):
-        raise Uncounted("size of the result, which is in the data")
+        raise Uncounted("size of the result, which depends on the data")
     return moved(source, source.numel * natural(call, 1))
 
 
@@ -220,9 +222,9 @@ def view_scatter(call: OpCall) -> OpCost:
     return OpCost(0, size(rest, x.dtype) + source.bytes, size(x.numel, x.dtype), x.dtype)
 
 
-def _given(call: OpCall, first: int) -> str:
-    given = outputs(call, first)
-    return given[0].dtype if given else ""
+def _out_dtype(call: OpCall, first: int) -> str:
+    out = outputs(call, first)
+    return out[0].dtype if out else ""
 
 
 def _kernel_element(kernel: str) -> tuple[str, int]:

@@ -90,22 +90,22 @@ def multi_tensor(call: OpCall) -> OpCost:
     """Elements by blocks of 65,536, lists and element types by the functor in the kernel's name."""
     if call.blocks < 0:
         raise Uncounted("launch grid not recorded")
-    found = functor(call.kernel)
+    kernel = functor(call.kernel)
     # More blocks than the small build ever launches are the large build, though its name may not say so.
-    small = found.tensors == _TENSORS[found.lists]
-    most = found.tensors * (_LARGE if small and call.blocks > _BLOCKS else 1)
+    small = kernel.tensors == _TENSORS[kernel.lists]
+    most = kernel.tensors * (_LARGE if small and call.blocks > _BLOCKS else 1)
     if 2 * (call.blocks - most) < call.blocks:
         raise Uncounted("launch grid too small to tell the sizes of the tensors, which were not recorded")
     certain = 100 * (call.blocks - most) // call.blocks
     note = f"upper bound: full chunks of 65,536 elements, {certain}% of them certain"
     elements = call.blocks * CHUNK
     return OpCost(
-        found.operations * elements,
-        sum(size(elements, dtype) for dtype in found.reads),
-        sum(size(elements, dtype) for dtype in found.writes),
-        (found.reads or found.writes)[0],
+        kernel.operations * elements,
+        sum(size(elements, dtype) for dtype in kernel.reads),
+        sum(size(elements, dtype) for dtype in kernel.writes),
+        (kernel.reads or kernel.writes)[0],
         dims=(("elements", elements),),
-        note=f"{note}; {found.note}" if found.note else note,
+        note=f"{note}; {kernel.note}" if kernel.note else note,
     )
 
 
@@ -123,10 +123,10 @@ def functor(kernel: str) -> Functor:
     lists = [int(word) for word in _inner(outer[0]) if word.isdigit()]
     if not lists or lists[0] not in _TENSORS:
         raise Uncounted("number of tensor lists not in the kernel's name")
-    found = _FUNCTOR.search(outer[1])
-    if found is None:
+    match = _FUNCTOR.search(outer[1])
+    if match is None:
         raise Uncounted("functor not in the kernel's name")
-    name, words = found[1], _inner(outer[1])
+    name, words = match[1], _inner(outer[1])
     types = [dtype for word in words if (dtype := _TYPES.get(_NOT_A_TYPE.sub("", word)))]
     numbers = [int(word) for word in words if word.isdigit()]
     if not types:
@@ -184,17 +184,17 @@ def _inner(text: str) -> list[str]:
 
 def _arguments(text: str, start: int) -> list[str]:
     """Template arguments from behind the opening bracket at `start - 1`; none where the text is cut off."""
-    found: list[str] = []
+    arguments: list[str] = []
     depth, begin = 0, start
-    for place in range(start, len(text)):
-        letter = text[place]
+    for position in range(start, len(text)):
+        letter = text[position]
         if letter in "<(":
             depth += 1
         elif letter in ">)" and depth:
             depth -= 1
         elif letter == ">":
-            return [*found, text[begin:place].strip()]
+            return [*arguments, text[begin:position].strip()]
         elif letter == "," and not depth:
-            found.append(text[begin:place].strip())
-            begin = place + 1
+            arguments.append(text[begin:position].strip())
+            begin = position + 1
     return []

@@ -48,5 +48,11 @@ def _step(call: OpCall, reads: int, writes: int, operations: int) -> OpCost:
     # The shapes first: "no shapes recorded" says more than an unknown kernel.
     elements = sum(tensor.numel for tensor in call.listed(0, ""))
     dtype = functor(call.kernel).reads[0]
-    one = size(elements, dtype)
-    return OpCost(operations * elements, reads * one, writes * one, dtype, dims=(("parameters", elements),))
+    list_bytes = size(elements, dtype)
+    return OpCost(
+        operations * elements,
+        reads * list_bytes,
+        writes * list_bytes,
+        dtype,
+        dims=(("parameters", elements),),
+    )

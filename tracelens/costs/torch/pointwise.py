@@ -17,7 +17,7 @@ class Rule(NamedTuple):
 
     Attributes:
         operations: per element of the result.
-        operands: places of the arguments that may be tensors to read; tensors elsewhere are results.
+        operands: indices of the arguments that may be tensors to read; tensors elsewhere are results.
         result: element type of the result: that of the operands together ("same", "float": at least a
             fractional one), of the first operand, of the real part, of the complex number they make, or of
             all but the first ("chosen").

@@ -43,7 +43,7 @@ def sample(call: OpCall) -> OpCost:
 @cost("aten::normal", engine="vector")
 def normal(call: OpCall) -> OpCost:
     """Normal numbers with means or deviations from tensors: 6 operations each."""
-    tensors = [call.tensor(place) for place in (0, 1) if call.has(place)]
+    tensors = [call.tensor(index) for index in (0, 1) if call.has(index)]
     if not tensors:
         raise Uncounted("no tensor among its recorded arguments")
     numel = max(tensor.numel for tensor in tensors)
@@ -53,7 +53,7 @@ def normal(call: OpCall) -> OpCost:
 
 @cost("aten::multinomial", engine="vector")
 def multinomial(call: OpCall) -> OpCost:
-    """Places drawn by weight: weights summed up and drawn from; the places (i64) written."""
+    """Positions drawn by weight: weights summed up and drawn from; the positions (i64) written."""
     weights, count = call.tensor(0), natural(call, 1)
     rows = weights.shape[0] if len(weights.shape) > 1 else 1
     return OpCost(2 * weights.numel, weights.bytes, size(rows * count, "i64"), weights.dtype)
@@ -61,7 +61,7 @@ def multinomial(call: OpCall) -> OpCost:
 
 @cost("aten::native_dropout", "aten::_fused_dropout", engine="vector")
 def dropout(call: OpCall) -> OpCost:
-    """A draw, a comparison and two products an element; the result and the mask (one byte each) written."""
+    """A draw, a comparison and two multiplications an element; result and mask (one byte each) written."""
     x = call.tensor(0)
     if call.text(2) == "False":  # not training: a copy and a mask of ones
         return OpCost(0, x.bytes, size(x.numel, x.dtype) + x.numel, x.dtype)
@@ -72,26 +72,26 @@ def dropout(call: OpCall) -> OpCost:
 def permutation(call: OpCall) -> OpCost:
     """The numbers below n in random order: a draw for each, and n·⌈log₂ n⌉ comparisons to sort by it."""
     count = natural(call, 0)
-    given = outputs(call, 1)
-    dtype = given[0].dtype if given else "i64"
+    out = outputs(call, 1)
+    dtype = out[0].dtype if out else "i64"
     steps = (count - 1).bit_length() if count else 0
     return OpCost(count * (1 + steps), 0, size(count, dtype), dtype)
 
 
 @cost("aten::arange", "aten::range", engine="vector")
 def arange(call: OpCall) -> OpCost:
-    """A product and an addition for each number of a range."""
-    given = outputs(call, 0)
-    dtype = given[0].dtype if given else "fp32" if any("." in text for text in call.values[:3]) else "i64"
-    count = given[0].numel if given and given[0].numel else _steps(call)
+    """A multiplication and an addition for each number of a range."""
+    out = outputs(call, 0)
+    dtype = out[0].dtype if out else "fp32" if any("." in text for text in call.values[:3]) else "i64"
+    count = out[0].numel if out and out[0].numel else _steps(call)
     return OpCost(2 * count, 0, size(count, dtype), dtype)
 
 
 @cost("aten::linspace", "aten::logspace", engine="vector")
 def linspace(call: OpCall) -> OpCost:
-    """A product and an addition for each of so many numbers between two, for logspace a power too."""
-    given = outputs(call, 0)
-    dtype = given[-1].dtype if given else "fp32"
+    """A multiplication and an addition for each of so many numbers between two, for logspace a power too."""
+    out = outputs(call, 0)
+    dtype = out[-1].dtype if out else "fp32"
     count = natural(call, 2)
     return OpCost((2 if call.name == "aten::linspace" else 3) * count, 0, size(count, dtype), dtype)
 
@@ -99,10 +99,10 @@ def linspace(call: OpCall) -> OpCost:
 @cost("aten::eye", engine="vector")
 def eye(call: OpCall) -> OpCost:
     """A matrix of zeros and a diagonal of ones."""
-    given = outputs(call, 0)
+    out = outputs(call, 0)
     rows = natural(call, 0)
     columns = natural(call, 1, rows)
-    dtype = given[0].dtype if given else "fp32"
+    dtype = out[0].dtype if out else "fp32"
     return OpCost(0, 0, size(rows * columns, dtype), dtype)
 
 
@@ -131,5 +131,5 @@ def _steps(call: OpCall) -> int:
     span = (end - start) / step if step else -1.0
     if not 0 <= span < float(1 << 53):
         raise Uncounted("a range without an end")
-    whole = int(span)
-    return whole + (span > whole) + (call.name == "aten::range")
+    full_steps = int(span)
+    return full_steps + (span > full_steps) + (call.name == "aten::range")

@@ -13,7 +13,7 @@ from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.elementwise import pointwise
 from tracelens.costs.torch.pointwise import Rule as Pointwise
-from tracelens.costs.torch.tensors import asked_dtype, kept, outputs, promote, real_of, recorded, summed
+from tracelens.costs.torch.tensors import dtype_argument, kept, outputs, promote, real_of, recorded, summed
 
 _UNKNOWN = "dimensions not recorded: result not counted"
 
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
         dim: place of the dimensions.
         least: number of arguments that the op has at least when it is given dimensions.
         dtypes: element type of each result; "" is that of x, "sum" that of sums (integers give i64).
-        dtype: place of an asked-for element type in the variant with dimensions, -1 where there is none.
+        dtype: index of the dtype argument in the variant with dimensions, -1 where there is none.
     """
 
     each: int
@@ -71,8 +71,8 @@ _RULES = {
 _BY_NAME = {f"aten::{name}": rule for name, rule in _RULES.items()}
 
 _WITH_DIM = Rule(1, least=3, dtypes=("", "i64"))
-_WHOLE = Rule(1, least=3)
-_OTHER = Pointwise(1, (0, 1))
+_ALL_DIMS = Rule(1, least=3)
+_TWO_TENSORS = Pointwise(1, (0, 1))
 
 
 @cost(*_BY_NAME, engine="vector")
@@ -83,10 +83,10 @@ def reduction(call: OpCall) -> OpCost:
 
 @cost("aten::max", "aten::min", engine="vector")
 def extreme(call: OpCall) -> OpCost:
-    """One comparison an element: of the whole tensor, along a dimension with places, or of two tensors."""
+    """One comparison an element: of the whole tensor, along a dimension with positions, or of two tensors."""
     if call.has(1):
-        return pointwise(call, _OTHER)
-    return reduce(call, _WITH_DIM if len(call.shapes) >= _WITH_DIM.least else _WHOLE)
+        return pointwise(call, _TWO_TENSORS)
+    return reduce(call, _WITH_DIM if len(call.shapes) >= _WITH_DIM.least else _ALL_DIMS)
 
 
 @cost("aten::equal", engine="vector")
@@ -101,7 +101,7 @@ def trace(call: OpCall) -> OpCost:
     """The sum of a matrix's diagonal."""
     x = call.tensor(0)
     if len(x.shape) != 2:
-        raise Uncounted(f"an operand with {len(x.shape)} dimensions where 2 are due")
+        raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 2")
     count = min(x.shape)
     return OpCost(count, size(count, x.dtype), size(1, summed(x.dtype)), x.dtype)
 
@@ -118,12 +118,12 @@ def reduce(call: OpCall, rule: Rule) -> OpCost:
     """The cost of a reduction by its rule."""
     recorded(call)
     x = call.tensor(0)
-    given = outputs(call, 1)
-    left, note = _results(call, rule, x)
-    asked = _asked(call, rule)
-    dtypes = [tensor.dtype for tensor in given] or [_dtype(x, kind, asked) for kind in rule.dtypes]
-    written = sum(size(left, dtype) for dtype in dtypes)
-    return OpCost(rule.each * x.numel + rule.result * left, x.bytes, written, x.dtype, note=note)
+    out = outputs(call, 1)
+    results, note = _results(call, rule, x)
+    requested = _dtype_argument(call, rule)
+    dtypes = [tensor.dtype for tensor in out] or [_dtype(x, kind, requested) for kind in rule.dtypes]
+    written = sum(size(results, dtype) for dtype in dtypes)
+    return OpCost(rule.each * x.numel + rule.result * results, x.bytes, written, x.dtype, note=note)
 
 
 def _results(call: OpCall, rule: Rule, x: Tensor) -> tuple[int, str]:
@@ -139,18 +139,18 @@ def _results(call: OpCall, rule: Rule, x: Tensor) -> tuple[int, str]:
     return kept(x, dims), ""
 
 
-def _asked(call: OpCall, rule: Rule) -> str:
-    """The element type asked for; without dimensions it is the op's second argument."""
+def _dtype_argument(call: OpCall, rule: Rule) -> str:
+    """The element type requested; without dimensions it is the op's second argument."""
     if rule.dtype < 0:
         return ""
     if len(call.shapes) >= rule.least:
-        return asked_dtype(call, rule.dtype)
-    return asked_dtype(call, 1) if rule.dim == 1 else ""
+        return dtype_argument(call, rule.dtype)
+    return dtype_argument(call, 1) if rule.dim == 1 else ""
 
 
-def _dtype(x: Tensor, kind: str, asked: str) -> str:
-    if asked:
-        return asked
+def _dtype(x: Tensor, kind: str, requested: str) -> str:
+    if requested:
+        return requested
     if kind == "sum":
         return summed(x.dtype)
     return kind or real_of(x.dtype)

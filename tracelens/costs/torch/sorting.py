@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
-from tracelens.costs.torch.tensors import asked_dtype, axis, floating, length, natural, outputs, summed
+from tracelens.costs.torch.tensors import axis, dtype_argument, floating, length, natural, outputs, summed
 
 _SORTED_FLAGS = ("", "None", "True", "False")
 
 
 @cost("aten::sort", "aten::argsort", "aten::msort", engine="vector")
 def sort(call: OpCall) -> OpCost:
-    """n·⌈log₂ n⌉ comparisons along one dimension; values and their places (i64) written."""
+    """n·⌈log₂ n⌉ comparisons along one dimension; values and their positions (i64) written."""
     x = call.tensor(0)
     if call.name == "aten::msort":
         along = x.shape[0] if x.shape else 1
@@ -33,7 +33,7 @@ def sort(call: OpCall) -> OpCost:
 
 @cost("aten::topk", engine="vector")
 def topk(call: OpCall) -> OpCost:
-    """One comparison an element; the k greatest values and their places (i64) written."""
+    """One comparison an element; the k greatest values and their positions (i64) written."""
     x, k = call.tensor(0), call.integer(1)
     along = _along(call, x, 2)
     if not 0 <= k <= along:
@@ -44,12 +44,12 @@ def topk(call: OpCall) -> OpCost:
 
 @cost("aten::kthvalue", "aten::median", "aten::nanmedian", "aten::mode", engine="vector")
 def selection(call: OpCall) -> OpCost:
-    """One comparison an element; one value and its place (i64) written for each row."""
+    """One comparison an element; one value and its position (i64) written for each row."""
     x = call.tensor(0)
-    place = 2 if call.name == "aten::kthvalue" else 1
+    dim_index = 2 if call.name == "aten::kthvalue" else 1
     if len(call.shapes) < 2:
         return OpCost(x.numel, x.bytes, size(1, x.dtype), x.dtype)
-    along = _along(call, x, place)
+    along = _along(call, x, dim_index)
     rows = x.numel // along if along else 0
     return OpCost(x.numel, x.bytes, _pairs(rows, x.dtype), x.dtype, dims=(("n", along),))
 
@@ -60,8 +60,8 @@ engine="vector")  # fmt: skip
 def scan(call: OpCall) -> OpCost:
     """One addition or multiplication an element; as many results (i64 for integers)."""
     x = call.tensor(0)
-    given = outputs(call, 1)
-    dtype = given[0].dtype if given else asked_dtype(call, 2) or summed(x.dtype)
+    out = outputs(call, 1)
+    dtype = out[0].dtype if out else dtype_argument(call, 2) or summed(x.dtype)
     if call.name.endswith("_"):
         dtype = x.dtype
     return OpCost(x.numel, x.bytes, size(x.numel, dtype), x.dtype)
@@ -76,14 +76,14 @@ def log_scan(call: OpCall) -> OpCost:
 
 @cost("aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin", engine="vector")
 def extreme_scan(call: OpCall) -> OpCost:
-    """One comparison an element; running extremes and their places (i64) written."""
+    """One comparison an element; running extremes and their positions (i64) written."""
     x = call.tensor(0)
     return OpCost(x.numel, x.bytes, _pairs(x.numel, x.dtype), x.dtype)
 
 
 @cost("aten::searchsorted", "aten::bucketize", engine="vector")
 def search(call: OpCall) -> OpCost:
-    """⌈log₂(n + 1)⌉ comparisons for each value; its place (i64, i32 where asked for) written."""
+    """⌈log₂(n + 1)⌉ comparisons for each value; its position (i64, i32 where asked for) written."""
     first, second = (0, 1) if call.name == "aten::searchsorted" else (1, 0)
     among = call.tensor(first)
     steps = _log2(length(among, -1) + 1)
@@ -143,15 +143,15 @@ def quantile(call: OpCall) -> OpCost:
     return OpCost(x.numel * _log2(x.numel), x.bytes, size(q, floating(x.dtype)), x.dtype)
 
 
-def _along(call: OpCall, x: Tensor, place: int) -> int:
-    """Size of the dimension in argument `place`, the last by default."""
+def _along(call: OpCall, x: Tensor, index: int) -> int:
+    """Size of the dimension in argument `index`, the last by default."""
     if not call.values and len(x.shape) > 1:
-        raise Uncounted(f"argument {place} (dim) has no recorded value")
-    return length(x, axis(call, place, x, -1))
+        raise Uncounted(f"argument {index} (dim) has no recorded value")
+    return length(x, axis(call, index, x, -1))
 
 
 def _pairs(count: int, dtype: str) -> int:
-    """Bytes of so many values with their places."""
+    """Bytes of so many values with their positions."""
     return size(count, dtype) + size(count, "i64")
 
 

@@ -41,11 +41,11 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     length = max(map(len, shapes))
     result = [1] * length
     for shape in shapes:
-        for place, dim in enumerate(shape, length - len(shape)):
-            if dim != 1 and result[place] not in (1, dim):
+        for axis_index, dim in enumerate(shape, length - len(shape)):
+            if dim != 1 and result[axis_index] not in (1, dim):
                 raise Uncounted("recorded shapes do not broadcast")
             if dim != 1:
-                result[place] = dim
+                result[axis_index] = dim
     return tuple(result)
 
 
@@ -61,17 +61,17 @@ def promote(tensors: Sequence[Tensor]) -> str:
     small = [tensor.dtype for tensor in tensors if not tensor.shape]
     if not large:
         # Beside another 0-dim tensor a double or long is most likely a Python number.
-        own = [dtype for dtype in small if dtype not in ("fp64", "i64")]
-        return _widest(own or small)
+        decisive = [dtype for dtype in small if dtype not in ("fp64", "i64")]
+        return _widest(decisive or small)
     result = _widest(large)
     if not small:
         return result
-    other = _widest(small)
-    if _category(other) <= _category(result):
+    scalar = _widest(small)
+    if _category(scalar) <= _category(result):
         return result
-    if other == "fp64":
+    if scalar == "fp64":
         return "fp32"
-    return "c64" if other == "c128" and result != "fp64" else other
+    return "c64" if scalar == "c128" and result != "fp64" else scalar
 
 
 def floating(dtype: str) -> str:
@@ -94,13 +94,13 @@ def summed(dtype: str) -> str:
     return "i64" if _category(dtype) < 2 else dtype
 
 
-def asked_dtype(call: OpCall, place: int) -> str:
-    """The element type that argument `place` (a dtype) asks for; "" where it asks for none.
+def dtype_argument(call: OpCall, index: int) -> str:
+    """The element type that argument `index` (a dtype) asks for; "" where it asks for none.
 
     Raises:
         Uncounted: a type that is not known.
     """
-    text = call.text(place)
+    text = call.text(index)
     if not text or text == "None":
         return ""
     if text not in _SCALAR_TYPES:
@@ -108,9 +108,9 @@ def asked_dtype(call: OpCall, place: int) -> str:
     return _SCALAR_TYPES[text]
 
 
-def axis(call: OpCall, place: int, tensor: Tensor, default: int | None = None) -> int:
-    """Argument `place` as one dimension of `tensor`, counted from the front; 0 for tensors without any."""
-    dim = call.integer(place, default)
+def axis(call: OpCall, index: int, tensor: Tensor, default: int | None = None) -> int:
+    """Argument `index` as one dimension of `tensor`, counted from the front; 0 for tensors without any."""
+    dim = call.integer(index, default)
     rank = max(len(tensor.shape), 1)
     if not -rank <= dim < rank:
         raise Uncounted(f"dimension {dim} of a tensor with {len(tensor.shape)}")
@@ -130,28 +130,28 @@ def kept(tensor: Tensor, dims: Sequence[int]) -> int:
     if not all(-rank <= dim < rank for dim in dims):
         raise Uncounted(f"dimensions {list(dims)} of a tensor with {rank}")
     gone = {dim % rank for dim in dims}
-    return prod(size for place, size in enumerate(tensor.shape) if place not in gone)
+    return prod(size for axis_index, size in enumerate(tensor.shape) if axis_index not in gone)
 
 
-def natural(call: OpCall, place: int, default: int | None = None) -> int:
-    """Argument `place` as a number of things; raises Uncounted where it is not recorded or negative."""
-    number = call.integer(place, default)
+def natural(call: OpCall, index: int, default: int | None = None) -> int:
+    """Argument `index` as a number of things; raises Uncounted where it is not recorded or negative."""
+    number = call.integer(index, default)
     if number < 0:
-        raise Uncounted(f"argument {place} is negative: {number}")
+        raise Uncounted(f"argument {index} is negative: {number}")
     return number
 
 
-def sizes(call: OpCall, place: int) -> list[int]:
-    """Argument `place` as a list of sizes; raises Uncounted where it is not recorded or has negative ones."""
-    numbers = call.integers(place)
+def sizes(call: OpCall, index: int) -> list[int]:
+    """Argument `index` as a list of sizes; raises Uncounted where it is not recorded or has negative ones."""
+    numbers = call.integers(index)
     if not numbers or min(numbers) < 0:
-        raise Uncounted(f"argument {place} has no sizes recorded")
+        raise Uncounted(f"argument {index} has no sizes recorded")
     return numbers
 
 
 def outputs(call: OpCall, first: int) -> list[Tensor]:
     """Tensor arguments from `first` on: where an op has no operands any more, they are given results."""
-    return [call.tensor(place) for place in range(first, len(call.dtypes)) if call.dtypes[place]]
+    return [call.tensor(index) for index in range(first, len(call.dtypes)) if call.dtypes[index]]
 
 
 def recorded(call: OpCall) -> None:

@@ -83,7 +83,7 @@ class Detector:
     host_remedy: str = ""
 
     def of_rank(self, context: RankContext) -> Outcome:
-        if self.launching and context.work.on_host:
+        if self.launching and context.work.cpu_only:
             return NO_LAUNCH
         outcome: Outcome = guard(f"detector {self.name}", self.function, context)
         return outcome

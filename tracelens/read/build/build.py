@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import ParseError
 from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
@@ -95,8 +95,8 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     flows = _flows(table, dialect, pids, tids)
     link, linked = _link(gpu, calls, flows, (pid, tid, start))
     ops = _ops(table, rows, kind)
-    on_host = host_side(table, rows, kind, (thread, tid, end), calls)
-    link = on_host.link if on_host else link
+    cpu_only = host_side(table, rows, kind, (thread, tid, end), calls)
+    link = cpu_only.link if cpu_only else link
     link["forward_op_id"] = _forward(link["op_id"], ops, thread, start, (parent, depth))
     events = EVENTS.table(
         {
@@ -119,21 +119,21 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         }
     )
     records = table.collectives
-    if on_host and not records:
-        records = on_host.collectives(_distributed(splitter))
+    if cpu_only and not records:
+        records = cpu_only.collectives(_distributed(splitter))
     collectives = collectives_table(records, rows.source, link, events, rows.repaired)
     return Trace(
-        replace(_meta(splitter, table, rows, dialect, threads), on_host=on_host is not None),
+        replace(_meta(splitter, table, rows, dialect, threads), cpu_only=cpu_only is not None),
         {"events": events, "ops": ops, "collectives": collectives, "links": LINKS.table(link)},
     )
 
 
 def coded(codes: Any, values: Sequence[str]) -> Coded:
     """A text column from dictionary codes; equal values are merged."""
-    place = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    if len(place) != len(values):
-        codes = np.fromiter(map(place.__getitem__, values), dtype=np.int32, count=len(values))[codes]
-    return Coded(codes, list(place))
+    code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    if len(code_of) != len(values):
+        codes = np.fromiter(map(code_of.__getitem__, values), dtype=np.int32, count=len(values))[codes]
+    return Coded(codes, list(code_of))
 
 
 def _select(table: Encoded) -> EventRows:
@@ -227,28 +227,28 @@ def _dense(ids: Int) -> Int:
 
 def _clip_overruns(rows: EventRows, gpu: Bool, device: Int, stream: Int) -> EventRows:
     """Cut GPU work whose duration is corrupt at the start of the next on its stream, and count it."""
-    at = np.flatnonzero(gpu)
+    gpu_rows = np.flatnonzero(gpu)
     start, dur = rows.table.ts_ns, rows.table.dur_ns
-    at = at[np.lexsort((start[at], stream[at], device[at]))]
-    here, after = at[:-1], at[1:]
-    same = (device[here] == device[after]) & (stream[here] == stream[after])
-    corrupt = same & (start[here] + dur[here] - start[after] > OVERRUN_NS)
+    gpu_rows = gpu_rows[np.lexsort((start[gpu_rows], stream[gpu_rows], device[gpu_rows]))]
+    before, after = gpu_rows[:-1], gpu_rows[1:]
+    same = (device[before] == device[after]) & (stream[before] == stream[after])
+    corrupt = same & (start[before] + dur[before] - start[after] > OVERRUN_NS)
     if not corrupt.any():
         return rows
     dur = dur.copy()
-    dur[here[corrupt]] = (start[after] - start[here])[corrupt]
+    dur[before[corrupt]] = (start[after] - start[before])[corrupt]
     rows.repaired["GPU work overrunning the next on its stream by over 1 ms, cut there"] = int(corrupt.sum())
     return rows._replace(table=rows.table._replace(dur_ns=dur))
 
 
 def _nest(kind: Int, thread: Int, start: Int, end: Int) -> tuple[Int, Int]:
     rank = np.full(len(EVENT_KINDS), -1)
-    for place, name in enumerate(STACK_KINDS):
-        rank[EVENT_KINDS.index(name)] = place
+    for level, name in enumerate(STACK_KINDS):
+        rank[EVENT_KINDS.index(name)] = level
     rows = np.flatnonzero(rank[kind] >= 0)
     parent, depth = np.full(len(kind), -1, dtype=np.int64), np.zeros(len(kind), dtype=np.int64)
     inner, depth[rows] = nest(thread[rows], start[rows], end[rows], rank[kind[rows]])
-    parent[rows] = np.where(inner >= 0, rows[inner], -1)
+    parent[rows] = lookup(rows, inner, -1)
     return parent, depth
 
 
@@ -279,18 +279,18 @@ def _flows(table: Encoded, dialect: Dialect, pids: Int, tids: Int) -> Flows:
     begin = np.flatnonzero(arrow & (columns.phase == phase.get("s", -1)))
     end = np.flatnonzero(arrow & (columns.phase == phase.get("f", -1)))
 
-    def key(at: Int) -> Any:
-        return _place(pids[columns.pid[at]], tids[columns.tid[at]], columns.ts_ns[at])
+    def key(row: Int) -> Any:
+        return _flow_key(pids[columns.pid[row]], tids[columns.tid[row]], columns.ts_ns[row])
 
     return Flows(columns.correlation[begin], key(begin), columns.correlation[end], key(end))
 
 
-def _place(pid: Int, tid: Int, start: Int) -> Any:
+def _flow_key(pid: Int, tid: Int, start: Int) -> Any:
     return np.rec.fromarrays((pid, tid, start))
 
 
 def _link(
-    gpu_mask: Bool, calls: Calls, flows: Flows, place: tuple[Int, Int, Int]
+    gpu_mask: Bool, calls: Calls, flows: Flows, location: tuple[Int, Int, Int]
 ) -> tuple[dict[str, Int], Bool]:
     gpu = np.flatnonzero(gpu_mask)
     launch = find_launches(gpu, calls)
@@ -300,11 +300,11 @@ def _link(
     if len(bare) and len(flows.end_id):
         launches = np.flatnonzero(calls.is_launch)
         rows = gpu[bare]
-        found = launches_by_flow(
-            rows, _place(*(x[rows] for x in place)), _place(*(x[launches] for x in place)), flows
+        by_flow = launches_by_flow(
+            rows, _flow_key(*(x[rows] for x in location)), _flow_key(*(x[launches] for x in location)), flows
         )
-        hit = found >= 0
-        launch[bare[hit]] = launches[found[hit]]
+        hit = by_flow >= 0
+        launch[bare[hit]] = launches[by_flow[hit]]
         linked[rows] = hit
     op = find_ops(gpu, launch, calls)
     return {"kernel_id": gpu, "launch_id": launch, "op_id": op}, linked
@@ -313,21 +313,21 @@ def _link(
 def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     """One row an op; ops without recorded arguments have empty texts."""
     op_events = np.flatnonzero(kind == EVENT_KINDS.index("op"))
-    place = np.full(len(table.columns.phase), -1, dtype=np.int64)
-    place[table.ops.event] = np.arange(len(table.ops.event))
-    at = place[rows.source[op_events]]
+    row_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    row_of[table.ops.event] = np.arange(len(table.ops.event))
+    op_row = row_of[rows.source[op_events]]
     # All texts in one list, four a blob (dims, types, strides, values); the last blob stands for none.
     joined = SEPARATOR.join([*table.blobs, SEPARATOR * 3]).decode("utf-8", "replace")
     parts = joined.split(SEPARATOR.decode())
     none = len(table.blobs)
-    blob = np.where(at >= 0, table.ops.blob[at], none) if none else np.zeros_like(at)
+    blob = lookup(table.ops.blob, op_row, none)
     texts = {
-        name: coded(blob, parts[place::4])
-        for place, name in enumerate(("shapes", "dtypes", "strides", "values"))
+        name: coded(blob, parts[index::4])
+        for index, name in enumerate(("shapes", "dtypes", "strides", "values"))
     }
 
     def number(values: Int) -> Int:
-        return np.where(at >= 0, values[at], -1) if len(values) else np.full(len(at), -1, dtype=np.int64)
+        return lookup(values, op_row, -1)
 
     return OPS.table(
         texts
@@ -348,15 +348,15 @@ def _forward(op: Int, ops: Table, thread: Int, start: Int, nested: tuple[Int, In
     of_event = np.full(len(parent), -1, dtype=np.int64)
     of_event[op_rows] = forward
     node = nearest(parent, depth, of_event >= 0)
-    at = np.where(op >= 0, node[np.maximum(op, 0)], -1)
-    return np.where(at >= 0, of_event[np.maximum(at, 0)], -1)
+    backward_node = lookup(node, op, -1)
+    return lookup(of_event, backward_node, -1)
 
 
 def _distributed(splitter: Splitter) -> dict[str, Any]:
     """What the header says of the rank and its process groups, with what tracelens's recorder adds to it."""
     keys = splitter.header | splitter.tail
-    info, own = keys.get("distributedInfo"), keys.get("tracelens")
-    threads = own.get(THREADS_KEY) if isinstance(own, dict) else None
+    info, recorder = keys.get("distributedInfo"), keys.get("tracelens")
+    threads = recorder.get(THREADS_KEY) if isinstance(recorder, dict) else None
     return {**(info if isinstance(info, dict) else {}), **({THREADS_KEY: threads} if threads else {})}
 
 
@@ -369,8 +369,8 @@ def _meta(
     host = keys.get("host_name")
     properties = keys.get("deviceProperties")
     devices = {
-        integer(entry.get("id", place)): str(entry.get("name", ""))
-        for place, entry in enumerate(properties if isinstance(properties, list) else [])
+        integer(entry.get("id", index)): str(entry.get("name", ""))
+        for index, entry in enumerate(properties if isinstance(properties, list) else [])
         if isinstance(entry, dict)
     }
     return TraceMeta(

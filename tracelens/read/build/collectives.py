@@ -37,13 +37,13 @@ def collectives_table(
         source: position in the file of each row of the events table.
         link: columns of the links table.
         events: the events table.
-        repaired: is told what had to be corrected.
+        repaired: counts what had to be corrected.
 
     A CPU record and the kernel that repeats its metadata become one row. Sends and receives that were
     batched share one kernel, launched when the batch ends.
     """
     start = events.array("ts_ns")
-    row_of = {place: row for row, place in enumerate(source.tolist())} if records else {}
+    row_of = {source_row: row for row, source_row in enumerate(source.tolist())} if records else {}
     kernel_of_op = (
         dict(zip(link["op_id"].tolist(), link["kernel_id"].tolist(), strict=True)) if records else {}
     )
@@ -113,8 +113,8 @@ def _batched(data: Mapping[str, list[Any]], link: Mapping[str, Int], events: Tab
     """
     kernels: list[int] = list(data["kernel_id"])
     names: Coded = events.columns["name"]
-    what = data["collective"]
-    loose = [place for place, kernel in enumerate(kernels) if kernel < 0 and what[place] in POINT_TO_POINT]
+    kind = data["collective"]
+    loose = [record for record, kernel in enumerate(kernels) if kernel < 0 and kind[record] in POINT_TO_POINT]
     if not loose or _COALESCED not in names.values:
         return kernels
     start, dur, tid = (events.array(name) for name in ("ts_ns", "dur_ns", "tid"))
@@ -123,21 +123,21 @@ def _batched(data: Mapping[str, list[Any]], link: Mapping[str, Int], events: Tab
     launched = np.flatnonzero(link["launch_id"] >= 0)
     call = link["launch_id"][launched]
     loose_of: dict[int, list[int]] = {}
-    for place in loose:
-        loose_of.setdefault(int(tid[data["event_id"][place]]), []).append(place)
-    for thread, places in loose_of.items():
-        mine = region[tid[region] == thread]
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        end = start[mine] + dur[mine]
-        here = launched[tid[call] == thread]
-        when = start[link["launch_id"][here]]
+    for record in loose:
+        loose_of.setdefault(int(tid[data["event_id"][record]]), []).append(record)
+    for thread, records_of_thread in loose_of.items():
+        regions = region[tid[region] == thread]
+        regions = regions[np.argsort(start[regions], kind="stable")]
+        end = start[regions] + dur[regions]
+        launches = launched[tid[call] == thread]
+        when = start[link["launch_id"][launches]]
         by_time = np.argsort(when, kind="stable")
         times = when[by_time]
-        for place in places:
-            at = int(np.searchsorted(end, start[data["event_id"][place]]))
-            if at == len(mine):
+        for record in records_of_thread:
+            index = int(np.searchsorted(end, start[data["event_id"][record]]))
+            if index == len(regions):
                 continue
-            low, high = np.searchsorted(times, (start[mine[at]], end[at])).tolist()
+            low, high = np.searchsorted(times, (start[regions[index]], end[index])).tolist()
             if low < high:
-                kernels[place] = int(link["kernel_id"][here[by_time[low:high].min()]])
+                kernels[record] = int(link["kernel_id"][launches[by_time[low:high].min()]])
     return kernels

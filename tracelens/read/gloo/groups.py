@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracelens.read.json import members, ranks_of_header
+from tracelens.read.json import ranks_of_header, valid_ranks
 
 THREADS = 2
 """Worker threads of a group (ProcessGroupGloo::Options)."""
@@ -34,14 +34,14 @@ def header_groups(info: Mapping[str, Any]) -> list[Group]:
             listed = json.loads(listed)
         except (ValueError, RecursionError):
             listed = None
-    found = []
+    groups = []
     for entry in listed if isinstance(listed, list) else []:
-        ranks = members(entry.get("ranks")) if isinstance(entry, dict) else ()
+        ranks = valid_ranks(entry.get("ranks")) if isinstance(entry, dict) else ()
         if ranks:
             description = entry.get("pg_desc", "")
-            found.append(Group(str(entry.get("pg_name", "")), str(description), ranks))
+            groups.append(Group(str(entry.get("pg_name", "")), str(description), ranks))
     _, size, _ = ranks_of_header(info)
-    return found or ([Group("0", "default_pg", tuple(range(size)))] if size > 0 else [])
+    return groups or ([Group("0", "default_pg", tuple(range(size)))] if size > 0 else [])
 
 
 def thread_groups(sizes: Mapping[int, set[int]], groups: Sequence[Group], unknown: Group) -> dict[int, Group]:
@@ -53,23 +53,23 @@ def thread_groups(sizes: Mapping[int, set[int]], groups: Sequence[Group], unknow
         unknown: stands for a group that cannot be told.
     """
     runs = _runs(sorted(sizes), sizes)
-    told = [set().union(*(sizes[thread] for thread in run)) for run in runs]
+    run_sizes = [set().union(*(sizes[thread] for thread in run)) for run in runs]
 
     def fits(run: int, group: int) -> bool:
-        return told[run] <= {len(groups[group].ranks)}
+        return run_sizes[run] <= {len(groups[group].ranks)}
 
     first = _assigned(len(runs), len(groups), fits)
     # The last group that each can have is the first one, counted from the other end.
     end, most = len(runs) - 1, len(groups) - 1
     last = _assigned(len(runs), len(groups), lambda run, group: fits(end - run, most - group))
-    found: dict[int, Group] = {}
+    of_thread: dict[int, Group] = {}
     for number, run in enumerate(runs):
-        chosen = unknown._replace(name=f"{unknown.name}, threads {number}")
+        group = unknown._replace(name=f"{unknown.name}, threads {number}")
         if first and last:
-            places = range(first[number], most - last[end - number] + 1)
-            chosen = _agreed([groups[at] for at in places if fits(number, at)], chosen)
-        found |= dict.fromkeys(run, chosen)
-    return found
+            candidates = range(first[number], most - last[end - number] + 1)
+            group = _agreed([groups[index] for index in candidates if fits(number, index)], group)
+        of_thread |= dict.fromkeys(run, group)
+    return of_thread
 
 
 def listed_groups(
@@ -84,9 +84,11 @@ def listed_groups(
     """
     if len(threads) != THREADS * len(groups):
         return {}
-    found = {thread: groups[place // THREADS] for place, thread in enumerate(threads)}
-    fits = all(thread in found and told <= {len(found[thread].ranks)} for thread, told in sizes.items())
-    return found if fits else {}
+    of_thread = {thread: groups[index // THREADS] for index, thread in enumerate(threads)}
+    fits = all(
+        thread in of_thread and known <= {len(of_thread[thread].ranks)} for thread, known in sizes.items()
+    )
+    return of_thread if fits else {}
 
 
 def peer_group(
@@ -96,7 +98,7 @@ def peer_group(
 
     Args:
         rank: of the trace.
-        partners: whom it sends to and receives from, by their places in the group.
+        partners: whom it sends to and receives from, by their indices in the group.
         groups: from `header_groups`.
         prefer: whether a group of this description is for sends and receives.
     """
@@ -104,10 +106,10 @@ def peer_group(
         group
         for group in groups
         if rank in group.ranks
-        and all(0 <= place < len(group.ranks) and group.ranks[place] != rank for place in partners)
+        and all(0 <= partner < len(group.ranks) and group.ranks[partner] != rank for partner in partners)
     ]
     possible = [group for group in possible if prefer(group.description)] or possible
-    partners_in = {tuple(group.ranks[place] for place in partners) for group in possible}
+    partners_in = {tuple(group.ranks[partner] for partner in partners) for group in possible}
     return possible[0] if len(partners_in) == 1 else None
 
 
@@ -125,12 +127,12 @@ def _runs(threads: Sequence[int], sizes: Mapping[int, set[int]]) -> list[list[in
     best: list[tuple[int, int, int]] = [
         (0, 0, 0)
     ]  # of the first n threads: groups, distance, size of the last
-    for at, thread in enumerate(threads):
-        count, apart, _ = best[at]
+    for index, thread in enumerate(threads):
+        count, apart, _ = best[index]
         options = [(count + 1, apart, 1)]
-        if at and len(sizes[thread] | sizes[threads[at - 1]]) <= 1:
-            count, apart, _ = best[at - 1]
-            options.append((count + 1, apart + thread - threads[at - 1], 2))
+        if index and len(sizes[thread] | sizes[threads[index - 1]]) <= 1:
+            count, apart, _ = best[index - 1]
+            options.append((count + 1, apart + thread - threads[index - 1], 2))
         best.append(min(options, key=lambda option: option[:2]))
     runs: list[list[int]] = []
     end = len(threads)
@@ -143,11 +145,11 @@ def _runs(threads: Sequence[int], sizes: Mapping[int, set[int]]) -> list[list[in
 
 def _assigned(runs: int, groups: int, fits: Callable[[int, int], bool]) -> list[int]:
     """The first group that each run can have when they keep their order; [] if they do not fit."""
-    found: list[int] = []
+    assigned: list[int] = []
     for run in range(runs):
-        begin = found[-1] + 1 if found else 0
+        begin = assigned[-1] + 1 if assigned else 0
         group = next((group for group in range(begin, groups) if fits(run, group)), -1)
         if group < 0:
             return []
-        found.append(group)
-    return found
+        assigned.append(group)
+    return assigned

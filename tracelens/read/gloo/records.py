@@ -24,28 +24,28 @@ _PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)|p2p", re.IGNORECASE)
 
 
 def records(
-    events: HostEvents, arguments: Arguments, found: Communication, source: Int, info: Mapping[str, Any]
+    events: HostEvents, arguments: Arguments, talk: Communication, source: Int, info: Mapping[str, Any]
 ) -> list[CollectiveRow]:
     """What the profiler would have recorded about each collective.
 
     Args:
         events: of the trace.
         arguments: of its ops and annotations.
-        found: from `communication`.
+        talk: from `communication`.
         source: position in the file of each row.
         info: the header's distributedInfo, with THREADS_KEY where the recorder wrote it.
     """
     groups = header_groups(info)
     unknown = Group(f"not recorded (rank {integer(info.get('rank'))})", "", ())
-    ran = {op: row for row, op in zip(found.row.tolist(), found.op.tolist(), strict=True) if op >= 0}
-    asked = np.array([name in OPS for name in events.names], dtype=bool)
-    ops = np.flatnonzero(events.is_op & asked[events.name]).tolist()
-    sizes: dict[int, set[int]] = {int(events.tid[row]): set() for row in found.row[found.aside].tolist()}
+    ran = {op: row for row, op in zip(talk.row.tolist(), talk.op.tolist(), strict=True) if op >= 0}
+    calls_gloo = np.array([name in OPS for name in events.names], dtype=bool)
+    ops = np.flatnonzero(events.is_op & calls_gloo[events.name]).tolist()
+    sizes: dict[int, set[int]] = {int(events.tid[row]): set() for row in talk.row[talk.aside].tolist()}
     for op, row in ran.items():
         if int(events.tid[row]) in sizes:
             sizes[int(events.tid[row])] |= _sizes(OPS[events.names[events.name[op]]], arguments, op)
     listed = info.get(THREADS_KEY)
-    threads = [integer(one) for one in listed] if isinstance(listed, list) else []
+    threads = [integer(thread) for thread in listed] if isinstance(listed, list) else []
     of_thread = listed_groups(threads, sizes, groups) or thread_groups(sizes, groups, unknown)
     partners = _partners(events, arguments, ops)
     rank = integer(info.get("rank"))
@@ -72,24 +72,24 @@ def _only(groups: Sequence[Group], unknown: Group) -> Group:
 
 
 def _partners(events: HostEvents, arguments: Arguments, ops: Iterable[int]) -> dict[int, int]:
-    """Of sends and receives, the place of the other rank in the group."""
-    found = {}
+    """Of sends and receives, the group index of the other rank."""
+    partners = {}
     for op in ops:
         name = events.names[events.name[op]]
-        if name in ("c10d::send", "c10d::recv_") and (place := integer(arguments.value(op, 2))) >= 0:
-            found[op] = place
-    return found
+        if name in ("c10d::send", "c10d::recv_") and (group_index := integer(arguments.value(op, 2))) >= 0:
+            partners[op] = group_index
+    return partners
 
 
 def _sizes(kind: GlooKind, arguments: Arguments, op: int) -> set[int]:
     """Sizes of the group that the arguments of an op tell."""
     if kind.mark == "all_to_all":
-        listed = [decoded(arguments.value(op, place)) for place in (3, 4)]
+        listed = [decoded(arguments.value(op, index)) for index in (3, 4)]
         return {len(splits) for splits in listed if splits}
-    given, taken = (_elements(arguments.dims(op, place)) for place in (kind.given, kind.taken))
-    if kind.given == kind.taken or min(given, taken) <= 0:
+    in_elements, out_elements = (_elements(arguments.dims(op, index)) for index in (kind.input, kind.output))
+    if kind.input == kind.output or min(in_elements, out_elements) <= 0:
         return set()
-    large, small = max(given, taken), min(given, taken)
+    large, small = max(in_elements, out_elements), min(in_elements, out_elements)
     return {large // small} if large % small == 0 else set()
 
 
@@ -100,30 +100,30 @@ def _elements(dims: Sequence[Sequence[int]]) -> int:
 
 def _record(name: str, op: int, row: int, arguments: Arguments, group: Group, ranks: bytes) -> CollectiveRow:
     kind, size = OPS[name], len(group.ranks)
-    given, taken = (_elements(arguments.dims(op, place)) for place in (kind.given, kind.taken))
+    in_elements, out_elements = (_elements(arguments.dims(op, index)) for index in (kind.input, kind.output))
     if kind.mark == "barrier":
-        given = taken = 0
+        in_elements = out_elements = 0
     each = size or -1
-    given = given * each if kind.given_all and given >= 0 else given
-    taken = taken * each if kind.taken_all and taken >= 0 else taken
+    in_elements = in_elements * each if kind.input_per_rank and in_elements >= 0 else in_elements
+    out_elements = out_elements * each if kind.output_per_rank and out_elements >= 0 else out_elements
     splits = ["", ""]
     if name == "c10d::alltoall_base_":
         splits = [text if decoded(text) else "" for text in (arguments.value(op, 4), arguments.value(op, 3))]
     elif name == "c10d::alltoall_":
         splits = [
-            json.dumps([element_count(shape) for shape in arguments.dims(op, place)]) for place in (1, 0)
+            json.dumps([element_count(shape) for shape in arguments.dims(op, index)]) for index in (1, 0)
         ]
-    told = sorted(_sizes(kind, arguments, op))
+    likely_sizes = sorted(_sizes(kind, arguments, op))
     return CollectiveRow(
         event=-1,
         collective="all_to_allv" if any(splits) else kind.name,
         group=_text(group.name),
         description=_text(group.description),
         ranks=ranks,
-        size=size or (told[0] if len(told) == 1 else -1),
+        size=size or (likely_sizes[0] if len(likely_sizes) == 1 else -1),
         dtype=_text(arguments.dtype(row) or arguments.dtype(op)),
-        in_elements=integer(max(given, -1)),
-        out_elements=integer(max(taken, -1)),
+        in_elements=integer(max(in_elements, -1)),
+        out_elements=integer(max(out_elements, -1)),
         in_split=_text(splits[0]),
         out_split=_text(splits[1]),
     )

@@ -136,15 +136,15 @@ class Part:
         self.repaired["text mended"] += decoded.mended
         args = [event.args for event in events]
         # Ops, which are most events, carry shapes and never GPU fields; flows and the like carry an id.
-        ops, others, bare = [], [], []
+        ops, non_ops, bare = [], [], []
         for row, arg in enumerate(args):
             if arg is None:
                 bare.append(row)
             elif arg.dims is not NO_TEXT or arg.sequence != -1:
                 ops.append(row)
             else:
-                others.append(row)
-        columns = self._columns(decoded, args, (ops, others, bare))
+                non_ops.append(row)
+        columns = self._columns(decoded, args, (ops, non_ops, bare))
         self.blocks[index] = (columns, self._ops(ops, args))
         self._collectives(index, args)
         self._rare(index, events, columns.phase)
@@ -164,17 +164,17 @@ class Part:
         self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
     ) -> Columns:
         events = decoded.events
-        ops, others, bare = (np.array(part, dtype=np.int64) for part in rows)
+        ops, non_ops, bare = (np.array(part, dtype=np.int64) for part in rows)
         present = [args[row] for row in rows[1]]
 
-        def column(values: list[Any], where: Int = others) -> Int:
+        def column(values: list[Any], where: Int = non_ops) -> Int:
             array = np.full(len(events), -1, dtype=np.int64)
             array[where] = self._numbers(values)
             return array
 
         correlation = column([arg.correlation for arg in present])
         # Flows carry their id beside the arguments, which they mostly lack.
-        flows = np.concatenate((bare, others[correlation[others] == -1]))
+        flows = np.concatenate((bare, non_ops[correlation[non_ops] == -1]))
         correlation[flows] = self._numbers([events[row].id for row in flows.tolist()])
         external_id = column([arg.external_id for arg in present])
         external_id[ops] = self._numbers([args[row].external_id for row in rows[0]])
@@ -205,20 +205,20 @@ class Part:
 
     def _ops(self, rows: list[int], args: list[Any]) -> OpRows:
         blobs, join = self.dictionaries["blob"], SEPARATOR.join
-        found = [args[row] for row in rows]
+        op_args = [args[row] for row in rows]
         return OpRows(
             np.array(rows, dtype=np.int64),
             np.fromiter(
-                [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in found],
+                [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in op_args],
                 dtype=np.int32,
-                count=len(found),
+                count=len(op_args),
             ),
-            self._numbers([arg.sequence for arg in found]),
-            self._numbers([arg.forward_thread for arg in found]),
+            self._numbers([arg.sequence for arg in op_args]),
+            self._numbers([arg.forward_thread for arg in op_args]),
         )
 
     def _collectives(self, index: int, args: list[Any]) -> None:
-        found = [
+        rows = [
             CollectiveRow(
                 row,
                 arg.collective,
@@ -235,8 +235,8 @@ class Part:
             for row, arg in enumerate(args)
             if arg is not None and arg.collective is not None
         ]
-        if found:
-            self.collectives[index] = found
+        if rows:
+            self.collectives[index] = rows
 
     def _rare(self, index: int, events: list[Event], phase: NDArray[Any]) -> None:
         """Metadata and async events: few, and their ids and labels are free text."""
@@ -330,9 +330,9 @@ def _by_appearance(codes: NDArray[Any], values: list[Hashable]) -> tuple[NDArray
     first = np.full(len(values), len(codes))
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of several rows the last assignment stays
     order = np.argsort(first, kind="stable")
-    place = np.empty(len(values), dtype=codes.dtype)
-    place[order] = np.arange(len(values))
-    return place[codes], [values[row] for row in order.tolist()]
+    new_code = np.empty(len(values), dtype=codes.dtype)
+    new_code[order] = np.arange(len(values))
+    return new_code[codes], [values[row] for row in order.tolist()]
 
 
 def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Ranks, world sizes and the members of process groups, as far as they can be true."""
+"""Ranks, world sizes and the ranks of process groups, as far as they can be true."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def group_of(ranks: str, size: int) -> tuple[str, int, str]:
         return ranks, size, ""
     if not listed:
         return ranks, size, ""
-    count = len(members(listed))
+    count = len(valid_ranks(listed))
     if not count:
         return "", size, "group ranks that cannot be, left out"
     return (
@@ -59,7 +59,7 @@ def group_of(ranks: str, size: int) -> tuple[str, int, str]:
     )
 
 
-def members(listed: object) -> tuple[int, ...]:
+def valid_ranks(listed: object) -> tuple[int, ...]:
     """A list as the ranks of a group: distinct, none below 0 or beyond the limit; () for anything else."""
     most = limits().ranks
     if not isinstance(listed, list) or not 0 < len(listed) <= most:

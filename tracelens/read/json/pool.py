@@ -44,8 +44,8 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
                 unsettled.append(back)
         parts = [part]
         for helper in helpers:
-            other, more = helper.result()
-            parts.append(other)
+            helper_part, more = helper.result()
+            parts.append(helper_part)
             unsettled += more
         feed.check()
         _settle(sorted(unsettled + feed.rest), parts, splitter)

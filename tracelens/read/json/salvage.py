@@ -198,20 +198,22 @@ class _Salvage:
         return self.stop, self._take(repair_text(self.text[pos : self.stop]))
 
     def _is_end(self, edge: re.Match[str], pos: int, lists: ListDepth) -> bool:
-        at = edge.end() - 1
-        if self.source[at] == "]":
+        position = edge.end() - 1
+        if self.source[position] == "]":
             # One that is broken behind its last brace can be told only where all of the text is there.
-            if not (self.last or edge.lastindex == 2) or lists.inside_at(at):
+            if not (self.last or edge.lastindex == 2) or lists.inside_at(position):
                 return False
-            return ends_events(self.source, at, self.stop, self.last, self.effort)
+            return ends_events(self.source, position, self.stop, self.last, self.effort)
         if edge.lastindex is None:  # a head: of an event, unless it is a value
-            before = self.source[max(pos, at - _TAIL) : at].rstrip()
+            before = self.source[max(pos, position - _TAIL) : position].rstrip()
             return not before.endswith((":", "["))
-        return self.head.match(self.source, at) is not None or is_event(self.source, at, self.effort)
+        return self.head.match(self.source, position) is not None or is_event(
+            self.source, position, self.effort
+        )
 
     def _coarse(self, pos: int) -> None:
         """Take what decodes between the heads of events from `pos` on, drop the rest."""
-        starts = [found.start() for found in self.head.finditer(self.source, pos + 1, self.stop)]
+        starts = [match.start() for match in self.head.finditer(self.source, pos + 1, self.stop)]
         for start, end in zip([pos, *starts], [*starts, self.stop], strict=True):
             if not self._take(self.text[start:end].rstrip(b" \t\r\n,")) and start < end:
                 self._drop(start, end)

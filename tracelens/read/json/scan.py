@@ -76,8 +76,8 @@ def skip(source: str, pos: int, characters: str) -> int:
     """The first position from `pos` on that holds none of `characters`."""
     if pos < len(source) and source[pos] not in characters:
         return pos
-    found = _any_of(characters).match(source, pos)
-    return found.end() if found else pos
+    match = _any_of(characters).match(source, pos)
+    return match.end() if match else pos
 
 
 @cache
@@ -178,12 +178,12 @@ class ListDepth:
     def inside_at(self, pos: int) -> bool:
         """Whether one is open at `pos`."""
         self._effort.spend(pos - self._pos)
-        for found in _LISTS.finditer(self._source, self._pos, pos):
-            token = found.group()
+        for match in _LISTS.finditer(self._source, self._pos, pos):
+            token = match.group()
             if token[0] != '"':
                 self._depth += 1 if token == "[" else -1
-            elif found.end() == pos:  # a string that may go on behind
-                self._pos = found.start()
+            elif match.end() == pos:  # a string that may go on behind
+                self._pos = match.start()
                 return self._depth > 0
         self._pos = pos
         return self._depth > 0

@@ -149,8 +149,8 @@ class Splitter:
     def _leave_out(self, offset: int, separator: bytes) -> None:
         """Count an event that exceeds its limit."""
         if not separator:
-            what = f"an event of over {limits().event_bytes:,} bytes, or text without events, begins here"
-            raise ParseError(self.source.path, f"{what}; {limits().exceeded('event_bytes')}", offset)
+            problem = f"an event of over {limits().event_bytes:,} bytes, or text without events, begins here"
+            raise ParseError(self.source.path, f"{problem}; {limits().exceeded('event_bytes')}", offset)
         self.drops.append(Drop(offset, OVERSIZE))
 
     def _last(self, carry: bytes, offset: int, index: int) -> Iterator[Chunk]:
@@ -165,8 +165,8 @@ class Splitter:
         """Take `tail`, the text after the array's closing bracket, as the keys after the events."""
         self.ended = True
         if len(tail) > limits().header_bytes:
-            what = f"the {len(tail):,} bytes after the events were left out"
-            self._problems.append(f"{what}: {limits().exceeded('header_bytes')}")
+            problem = f"the {len(tail):,} bytes after the events were left out"
+            self._problems.append(f"{problem}: {limits().exceeded('header_bytes')}")
             return
         rest = tail.decode("utf-8", "replace")
         if not self._array_form:
@@ -187,8 +187,8 @@ class Splitter:
             text += block
             self._check_header(self.end_offset)
         if not text:
-            what = self.source.damage or "it is empty"
-            raise ParseError(self.source.path, f"nothing to read: {what}; record or copy it again")
+            problem = self.source.damage or "it is empty"
+            raise ParseError(self.source.path, f"nothing to read: {problem}; record or copy it again")
         if text[:2] in _UTF16:
             raise ParseError(self.source.path, "is UTF-16 text; run: iconv -f UTF-16 -t UTF-8 OLD > NEW", 0)
         if text[:1] == b"[":
@@ -204,8 +204,8 @@ class Splitter:
         searched, first = 0, -1
         measured, depth = 0, 0
         while True:
-            for found in _EVENTS_KEY.finditer(text, searched):
-                searched = found.end()
+            for match in _EVENTS_KEY.finditer(text, searched):
+                searched = match.end()
                 depth += _opened(text, measured, searched)
                 measured = searched
                 if depth == _DEPTH_OF_EVENTS:
@@ -221,14 +221,14 @@ class Splitter:
             self._problems.append(_HEADER_LOST)
             return first
         why = f" ({self.source.damage})" if self.source.damage else ""
-        what = f'JSON without a "traceEvents" list is not a profiler trace{why}'
-        raise ParseError(self.source.path, f"{what}; pass what export_chrome_trace wrote")
+        problem = f'JSON without a "traceEvents" list is not a profiler trace{why}'
+        raise ParseError(self.source.path, f"{problem}; pass what export_chrome_trace wrote")
 
     def _check_header(self, size: int) -> None:
         most = limits()
         if size > most.header_bytes:
-            what = f"no event begins in the first {most.header_bytes:,} bytes"
-            raise ParseError(self.source.path, f"{what}; {most.exceeded('header_bytes')}")
+            problem = f"no event begins in the first {most.header_bytes:,} bytes"
+            raise ParseError(self.source.path, f"{problem}; {most.exceeded('header_bytes')}")
 
     def _take_header(self, text: bytearray) -> None:
         """Take the keys before the events."""
@@ -248,7 +248,7 @@ class Splitter:
 
 def _opened(text: bytearray, start: int, end: int) -> int:
     """How many more objects and lists are open at `end` than at `start`, which lies outside of strings."""
-    count = Counter(found.group()[:1] for found in _STRUCTURE.finditer(text, start, end))
+    count = Counter(match.group()[:1] for match in _STRUCTURE.finditer(text, start, end))
     return count[b"{"] + count[b"["] - count[b"}"] - count[b"]"]
 
 
@@ -263,9 +263,9 @@ def array_end(text: bytes) -> tuple[int, int]:
     effort = Effort(len(text))
     pos = 0
     while True:
-        found = _ARRAY_END.match(source, pos)
-        if found and ends_events(source, found.end() - 1, len(source), True, effort):
-            return pos, found.end()
+        match = _ARRAY_END.match(source, pos)
+        if match and ends_events(source, match.end() - 1, len(source), True, effort):
+            return pos, match.end()
         start = skip(source, pos, BLANK + ",")
         pos = value_end(source, start)
         if pos < 0:
@@ -305,10 +305,10 @@ def _separator(text: bytearray) -> bytes:
     seen: Counter[str] = Counter()
     for _ in range(_SAMPLE_EVENTS):
         end = value_end(source, start)
-        found = _BOUNDARY.match(source, end - 1) if 0 <= start < end else None
-        if not found:
+        match = _BOUNDARY.match(source, end - 1) if 0 <= start < end else None
+        if not match:
             break
-        seen[found.group()] += 1
+        seen[match.group()] += 1
         start = source.index("{", end)
     return (seen.most_common(1)[0][0] if seen else _separator_of_broken(source)).encode("latin-1")
 
@@ -322,5 +322,5 @@ def _separator_of_broken(source: str) -> str:
 
 
 def _not_json(text: bytearray) -> str:
-    what = next((what for magic, what in _NO_TRACES if text.startswith(magic)), "")
-    return f"not a JSON trace: it starts with neither {{ nor [{f' ({what})' if what else ''}"
+    kind = next((kind for magic, kind in _NO_TRACES if text.startswith(magic)), "")
+    return f"not a JSON trace: it starts with neither {{ nor [{f' ({kind})' if kind else ''}"

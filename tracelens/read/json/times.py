@@ -24,9 +24,9 @@ def exact_ns(text: str | bytes) -> int:
     """
     digits = text if isinstance(text, str) else bytes(text).decode("ascii", "replace")
     digits = digits.strip().strip('"').strip()
-    whole, _, fraction = digits.partition(".")
-    if len(fraction) <= 3 and len(whole) < 19 and digits.isascii() and (whole + fraction).isdigit() and whole:
-        value = int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    units, _, fraction = digits.partition(".")
+    if len(fraction) <= 3 and len(units) < 19 and digits.isascii() and (units + fraction).isdigit() and units:
+        value = int(units) * 1000 + int(fraction.ljust(3, "0"))
     else:
         try:
             number = Decimal(digits)
@@ -47,10 +47,10 @@ def nanoseconds(values: list[Number]) -> np.ndarray | None:
     size = np.abs(us)
     if (size >= EXACT_BELOW_US).any() and not set(map(type, values)) <= _EXACT_TYPES:
         return None
-    whole = np.floor(us)
-    fraction = us - whole
+    whole_us = np.floor(us)
+    fraction = us - whole_us
     with np.errstate(invalid="ignore"):
         if (size >= 2.0**53).any():
             return None
-        ns = whole.astype(np.int64) * 1000 + np.rint(fraction * 1000).astype(np.int64)
+        ns = whole_us.astype(np.int64) * 1000 + np.rint(fraction * 1000).astype(np.int64)
     return np.where(np.isfinite(us), ns, MISSING)

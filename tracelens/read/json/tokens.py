@@ -63,7 +63,7 @@ def mend_tokens(text: bytes) -> tuple[bytes, int]:
         decoded = text.decode("utf-8", "replace").encode()
         if decoded != text:
             text = decoded
-            edits += [(found.start(), found.start(), b"") for found in re.finditer(_NO_CHARACTER, text)]
+            edits += [(match.start(), match.start(), b"") for match in re.finditer(_NO_CHARACTER, text)]
     data = np.frombuffer(text, dtype=np.uint8)
     escapes, escaped_quotes = _escapes(text)
     quote = data == ord('"')
@@ -76,8 +76,8 @@ def mend_tokens(text: bytes) -> tuple[bytes, int]:
         return text, 0  # quotes or brackets are broken, too
     edits += escapes
     edits += [
-        (place, place + 1, b"\\u%04x" % text[place])
-        for place in np.flatnonzero(inside & (data < 0x20)).tolist()
+        (offset, offset + 1, b"\\u%04x" % text[offset])
+        for offset in np.flatnonzero(inside & (data < 0x20)).tolist()
     ]
     edits += _outside_strings(text, data, position)
     # Commas in the outermost list lie between events.
@@ -100,33 +100,33 @@ def _escapes(text: bytes) -> tuple[list[Edit], list[int]]:
     edits: list[Edit] = []
     quotes: list[int] = []
     if b"\\" in text:
-        for found in _ESCAPE.finditer(text):
-            escape = found.group()
+        for match in _ESCAPE.finditer(text):
+            escape = match.group()
             if escape == b"\\":
-                edits.append((found.start(), found.end(), b"\\\\"))
+                edits.append((match.start(), match.end(), b"\\\\"))
             elif escape == b'\\"':
-                quotes.append(found.start() + 1)
+                quotes.append(match.start() + 1)
             elif len(escape) == 6 and _HALF_PAIR.match(escape):
-                edits.append((*found.span(), b"\\ufffd"))
+                edits.append((*match.span(), b"\\ufffd"))
     return edits, quotes
 
 
 def _outside_strings(text: bytes, data: NDArray[np.uint8], position: Int) -> list[Edit]:
     """Edits of commas, colons and words; `position` is of all that is neither blank nor in a string."""
     char = data[position]
-    here, after = char[:-1], char[1:]
-    trailing = position[:-1][(here == ord(",")) & _CLOSES[after]].tolist()
-    missing = position[:-1][(here == ord(":")) & _ENDS_VALUE[after]].tolist()
-    edits = [(place, place + 1, b"") for place in trailing]
-    edits += [(place, place + 1, b": null") for place in missing]
+    current, after = char[:-1], char[1:]
+    trailing = position[:-1][(current == ord(",")) & _CLOSES[after]].tolist()
+    missing = position[:-1][(current == ord(":")) & _ENDS_VALUE[after]].tolist()
+    edits = [(start, start + 1, b"") for start in trailing]
+    edits += [(start, start + 1, b": null") for start in missing]
     before = np.concatenate(([0], data[:-1]))[position]
     behind = np.concatenate((data[1:], [0]))[position]
     word = _IS_LETTER[char] | ((char == ord("-")) & _IS_LETTER[behind])
     word |= (char == ord("0")) & ((behind | 0x20) == ord("x"))
-    for place in position[word & ~_GOES_ON[before]].tolist():
-        found = _WORD.match(text, place)
-        if found and found.group() not in _VALID:
-            edits.append((*found.span(), _value(found.group())))
+    for start in position[word & ~_GOES_ON[before]].tolist():
+        match = _WORD.match(text, start)
+        if match and match.group() not in _VALID:
+            edits.append((*match.span(), _value(match.group())))
     return edits
 
 

@@ -84,7 +84,7 @@ def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: st
         if layer not in (-1, visit.layer) or (step and label not in (step, f"ProfilerStep#{step}")):
             continue
         rows = np.flatnonzero(chosen & (found.layer_pass == number))
-        rows = rows[np.argsort(trace.arrays.start[work.caller[rows]], kind="stable")]
+        rows = rows[np.argsort(trace.arrays.start[work.host_call[rows]], kind="stable")]
         _, first = np.unique(key[rows], return_index=True)
         event = key[rows][np.sort(first)]
         span = int(work.end[rows].max() - work.start[rows].min())

@@ -65,7 +65,7 @@ def device(trace: Trace, rank: int, shift: int, shared: Bool, found: Host, draft
     called = np.where(work.launch >= 0, events.start[np.maximum(work.launch, 0)], LONG_AGO)
     before = _before(work.lane, work.start, work.end)
     one = Device(begin, finish, called, call, before)
-    if work.on_host:
+    if work.cpu_only:
         starts(trace, found.nodes, found.thread, begin, draft)
         waited(found.nodes, found.returns, finish, draft)
     else:

@@ -43,7 +43,7 @@ def returns(trace: Trace, chains: Mapping[int, Chain]) -> dict[int, Returns]:
     """
     work = trace.work
     rows = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))
-    rows = rows[np.argsort(work.end[rows], kind="stable")] if work.on_host else rows[:0]
+    rows = rows[np.argsort(work.end[rows], kind="stable")] if work.cpu_only else rows[:0]
     running = union(work.start[rows], work.end[rows])
     return {number: _returns(chain, rows, work.end[rows], running) for number, chain in chains.items()}
 

@@ -76,7 +76,9 @@ def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
     closed = draft.add(POINT, rank, events.end[mark] + shift, event=mark)
     own = np.full(len(work.event), -1, dtype=np.int64)
     rows = (
-        np.flatnonzero(work.kind != WORK_KINDS.index("comm")) if work.on_host else np.empty(0, dtype=np.int64)
+        np.flatnonzero(work.kind != WORK_KINDS.index("comm"))
+        if work.cpu_only
+        else np.empty(0, dtype=np.int64)
     )
     own[rows] = draft.add(
         WORK, rank, work.start[rows] + shift, dur=work.dur[rows], event=work.event[rows], work=rows
@@ -101,7 +103,7 @@ def _chosen(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
     nobody wait.
     """
     events = trace.arrays
-    if work.on_host:
+    if work.cpu_only:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
     launches = np.zeros(len(events.start), dtype=bool)
     launches[work.launch[work.launch >= 0]] = True

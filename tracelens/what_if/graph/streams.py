@@ -33,7 +33,7 @@ def order(trace: Trace, one: Device, host: Host, draft: Draft) -> None:
       the stream that the next launch elsewhere goes to. Waits that the measurement contradicts are dropped.
     """
     work = trace.work
-    if work.on_host:
+    if work.cpu_only:
         return
     lane = work.lane
     after, before = _held_up(trace, one, lane)

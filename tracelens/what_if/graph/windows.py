@@ -106,7 +106,7 @@ def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border
         for label, place in zip(found.labels, before.tolist(), strict=True)
     ]
     last = mark[found.labels[-1]]
-    asked = np.where(work.asked >= 0, events.start[np.maximum(work.asked, 0)], work.start)
+    asked = np.where(work.launch_call >= 0, events.start[np.maximum(work.launch_call, 0)], work.start)
     inside = np.flatnonzero(asked < events.end[row[last]])
     lanes = rows_by_code(work.lane[inside]).values()
     until = [device.finish[inside[rows[[np.argmax(work.end[inside[rows]])]]]] for rows in lanes]

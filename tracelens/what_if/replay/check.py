@@ -28,7 +28,7 @@ def typical_launches(graph: Graph) -> Edit:
     rows = np.flatnonzero(launches)
     of_rank = rows_by_code(graph.rank[graph.dst[rows]])
     for rank, trace in enumerate(graph.run.traces):
-        if trace.meta.on_host or rank not in of_rank:
+        if trace.meta.cpu_only or rank not in of_rank:
             continue
         mine = rows[of_rank[rank]]
         name = trace.arrays.name[graph.event[graph.src[mine]]]

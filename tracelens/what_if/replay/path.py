@@ -117,8 +117,8 @@ def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, l
         cursor = cut(node, UNEXPLAINED, int(times.ready[node]), cursor)
         kind = int(graph.edge[via])
         told = _OF_EDGE.get(kind, STARTING)
-        on_host = graph.run.traces[int(graph.rank[node])].meta.on_host
-        if on_host and told == STARTING:
+        cpu_only = graph.run.traces[int(graph.rank[node])].meta.cpu_only
+        if cpu_only and told == STARTING:
             told = HOST_TIME
         cursor = cut(node, told, int(times.ready[node] - lag[via]), cursor)
         node = int(graph.src[via])

@@ -20,7 +20,7 @@ def grouped_gemm(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """Experts in a loop become one grouped GEMM a weight, at a share of what the device achieves."""
     share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
     graph = scene.recorded.graph
-    if all(trace.meta.on_host for trace in graph.run.traces):
+    if all(trace.meta.cpu_only for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run, and no GPU's figures hold for it")
     if not any(turns(visit) for trace in graph.run.traces for visit in trace.once(regions).passes):
         raise NotApplicable("no loop over experts: no 4 products with weights of one size in an MoE layer")

@@ -110,7 +110,7 @@ def no_garbage_collection(scene: ScenarioContext, edit: Edit, argument: str) -> 
 
 def _on_gpu(scene: ScenarioContext) -> Graph:
     graph = scene.recorded.graph
-    if all(trace.meta.on_host for trace in graph.run.traces):
+    if all(trace.meta.cpu_only for trace in graph.run.traces):
         raise NotApplicable(f"{_HOST}: nothing is launched, and nobody waits for a GPU")
     return graph
 

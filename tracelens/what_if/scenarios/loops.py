@@ -90,7 +90,7 @@ def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
 def _asked(trace: Trace) -> Int:
     """When the host asked for each piece of work, ns."""
     work = trace.work
-    return np.where(work.asked >= 0, trace.arrays.start[np.maximum(work.asked, 0)], work.start)
+    return np.where(work.launch_call >= 0, trace.arrays.start[np.maximum(work.launch_call, 0)], work.start)
 
 
 class _Reader:

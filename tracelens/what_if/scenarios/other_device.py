@@ -22,7 +22,7 @@ def other_device(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     """The run on another device: each kernel by the ratio of its roofline times, the host as it was."""
     to = read_device(argument) if argument.endswith(".toml") else device_named(argument)
     graph = scene.recorded.graph
-    if all(trace.meta.on_host for trace in graph.run.traces):
+    if all(trace.meta.cpu_only for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run")
     told = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}
     homes = []

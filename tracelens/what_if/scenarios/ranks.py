@@ -40,7 +40,7 @@ def ranks(scene: ScenarioContext, edit: Edit, argument: str) -> str:
         )
     times, machine = int(found[1]), Machine()
     graph, instances = scene.recorded.graph, scene.recorded.exchanges.instances
-    if all(trace.meta.on_host for trace in graph.run.traces):
+    if all(trace.meta.cpu_only for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run, and no GPU's links carry its messages")
     meetings = np.flatnonzero(graph.kind == MEET)
     chosen = [instances[one] for one in graph.instance[meetings].tolist()]

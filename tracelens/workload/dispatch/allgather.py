@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
-from tracelens.workload.parallel import AllGather, ReduceScatter, exchange, finish, start
+from tracelens.workload.parallel import AllGather, ReduceScatter, finish, run_collective, start
 
 
 @dataclass(kw_only=True)
@@ -26,20 +26,20 @@ class AllGatherDispatch(Dispatcher):
 
     def send(self, x_TD: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Sent:
         """Send the tokens, and before them who chose whom."""
-        weight_NK = exchange(weight_TK, AllGather(self.group))
-        expert_NK = self.local(exchange(expert_TK, AllGather(self.group)))
+        weight_NK = run_collective(weight_TK, AllGather(self.group))
+        expert_NK = self.local(run_collective(expert_TK, AllGather(self.group)))
         return _Sent(tokens=start(x_TD, AllGather(self.group)), weight_NK=weight_NK, expert_NK=expert_NK)
 
     def receive(self, sent: Sent) -> Routed:
         """Wait for the tokens, and sort those that chose an expert of this rank."""
         assert isinstance(sent, _Sent)
         N, K = sent.expert_NK.shape
-        rows = N * min(K, self.experts)
+        count = N * min(K, self.experts)
         if not self.static:
-            rows = int((sent.expert_NK < self.experts).sum())
-        found = self.sort(sent.expert_NK, self.experts, rows)
+            count = int((sent.expert_NK < self.experts).sum())
+        rows = self.sort(sent.expert_NK, self.experts, count)
         x_ND = finish(sent.tokens)
-        return Routed(self.permute(x_ND, found), found, sent.weight_NK, sent)
+        return Routed(self.permute(x_ND, rows), rows, sent.weight_NK, sent)
 
     def send_back(self, y_RD: Tensor, routed: Routed) -> tuple[OnTheWay, Sent]:
         """Weighted sum of what this rank's experts made of each token, added up over the ranks."""

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from tracelens.planner.config import DEVICE_PERMUTE
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
-from tracelens.workload.parallel import AllToAll, exchange, finish, host, start
+from tracelens.workload.parallel import AllToAll, finish, host, run_collective, start
 from tracelens.workload.rows import RowMap, spread_rows
 
 
 @dataclass(kw_only=True)
 class _Sent(Sent):
-    """With which token is in which row, its weights, the exchange, and rows from each rank for an expert."""
+    """With the token of each row, its weights, the all-to-all, and rows from each rank for an expert."""
 
     rows: RowMap
     weight_TK: Tensor
@@ -34,7 +34,7 @@ class AllToAllDispatch(Dispatcher):
         """Sort tokens by expert, tell each rank how many rows come, and send them."""
         T, K = expert_TK.shape
         rows = self.sort(expert_TK, self.ranks * self.experts, T * K)
-        count_Pe = exchange(rows.rows_e.view(self.ranks, -1), AllToAll(self.group))
+        count_Pe = run_collective(rows.rows_e.view(self.ranks, -1), AllToAll(self.group))
         how = AllToAll(self.group)
         if self.static and self.group is not None:
             # A token chooses an expert once, so at most this many of its copies go to one rank.
@@ -45,7 +45,7 @@ class AllToAllDispatch(Dispatcher):
         return _Sent(tokens=tokens, rows=rows, weight_TK=weight_TK, how=how, count_Pe=count_Pe)
 
     def _sizes(self, rows_E: Tensor, count_Pe: Tensor) -> tuple[list[int], list[int]]:
-        """Rows to and from each rank, which the host must know to launch the exchange."""
+        """Rows to and from each rank, which the host must know to launch the all-to-all."""
         send_P, receive_P = rows_E.view(self.ranks, -1).sum(1), count_Pe.sum(1)
         if self.toggles.sync_free < DEVICE_PERMUTE:
             return send_P.tolist(), receive_P.tolist()

@@ -17,7 +17,7 @@ from tracelens.workload.permute import permute, unpermute
 from tracelens.workload.rows import RowMap, sort_rows, sort_rows_by_host
 
 OnTheWay = Any
-"""What a dispatcher has sent and will wait for: a Pending of `exchange`, or a library's own."""
+"""What a dispatcher has sent and will wait for: a Pending of `collectives`, or a library's own."""
 
 
 @dataclass(kw_only=True)
@@ -74,7 +74,7 @@ class Dispatcher:
         self.toggles, self.group = config.toggles, groups.ep
         self.ranks = config.layout.experts_over
         self.experts = config.model.experts_count // self.ranks
-        self.first_expert = groups.place("ep") * self.experts
+        self.first_expert = groups.coordinate("ep") * self.experts
         self.permute_span = f"{name}.{spans.PERMUTE}"
         self.static = config.toggles.sync_free >= STATIC
 

@@ -58,14 +58,14 @@ class _Trip:
     """Tensors on their way through the library.
 
     Attributes:
-        there: launches the exchange of the forward: what will arrive, and the event after which it is there.
-        back: the same for the gradients.
+        forward: launches the all-to-all of the forward; returns what arrives and the event of its arrival.
+        backward: the same for the gradients.
         tensors: what will arrive, or its gradients on their way back.
         event: after which they are there.
     """
 
-    def __init__(self, there: Callable[..., _Launched], back: Callable[..., _Launched]) -> None:
-        self.there, self.back = there, back
+    def __init__(self, forward: Callable[..., _Launched], backward: Callable[..., _Launched]) -> None:
+        self.forward, self.backward = forward, backward
         self.tensors: tuple[Tensor, ...]
         self.event: Any = None
 
@@ -97,7 +97,7 @@ class _Leave(Function):
     @staticmethod
     def forward(ctx: Any, trip: _Trip, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.trip = trip
-        arriving, trip.event = trip.there(*tensors)
+        arriving, trip.event = trip.forward(*tensors)
         return arriving
 
     @staticmethod
@@ -115,7 +115,7 @@ class _Arrive(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.trip.tensors, ctx.trip.event = ctx.trip.back(*gradients)
+        ctx.trip.tensors, ctx.trip.event = ctx.trip.backward(*gradients)
         # Autograd wants gradients of what arrived; those of what was sent are on their way.
         return None, *gradients
 
@@ -187,8 +187,8 @@ class DeepEPDispatch(Dispatcher):
         """Wait for the copies, and give each expert a row of those that chose it."""
         assert isinstance(sent, _Sent)
         x_ND, weight_NK = sent.tokens.arrive()
-        there_NK = sent.note.expert_NK
-        expert_NK = torch.where(there_NK >= 0, there_NK, self.experts)
+        local_NK = sent.note.expert_NK
+        expert_NK = torch.where(local_NK >= 0, local_NK, self.experts)
         rows = self.sort(expert_NK, self.experts, sent.note.rows)
         return Routed(self.permute(x_ND, rows), rows, weight_NK, sent)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.workload.faults.fault_injection import hindered
+    from tracelens.workload.faults.fault_injection import inject_faults
     from tracelens.workload.faults.faults import Fault
 
-__all__ = ["Fault", "hindered"]
+__all__ = ["Fault", "inject_faults"]
 
 __getattr__, __dir__ = lazy(
-    __name__, {"Fault": "workload.faults.faults", "hindered": "workload.faults.fault_injection"}
+    __name__, {"Fault": "workload.faults.faults", "inject_faults": "workload.faults.fault_injection"}
 )

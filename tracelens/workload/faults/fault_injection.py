@@ -1,7 +1,7 @@
-"""Makes a rank late as `faults` says: by hooks on its model, and by processes beside it.
+"""Fault injection: makes a rank late by hooks on its model, and by processes beside it.
 
-What the host does comes before each layer's forward, so that the rank is late at the layer's exchange. Hooks
-leave the model as it reads; without a fault there are none.
+What the host does comes before each layer's forward, so that the rank is late at the layer's all-to-all.
+Hooks leave the model as it reads; without a fault there are none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _BEHIND, _LAST = 10, 19
 
 
 @contextmanager
-def hindered(trainer: Trainer, faults: Sequence[Fault]) -> Iterator[None]:
-    """Inside of it, the trainer's rank has its part in these faults.
+def inject_faults(trainer: Trainer, faults: Sequence[Fault]) -> Iterator[None]:
+    """Injects these faults into the trainer's rank for the length of a block.
 
     Args:
         trainer: of this rank; all ranks must pass the same faults.
@@ -45,29 +45,29 @@ def hindered(trainer: Trainer, faults: Sequence[Fault]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for fault in faults:
-            mine = fault.rank == trainer.groups.rank
+            is_target = fault.rank == trainer.groups.rank
             if fault.kind == "token_skew":
                 stack.enter_context(_skewed(trainer, fault))
-            elif mine and fault.kind == "slow_kernels":
+            elif is_target and fault.kind == "slow_kernels":
                 stack.enter_context(_shared(trainer.device, fault))
-            elif mine:
+            elif is_target:
                 if fault.kind == "gc":
-                    # What is alive already would make every collection longer than was asked for.
+                    # What is alive already would make every collection longer than requested.
                     gc.freeze()
                     stack.callback(gc.unfreeze)
                 stack.enter_context(_before_layers(trainer.model, HOST[fault.kind](fault.amount / 1e3)))
         yield
 
 
-Hindrance = Callable[[Tensor], None]
+Delay = Callable[[Tensor], None]
 
 
 @contextmanager
-def _before_layers(model: nn.Module, hinder: Hindrance) -> Iterator[None]:
+def _before_layers(model: nn.Module, delay: Delay) -> Iterator[None]:
     """Call it with the input of each layer before its forward."""
 
     def before(_: nn.Module, inputs: tuple[Tensor]) -> None:
-        hinder(inputs[0])
+        delay(inputs[0])
 
     layers = [part for part in model.modules() if isinstance(part, Layer)]
     hooks = [layer.register_forward_pre_hook(before) for layer in layers]
@@ -78,24 +78,24 @@ def _before_layers(model: nn.Module, hinder: Hindrance) -> Iterator[None]:
             hook.remove()
 
 
-def sleeping(seconds: float) -> Hindrance:
+def sleeping(seconds: float) -> Delay:
     """The host does nothing."""
     return lambda _: time.sleep(seconds)
 
 
-def reading(seconds: float) -> Hindrance:
+def reading(seconds: float) -> Delay:
     """The host reads one number after the other back from the device, as a log of activations would."""
 
     def read(x: Tensor) -> None:
-        one = x.detach()[(0,) * x.dim()]
+        first_number = x.detach()[(0,) * x.dim()]
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            one.item()
+            first_number.item()
 
     return read
 
 
-def collecting(seconds: float) -> Hindrance:
+def collecting(seconds: float) -> Delay:
     """The host collects garbage, with so many objects alive that it takes that long."""
     heap: list[list[Any]] = []
 
@@ -112,10 +112,10 @@ def _heap(seconds: float) -> list[list[Any]]:
     heap: list[list[Any]] = []
     while True:
         heap.extend([heap] for _ in range(max(len(heap), _LIVING)))
-        took = min(_collection() for _ in range(_TRIES))
-        if took >= seconds:
+        collection_s = min(_collection() for _ in range(_TRIES))
+        if collection_s >= seconds:
             # The last doubling may be too much.
-            del heap[max(int(len(heap) * seconds / took), 1) :]
+            del heap[max(int(len(heap) * seconds / collection_s), 1) :]
             return heap
 
 
@@ -125,7 +125,7 @@ def _collection() -> float:
     return time.perf_counter() - begin
 
 
-HOST: dict[str, Callable[[float], Hindrance]] = {
+HOST: dict[str, Callable[[float], Delay]] = {
     "host_delay": sleeping,
     "blocking_call": reading,
     "gc": collecting,
@@ -141,8 +141,8 @@ def _skewed(trainer: Trainer, fault: Fault) -> Iterator[None]:
     is sent there instead: 1/N + q (1 - 1/N) = factor / N, so q = (factor - 1) / (N - 1).
     """
     config, groups = trainer.config, trainer.groups
-    over, here = config.layout.experts_over, _place(groups, fault.rank)
-    if here < 0:
+    over, target = config.layout.experts_over, _expert_rank(groups, fault.rank)
+    if target < 0:
         yield
         return
     share = (fault.amount - 1) / (over - 1)
@@ -151,8 +151,8 @@ def _skewed(trainer: Trainer, fault: Fault) -> Iterator[None]:
     def skew(_: nn.Module, __: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         weight_TK, expert_TK = output
         T, K = expert_TK.shape
-        place_NK = torch.arange(round(T * share) * K, device=expert_TK.device).view(-1, K)
-        forced_NK = (place_NK % held + here * held).to(expert_TK.dtype)
+        index_NK = torch.arange(round(T * share) * K, device=expert_TK.device).view(-1, K)
+        forced_NK = (index_NK % held + target * held).to(expert_TK.dtype)
         return weight_TK, torch.cat([forced_NK, expert_TK[len(forced_NK) :]])
 
     routers = [part for part in trainer.model.modules() if isinstance(part, Router)]
@@ -164,8 +164,8 @@ def _skewed(trainer: Trainer, fault: Fault) -> Iterator[None]:
             hook.remove()
 
 
-def _place(groups: Groups, rank: int) -> int:
-    """Place of a rank among those that share experts with this one, -1 where it does not."""
+def _expert_rank(groups: Groups, rank: int) -> int:
+    """Index of a rank among those that share experts with this one, -1 where it does not."""
     together = next(ranks for ranks in groups.layout.groups("ep") if groups.rank in ranks)
     return together.index(rank) if rank in together else -1
 
@@ -192,7 +192,7 @@ def _one_core(fault: Fault) -> Iterator[int]:
     if not hasattr(os, "sched_setaffinity"):
         raise TracelensError(f"--inject {fault} on a CPU needs Linux, which lets a thread choose its core")
     before = os.sched_getaffinity(0)
-    # Hindered ranks of one machine take a core each.
+    # Delayed ranks of one machine take a core each.
     core = sorted(before)[fault.rank % len(before)]
     os.sched_setaffinity(0, {core})
     os.setpriority(os.PRIO_PROCESS, 0, min(os.getpriority(os.PRIO_PROCESS, 0) + _BEHIND, _LAST))
@@ -208,8 +208,8 @@ def _neighbour(where: str, fault: Fault) -> Iterator[None]:
     """A process that computes there, and ends with this one."""
     command = [sys.executable, "-m", "tracelens.workload.faults.neighbour", where]
     # It must find the package as this process did, whatever the folder that it starts in.
-    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=found)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     try:
         assert process.stdout is not None
         if process.stdout.readline() != READY:

@@ -2,7 +2,7 @@
 
     rank=3,kind=host_delay,ms=4
 
-See `hinder` for how each is done, and `KINDS` for what each is.
+See `fault_injection` for how each is done, and `KINDS` for what each is.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class FaultKind(NamedTuple):
         setting: the key of `amount` in the text.
         usual: the amount where none is given.
         above: what the amount must be more than.
-        what: it does, for people.
+        effect: it does, for people.
     """
 
     cause: str
     setting: str
     usual: float
     above: float
-    what: str
+    effect: str
 
 
 KINDS = {
@@ -73,26 +73,28 @@ class Fault:
         Raises:
             TracelensError: not of that form, an unknown kind or key, or a value that cannot be.
         """
-        given: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for part in text.split(","):
-            key, separator, value = (one.strip() for one in part.partition("="))
+            key, separator, value = (side.strip() for side in part.partition("="))
             if not separator or not key or not value:
                 raise TracelensError(f"--inject {text!r}: {part!r} is not key=value, as in {EXAMPLE}")
-            if key in given:
+            if key in settings:
                 raise TracelensError(f"--inject {text!r}: {key} is given twice")
-            given[key] = value
-        if missing := [key for key in ("rank", "kind") if key not in given]:
+            settings[key] = value
+        if missing := [key for key in ("rank", "kind") if key not in settings]:
             raise TracelensError(f"--inject {text!r}: {missing[0]} is missing, as in {EXAMPLE}")
-        name = given["kind"]
+        name = settings["kind"]
         if name not in KINDS:
             raise UnknownName("kind of fault", name, KINDS)
         kind = KINDS[name]
-        if unknown := [key for key in given if key not in ("rank", "kind", kind.setting)]:
+        if unknown := [key for key in settings if key not in ("rank", "kind", kind.setting)]:
             raise TracelensError(
                 f"--inject {text!r}: kind={name} takes rank and {kind.setting}, not {unknown[0]}"
             )
-        amount = _number(text, kind.setting, given[kind.setting]) if kind.setting in given else kind.usual
-        return cls(_whole(text, "rank", given["rank"]), name, amount)
+        amount = (
+            _number(text, kind.setting, settings[kind.setting]) if kind.setting in settings else kind.usual
+        )
+        return cls(_integer(text, "rank", settings["rank"]), name, amount)
 
     def __post_init__(self) -> None:
         """Raise TracelensError for an amount that cannot be."""
@@ -115,7 +117,7 @@ class Fault:
         """Raise TracelensError where a run of this config cannot have the fault."""
         layout = config.layout
         if not 0 <= self.rank < layout.ranks:
-            raise TracelensError(f"--inject {self}: there is no rank {self.rank} of {layout.ranks}")
+            raise TracelensError(f"--inject {self}: no rank {self.rank} in a run of {layout.ranks}")
         if self.kind == "token_skew":
             self._check_skew(config)
         elif self.kind != "slow_kernels" and config.toggles.graph != "off":
@@ -138,7 +140,7 @@ class Fault:
             )
 
 
-def _whole(text: str, key: str, value: str) -> int:
+def _integer(text: str, key: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:

@@ -50,12 +50,12 @@ def _cross_entropy_kernel(
     """A token's loss, then the gradient of its logits."""
     token = tl.program_id(0).to(tl.int64)
     x_V, gradient_V = logits_TV + token * V, gradient_TV + token * V
-    place = tl.arange(0, GROUPS)[:, None] * NEIGHBOURS + tl.arange(0, NEIGHBOURS)[None, :]
+    offset = tl.arange(0, GROUPS)[:, None] * NEIGHBOURS + tl.arange(0, NEIGHBOURS)[None, :]
     # Not minus infinity: the difference of two of them is not a number.
     most = tl.full([GROUPS], -3.0e38, dtype=tl.float32)
     total = tl.zeros([GROUPS], dtype=tl.float32)
     for start in range(0, V, GROUPS * NEIGHBOURS):
-        x = tl.load(x_V + start + place, mask=start + place < V, other=-float("inf")).to(tl.float32)
+        x = tl.load(x_V + start + offset, mask=start + offset < V, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(most, tl.max(x, axis=1))
         total = total * tl.exp(most - higher) + tl.sum(tl.exp(x - higher[:, None]), axis=1)
         most = higher
@@ -68,7 +68,7 @@ def _cross_entropy_kernel(
     # Backwards: what was read last is the likeliest to be in the cache still.
     last = (V - 1) // (GROUPS * NEIGHBOURS) * (GROUPS * NEIGHBOURS)
     for behind in range(0, V, GROUPS * NEIGHBOURS):
-        v = last - behind + place
+        v = last - behind + offset
         x = tl.load(x_V + v, mask=v < V, other=0.0, eviction_policy="evict_first").to(tl.float32)
         gradient = tl.exp(x - log_sum) - tl.where(v == target, 1.0, 0.0)
         gradient = gradient.to(gradient_TV.dtype.element_ty)

@@ -71,9 +71,9 @@ def route(logits_TE: Tensor, model: Model) -> tuple[Tensor, Tensor, Tensor]:
 def route_backward(g_TK: Tensor, g_TE: Tensor, expert_TK: Tensor, score_TE: Tensor, model: Model) -> Tensor:
     """Gradient of the logits in float32, from those of the weights and of the scores."""
     if model.score == "sigmoid":
-        chosen_TK = score_TE.gather(1, expert_TK)
-        total_T1 = chosen_TK.sum(1, keepdim=True)
-        g_TK = (g_TK - (g_TK * chosen_TK).sum(1, keepdim=True) / total_T1) / total_T1
+        top_TK = score_TE.gather(1, expert_TK)
+        total_T1 = top_TK.sum(1, keepdim=True)
+        g_TK = (g_TK - (g_TK * top_TK).sum(1, keepdim=True) / total_T1) / total_T1
     g_TE = g_TE.scatter_add(1, expert_TK, g_TK)
     if model.score == "sigmoid":
         return g_TE * score_TE * (1 - score_TE)

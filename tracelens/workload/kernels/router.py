@@ -61,8 +61,8 @@ def fused_topk_routing_kernel(
     """A token's scores as G groups of e experts, the best K of them, and their weights."""
     token = tl.program_id(0).to(tl.int64)
     group_G = tl.arange(0, BLOCK_G)
-    group, place = group_G[:, None], tl.arange(0, BLOCK_e)[None, :]
-    expert, real = group * e + place, (group < G) & (place < e)
+    group, member = group_G[:, None], tl.arange(0, BLOCK_e)[None, :]
+    expert, real = group * e + member, (group < G) & (member < e)
     x = tl.load(logits_TE + token * (G * e) + expert, mask=real, other=-float("inf")).to(tl.float32)
     if SIGMOID:
         score = tl.sigmoid(x)
@@ -76,14 +76,14 @@ def fused_topk_routing_kernel(
     if TOP_GROUPS < G:
         best_G = tl.max(rank, axis=1)
         if SIGMOID and e > 1:
-            first_G = tl.min(tl.where(rank == best_G[:, None], place, BLOCK_e), axis=1)
-            best_G += tl.max(tl.where(place == first_G[:, None], -float("inf"), rank), axis=1)
-        chosen_G = group_G < 0
+            first_G = tl.min(tl.where(rank == best_G[:, None], member, BLOCK_e), axis=1)
+            best_G += tl.max(tl.where(member == first_G[:, None], -float("inf"), rank), axis=1)
+        kept_G = group_G < 0
         for _ in tl.static_range(TOP_GROUPS):
             first = tl.min(tl.where(best_G == tl.max(best_G, axis=0), group_G, BLOCK_G), axis=0)
-            chosen_G = chosen_G | (group_G == first)
+            kept_G = kept_G | (group_G == first)
             best_G = tl.where(group_G == first, -float("inf"), best_G)
-        rank = tl.where(chosen_G[:, None], rank, -float("inf"))
+        rank = tl.where(kept_G[:, None], rank, -float("inf"))
 
     k_K = tl.arange(0, BLOCK_K)
     weight_K, expert_K = tl.zeros([BLOCK_K], dtype=tl.float32), tl.zeros([BLOCK_K], dtype=tl.int32)
@@ -122,10 +122,10 @@ def fused_topk_routing_backward_kernel(
     if SIGMOID:
         k_K = tl.arange(0, BLOCK_K)
         expert_K = tl.load(expert_TK + token * K + k_K, mask=k_K < K, other=0)
-        chosen_K = tl.load(score_TE + token * E + expert_K, mask=k_K < K, other=0.0)
+        top_K = tl.load(score_TE + token * E + expert_K, mask=k_K < K, other=0.0)
         g_K = tl.load(g_TK + token * K + k_K, mask=k_K < K, other=0.0)
-        total = tl.sum(chosen_K, axis=0)
-        shift = tl.sum(g_K * chosen_K, axis=0) / total
+        total = tl.sum(top_K, axis=0)
+        shift = tl.sum(g_K * top_K, axis=0) / total
     for k in tl.static_range(K):
         expert = tl.load(expert_TK + token * K + k)
         g = (tl.load(g_TK + token * K + k) - shift) / total

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from tracelens.planner.config import Config
-from tracelens.workload.parallel import AllGather, Groups, exchange, gather_matmul, matmul_scatter, shard
+from tracelens.workload.parallel import (
+    AllGather,
+    Groups,
+    gather_matmul,
+    matmul_scatter,
+    run_collective,
+    shard,
+)
 
 ROTARY_BASE = 10000.0
 
@@ -40,12 +47,12 @@ class Attention(nn.Module):
         self.query_dim, self.value_dim, self.rotary_dim = model.query_dim, model.value_dim, model.rotary_dim
         self.tp, self.cp, self.overlap = groups.tp, groups.cp, config.toggles.tp_overlap
         self.positions = config.training.seq // layout.cp
-        self.first = groups.place("cp") * self.positions
+        self.first = groups.coordinate("cp") * self.positions
         cos_Sr, sin_Sr = rotary_tables(self.first, self.positions, self.rotary_dim)
         dtype = getattr(torch, config.training.dtype)
         self.register_buffer("cos", cos_Sr[:, None, None].to(dtype), persistent=False)
         self.register_buffer("sin", sin_Sr[:, None, None].to(dtype), persistent=False)
-        self.part = (groups.place("tp"), layout.tp)
+        self.part = (groups.coordinate("tp"), layout.tp)
         self.out = shard(
             nn.Parameter(torch.empty(model.hidden, self.heads * self.value_dim)), "dense", 1, *self.part
         )
@@ -54,7 +61,7 @@ class Attention(nn.Module):
         """A matrix whose rows are heads of this rank."""
         return shard(nn.Parameter(torch.empty(rows, columns)), "dense", 0, *self.part)
 
-    def whole(self, rows: int, columns: int) -> nn.Parameter:
+    def replicated(self, rows: int, columns: int) -> nn.Parameter:
         """A matrix that every rank of the stage holds."""
         return shard(nn.Parameter(torch.empty(rows, columns)), "stage")
 
@@ -65,7 +72,7 @@ class Attention(nn.Module):
 
     def all_positions(self, x_SBN: Tensor) -> Tensor:
         """Positions of all ranks that share the sequence, up to the last of this rank: it sees no later."""
-        return exchange(x_SBN, AllGather(self.cp))[: self.first + self.positions]
+        return run_collective(x_SBN, AllGather(self.cp))[: self.first + self.positions]
 
     def attend(self, q_SBnq: Tensor, k_SBnq: Tensor, v_SBnv: Tensor) -> Tensor:
         """Output x_SBD of this rank's positions: its queries, and keys of all positions up to them."""
@@ -107,10 +114,10 @@ class LatentAttention(Attention):
         super().__init__(config, groups)
         model = config.model
         D, self.latent, self.qk_dim = model.hidden, model.kv_lora, model.qk_dim
-        self.q_down = self.whole(model.q_lora, D) if model.q_lora else None
+        self.q_down = self.replicated(model.q_lora, D) if model.q_lora else None
         self.q_norm = RMSNorm(model.q_lora) if model.q_lora else None
         self.q_up = self.by_head(self.heads * self.query_dim, model.q_lora or D)
-        self.kv_down = self.whole(self.latent + self.rotary_dim, D)
+        self.kv_down = self.replicated(self.latent + self.rotary_dim, D)
         self.kv_norm = RMSNorm(self.latent)
         self.kv_up = self.by_head(self.heads * (self.qk_dim + self.value_dim), self.latent)
 

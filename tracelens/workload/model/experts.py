@@ -32,7 +32,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: Config, groups: Groups) -> None:
         super().__init__()
-        model, parts, part = config.model, config.layout.experts_over, groups.place("ep")
+        model, parts, part = config.model, config.layout.experts_over, groups.coordinate("ep")
         e, D, F_ = model.experts_count // parts, model.hidden, model.expert_ffn
         self.sync_free = config.toggles.sync_free
         self.up_eDG = shard(nn.Parameter(torch.empty(e, D, 2 * F_)), "edp", 0, part, parts)
@@ -48,7 +48,7 @@ class LoopExperts(Experts):
 
     def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
         # Before anything else is known, a host asks expert by expert.
-        rows = [int(one.item()) for one in rows_e] if self.sync_free < DEVICE_PERMUTE else rows_e.tolist()
+        rows = [int(count.item()) for count in rows_e] if self.sync_free < DEVICE_PERMUTE else rows_e.tolist()
         parts = x_RD.split(rows)
         # unbind, not indexing in the loop: its backward stacks the gradients once, where indexing would
         # add a full-size gradient for each expert.
@@ -151,7 +151,9 @@ def grouped_mm(x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
     # Public since torch 2.10; the same op under a private name before that.
     op: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if op is None:
-        raise TracelensError(f"torch {torch.__version__} has no grouped_mm: take the loop, or a newer torch")
+        raise TracelensError(
+            f"torch {torch.__version__} has no grouped_mm: use experts=loop or a newer torch"
+        )
     return op(x_RK, w_eKN, offs=end_e)
 
 

@@ -44,6 +44,6 @@ class _CrossEntropy(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient_TV, ctx.gradient_TV = ctx.gradient_TV, None
         if gradient_TV is None:
-            raise TracelensError("the fused loss has a gradient for one backward: take loss=plain for more")
+            raise TracelensError("the fused loss supports one backward: use loss=plain for more")
         # A scalar of no dimension would be rounded to the gradient's dtype first.
         return gradient_TV.mul_(gradients[0].view(1)), None

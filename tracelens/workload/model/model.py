@@ -69,9 +69,13 @@ class Transformer(nn.Module):
             # The weight goes in, too: what has a gradient is what gives a scope its backward.
             x = scoped("embedding", F.embedding, x, self.embedding)
         for number, layer in self.layers.items():
-            again = int(number) in self.recomputed and self.training
+            is_recomputed = int(number) in self.recomputed and self.training
             # Nothing in a layer is random, and a graph's capture may not ask for the state of random numbers.
-            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False) if again else layer(x)
+            x = (
+                checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+                if is_recomputed
+                else layer(x)
+            )
         return scoped("head", self.logits, x) if self.is_last else x
 
     def logits(self, x_SBD: Tensor) -> Tensor:
@@ -116,7 +120,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: Config, groups: Groups, ffn: int) -> None:
         super().__init__()
-        parts, part, D = config.layout.tp, groups.place("tp"), config.model.hidden
+        parts, part, D = config.layout.tp, groups.coordinate("tp"), config.model.hidden
         self.tp, self.overlap = groups.tp, config.toggles.tp_overlap
         self.gate = shard(nn.Parameter(torch.empty(ffn // parts, D)), "dense", 0, part, parts)
         self.up = shard(nn.Parameter(torch.empty(ffn // parts, D)), "dense", 0, part, parts)
@@ -158,6 +162,6 @@ class MoE(nn.Module):
     def stage(self, name: str, run: Callable[P, T], *inputs: P.args, **named: P.kwargs) -> T:
         """Run a stage of the layer in a scope of its name."""
         with region(f"{self.name}.{name}") as part:
-            for one in inputs:
-                enter(one, part.enter)
+            for tensor in inputs:
+                enter(tensor, part.enter)
             return part.leave(run(*part.enter(inputs), **part.enter(named)))

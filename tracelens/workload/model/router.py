@@ -66,8 +66,8 @@ class Router(nn.Module):
         if self.routing == "skewed":
             penalty_E = torch.arange(1, E + 1, device=logits_TE.device).log() * SKEW
             return choose((logits_TE.detach().float() - penalty_E).softmax(1), self.model)
-        place_TK = torch.arange(T * K, device=logits_TE.device).view(T, K)
-        return self.order_E[place_TK % E]
+        slot_TK = torch.arange(T * K, device=logits_TE.device).view(T, K)
+        return self.order_E[slot_TK % E]
 
     def _balance(self, score_TE: Tensor, expert_TK: Tensor, sequences: int) -> Tensor:
         """This rank's part of the sequence-wise balance loss, a scalar.

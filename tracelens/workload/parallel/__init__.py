@@ -1,6 +1,6 @@
-"""Parallelism: process groups, exchanges, sharded optimizer state, tensor parallelism, overlap."""
+"""Parallelism: process groups, collectives, sharded optimizer state, tensor parallelism, overlap."""
 
-from tracelens.workload.parallel.exchange import (
+from tracelens.workload.parallel.collectives import (
     AllGather,
     AllToAll,
     Group,
@@ -9,9 +9,9 @@ from tracelens.workload.parallel.exchange import (
     Waiting,
     all_gather_into,
     all_reduce,
-    exchange,
     finish,
     host,
+    run_collective,
     start,
 )
 from tracelens.workload.parallel.groups import Groups, initialise, make_groups, normal, shard
@@ -30,7 +30,6 @@ __all__ = [
     "Waiting",
     "all_gather_into",
     "all_reduce",
-    "exchange",
     "finish",
     "gather_matmul",
     "host",
@@ -40,6 +39,7 @@ __all__ = [
     "matmul_scatter",
     "normal",
     "require",
+    "run_collective",
     "shard",
     "start",
 ]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tracelens.planner.config import Layout
-from tracelens.workload.parallel.exchange import Group
+from tracelens.workload.parallel.collectives import Group
 
 GROUPS = {
     "pp": ("pp",),
@@ -58,21 +58,21 @@ class Groups:
     dense: Group = None
     stage: Group = None
 
-    def place(self, name: str) -> int:
-        """This rank's place in a dimension: pp, dp, cp, tp, ep or edp."""
+    def coordinate(self, name: str) -> int:
+        """This rank's coordinate in a dimension: pp, dp, cp, tp, ep or edp."""
         return self.layout.coordinates(self.rank)[name]
 
 
 def make_groups(layout: Layout, rank: int) -> Groups:
     """The groups of a rank; every rank must call it, and torch.distributed must run if there are several."""
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     for name, dimensions in GROUPS.items():
         for ranks in layout.groups(*dimensions):
             if len(ranks) > 1:
                 group = dist.new_group(ranks, group_desc=description(name))
                 if rank in ranks:
-                    found[name] = group
-    return Groups(layout, rank, **found)
+                    groups[name] = group
+    return Groups(layout, rank, **groups)
 
 
 def shard(
@@ -105,13 +105,15 @@ def initialise(model: nn.Module, seed: int, std: float) -> None:
         wide = vars(parameter).get("std", std)
         with torch.no_grad():
             if parameter.replicas == "edp":
-                for index, one in enumerate(parameter):
-                    one.copy_(normal(one.shape, f"{name}.{part * len(parameter) + index}", seed, one) * wide)
+                for index, expert in enumerate(parameter):
+                    expert.copy_(
+                        normal(expert.shape, f"{name}.{part * len(parameter) + index}", seed, expert) * wide
+                    )
             else:
                 shape = list(parameter.shape)
                 shape[dim] *= parts
-                whole = normal(torch.Size(shape), name, seed, parameter) * wide
-                parameter.copy_(whole.chunk(parts, dim)[part])
+                full = normal(torch.Size(shape), name, seed, parameter) * wide
+                parameter.copy_(full.chunk(parts, dim)[part])
 
 
 def normal(shape: torch.Size, name: str, seed: int, like: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.recording import span
 from tracelens.workload.parallel.groups import Groups
-from tracelens.workload.parallel.reduction import REPLICAS, Message, Move, make_reductions, share, whole_team
+from tracelens.workload.parallel.reduction import REPLICAS, Message, Move, full_team, make_reductions, share
 
 # A cache line of the GPUs; GEMM kernels want 16 bytes at least.
 ALIGNMENT_BYTES = 128
@@ -44,7 +44,7 @@ class FlatBuffer:
         self, replicas: str, parameters: list[nn.Parameter], groups: Groups, reduction: list[Move]
     ) -> None:
         self.replicas, self.parameters, self.reduction = replicas, parameters, reduction
-        team = whole_team(groups, replicas)
+        team = full_team(groups, replicas)
         self.gather = [] if team is None else [Move("all_gather", team, groups.rank)]
         part, parts = (0, 1) if team is None else (team.ranks.index(groups.rank), len(team.ranks))
         first = parameters[0]
@@ -61,7 +61,7 @@ class FlatBuffer:
         self.data_N = first.new_zeros(_up(end, step * parts), requires_grad=False)
         self.grad_N = torch.zeros_like(self.data_N)
         self.data_n, self.grad_n = share(self.data_N, part, parts), share(self.grad_N, part, parts)
-        self._places: list[tuple[int, int]] = []
+        self._pointers: list[tuple[int, int]] = []
         for parameter, start in zip(parameters, starts, strict=True):
             data, grad = (
                 flat_N.narrow(0, start, parameter.numel()).view(parameter.shape)
@@ -69,15 +69,15 @@ class FlatBuffer:
             )
             data.copy_(parameter.detach())
             parameter.data, parameter.grad = data, grad
-            self._places.append((data.data_ptr(), grad.data_ptr()))
+            self._pointers.append((data.data_ptr(), grad.data_ptr()))
 
     def check(self) -> None:
         """Raise TracelensError if a parameter or gradient is no longer a view of the buffers."""
-        for number, (parameter, (data, grad)) in enumerate(zip(self.parameters, self._places, strict=True)):
-            for what, tensor, place in (("data", parameter, data), ("grad", parameter.grad, grad)):
-                if tensor is None or tensor.data_ptr() != place:
+        for number, (parameter, (data, grad)) in enumerate(zip(self.parameters, self._pointers, strict=True)):
+            for view, tensor, pointer in (("data", parameter, data), ("grad", parameter.grad, grad)):
+                if tensor is None or tensor.data_ptr() != pointer:
                     raise TracelensError(
-                        f"parameter {number} of {self.replicas}, {tuple(parameter.shape)}: its {what} was "
+                        f"parameter {number} of {self.replicas}, {tuple(parameter.shape)}: its {view} was "
                         f"{'dropped' if tensor is None else 'replaced'}, but must stay a view of the flat "
                         "buffer: clear gradients by ShardedAdamW.zero_grad(), move or convert the model "
                         "before the optimizer is made"
@@ -179,11 +179,11 @@ class ShardedAdamW:
         Not counted: AdamW's step counters, 4 bytes a buffer.
         """
         main = sum(main_n.nbytes for main_n in self._main)
-        whole = sum(buffer.data_N.nbytes for buffer in self.buffers)
+        buffers = sum(buffer.data_N.nbytes for buffer in self.buffers)
         copies = zip(self._main, self._copied, strict=True)
         return {
-            "parameters": whole,
-            "gradients": whole,
+            "parameters": buffers,
+            "gradients": buffers,
             "main_parameters": sum(main_n.nbytes for main_n, copied in copies if copied),
             "optimizer": 2 * main,
         }

@@ -1,9 +1,9 @@
-"""Exchanges of one micro-batch under the computation of another, where there is no pipeline.
+"""Collectives of one micro-batch under the computation of another, where there is no pipeline.
 
     F0   (F1 | B0)   (F2 | B1)   ...   B of the last
 
-In `(F1 | B0)` forward and backward take turns: whoever is about to wait for an exchange hands over to the
-other, which computes while the exchange is on its way. So that neither has to be cut into pieces by hand,
+In `(F1 | B0)` forward and backward take turns: whoever is about to wait for a collective hands over to the
+other, which computes while the collective is on its way. So that neither has to be cut into pieces by hand,
 each keeps a thread of its own, and a baton says whose turn it is. Only one of the two ever runs, and they
 change at the same places on all ranks: collectives are launched in one order everywhere, and what one
 launches on the device comes in order with what the other does.
@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import torch
 
-from tracelens.workload.parallel.exchange import Waiting
+from tracelens.workload.parallel.collectives import Waiting
 
 T = TypeVar("T")
 
@@ -52,20 +52,20 @@ def _both(forward: Callable[[], T], backward: Callable[[], None], helper: Thread
     Waiting.before = baton.hand_over
     results: list[T] = []
     try:
-        other = helper.submit(baton.run, _as_here(backward))
+        backward_done = helper.submit(baton.run, _on_this_stream(backward))
         try:
             results.append(baton.run(forward))
         except _Ended:
             pass  # the backward's failure, raised by what follows
         finally:
-            wait([other])
-        other.result()
+            wait([backward_done])
+        backward_done.result()
     finally:
         Waiting.before = usual
     return results[0]
 
 
-def _as_here(run: Callable[[], T]) -> Callable[[], T]:
+def _on_this_stream(run: Callable[[], T]) -> Callable[[], T]:
     """The same for another thread, on this one's device and stream: each thread has its own."""
     if not torch.cuda.is_initialized():
         return run

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import ReductionName
-from tracelens.workload.parallel.exchange import Group, all_gather_into, reduce_scatter_into
+from tracelens.workload.parallel.collectives import Group, all_gather_into, reduce_scatter_into
 from tracelens.workload.parallel.groups import GROUPS, Groups, description
 
 CollectiveName = Literal["reduce_scatter", "all_reduce", "all_gather"]
@@ -55,7 +55,7 @@ class Team:
 
     Attributes:
         name: description of the group.
-        ranks: its members, ascending.
+        ranks: of the group, ascending.
         group: to communicate with.
     """
 
@@ -85,14 +85,14 @@ class Move:
 
     def run(self, flat_N: Tensor) -> None:
         """Do it; N is a multiple of `parts` times the ranks."""
-        whole_n, group = share(flat_N, self.part, self.parts), self.team.group
-        mine_m = share(whole_n, self.team.ranks.index(self.rank), len(self.team.ranks))
+        part_n, group = share(flat_N, self.part, self.parts), self.team.group
+        share_m = share(part_n, self.team.ranks.index(self.rank), len(self.team.ranks))
         if self.collective == "all_reduce":
-            dist.all_reduce(whole_n, group=group)
+            dist.all_reduce(part_n, group=group)
         elif self.collective == "reduce_scatter":
-            reduce_scatter_into(mine_m, whole_n, group=group)
+            reduce_scatter_into(share_m, part_n, group=group)
         else:
-            all_gather_into(whole_n, mine_m, group=group)
+            all_gather_into(part_n, share_m, group=group)
 
     def message(self, scope: str, flat_bytes: int) -> Message:
         """What it sends for a buffer of so many bytes."""
@@ -118,16 +118,16 @@ def by_node(ranks: Sequence[int], node: int) -> list[tuple[int, ...]]:
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
         nodes.setdefault(rank // node, []).append(rank)
-    if len(sizes := sorted({len(members) for members in nodes.values()})) > 1:
+    if len(sizes := sorted({len(ranks) for ranks in nodes.values()})) > 1:
         raise TracelensError(
             f"grad_reduce=hierarchical: of the ranks {', '.join(map(str, ranks))}, which hold the same "
             f"parameters, some nodes of {node} hold {sizes[0]}, others {sizes[-1]}: choose a layout or a "
             "node that shares them out evenly, or another grad_reduce"
         )
-    return [tuple(members) for members in nodes.values()]
+    return [tuple(ranks) for ranks in nodes.values()]
 
 
-def whole_team(groups: Groups, replicas: str) -> Team | None:
+def full_team(groups: Groups, replicas: str) -> Team | None:
     """All ranks with the same parameters as this one; None if there are no others."""
     group = getattr(groups, replicas)
     if group is None:
@@ -148,28 +148,28 @@ def make_reductions(kind: ReductionName, groups: Groups) -> dict[str, list[Move]
         TracelensError: hierarchical, and the ranks of a group lie unevenly on nodes.
     """
     levels = _make_levels(groups) if kind == "hierarchical" else {}
-    found: dict[str, list[Move]] = {}
+    moves: dict[str, list[Move]] = {}
     for replicas in REPLICAS:
-        team = whole_team(groups, replicas)
+        team = full_team(groups, replicas)
         if team is None:
-            found[replicas] = []
+            moves[replicas] = []
         elif replicas in levels:
             inside, across = levels[replicas]
-            place, places = inside.ranks.index(groups.rank), len(inside.ranks)
-            found[replicas] = [
+            part, parts = inside.ranks.index(groups.rank), len(inside.ranks)
+            moves[replicas] = [
                 Move("reduce_scatter", inside, groups.rank),
-                Move("all_reduce", across, groups.rank, place, places),
+                Move("all_reduce", across, groups.rank, part, parts),
                 Move("all_gather", inside, groups.rank),
             ]
         else:
             flat: CollectiveName = "reduce_scatter" if kind == "reduce_scatter" else "all_reduce"
-            found[replicas] = [Move(flat, team, groups.rank)]
-    return found
+            moves[replicas] = [Move(flat, team, groups.rank)]
+    return moves
 
 
 def _make_levels(groups: Groups) -> dict[str, tuple[Team, Team]]:
     """For each of REPLICAS with two levels this rank's node and its counterparts on the others."""
-    layout, found = groups.layout, {}
+    layout, levels = groups.layout, {}
     # Two of REPLICAS are often the same ranks; they need no communicators of their own.
     made: dict[tuple[int, ...], Team] = {}
 
@@ -188,7 +188,7 @@ def _make_levels(groups: Groups) -> dict[str, tuple[Team, Team]]:
                 continue
             inside = [team("dp_node", ranks) for ranks in nodes]
             across = [team("dp_across", ranks) for ranks in zip(*nodes, strict=True)]
-            for one in inside:
-                if groups.rank in one.ranks:
-                    found[replicas] = (one, across[one.ranks.index(groups.rank)])
-    return found
+            for node in inside:
+                if groups.rank in node.ranks:
+                    levels[replicas] = (node, across[node.ranks.index(groups.rank)])
+    return levels

@@ -1,7 +1,7 @@
-"""Matrix products across the ranks of tensor parallelism, with the sequence shared out between them.
+"""GEMMs across the ranks of tensor parallelism, with the sequence shared out between them.
 
 Between two blocks a rank holds some positions of the sequence at full width. A block gathers all positions
-before its first product and scatters their sums after its last one: all-gather + GEMM and GEMM +
+before its first GEMM and scatters their sums after its last one: all-gather + GEMM and GEMM +
 reduce-scatter. Weights are as in nn.Linear, output x input. See `rows` for the letters of shapes; here also
 N, the width inside a block on this rank, T, the rows of this rank (positions times sequences), and A, those
 of all ranks in their order.
@@ -23,10 +23,10 @@ from torch.autograd import Function
 
 from tracelens.planner.config import TensorOverlapName
 from tracelens.workload.parallel import tensor_chunked, tensor_symmetric
-from tracelens.workload.parallel.exchange import AllGather, Group, ReduceScatter, exchange
+from tracelens.workload.parallel.collectives import AllGather, Group, ReduceScatter, run_collective
 
 _VARIANTS: dict[TensorOverlapName, ModuleType] = {"chunked": tensor_chunked, "symmetric": tensor_symmetric}
-"""Modules with `gather_products` and `scatter_products`."""
+"""Modules with `gather_gemms` and `scatter_gemms`."""
 
 
 def require(overlap: TensorOverlapName, group: Group, device: torch.device) -> None:
@@ -53,7 +53,7 @@ def gather_matmul(
         x_SBD: this rank's positions.
         weights: matrices N x D.
         group: tensor-parallel ranks.
-        overlap: how gathering and products lie over each other.
+        overlap: how gathering and GEMMs overlap.
 
     Returns:
         for each weight y_SBN with the positions of all ranks.
@@ -62,7 +62,7 @@ def gather_matmul(
         TracelensError: this device, torch or group cannot do it in that way.
     """
     if group is None or overlap == "off":
-        x_SBD = exchange(x_SBD, AllGather(group))
+        x_SBD = run_collective(x_SBD, AllGather(group))
         return [F.linear(x_SBD, weight_ND) for weight_ND in weights]
     require(overlap, group, x_SBD.device)
     outputs = _GatherMatmul.apply(x_SBD.flatten(0, 1), group, _VARIANTS[overlap], *weights)
@@ -76,13 +76,13 @@ def matmul_scatter(x_SBN: Tensor, weight_DN: Tensor, group: Group, overlap: Tens
         x_SBN: all positions.
         weight_DN: the matrix.
         group: tensor-parallel ranks.
-        overlap: how products and scattering lie over each other.
+        overlap: how GEMMs and scattering overlap.
 
     Raises:
         TracelensError: this device, torch or group cannot do it in that way.
     """
     if group is None or overlap == "off":
-        return exchange(F.linear(x_SBN, weight_DN), ReduceScatter(group))
+        return run_collective(F.linear(x_SBN, weight_DN), ReduceScatter(group))
     require(overlap, group, x_SBN.device)
     y_TD = _MatmulScatter.apply(x_SBN.flatten(0, 1), group, _VARIANTS[overlap], weight_DN)
     return y_TD.unflatten(0, (-1, x_SBN.shape[1]))
@@ -93,7 +93,7 @@ class _GatherMatmul(Function):
     def forward(
         ctx: Any, x_TD: Tensor, group: Group, variant: ModuleType, *weights: Tensor
     ) -> tuple[Tensor, ...]:
-        x_AD, outputs = variant.gather_products(x_TD, [weight_ND.T for weight_ND in weights], group)
+        x_AD, outputs = variant.gather_gemms(x_TD, [weight_ND.T for weight_ND in weights], group)
         ctx.group = group
         ctx.save_for_backward(x_AD, *weights)
         return tuple(outputs)
@@ -116,10 +116,10 @@ class _MatmulScatter(Function):
     def forward(ctx: Any, x_AN: Tensor, group: Group, variant: ModuleType, weight_DN: Tensor) -> Tensor:
         ctx.group, ctx.variant = group, variant
         ctx.save_for_backward(x_AN, weight_DN)
-        return variant.scatter_products(x_AN, weight_DN.T, group)
+        return variant.scatter_gemms(x_AN, weight_DN.T, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_AN, weight_DN = ctx.saved_tensors
-        g_AD, (g_AN,) = ctx.variant.gather_products(gradients[0], [weight_DN], ctx.group)
+        g_AD, (g_AN,) = ctx.variant.gather_gemms(gradients[0], [weight_DN], ctx.group)
         return g_AN, None, None, g_AD.T @ x_AN

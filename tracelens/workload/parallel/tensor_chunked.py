@@ -1,10 +1,10 @@
-"""Tensor parallelism whose collectives run under products, in chunks, by asynchronous collectives alone.
+"""Tensor parallelism whose collectives run under GEMMs, in chunks, by asynchronous collectives alone.
 
 Rows are positions times sequences: T of this rank, A = P * T of all P ranks in their order.
 
 - All-gather + GEMM: each rank's rows are a chunk, sent by a broadcast. A rank multiplies its own rows, which
   need no journey, while those of the others come in, and each of these while the next is on its way. They
-  land where they belong among all rows, so nothing is copied and the gradient of the weight is one product.
+  land where they belong among all rows, so nothing is copied and the gradient of the weight is one GEMM.
   A ring carries P broadcasts of T rows in P / (P - 1) of the time of one all-gather; sending from pair to
   pair would not need more, but leaves most links of a machine idle where GPUs are joined directly, not by a
   switch.
@@ -14,7 +14,7 @@ Rows are positions times sequences: T of this rank, A = P * T of all P ranks in 
 - Backward (in `tensor`): all-gather + GEMM runs as here, and the gathered gradient serves the gradients of
   rows and weight alike. GEMM + reduce-scatter stays whole: the gradients of the weights hide it.
 
-`exchange.Waiting.before` is not called: there is work of this micro-batch to wait behind.
+`collectives.Waiting.before` is not called: there is work of this micro-batch to wait behind.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tracelens.workload.parallel.exchange import Group, reduce_scatter_into
+from tracelens.workload.parallel.collectives import Group, reduce_scatter_into
 
-# Each has a reduce-scatter of its own: more of them hide more of the journey, but their products fill a GPU
+# Each has a reduce-scatter of its own: more of them hide more of the journey, but their GEMMs fill a GPU
 # less, and short messages travel slower.
 CHUNKS = 4
 
 
-def gather_products(x_TD: Tensor, matrices: Sequence[Tensor], group: Group) -> tuple[Tensor, list[Tensor]]:
+def gather_gemms(x_TD: Tensor, matrices: Sequence[Tensor], group: Group) -> tuple[Tensor, list[Tensor]]:
     """The rows of all ranks, and these times each matrix.
 
     Args:
@@ -44,23 +44,23 @@ def gather_products(x_TD: Tensor, matrices: Sequence[Tensor], group: Group) -> t
     Returns:
         x_AD, and y_AN for each matrix.
     """
-    ranks, own = group.size(), group.rank()
+    ranks, own_rank = group.size(), group.rank()
     x_PTD = x_TD.new_empty(ranks, *x_TD.shape)
-    x_PTD[own] = x_TD
+    x_PTD[own_rank] = x_TD
     outputs = [x_TD.new_empty(ranks, len(x_TD), matrix_DN.shape[1]) for matrix_DN in matrices]
     coming = [
         dist.broadcast(x_PTD[rank], group_src=rank, group=group, async_op=True) for rank in range(ranks)
     ]
-    for rank in [own, *(rank for rank in range(ranks) if rank != own)]:
-        if rank != own:
+    for rank in [own_rank, *(rank for rank in range(ranks) if rank != own_rank)]:
+        if rank != own_rank:
             coming[rank].wait()
         for y_PTN, matrix_DN in zip(outputs, matrices, strict=True):
             torch.mm(x_PTD[rank], matrix_DN, out=y_PTN[rank])
-    coming[own].wait()
+    coming[own_rank].wait()
     return x_PTD.flatten(0, 1), [y_PTN.flatten(0, 1) for y_PTN in outputs]
 
 
-def scatter_products(x_AN: Tensor, matrix_ND: Tensor, group: Group) -> Tensor:
+def scatter_gemms(x_AN: Tensor, matrix_ND: Tensor, group: Group) -> Tensor:
     """y_TD: this rank's rows of the sum over ranks of x_AN times a matrix."""
     x_PTN = x_AN.unflatten(0, (group.size(), -1))
     y_TD = x_AN.new_empty(x_PTN.shape[1], matrix_ND.shape[1])

@@ -1,8 +1,8 @@
-"""Tensor parallelism by torch's fused products, whose ranks read each other's memory (symmetric memory).
+"""Tensor parallelism by torch's fused GEMMs, whose ranks read each other's memory (symmetric memory).
 
 The ops and their strategy are torch's (torch.distributed._symmetric_memory): a rank copies what it needs
 from its peers, chunk by chunk, while it multiplies, and no communication library takes part. Rows as in
-`tensor_chunked`. There is one buffer for each group, so all products of a group must run on one stream.
+`tensor_chunked`. There is one buffer for each group, so all GEMMs of a group must run on one stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tracelens.errors import TracelensError
-from tracelens.workload.parallel.exchange import Group
+from tracelens.workload.parallel.collectives import Group
 
 INSTEAD = "take tp_overlap=chunked"
 
@@ -55,13 +55,13 @@ def require(group: Group, device: torch.device) -> None:
     _ready.add(group.group_name)
 
 
-def gather_products(x_TD: Tensor, matrices: Sequence[Tensor], group: Group) -> tuple[Tensor, list[Tensor]]:
+def gather_gemms(x_TD: Tensor, matrices: Sequence[Tensor], group: Group) -> tuple[Tensor, list[Tensor]]:
     """x_AD, the rows of all ranks, and y_AN, these times each matrix (D x N)."""
     # Where the gathered rows are not asked for, the op may fetch them by NVLink multicast; here they are.
     op = torch.ops.symm_mem.fused_all_gather_matmul
     return op(x_TD.contiguous(), list(matrices), 0, group.group_name, return_A=True)
 
 
-def scatter_products(x_AN: Tensor, matrix_ND: Tensor, group: Group) -> Tensor:
+def scatter_gemms(x_AN: Tensor, matrix_ND: Tensor, group: Group) -> Tensor:
     """y_TD: this rank's rows of the sum over ranks of x_AN times a matrix."""
     return torch.ops.symm_mem.fused_matmul_reduce_scatter(x_AN, matrix_ND, "sum", 0, group.group_name)

@@ -37,11 +37,11 @@ def causal(q_Snq: Tensor, k_gLq: Tensor, v_gLv: Tensor) -> Tensor:
     """y_Snv of the last S of L positions of one request."""
     q_1nSq, k_1gLq, v_1gLv = q_Snq.transpose(0, 1)[None], k_gLq[None], v_gLv[None]
     grouped = q_1nSq.shape[1] != k_1gLq.shape[1]
-    whole = q_1nSq.shape[2] == k_1gLq.shape[2]
-    mask = None if whole else causal_lower_right(q_1nSq.shape[2], k_1gLq.shape[2])
+    is_square = q_1nSq.shape[2] == k_1gLq.shape[2]
+    mask = None if is_square else causal_lower_right(q_1nSq.shape[2], k_1gLq.shape[2])
     with sdpa_kernel(KERNELS):
         y_1nSv = F.scaled_dot_product_attention(
-            q_1nSq, k_1gLq, v_1gLv, attn_mask=mask, is_causal=whole, enable_gqa=grouped
+            q_1nSq, k_1gLq, v_1gLv, attn_mask=mask, is_causal=is_square, enable_gqa=grouped
         )
     return y_1nSv[0].transpose(0, 1)
 

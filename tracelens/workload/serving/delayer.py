@@ -30,24 +30,24 @@ class PrefillDelayer:
         self.settings = settings
         self.waited = 0
 
-    def allow(self, wishes: Sequence[Proposal]) -> bool:
+    def allow(self, proposals: Sequence[Proposal]) -> bool:
         """Whether prefills run in this tick; to be asked once a tick.
 
         Args:
-            wishes: of all ranks.
+            proposals: of all ranks.
         """
-        wanting = [wish for wish in wishes if wish.can_prefill]
-        if not wanting or self._enough(wishes, wanting) or self._exhausted(wanting):
+        wanting = [proposal for proposal in proposals if proposal.can_prefill]
+        if not wanting or self._enough(proposals, wanting) or self._exhausted(wanting):
             self.waited = 0
             return bool(wanting)
         self.waited += 1
         return False
 
-    def _enough(self, wishes: Sequence[Proposal], wanting: Sequence[Proposal]) -> bool:
+    def _enough(self, proposals: Sequence[Proposal], wanting: Sequence[Proposal]) -> bool:
         """Whether most of the ranks that have requests could prefill; those without wait for nobody."""
-        busy = sum(wish.can_prefill or wish.can_decode for wish in wishes)
+        busy = sum(proposal.can_prefill or proposal.can_decode for proposal in proposals)
         return len(wanting) >= math.ceil(self.settings.delay_quorum * busy)
 
     def _exhausted(self, wanting: Sequence[Proposal]) -> bool:
-        least = min(wish.used for wish in wanting) / self.settings.slots
+        least = min(proposal.used for proposal in wanting) / self.settings.slots
         return self.waited >= self.settings.delay_ticks or least < self.settings.delay_watermark

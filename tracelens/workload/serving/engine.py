@@ -26,7 +26,7 @@ from tracelens.workload.serving.graphs import DecodeGraphs, require
 from tracelens.workload.serving.labels import half_label, label
 from tracelens.workload.serving.model import ServingModel
 from tracelens.workload.serving.passes import eager, overlapped
-from tracelens.workload.serving.plan import Kind, Plan, Proposal, make_plan, wish
+from tracelens.workload.serving.plan import Kind, Plan, Proposal, make_plan, propose
 from tracelens.workload.serving.requests import Traffic
 from tracelens.workload.serving.scheduler import Scheduler
 from tracelens.workload.serving.settings import Serving
@@ -40,7 +40,7 @@ class Ranks:
     Attributes:
         rank: its number.
         count: of all.
-        device: group for exchanges of the model; None where there is one rank.
+        device: group for collectives of the model; None where there is one rank.
         host: group of the hosts, for what could be run; likewise.
     """
 
@@ -91,22 +91,22 @@ class Engine:
     def tick(self) -> Plan | None:
         """Run one tick; its plan, None if no rank has anything to run."""
         self.scheduler.arrive(self.traffic.arrive(self.ticks))
-        wishes = self.exchange(wish(self.scheduler))
-        allowed = self.delayer is None or self.delayer.allow(wishes)
-        plan = make_plan(wishes, allowed, self.serving)
+        proposals = self.all_gather(propose(self.scheduler))
+        allowed = self.delayer is None or self.delayer.allow(proposals)
+        plan = make_plan(proposals, allowed, self.serving)
         if plan is not None:
             self.run(plan)
         self.ticks += 1
         return plan
 
-    def exchange(self, own: Proposal) -> list[Proposal]:
-        """The wishes of all ranks, in their order."""
+    def all_gather(self, proposal: Proposal) -> list[Proposal]:
+        """The proposals of all ranks, in their order."""
         if self.ranks.host is None:
-            return [own]
+            return [proposal]
         with span("wishes"):
-            found = torch.empty(self.ranks.count * len(own), dtype=torch.int64)
-            all_gather_into(found, torch.tensor(own), group=self.ranks.host)
-        return [Proposal(*row) for row in found.view(self.ranks.count, -1).tolist()]
+            gathered = torch.empty(self.ranks.count * len(proposal), dtype=torch.int64)
+            all_gather_into(gathered, torch.tensor(proposal), group=self.ranks.host)
+        return [Proposal(*row) for row in gathered.view(self.ranks.count, -1).tolist()]
 
     def run(self, plan: Plan) -> None:
         """Run this rank's part of a plan."""

@@ -1,7 +1,7 @@
 """Decode as CUDA or HIP graphs, one for each of a few batch sizes, captured once and replayed by one launch.
 
 A graph holds addresses: its input is copied to where it was captured, weights and caches stay where they are.
-Exchanges with other ranks are part of it, so all ranks capture, and replay, the same size together.
+Collectives are part of it, so all ranks capture, and replay, the same size together.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class DecodeGraphs:
         for size in sorted(self.serving.graph_sizes, reverse=True):
             self._fill((), size)
             # Once as it is: what a capture must find ready are compiled kernels, workspaces, connections.
-            here = torch.cuda.current_stream(self.device)
-            self.stream.wait_stream(here)
+            current = torch.cuda.current_stream(self.device)
+            self.stream.wait_stream(current)
             with torch.cuda.stream(self.stream):
                 self._decode(size)
-            here.wait_stream(self.stream)
+            current.wait_stream(self.stream)
             torch.cuda.synchronize(self.device)
             self.captured[size] = self._capture(size, pool)
             pool = self.captured[size].graph.pool()

@@ -23,7 +23,7 @@ def label(kind: Kind, batch: Batch, plan: Plan) -> str:
     if kind.endswith("decode"):
         name = name.replace("decode", "eager_decode")
     lengths = [piece.first + len(piece.tokens) for piece in batch]
-    return f"{name}[bs={requests} tok={tokens} ctx={_some(lengths)}]" + (" tbo=1" if plan.split else "")
+    return f"{name}[bs={requests} tok={tokens} ctx={_shown(lengths)}]" + (" tbo=1" if plan.split else "")
 
 
 def half_label(number: int, batch: Batch) -> str:
@@ -31,7 +31,7 @@ def half_label(number: int, batch: Batch) -> str:
     return f"ub{number}[tok={size(batch)}]"
 
 
-def _some(lengths: list[int]) -> str:
+def _shown(lengths: list[int]) -> str:
     if len(lengths) == 1:
         return str(lengths[0])
     more = len(lengths) - SHOWN

@@ -56,21 +56,21 @@ def latencies(requests: Iterable[Running], ticks: Ticks, timed: range) -> dict[s
         ttft_ms and ttft_ticks: from the begin of the tick of its arrival to its first token; tpot_ms and
         tpot_ticks: mean time of the other tokens; tokens: made in timed ticks, one number.
     """
-    found: dict[str, list[float]] = {
+    waits: dict[str, list[float]] = {
         name: [] for name in ("ttft_ms", "ttft_ticks", "tpot_ms", "tpot_ticks", "tokens")
     }
     made = 0
-    for one in requests:
-        made += sum(tick in timed for tick in one.ticks)
-        arrived, first, last = one.request.tick, one.ticks[0], one.ticks[-1]
+    for running in requests:
+        made += sum(tick in timed for tick in running.ticks)
+        arrived, first, last = running.request.tick, running.ticks[0], running.ticks[-1]
         if arrived in timed and first in timed:
-            found["ttft_ms"].append(ticks.end_ms[first] - ticks.begin_ms[arrived])
-            found["ttft_ticks"].append(first - arrived + 1)
+            waits["ttft_ms"].append(ticks.end_ms[first] - ticks.begin_ms[arrived])
+            waits["ttft_ticks"].append(first - arrived + 1)
         if first in timed and last in timed and last > first:
-            found["tpot_ms"].append((ticks.end_ms[last] - ticks.end_ms[first]) / (len(one.ticks) - 1))
-            found["tpot_ticks"].append((last - first) / (len(one.ticks) - 1))
-    found["tokens"].append(made)
-    return found
+            waits["tpot_ms"].append((ticks.end_ms[last] - ticks.end_ms[first]) / (len(running.ticks) - 1))
+            waits["tpot_ticks"].append((last - first) / (len(running.ticks) - 1))
+    waits["tokens"].append(made)
+    return waits
 
 
 def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range) -> dict[str, Any]:
@@ -91,15 +91,15 @@ def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range)
     tokens, slots = sum(map(tokens_of, run)), sum(map(slots_of, run))
     spent = ticks.end_ms[timed[-1]] - ticks.begin_ms[timed[0]] if timed else 0.0
     made = sum(sum(rank["tokens"]) for rank in ranks)
-    found: dict[str, Any] = {
+    timings: dict[str, Any] = {
         "ticks": len(ticks.plans),
         "timed_ticks": len(timed),
         "tokens_per_s": made / spent * 1e3 if spent else None,
     }
     for name in ("ttft_ms", "ttft_ticks", "tpot_ms", "tpot_ticks"):
         values = [value for rank in ranks for value in rank[name]]
-        found[name] = median(values) if values else None
-    return found | {
+        timings[name] = median(values) if values else None
+    return timings | {
         "prefill_ticks": sum(plan.prefills for plan in run),
         "decode_ticks": sum(not plan.prefills for plan in run),
         "idle_ticks": len(ticks.plans) - len(run),

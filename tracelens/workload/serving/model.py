@@ -127,7 +127,7 @@ class SlicedMLP(nn.Module):
 
     def __init__(self, config: Config, ffn: int, group: Group) -> None:
         super().__init__()
-        part, parts = place(group)
+        part, parts = rank_and_size(group)
         D, self.group = config.model.hidden, group
         self.gate = shard(nn.Parameter(torch.empty(ffn // parts, D)), "dense", 0, part, parts)
         self.up = shard(nn.Parameter(torch.empty(ffn // parts, D)), "dense", 0, part, parts)
@@ -149,7 +149,7 @@ class SlicedExperts(GroupedExperts):
 
     def __init__(self, config: Config, alone: Groups, group: Group) -> None:
         super().__init__(config, alone)
-        self.part, self.parts = place(group)
+        self.part, self.parts = rank_and_size(group)
         E, D, F_ = len(self.up_eDG), config.model.hidden, config.model.expert_ffn // self.parts
         self.up_eDG = shard(nn.Parameter(torch.empty(E, D, 2 * F_)), "edp")
         self.down_eFD = shard(nn.Parameter(torch.empty(E, F_, D)), "edp")
@@ -215,22 +215,22 @@ class SlicedMoE(nn.Module):
         return y_ND + scoped(f"{name}.{spans.SHARED}", self.shared, x_ND)
 
 
-def place(group: Group) -> tuple[int, int]:
-    """This rank's place in a group, and how many are in it."""
+def rank_and_size(group: Group) -> tuple[int, int]:
+    """This rank's index in a group, and the group's size."""
     return (0, 1) if group is None else (group.rank(), group.size())
 
 
 def gathered(x_TD: Tensor, group: Group, name: str) -> Waits:
     """The tokens of all ranks."""
-    return (yield from _exchanged(x_TD, AllGather(group), name))
+    return (yield from _collective(x_TD, AllGather(group), name))
 
 
 def scattered(y_ND: Tensor, group: Group, name: str) -> Waits:
     """This rank's tokens of the sum over all ranks."""
-    return (yield from _exchanged(y_ND, ReduceScatter(group), name))
+    return (yield from _collective(y_ND, ReduceScatter(group), name))
 
 
-def _exchanged(x: Tensor, how: AllGather | ReduceScatter, name: str) -> Waits:
+def _collective(x: Tensor, how: AllGather | ReduceScatter, name: str) -> Waits:
     with span(name):
         pending = start(x, how)
     yield

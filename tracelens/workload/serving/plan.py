@@ -42,7 +42,7 @@ class Proposal(NamedTuple):
         return self.decode_first + self.decode_second > 0
 
 
-def wish(scheduler: Scheduler) -> Proposal:
+def propose(scheduler: Scheduler) -> Proposal:
     """What a rank could run."""
     prefill, decode = (
         tuple(map(size, parts(batch, scheduler.settings)))
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
         return {"prefill", "decode"} <= set(self.kinds)
 
 
-def make_plan(wishes: Sequence[Proposal], prefill: bool, settings: Serving) -> Plan | None:
+def make_plan(proposals: Sequence[Proposal], prefill: bool, settings: Serving) -> Plan | None:
     """What is run, None where no rank has anything.
 
     Ranks that have no prefill decode meanwhile, eagerly: the others could not replay a graph. Ranks that have
@@ -94,14 +94,14 @@ def make_plan(wishes: Sequence[Proposal], prefill: bool, settings: Serving) -> P
     every rank's prefill can be; a decode is so small that its halves would take longer.
 
     Args:
-        wishes: of all ranks.
+        proposals: of all ranks.
         prefill: whether prefills are allowed.
         settings: two-batch overlap and graphs.
     """
-    prefill = prefill and any(wish.can_prefill for wish in wishes)
-    if not prefill and not any(wish.can_decode for wish in wishes):
+    prefill = prefill and any(proposal.can_prefill for proposal in proposals)
+    if not prefill and not any(proposal.can_decode for proposal in proposals):
         return None
-    kinds, tokens = zip(*(_choice(wish, prefill) for wish in wishes), strict=True)
+    kinds, tokens = zip(*(_choice(proposal, prefill) for proposal in proposals), strict=True)
     split = (
         prefill
         and settings.tbo != "off"
@@ -116,10 +116,10 @@ def make_plan(wishes: Sequence[Proposal], prefill: bool, settings: Serving) -> P
     return Plan(kinds, tokens, (graph,), graph)
 
 
-def _choice(wish: Proposal, prefill: bool) -> tuple[Kind, tuple[int, int]]:
+def _choice(proposal: Proposal, prefill: bool) -> tuple[Kind, tuple[int, int]]:
     """What one rank runs, and its tokens."""
-    if prefill and wish.can_prefill:
-        return "prefill", (wish.prefill_first, wish.prefill_second)
-    if wish.can_decode:
-        return "decode", (wish.decode_first, wish.decode_second)
+    if prefill and proposal.can_prefill:
+        return "prefill", (proposal.prefill_first, proposal.prefill_second)
+    if proposal.can_decode:
+        return "decode", (proposal.decode_first, proposal.decode_second)
     return "dummy_prefill" if prefill else "dummy_decode", DUMMY_TOKENS

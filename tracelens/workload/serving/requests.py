@@ -49,13 +49,13 @@ class Traffic:
 
     def arrive(self, tick: int) -> list[Request]:
         """The requests that have arrived by a tick and were not handed out before."""
-        found = []
+        arrived = []
         while self._next is not None and self._next[1] <= tick:
             number, when = self._next
             if number % self.ranks == self.rank:
-                found.append(self.request(number, when))
+                arrived.append(self.request(number, when))
             self._next = next(self._stream, None)
-        return found
+        return arrived
 
     @property
     def over(self) -> bool:

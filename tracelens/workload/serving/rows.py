@@ -55,7 +55,7 @@ def numbers(batch: Batch) -> list[list[int]]:
     """Tokens, slots, positions and rows with an answer: the columns of `BatchTensors`, on the host."""
     tokens = [token for piece in batch for token in piece.tokens]
     slots = [piece.slot for piece in batch for _ in piece.tokens]
-    positions = [piece.first + place for piece in batch for place in range(len(piece.tokens))]
+    positions = [piece.first + offset for piece in batch for offset in range(len(piece.tokens))]
     answers, end = [], 0
     for piece in batch:
         end += len(piece.tokens)

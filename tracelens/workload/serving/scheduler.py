@@ -61,14 +61,14 @@ class Scheduler:
 
     def next_prefill(self) -> list[Request]:
         """The requests that a prefill would take now: in their order, as slots and tokens allow."""
-        chosen: list[Request] = []
+        prefill: list[Request] = []
         tokens = 0
         for request in self.waiting:
             tokens += len(request.prompt)
-            if len(chosen) == len(self._free) or tokens > self.settings.prefill_tokens:
+            if len(prefill) == len(self._free) or tokens > self.settings.prefill_tokens:
                 break
-            chosen.append(request)
-        return chosen
+            prefill.append(request)
+        return prefill
 
     def prefill_batch(self) -> Batch:
         """The batch of that prefill, in the slots that it would take."""
@@ -79,7 +79,7 @@ class Scheduler:
 
     def decode_batch(self) -> Batch:
         """One token of each running request: the last one made."""
-        return tuple(Piece(one.slot, one.cached, (one.made[-1],)) for one in self.running)
+        return tuple(Piece(running.slot, running.cached, (running.made[-1],)) for running in self.running)
 
     def prefilled(self, tokens: Sequence[int], tick: int) -> None:
         """The prefill was run in a tick and made these tokens, one a request."""
@@ -90,14 +90,14 @@ class Scheduler:
 
     def decoded(self, tokens: Sequence[int], tick: int) -> None:
         """The decode was run in a tick and made these tokens, one a running request."""
-        for token, one in zip(tokens, self.running, strict=True):
-            one.made.append(token)
-            one.ticks.append(tick)
+        for token, running in zip(tokens, self.running, strict=True):
+            running.made.append(token)
+            running.ticks.append(tick)
         self._finish()
 
     def _finish(self) -> None:
         """Let those go whose output is complete."""
-        done = [one for one in self.running if len(one.made) >= one.request.output]
-        self.running = [one for one in self.running if len(one.made) < one.request.output]
+        done = [running for running in self.running if len(running.made) >= running.request.output]
+        self.running = [running for running in self.running if len(running.made) < running.request.output]
         self.finished += done
-        self._free = sorted(self._free + [one.slot for one in done])
+        self._free = sorted(self._free + [running.slot for running in done])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
 from tracelens.recording import RecordingWindow, record
-from tracelens.workload.launch import check_recorded, chosen_device, joined, on_ranks, own_device
+from tracelens.workload.launch import check_recorded, joined, on_ranks, own_device, resolve_device
 from tracelens.workload.serving.engine import Engine, make_ranks
 from tracelens.workload.serving.graphs import require
 from tracelens.workload.serving.measure import WARM_UP, Ticks, latencies, summary
@@ -51,7 +51,7 @@ class ServeJob:
 
     def __post_init__(self) -> None:
         """Raise TracelensError for what cannot be run."""
-        object.__setattr__(self, "device", chosen_device(self.device))
+        object.__setattr__(self, "device", resolve_device(self.device))
         at_least_one(self, ("ranks", "ticks"))
         if self.out is not None:
             check_recorded(self.window, self.ticks, "ticks")
@@ -68,7 +68,7 @@ class ServeJob:
         width = model.expert_ffn // ranks
         if self.config.training.dtype == "bfloat16" and width % GEMM_ALIGNMENT:
             raise TracelensError(
-                f"expert_ffn / ranks = {width} must be a multiple of {GEMM_ALIGNMENT}: fewer --ranks"
+                f"expert_ffn / ranks = {width} must be a multiple of {GEMM_ALIGNMENT}: lower --ranks"
             )
 
     @property
@@ -96,8 +96,8 @@ def run_serving(job: ServeJob) -> dict[str, Any] | None:
     Raises:
         TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
     """
-    found: dict[str, Any] | None = on_ranks(job.ranks, run_rank, job)[0]
-    return found
+    summary_of_run: dict[str, Any] | None = on_ranks(job.ranks, run_rank, job)[0]
+    return summary_of_run
 
 
 def run_rank(rank: int, local_rank: int, job: ServeJob) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ def measure(engine: Engine, job: ServeJob) -> dict[str, Any] | None:
     if job.out is None:
         for _ in range(job.ticks):
             tick(engine, ticks)
-        return told(engine, ticks, job)
+        return gathered_summary(engine, ticks, job)
     window = job.window
     recorder = record(
         job.out,
@@ -132,11 +132,11 @@ def measure(engine: Engine, job: ServeJob) -> dict[str, Any] | None:
         for _ in range(job.ticks):
             tick(engine, ticks)
             recording.step()
-        found = told(engine, ticks, job)
-        if found is not None:
+        result = gathered_summary(engine, ticks, job)
+        if result is not None:
             recording.facts["ticks"] = ticks.facts(range(window.first, window.end))
-            recording.facts["summary"] = found
-    return found
+            recording.facts["summary"] = result
+    return result
 
 
 def tick(engine: Engine, ticks: Ticks) -> None:
@@ -147,16 +147,16 @@ def tick(engine: Engine, ticks: Ticks) -> None:
     ticks.add(plan, held, begin * 1e3, time.perf_counter() * 1e3)
 
 
-def told(engine: Engine, ticks: Ticks, job: ServeJob) -> dict[str, Any] | None:
+def gathered_summary(engine: Engine, ticks: Ticks, job: ServeJob) -> dict[str, Any] | None:
     """The summary on rank 0, nothing on the others; every rank must call it."""
     scheduler, ranks = engine.scheduler, engine.ranks
-    mine = latencies([*scheduler.finished, *scheduler.running], ticks, job.timed())
-    mine["peak_bytes"] = [torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else 0]
-    mine["finished"] = [len(scheduler.finished)]
-    everyone: list[dict[str, list[float]]] | None = [mine]
+    latencies_here = latencies([*scheduler.finished, *scheduler.running], ticks, job.timed())
+    latencies_here["peak_bytes"] = [torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else 0]
+    latencies_here["finished"] = [len(scheduler.finished)]
+    everyone: list[dict[str, list[float]]] | None = [latencies_here]
     if ranks.host is not None:
         everyone = [{} for _ in range(ranks.count)] if ranks.rank == 0 else None
-        dist.gather_object(mine, everyone, group=ranks.host)
+        dist.gather_object(latencies_here, everyone, group=ranks.host)
     if everyone is None:
         return None
     return {
@@ -164,6 +164,6 @@ def told(engine: Engine, ticks: Ticks, job: ServeJob) -> dict[str, Any] | None:
         "device": engine.device.type,
         "serving": job.serving.changed(),
         **summary(ticks, everyone, job.timed()),
-        "finished": int(sum(sum(one["finished"]) for one in everyone)),
-        "peak_bytes": int(max(max(one["peak_bytes"]) for one in everyone)),
+        "finished": int(sum(sum(rank_latencies["finished"]) for rank_latencies in everyone)),
+        "peak_bytes": int(max(max(rank_latencies["peak_bytes"]) for rank_latencies in everyone)),
     }

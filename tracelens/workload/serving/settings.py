@@ -22,16 +22,15 @@ HELP = {
     "prompt_max": "tokens of the longest prompt",
     "output_min": "tokens of the shortest output",
     "output_max": "tokens of the longest output",
-    "slots": "requests of a rank that can have a place in the cache",
-    "prefill_tokens": "most tokens of a rank's prefill in one tick",
+    "slots": "requests per rank that fit in the cache",
+    "prefill_tokens": "maximum tokens of a rank's prefill in one tick",
     "prefill_delayer": "on: a prefill waits until most ranks have one",
-    "delay_ticks": "ticks that a prefill waits for those of other ranks at most",
-    "delay_quorum": "share of the ranks with requests that have to have a prefill",
-    "delay_watermark": "share of its cache that a rank must have in use to let its prefill wait",
-    "tbo": "two-batch overlap of ticks with a prefill: halves of whole requests (request), or of as many "
-    "tokens, cut through a request (token)",
-    "graph": "on: decode is replayed from graphs, one for each of a few batch sizes, where all ranks decode; "
-    "needs a GPU",
+    "delay_ticks": "maximum ticks that a prefill waits for other ranks",
+    "delay_quorum": "fraction of the busy ranks that must have a prefill",
+    "delay_watermark": "fraction of its cache that a rank must use before its prefill waits",
+    "tbo": "two-batch overlap of ticks with a prefill: halves of whole requests (request), or of equal "
+    "tokens, splitting a request (token)",
+    "graph": "on: replay decodes from graphs, one per batch size, when all ranks decode; needs a GPU",
     "seed": "of weights, requests and their prompts",
 }
 
@@ -76,7 +75,7 @@ class Serving:
                 raise TracelensError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("delay_quorum", "delay_watermark"):
             if not 0 <= getattr(self, name) <= 1:
-                raise TracelensError(f"{name} must be a share from 0 to 1, not {getattr(self, name)}")
+                raise TracelensError(f"{name} must be a fraction from 0 to 1, not {getattr(self, name)}")
 
     @property
     def context(self) -> int:
@@ -122,8 +121,8 @@ def override_serving(serving: Serving, values: dict[str, str]) -> Serving:
         try:
             changed[item.name] = kind(text)
         except ValueError:
-            what = "a whole number" if kind is int else "a number"
-            raise TracelensError(f"{item.name} must be {what}, not {text!r}") from None
+            noun = "a whole number" if kind is int else "a number"
+            raise TracelensError(f"{item.name} must be {noun}, not {text!r}") from None
     return replace(serving, **changed)
 
 

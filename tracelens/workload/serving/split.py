@@ -45,24 +45,24 @@ def halves(batch: Batch, how: SplitName) -> tuple[Batch, Batch]:
 
 
 def _by_request(batch: Batch) -> tuple[Batch, Batch]:
-    order = sorted(range(len(batch)), key=lambda place: (-len(batch[place].tokens), place))
+    order = sorted(range(len(batch)), key=lambda index: (-len(batch[index].tokens), index))
     parts: tuple[list[int], list[int]] = ([], [])
     filled = [0, 0]
-    for place in order:
+    for index in order:
         smaller = int(filled[1] <= filled[0])
-        parts[smaller].append(place)
-        filled[smaller] += len(batch[place].tokens)
-    first, second = (tuple(batch[place] for place in sorted(part)) for part in parts)
+        parts[smaller].append(index)
+        filled[smaller] += len(batch[index].tokens)
+    first, second = (tuple(batch[index] for index in sorted(part)) for part in parts)
     return first, second
 
 
 def _by_token(batch: Batch) -> tuple[Batch, Batch]:
-    left = size(batch) // 2
+    remaining = size(batch) // 2
     front: list[Piece] = []
     back: list[Piece] = []
     for piece in batch:
-        cut = min(left, len(piece.tokens))
-        left -= cut
+        cut = min(remaining, len(piece.tokens))
+        remaining -= cut
         if cut == len(piece.tokens):
             front.append(piece)
         elif cut == 0:

@@ -52,7 +52,7 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
         return np.where(scope >= 0, codes[events.name[np.maximum(scope, 0)]], -1)
 
     part = part_of(work.forward)
-    part = np.where(part >= 0, part, part_of(work.caller))
+    part = np.where(part >= 0, part, part_of(work.host_call))
     spans = sorted(spans, key=lambda span: span.start)
     start, end = (
         np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")

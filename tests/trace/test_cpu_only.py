@@ -116,10 +116,10 @@ def test_columns_of_the_work() -> None:
     """)
     work = gpu_work(trace)
     names = trace.arrays.names
-    assert work.on_host
-    assert trace.meta.on_host
+    assert work.cpu_only
+    assert trace.meta.cpu_only
     assert work.launch.tolist() == [-1, -1, -1]
-    assert work.op.tolist() == work.event.tolist() == work.asked.tolist()
+    assert work.op.tolist() == work.event.tolist() == work.launch_call.tolist()
     assert work.stream.tolist() == [1, 7, 1]
     assert work.device.tolist() == [-1, -1, -1]
     assert [WORK_KINDS[kind] for kind in work.kind] == ["computation"] * 3
@@ -133,7 +133,7 @@ def test_columns_of_the_work() -> None:
 @pytest.mark.parametrize("row", ["launch", "s7 k", "gpu region", "s7 copy"])
 def test_one_event_of_a_gpu_and_its_work_counts(row: str) -> None:
     trace = draw(f"op aten::mm   | ---\n{row:13} |     --")
-    assert not trace.meta.on_host
+    assert not trace.meta.cpu_only
     assert "aten::mm" not in [name for name, _, _ in worked(trace)]
 
 
@@ -144,7 +144,7 @@ def test_a_gpu_that_has_no_part_in_it_is_none() -> None:
         launch cudaGetDeviceCount     |     -
         launch cudaDeviceSynchronize  |      --
     """)
-    assert trace.meta.on_host
+    assert trace.meta.cpu_only
     assert [name for name, _, _ in worked(trace)] == ["aten::mm"]
 
 
@@ -153,5 +153,5 @@ def test_communication_of_gpus_makes_it_no_trace_of_a_host() -> None:
         op c10d::allreduce_   | ---
         scope nccl:all_reduce |  --
     """)
-    assert not trace.meta.on_host
+    assert not trace.meta.cpu_only
     assert worked(trace) == []

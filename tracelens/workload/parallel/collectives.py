@@ -1,6 +1,6 @@
 """Collectives that autograd knows, started and finished apart, so that other work can lie in between.
 
-    pending = start(x, exchange)      # on its way
+    pending = start(x, collective)    # on its way
     ...                               # work that hides it
     y = finish(pending)
 
@@ -92,7 +92,7 @@ class ReduceScatter:
         return y, reduce_scatter_into(y, x.contiguous(), group=self.group, async_op=True)
 
 
-Exchange = AllToAll | AllGather | ReduceScatter
+Collective = AllToAll | AllGather | ReduceScatter
 
 
 @dataclass
@@ -101,13 +101,13 @@ class Pending:
 
     Attributes:
         y: what arrives; not to be read before `finish`.
-        exchange: how it travels; None where a group of one rank has nothing to exchange.
+        collective: how it travels; None where a group of one rank has nobody to talk to.
         work: handle of the collective in flight, of the result or of its gradient.
         grad: gradient on its way back.
     """
 
     y: Tensor
-    exchange: Exchange | None
+    collective: Collective | None
     work: Any = None
     grad: Tensor | None = None
 
@@ -121,16 +121,16 @@ def _nothing() -> None:
 
 
 class Waiting:
-    """What is called before a wait for an exchange: `overlap` lets another micro-batch run there."""
+    """What is called before a wait for a collective: `overlap` lets another micro-batch run there."""
 
     before: Callable[[], None] = staticmethod(_nothing)
 
 
-def start(x: Tensor, exchange: Exchange) -> Pending:
+def start(x: Tensor, collective: Collective) -> Pending:
     """Send x on its way; with a group of None it stays where it is."""
-    if exchange.group is None:
+    if collective.group is None:
         return Pending(x, None)
-    pending = Pending(x, exchange)
+    pending = Pending(x, collective)
     pending.y = _Start.apply(x, pending)
     return pending
 
@@ -140,20 +140,20 @@ def finish(pending: Pending) -> Tensor:
     y = pending.y
     # Its history holds `pending`: with the reverse, only the garbage collector would free it.
     del pending.y
-    return y if pending.exchange is None else _Finish.apply(y, pending)
+    return y if pending.collective is None else _Finish.apply(y, pending)
 
 
-def exchange(x: Tensor, how: Exchange) -> Tensor:
+def run_collective(x: Tensor, collective: Collective) -> Tensor:
     """Start and finish in one."""
-    return finish(start(x, how))
+    return finish(start(x, collective))
 
 
 class _Start(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, pending: Pending) -> Tensor:
         ctx.pending = pending
-        assert pending.exchange is not None
-        y, pending.work = pending.exchange.launch(x)
+        assert pending.collective is not None
+        y, pending.work = pending.collective.launch(x)
         # Gloo fills y on a thread of its own, which autograd would take for a change in place of what a
         # region of the trace has a view of by then: an alias with a version of its own is not touched.
         return y.data
@@ -181,7 +181,7 @@ class _Finish(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         pending = ctx.pending
-        pending.grad, pending.work = pending.exchange.transposed.launch(gradients[0])
+        pending.grad, pending.work = pending.collective.transposed.launch(gradients[0])
         # Autograd wants a gradient of y's shape; that of x is the one on its way.
         return gradients[0], None
 
@@ -198,8 +198,8 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 def host(*tensors: Tensor) -> list[list[int]]:
     """Values of device tensors, one list each: one copy, for which the host waits."""
     flat = torch.cat([tensor.flatten() for tensor in tensors]).tolist()
-    found = []
+    lists = []
     for tensor in tensors:
-        found.append(flat[: tensor.numel()])
+        lists.append(flat[: tensor.numel()])
         flat = flat[tensor.numel() :]
-    return found
+    return lists

@@ -1,4 +1,4 @@
-"""Where in a job this process stands: its rank, and whether that rank records."""
+"""The rank of this process in its job, and whether that rank records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAUNCHERS = (
 
 
 @dataclass(frozen=True)
-class Place:
+class JobRank:
     """One process of a job.
 
     Attributes:
@@ -57,11 +57,13 @@ class Place:
             return ranks == "all" or self.local_rank == 0
         strange = [rank for rank in ranks if rank not in range(self.world)]
         if strange:
-            raise TracelensError(f"ranks names {strange[0]!r}, but the job has ranks 0 to {self.world - 1}")
+            raise TracelensError(
+                f"ranks contains {strange[0]!r}, but the job has ranks 0 to {self.world - 1}"
+            )
         return self.rank in ranks
 
     def recording(self, ranks: Ranks) -> list[int] | None:
-        """All ranks of the job that record; None where that is each host's own affair."""
+        """All ranks of the job that record; None where each host decides for itself."""
         if not isinstance(ranks, str):
             return sorted(set(ranks))
         if ranks == "all":
@@ -69,27 +71,27 @@ class Place:
         return list(range(0, self.world, self.local_world)) if self.local_world else None
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """The place of this process: torch.distributed knows, else the launcher's variables, else it is alone.
+def find_job_rank(environ: Mapping[str, str] = os.environ) -> JobRank:
+    """The rank of this process: from torch.distributed, else the launcher's variables, else it is alone.
 
     Raises:
         TracelensError: a variable holds no number, or a rank outside of the job.
     """
     local = [(_number(environ, names[2]), _number(environ, names[3])) for names in _LAUNCHERS]
-    local_rank, local_world = next((found for found in local if found[0] is not None), (None, None))
+    local_rank, local_world = next((pair for pair in local if pair[0] is not None), (None, None))
     # Only what runs already counts; importing it here would tell nothing.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
-        return Place(rank, world, local_rank, local_world, "torch.distributed")
+        return JobRank(rank, world, local_rank, local_world, "torch.distributed")
     for rank_name, world_name, *_ in _LAUNCHERS:
-        found, of = _number(environ, rank_name), _number(environ, world_name)
-        if found is None or of is None:
+        launched, size = _number(environ, rank_name), _number(environ, world_name)
+        if launched is None or size is None:
             continue
-        if found >= of:
-            raise TracelensError(f"{rank_name} is {found}, but {world_name} is {of}: ranks count from 0")
-        return Place(found, of, local_rank, local_world, rank_name)
-    return Place()
+        if launched >= size:
+            raise TracelensError(f"{rank_name} is {launched}, but {world_name} is {size}: ranks count from 0")
+        return JobRank(launched, size, local_rank, local_world, rank_name)
+    return JobRank()
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

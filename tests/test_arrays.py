@@ -1,0 +1,31 @@
+"""Looking values up by an index that may be absent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tracelens.arrays import lookup
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
+def test_absent_indices_give_the_missing_value(dtype):
+    values = np.array([0, 1, 1], dtype=dtype)
+    result = lookup(values, np.array([2, -1, 0]), False)
+    assert result.tolist() == [values[2], 0, 0]
+    assert result.dtype == dtype
+
+
+def test_each_index_may_have_its_own_missing_value():
+    assert lookup(np.array([10, 20]), np.array([-1, 1, -1]), np.array([7, 8, 9])).tolist() == [7, 20, 9]
+
+
+def test_there_may_be_no_values_and_no_indices():
+    empty = np.empty(0, dtype=np.int64)
+    assert lookup(empty, np.array([-1, -1]), -5).tolist() == [-5, -5]
+    assert lookup(empty, empty, -1).tolist() == []
+
+
+def test_an_index_beyond_the_values_is_an_error():
+    with pytest.raises(IndexError):
+        lookup(np.array([1]), np.array([1]), -1)

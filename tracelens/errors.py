@@ -35,6 +35,12 @@ class ParseError(TracelensError):
         self.offset = offset
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A question for the known word that is nearest to a wrong one, "" where none is near."""
+    close = get_close_matches(word, sorted(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
 class SchemaError(TracelensError):
     """A table does not fit its declared schema: a bug in an analyzer or a plugin, never in a trace."""
 
@@ -44,9 +50,12 @@ class UnknownName(TracelensError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        close = get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+        hint = suggestion(name, names) or f"known: {', '.join(names) or 'none'}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class WrongOption(TracelensError):
+    """An analyzer has no such option, or its option no such value; the message says which there are."""
 
 
 class MissingExtra(TracelensError):

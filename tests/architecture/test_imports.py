@@ -1,7 +1,7 @@
 """Imports go one way, from room to room, and never past the door.
 
-    cli -> {findings, compare, reproducers, merge} -> what_if -> planner -> analysis -> {costs, devices}
-        -> trace
+    cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if -> planner
+        -> analysis -> {costs, devices} -> trace
         -> table -> {arrays, lazy, registry, plugins, limits, guard, errors, printable}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
@@ -48,6 +48,20 @@ ALLOWED: dict[str, set[str]] = {
     "rendering": BASE | {"table", "outputs"},
     "recording": BASE | {"outputs"},
     "workload": BASE | {"recording", "planner", "outputs"},
+    "session": BASE
+    | {
+        "table",
+        "trace",
+        "devices",
+        "read",
+        "outputs",
+        "analysis",
+        "planner",
+        "what_if",
+        "compare",
+        "findings",
+    }
+    | {"reproducers", "merge", "workers", "rendering"},
 }
 EVERYTHING = set(ALLOWED) | {PACKAGE}
 ALLOWED |= {
@@ -208,7 +222,7 @@ def test_rooms_are_entered_by_the_door(module: Module) -> None:
 def floor(name: str) -> int:
     """The floor of a module of `analysis`, -1 for others."""
     parts = name.split(".")
-    if parts[1:2] != ["analysis"] or len(parts) < 3 or parts[2] == "analyzer":
+    if parts[1:2] != ["analysis"] or len(parts) < 3 or parts[2] in ("analyzer", "options"):
         return -1
     return next(number for number, rooms in enumerate(FLOORS) if parts[2] in rooms)
 

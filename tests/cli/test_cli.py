@@ -163,3 +163,11 @@ def test_a_closed_pipe_is_no_error() -> None:
     )
     assert done.stdout == "tracelens report\n"
     assert done.stderr == ""
+
+
+def test_an_option_that_changes_nothing_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    sample = str(Path(__file__).parents[2] / "sample_traces/one_gpu/loop")
+    assert run_cli(["analyze", "input", sample, "--device", "mi300x"]) == 0
+    assert capfd.readouterr().err == "tracelens: input: --device changes nothing here\n"
+    assert run_cli(["analyze", "input", sample, "--device", "mi30x"]) == 2
+    assert capfd.readouterr().err == "tracelens: unknown device 'mi30x'; did you mean 'mi300x'?\n"

@@ -7,8 +7,8 @@ import pytest
 from tests.builders import events, write
 from tests.merge.reading import load_json, process_names
 from tracelens.cli import run as run_cli
-from tracelens.cli.fuse import read_ranks
 from tracelens.errors import TracelensError
+from tracelens.session.merging import read_ranks
 
 DRAWING = """
     op aten::mm | -----

@@ -37,6 +37,7 @@ from tracelens.merge.merge import fuse
 from tracelens.rendering.renderer import RENDERERS
 from tracelens.reproducers.make import replay, replay_layers
 from tracelens.reproducers.scripts import outline
+from tracelens.session.reports import assembled
 from tracelens.table.result import Report
 from tracelens.trace.run import Run
 from tracelens.what_if.whatif import whatif
@@ -199,7 +200,7 @@ def _analyze(checker: Checker, run: Run) -> Report:
         result = checker.attempt(f"analyze {item.name}", lambda item=item: item(run, found))  # type: ignore[misc]
         if result is not None:
             found[item.name] = result
-    report = tracelens._report(tuple(found.values()), [trace.meta for trace in run.traces], run.ranks, {})
+    report = assembled(tuple(found.values()), [trace.meta for trace in run.traces], run.ranks, {})
     checker.hold("analyze", invariants.of_report(report))
     return report
 

@@ -21,6 +21,8 @@ from tracelens.cli.common import (
     print_report,
     progress,
 )
+from tracelens.read import TraceFiles
+from tracelens.session import Reporting
 
 
 def analyze(
@@ -47,14 +49,8 @@ def analyze(
 
     tracelens analyze roofline trace.json.gz --device mi355x
     """
-    import tracelens
-    from tracelens.analysis import ANALYZERS
-
-    ANALYZERS.get(name)
-    given = options(scope, device, device_file)
-    with progress() as line:
-        report = tracelens.report_files(
-            *paths, names=[name], step=step, partial=partial, dask=dask, progress=line, **given
-        )
+    files = TraceFiles(paths).all()
+    with progress() as line, Reporting(files, partial=partial, dask=dask, progress=line) as reporting:
+        report = reporting.report([name], step=step, **options([name], scope, device, device_file))
     print_report(report, json=json)
     check_complete(report)

@@ -20,6 +20,7 @@ from tracelens.limits import set_limits
 from tracelens.printable import printable
 
 if TYPE_CHECKING:
+    from tracelens.read import TraceFiles
     from tracelens.table import Report
 
 Paths = Annotated[
@@ -98,13 +99,22 @@ Limit = Annotated[
 ]
 
 
-def options(scope: ScopeChoice, device: str | None, device_file: str | None) -> dict[str, Any]:
-    """What the analyzers are given; a wrong device is told here, before the work begins."""
-    if device or device_file:
-        from tracelens.analysis.common import choose_device
+def options(
+    names: Sequence[str] | None, scope: ScopeChoice, device: str | None, device_file: str | None
+) -> dict[str, Any]:
+    """What the analyzers of these names are given, all by default; says what none of them has."""
+    given = {"scope": scope.value, "device": device, "device_file": device_file}
+    if not names or (scope is ScopeChoice.all and device is None and device_file is None):
+        return given
+    from tracelens.analysis import ANALYZERS, option_names
+    from tracelens.analysis.common import choose_device
 
-        choose_device(device, device_file)
-    return {"scope": scope.value, "device": device, "device_file": device_file}
+    known = option_names([ANALYZERS.get(name) for name in names])
+    choose_device(device, device_file)
+    changed = {name for name, value in given.items() if value not in (None, ScopeChoice.all.value)}
+    for name in sorted(changed - known):
+        say(f"tracelens: {', '.join(names)}: --{name.replace('_', '-')} changes nothing here")
+    return {name: value for name, value in given.items() if name in known or name not in changed}
 
 
 _PATIENCE_S = 1.0
@@ -163,25 +173,41 @@ def write_stdout(data: bytes) -> None:
         raise TracelensError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
-def check_outputs(output: Iterable[str], inputs: Iterable[str] = (), others: Iterable[str] = ()) -> None:
+def check_outputs(
+    output: Sequence[str],
+    inputs: Iterable[str] = (),
+    others: Sequence[str] = (),
+    traces: TraceFiles | None = None,
+) -> None:
     """Say before the work, and not after it, that something cannot or must not be written.
 
     Args:
         output: where reports go.
         inputs: all that the command reads.
         others: files that it writes besides.
+        traces: of what is read as traces, the files.
     """
-    from tracelens.rendering import check
+    if output or others:
+        from tracelens.rendering import check
 
-    check(output, inputs, others)
+        check(output, inputs, others, traces)
+
+
+def import_formats(output: Sequence[str]) -> None:
+    """Import what some outputs need, while a trace is being decoded."""
+    if output:
+        from tracelens.rendering import by_path
+
+        if any(by_path(path).name == "html" for path in output):
+            import jinja2  # noqa: F401
 
 
 def deliver(report: Report, output: Sequence[str], json: bool) -> None:
     """Write a report to files and directories; print it as JSON where asked, and where nothing is written."""
-    import tracelens
+    from tracelens.session import render
 
     for path in output:
-        tracelens.render(report, path)
+        render(report, path)
         say(f"wrote {path}")
     if json or not output:
         print_report(report, json=json)

@@ -13,10 +13,14 @@ from tracelens.cli.common import (
     Step,
     check_complete,
     check_outputs,
+    import_formats,
     print_report,
     progress,
     say,
 )
+from tracelens.read import TraceFiles
+from tracelens.session import Reading, render
+from tracelens.session import diff as compare
 
 _WHAT = "a trace, a directory of ranks, or a quoted pattern."
 
@@ -51,18 +55,18 @@ def diff(
 
     tracelens diff before/ after/ --step 2 --json
     """
-    import tracelens
-
-    check_outputs(output or (), [base, cand])
+    traces = TraceFiles([base, cand])
     with progress() as line:
-        before = tracelens.load(
-            base, partial=partial, progress=line, meanwhile=lambda: _prepare(output or ())
-        )
-        after = tracelens.load(cand, partial=partial, progress=line)
-        report = tracelens.diff(before, after, step=step, progress=line)
+        with Reading(traces.of(base), partial=partial, progress=line) as reading:
+            check_outputs(output or (), [base, cand], traces=traces)
+            _prepare(output or ())
+            before = reading.run()
+        with Reading(traces.of(cand), partial=partial, progress=line) as reading:
+            after = reading.run()
+        report = compare(before, after, step=step, progress=line)
         for path in output or ():
             line(f"writing {path}")
-            tracelens.render(report, path)
+            render(report, path)
     for path in output or ():
         say(f"wrote {path}")
     if json or not output:
@@ -73,8 +77,5 @@ def diff(
 def _prepare(output: Sequence[str]) -> None:
     """Import what the outputs need while a trace is decoded."""
     import tracelens.compare.diff  # noqa: F401
-    from tracelens.rendering import by_path
 
-    for path in output:
-        if by_path(path).name == "html":
-            import jinja2  # noqa: F401
+    import_formats(output)

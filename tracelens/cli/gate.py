@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,14 +11,16 @@ from tracelens.cli.common import (
     Partial,
     Scope,
     ScopeChoice,
-    check_complete,
     check_outputs,
     print_report,
     progress,
     say,
     write_stdout,
 )
+from tracelens.guard import banner
 from tracelens.outputs import write_file
+from tracelens.read import TraceFiles
+from tracelens.session import Progress, as_report, samples
 
 if TYPE_CHECKING:
     from tracelens.compare.gate import Samples, Verdict
@@ -91,39 +92,33 @@ def gate(
 
     chosen = settings(config)
     written = [path for path in (junit, markdown) if path is not None]
-    check_outputs((), [base, candidate, *filter(None, [chosen.file])], written)
+    traces = TraceFiles([base, candidate])
+    check_outputs((), [base, candidate, *filter(None, [chosen.file])], written, traces)
     rules = [read_rule(text) for text in rule or chosen.rules]
     wanted = next((value for value in (confidence, chosen.confidence) if value is not None), CONFIDENCE)
     with progress() as line:
-        before = _samples(base, scope, partial, line)
-        after = _samples(candidate, scope, partial, line)
+        before, after = (_samples(side, traces, scope, partial, line) for side in (base, candidate))
     verdict = judge(before, after, rules, confidence=wanted)
     _tell(verdict, json=json, junit=junit, markdown=markdown, github=github)
     if verdict.failed:
         raise typer.Exit(1)
 
 
-def _samples(path: str, scope: ScopeChoice, partial: bool, line: Callable[[str], None]) -> Samples:
+def _samples(path: str, traces: TraceFiles, scope: ScopeChoice, partial: bool, line: Progress) -> Samples:
     """One side, from traces or a saved report."""
-    import tracelens
-    from tracelens.compare.gate import from_result, read_saved
-
-    saved = read_saved(path)
-    if saved is not None:
-        return saved
-    report = tracelens.report_files(path, names=["steps"], partial=partial, progress=line, scope=scope.value)
-    check_complete(report)
-    return from_result(report["steps"], path, tracelens.__version__)
+    found, failures = samples(path, traces, scope=scope.value, partial=partial, progress=line)
+    if failures:
+        say(f"tracelens: {banner(failures)}")
+    return found
 
 
 def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | None, github: bool) -> None:
     """Write and print the verdict in every form asked for."""
-    import tracelens
-    from tracelens.compare.gate import commands, report
+    from tracelens.compare.gate import commands
     from tracelens.compare.gate import junit as to_junit
     from tracelens.rendering.formats import markdown as to_markdown
 
-    told = report(verdict, version=tracelens.__version__, inputs=[verdict.base, verdict.candidate])
+    told = as_report(verdict)
     if junit is not None:
         _write(junit, to_junit(verdict))
     if markdown is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,13 +23,11 @@ from tracelens.cli.common import (
     progress,
     say,
 )
-from tracelens.errors import TracelensError
+from tracelens.read import TraceFiles
+from tracelens.session import Reading, replay
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device as Peaks
-    from tracelens.reproducers.select import Selection
     from tracelens.table import Result
-    from tracelens.trace import Run
 
 
 class _Group(TyperGroup):
@@ -183,73 +180,23 @@ def scripts(
     """
     from tracelens.analysis.common import choose_device
     from tracelens.reproducers import check as check_folder_output
-    from tracelens.reproducers import replay as write
-    from tracelens.reproducers import replay_layers
 
-    check_folder_output(output, [*paths, *filter(None, (diff, device_file))])
-    peaks = choose_device(device, device_file)
+    traces = TraceFiles(paths)
+    check_folder_output(output, [*paths, *filter(None, (diff, device_file))], traces)
+    choose_device(device, device_file)
     with progress() as line:
-        run = _loaded(paths, step, partial, line)
-        if sequence:
-            found = replay_layers(run, Path(output), max_elements=max_elements)
-        else:
-            wanted = _wanted(run, op, shape or [], module, rank, at, finding, peaks)
-            if diff:
-                wanted = replace(wanted, ops=_change(diff, run, row, partial))
-            sizes: dict[str, Any] = {"max_elements": max_elements, "first_ranks": first_ranks}
-            most: dict[str, Any] = {"top": top or None, "order": by.value, "device": peaks}
-            found = write(run, Path(output), wanted, **most, **sizes, progress=line)
+        with Reading(traces.all(), partial=partial, progress=line) as reading:
+            run = reading.run()
+        found = replay(
+            run, output, op=op, shapes=shape or (), module=module, rank=rank, step=step, top=top or None,
+            by=by.value, finding=finding, at_ns=at, base=TraceFiles([diff]) if diff else None, row=row,
+            sequence=sequence, max_elements=max_elements, first_ranks=first_ranks, device=device,
+            device_file=device_file, partial=partial, progress=line,
+        )  # fmt: skip
     title = f"replay: {len(found.data['scripts'])} scripts, {found.meta['fraction']:.1%} of GPU time"
     _tell(found, title, {"inputs": [trace.meta.path for trace in run.traces]}, json=json)
     left = found.meta["not_written"]
     say(f"wrote {output}" + (f"; {left} more calls with a larger --top" if left else ""))
-
-
-def _loaded(paths: list[str], step: str | None, partial: bool, line: Callable[[str], None]) -> Run:
-    import tracelens
-    from tracelens.trace import select_step
-
-    run = tracelens.load(*paths, partial=partial, progress=line)
-    return run if step is None else select_step(run, step)
-
-
-def _wanted(
-    run: Run,
-    op: str,
-    shapes: list[str],
-    module: str,
-    rank: int | None,
-    at: int | None,
-    finding: str,
-    peaks: Peaks | None,
-) -> Selection:
-    """The options as a selection."""
-    from tracelens.reproducers.select import Selection, sizes, time_of
-
-    if rank is not None and rank not in run.ranks:
-        raise TracelensError(f"no rank {rank} in the trace, only {', '.join(map(str, run.ranks))}")
-    return Selection(
-        op=op,
-        shapes=tuple(sizes(text) for text in shapes),
-        module=module,
-        rank=-1 if rank is None else rank,
-        at_ns=at,
-        during=time_of(run, finding, peaks) if finding else None,
-    )
-
-
-def _change(base: str, run: Run, row: int, partial: bool) -> list[str]:
-    """The ops that a row of what changed between two runs names."""
-    import tracelens
-
-    changes = tracelens.diff(tracelens.load(base, partial=partial), run)["diff"].data["changes"]
-    if not 1 <= row <= len(changes):
-        raise TracelensError(f"no row {row}: {len(changes)} things changed")
-    names = changes.texts("cand")[row - 1].split(", ")
-    if names == [""]:
-        gone = changes.texts("base")[row - 1]
-        raise TracelensError(f"row {row} is only in {base}: replay that, --op {gone.split(', ')[0]}")
-    return names
 
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="Where the scripts are.", show_default=False)]
@@ -345,8 +292,8 @@ def _tell(
     found: Result, title: str, meta: dict[str, Any], *, json: bool, outputs: Sequence[str] = ()
 ) -> None:
     """Print the result or write it."""
-    import tracelens
     from tracelens.table import Report
+    from tracelens.version import __version__
 
-    report = Report((found,), f"tracelens {title}", {"version": tracelens.__version__, **meta})
+    report = Report((found,), f"tracelens {title}", {"version": __version__, **meta})
     deliver(report, outputs, json)

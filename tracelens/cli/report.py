@@ -19,11 +19,14 @@ from tracelens.cli.common import (
     Step,
     check_complete,
     check_outputs,
+    import_formats,
     options,
     print_report,
     progress,
     say,
 )
+from tracelens.read import TraceFiles
+from tracelens.session import Reporting, render
 
 
 def report(
@@ -62,25 +65,16 @@ def report(
 
     tracelens report trace.json.gz --device mi355x -o projected.html
     """
-    import tracelens
-
-    check_outputs(output or (), [*paths, *([device_file] if device_file else [])])
-    given = options(scope, device, device_file)
+    traces = TraceFiles(paths)
     with progress() as line:
-        result = tracelens.report_files(
-            *paths,
-            names=only,
-            step=step,
-            partial=partial,
-            dask=dask,
-            fork=True,
-            progress=line,
-            meanwhile=lambda: _prepare(output or (), only or ()),
-            **given,
-        )
+        with Reporting(traces.all(), partial=partial, dask=dask, progress=line) as reporting:
+            check_outputs(output or (), [*paths, *filter(None, [device_file])], traces=traces)
+            _prepare(output or ())
+            given = options(only, scope, device, device_file)
+            result = reporting.report(only, step=step, fork=True, **given)
         for path in output or ():
             line(f"writing {path}")
-            tracelens.render(result, path)
+            render(result, path)
     for path in output or ():
         say(f"wrote {path}")
     if not output:
@@ -88,22 +82,13 @@ def report(
     check_complete(result)
 
 
-def _prepare(output: Sequence[str], only: Sequence[str]) -> None:
-    """Check and import what the report will need, while the trace is being decoded.
-
-    An unknown analyzer is better said before the work than after it, and the decoding processes make better
-    use of this time than they would of it later.
-    """
+def _prepare(output: Sequence[str]) -> None:
+    """Import what the report will need, while the processes start up that decode the traces."""
     from tracelens.analysis import ANALYZERS
     from tracelens.costs import COSTS
-    from tracelens.rendering import by_path
     from tracelens.trace import classes
 
-    for path in output:
-        if by_path(path).name == "html":
-            import jinja2  # noqa: F401
+    import_formats(output)
     ANALYZERS.load()
-    for name in only:
-        ANALYZERS.get(name)
     classes()
     COSTS.load()

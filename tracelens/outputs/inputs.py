@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.outputs.files import cannot_write, is_stream, status
-from tracelens.read import MAGIC, is_url, local_path, named_like_a_trace, trace_files
+from tracelens.read import MAGIC, TraceFiles, is_url, local_path, named_like_a_trace
 
 _STDIN = "/dev/stdin"
 
@@ -46,21 +46,23 @@ class Output(NamedTuple):
         return bool(self.file) and _is_inside(path, self.path)
 
 
-def check_outputs(outputs: Sequence[Output], inputs: Iterable[str]) -> None:
+def check_outputs(outputs: Sequence[Output], inputs: Iterable[str], traces: TraceFiles | None = None) -> None:
     """Refuse outputs that would change what the inputs give, collide, or cannot be written.
 
     Args:
         outputs: all of one command.
         inputs: what it reads: files, directories, patterns, "-", URLs.
+        traces: the expansion of those that it reads traces from, so that none is expanded twice.
 
     Raises:
         TracelensError: what is wrong with which output, and what to do.
     """
     paths = list(inputs) if outputs else []
+    expanded = TraceFiles() if traces is None else traces
     for output in outputs:
         _check_name(output.path)
         for path in paths:
-            _check_input(output, path)
+            _check_input(output, path, expanded)
         _check_writable(output)
     for index, output in enumerate(outputs):
         for earlier in outputs[:index]:
@@ -112,9 +114,9 @@ def _check_parent(folder: str) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _check_input(output: Output, path: str) -> None:
+def _check_input(output: Output, path: str, expanded: TraceFiles) -> None:
     for local in _local(path):
-        files = _files(local)
+        files = _files(local, expanded)
         for file in filter(os.path.lexists, (*files, local)):
             if output.is_same(file) and not _is_stream(file):
                 raise TracelensError(f"{output.path}: is the input {_named(file, path)}; write another file")
@@ -216,13 +218,13 @@ def _local(path: str) -> list[str]:
     return [link for link in links if link and not is_url(link)]
 
 
-def _files(path: str) -> list[str]:
+def _files(path: str, expanded: TraceFiles) -> list[str]:
     """The files that reading a local path reads."""
     archive, bang, _ = path.partition("!")
     if bang and not os.path.lexists(path) and os.path.isfile(archive):
         return [archive]  # a member of it
     with suppress(TracelensError):  # reading it will say so
-        return [file for file in trace_files([path]) if os.path.exists(file)]
+        return [file for file in expanded.of(path) if os.path.exists(file)]
     return []
 
 

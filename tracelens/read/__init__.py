@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.read.files import MAGIC, local_path, named_like_a_trace, trace_files
+    from tracelens.read.files import MAGIC, TraceFiles, local_path, named_like_a_trace, trace_files
     from tracelens.read.parser import PARSERS, parse
     from tracelens.read.remote import is_url
 
-__all__ = ["MAGIC", "PARSERS", "is_url", "local_path", "named_like_a_trace", "parse", "trace_files"]
+__all__ = [
+    "MAGIC",
+    "PARSERS",
+    "TraceFiles",
+    "is_url",
+    "local_path",
+    "named_like_a_trace",
+    "parse",
+    "trace_files",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "MAGIC": "read.files",
         "PARSERS": "read.parser",
+        "TraceFiles": "read.files",
         "is_url": "read.remote",
         "local_path": "read.files",
         "named_like_a_trace": "read.files",

@@ -24,24 +24,43 @@ _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
 
 
-def trace_files(paths: Iterable[str]) -> list[str]:
-    """The files that are meant, each once, in the order given; those of a directory with rank2 before rank10.
+class TraceFiles:
+    """The files that paths mean. Each path is expanded once, however often its files are asked for.
 
     Args:
         paths: files, directories, patterns (`traces/rank*.json.gz`, `traces/**/*.json`), "-" for stdin, and
             the same as URLs where fsspec is installed (`s3://bucket/traces/`).
-
-    Raises:
-        ParseError: a directory holds no trace, nothing matches a pattern, or a URL cannot be listed.
-        TracelensError: TRACELENS_LIMITS is wrong.
-        MissingExtra: a URL, and fsspec is not installed.
     """
-    limits()  # a mistake in TRACELENS_LIMITS is told before any work begins
-    files: dict[str, str] = {}
-    for path in paths:
-        for file in _expand(local_path(path)):
-            files.setdefault(_identity(file), file)
-    return list(files.values())
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]] = ()) -> None:
+        self.paths = tuple(map(str, paths))
+        self._files: dict[str, list[str]] = {}
+
+    def of(self, *paths: str) -> list[str]:
+        """The files of these paths, each once, in the order given; a directory's with rank2 before rank10.
+
+        Raises:
+            ParseError: a directory holds no trace, nothing matches a pattern, or a URL cannot be listed.
+            TracelensError: TRACELENS_LIMITS is wrong.
+            MissingExtra: a URL, and fsspec is not installed.
+        """
+        limits()  # a mistake in TRACELENS_LIMITS is told before any work begins
+        files: dict[str, str] = {}
+        for path in map(local_path, paths):
+            if path not in self._files:
+                self._files[path] = _expand(path)
+            for file in self._files[path]:
+                files.setdefault(_identity(file), file)
+        return list(files.values())
+
+    def all(self) -> list[str]:
+        """The files of all paths; raises as `of`."""
+        return self.of(*self.paths)
+
+
+def trace_files(paths: Iterable[str]) -> list[str]:
+    """The files that paths mean, each once: as `TraceFiles(paths).all()`."""
+    return TraceFiles(paths).all()
 
 
 def local_path(path: str) -> str:

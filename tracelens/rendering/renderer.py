@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
-from tracelens.outputs import FolderKind, check_folder, is_stream, write_file, write_folder
+from tracelens.outputs import FolderKind, TraceFiles, check_folder, is_stream, write_file, write_folder
 from tracelens.registry import Registry
 from tracelens.table import Report, Result, Skip
 
@@ -103,13 +103,19 @@ def _sound(report: Report, render: Callable[[Report], object]) -> Iterator[Resul
             yield result
 
 
-def check(paths: Iterable[str | os.PathLike[str]], inputs: Iterable[str], others: Iterable[str] = ()) -> None:
+def check(
+    paths: Iterable[str | os.PathLike[str]],
+    inputs: Iterable[str],
+    others: Iterable[str] = (),
+    traces: TraceFiles | None = None,
+) -> None:
     """Refuse outputs before the work.
 
     Args:
         paths: where reports are to be written.
         inputs: what is read: files, directories, patterns, "-", URLs.
         others: files that are written besides.
+        traces: as for `outputs.check_outputs`.
 
     Raises:
         TracelensError: an unknown format, an output that is an input or another output, a directory that
@@ -119,7 +125,7 @@ def check(paths: Iterable[str | os.PathLike[str]], inputs: Iterable[str], others
 
     chosen = [(os.fspath(path), by_path(path).folder) for path in paths]
     outputs = [Output(path, folder.index if folder else "") for path, folder in chosen]
-    check_outputs([*outputs, *map(Output, others)], inputs)
+    check_outputs([*outputs, *map(Output, others)], inputs, traces)
     for path, folder in chosen:
         if folder:
             check_folder(path, folder)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import orjson
 
 from tracelens.errors import TracelensError
-from tracelens.outputs import FolderKind, Output, check_folder, check_outputs, write_folder
+from tracelens.outputs import FolderKind, Output, TraceFiles, check_folder, check_outputs, write_folder
 from tracelens.table import Skip
 from tracelens.version import __version__
 
@@ -93,13 +93,13 @@ def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> lis
     return entries
 
 
-def check(folder: str, inputs: Iterable[str]) -> None:
-    """Refuse, before the work, a directory that cannot or must not be written.
+def check(folder: str, inputs: Iterable[str], traces: TraceFiles | None = None) -> None:
+    """Refuse, before the work, a directory that cannot or must not be written; arguments as `check_outputs`.
 
     Raises:
         TracelensError: it is or holds an input, holds files that are no replay, or cannot be written.
     """
-    check_outputs([Output(folder, LIST)], inputs)
+    check_outputs([Output(folder, LIST)], inputs, traces)
     check_folder(folder, FOLDER)
 
 

@@ -3,7 +3,7 @@
 from tracelens.table.forest import depths, nearest, outermost, subtree_sums
 from tracelens.table.groups import codes, stats, sums
 from tracelens.table.result import VIEWS, Report, Result, Skip, join, result
-from tracelens.table.schema import Coded, Column, Schema, Table, Unit
+from tracelens.table.schema import Coded, Column, Schema, Table, Unit, shortened
 from tracelens.table.stack import recode, stack, used
 from tracelens.table.tree import Leaves, Level, depth_first, levels
 
@@ -28,6 +28,7 @@ __all__ = [
     "outermost",
     "recode",
     "result",
+    "shortened",
     "stack",
     "stats",
     "subtree_sums",

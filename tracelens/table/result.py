@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tracelens.errors import SchemaError
 from tracelens.guard import Failure
 from tracelens.registry import Registry
-from tracelens.table.schema import Schema, Table
+from tracelens.table.schema import Schema, Table, shortened
 from tracelens.table.stack import stack
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class Result:
     meta: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
+    def __repr__(self) -> str:
+        rows = [f"{name} {len(table):,}" for name, table in self.data.items()]
+        return f"Result({self.analyzer!r}: {_tables(rows)}; {_skips(len(self.skips))})"
+
     @property
     def failures(self) -> tuple[Failure, ...]:
         """Of the skips those that are due to a bug."""
@@ -115,6 +119,11 @@ class Report:
     title: str = "tracelens report"
     meta: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        names = shortened([result.analyzer for result in self.results])
+        skips = sum(len(result.skips) for result in self.results)
+        return f"Report({self.title!r}: {len(self.results)} results: {names}; {_skips(skips)})"
+
     @property
     def failures(self) -> tuple[Failure, ...]:
         """What is missing because of a bug."""
@@ -130,6 +139,14 @@ class Report:
     def _ipython_display_(self) -> None:
         """The report as it shows itself in Jupyter."""
         VIEWS.get("notebook report")(self)
+
+
+def _tables(rows: Sequence[str]) -> str:
+    return f"rows of tables: {shortened(rows)}" if rows else "no tables"
+
+
+def _skips(count: int) -> str:
+    return f"{count:,} {'skip' if count == 1 else 'skips'}"
 
 
 def result(tables: Mapping[str, Table], skips: Sequence[Skip] = (), **meta: Any) -> Result:

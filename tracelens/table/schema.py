@@ -61,6 +61,9 @@ class Schema:
     detail: bool = False
     brief: bool = False
 
+    def __repr__(self) -> str:
+        return f"Schema({self.title!r}: {len(self.columns)} columns: {shortened(self.names)})"
+
     @property
     def names(self) -> list[str]:
         """Column names in declared order."""
@@ -122,6 +125,12 @@ class Schema:
         return array.astype(column.dtype, copy=False)
 
 
+def shortened(words: Sequence[str], most: int = 6) -> str:
+    """Words for one line: the first of them, and how many more there are."""
+    more = [f"{len(words) - most:,} more"] if len(words) > most else []
+    return ", ".join([*words[:most], *more])
+
+
 class Coded(NamedTuple):
     """A text column by dictionary: `values[codes[i]]` is the text of row i. `values` are distinct."""
 
@@ -148,6 +157,9 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
+
+    def __repr__(self) -> str:
+        return f"Table({self.schema.title!r}: {len(self):,} rows, {len(self.schema.columns)} columns)"
 
     def array(self, name: str) -> NDArray[Any]:
         """A number or bool column as numpy array."""

@@ -35,9 +35,9 @@ from tracelens.trace.links import (
     is_linked,
     launches_by_flow,
 )
-from tracelens.trace.names import matching, wildcards
+from tracelens.trace.names import STEP_MARK, matching, wildcards
 from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
-from tracelens.trace.steps import STEP_MARK, Steps, find_steps, is_step, select_step
+from tracelens.trace.steps import Steps, find_steps, is_step, select_step
 from tracelens.trace.tables import (
     COLLECTIVES,
     EVENT_KINDS,

@@ -11,6 +11,8 @@ import numpy as np
 
 from tracelens.arrays import Bool
 
+STEP_MARK = re.compile(r"^ProfilerStep#\d+$")
+
 
 def wildcards(text: str) -> re.Pattern[str]:
     """A pattern for whole names: * stands for anything, ? for one letter, [ab] for one of these."""

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from tracelens.errors import ParseError
+from tracelens.table import shortened
+from tracelens.trace.names import STEP_MARK
 from tracelens.trace.trace import Trace, TraceMeta
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -35,8 +37,30 @@ class Run:
         return [trace.meta.rank for trace in self.traces]
 
     def __repr__(self) -> str:
-        events = sum(len(trace.events) for trace in self.traces)
-        return f"Run({len(self.traces)} rank(s), {events:,} events)"
+        ranks = f"{len(self.traces)} {'rank' if len(self.traces) == 1 else 'ranks'}: {_ranges(self.ranks)}"
+        steps = sorted({step for trace in self.traces for step in _steps(trace)}, key=_natural)
+        told = shortened([step.rpartition("#")[2] for step in steps])
+        events = sum(len(trace.tables["events"]) for trace in self.traces)
+        return f"Run({ranks}; {f'steps {told}' if steps else 'no step marks'}; {events:,} events)"
+
+
+def _steps(trace: Trace) -> list[str]:
+    """The steps of which it has a mark, or the one that it is narrowed to."""
+    if trace.window is not None:
+        return [trace.window.label]
+    names = trace.tables["events"].columns["name"].values
+    return [name for name in names if STEP_MARK.search(name)]
+
+
+def _natural(label: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(label)]
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Ranks in order, as in 0-3, 7."""
+    cuts = [place for place, rank in enumerate(ranks) if not place or rank != ranks[place - 1] + 1]
+    pieces = [ranks[low:high] for low, high in pairwise([*cuts, len(ranks)])]
+    return shortened([f"{piece[0]}-{piece[-1]}" if len(piece) > 1 else str(piece[0]) for piece in pieces])
 
 
 def make_run(traces: Iterable[Trace], *, partial: bool = False) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,11 +10,10 @@ import numpy as np
 from tracelens.arrays import Int, lookup
 from tracelens.errors import TracelensError
 from tracelens.trace.activities import Work, gpu_work
-from tracelens.trace.names import matching
+from tracelens.trace.names import STEP_MARK, matching
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace, TraceWindow
 
-STEP_MARK = re.compile(r"^ProfilerStep#\d+$")
 WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
 
 

@@ -58,6 +58,12 @@ class TraceMeta:
     cpu_only: bool = False
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        dropped = sum(self.dropped.values())
+        lost = f", {dropped:,} dropped" if dropped else ""
+        rank = f"rank {self.rank}" if self.rank >= 0 else "no rank"
+        return f"TraceMeta({rank} of {self.path!r}, {self.format}: {self.read:,} events read{lost})"
+
 
 class TraceWindow(NamedTuple):
     """A named piece of the trace's time, [start, end) in ns."""
@@ -107,6 +113,12 @@ class Trace:
     meta: TraceMeta
     tables: Mapping[str, Table]
     window: TraceWindow | None = None
+
+    def __repr__(self) -> str:
+        step = f", only {self.window.label}" if self.window is not None else ""
+        rank = f"rank {self.meta.rank}" if self.meta.rank >= 0 else "no rank"
+        events = len(self.tables["events"])
+        return f"Trace({rank} of {self.meta.path!r}, {self.meta.format}: {events:,} events{step})"
 
     @property
     def events(self) -> pd.DataFrame:

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from tracelens.workers.children import Children, jobs
     from tracelens.workers.executor import start
     from tracelens.workers.ranks import analyze_files
+    from tracelens.workers.task import Executor
 
-__all__ = ["Children", "analyze_files", "beside", "jobs", "start"]
+__all__ = ["Children", "Executor", "analyze_files", "beside", "jobs", "start"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "Children": "workers.children",
+        "Executor": "workers.task",
         "analyze_files": "workers.ranks",
         "beside": "workers.aside",
         "jobs": "workers.children",

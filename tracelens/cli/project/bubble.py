@@ -8,6 +8,7 @@ import typer
 
 from tracelens.cli.common import check_outputs
 from tracelens.cli.project.common import Json, Output, tell
+from tracelens.session import project_bubble
 
 
 def bubble(
@@ -30,9 +31,7 @@ def bubble(
     tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
     """
     check_outputs(output or ())
-    from tracelens.planner import Batch
-    from tracelens.planner import bubble as project
-
-    result = project(Batch(pp, global_tokens, seq, nodes, mbs, gpus_per_node, cp, tp), vpp)
+    sizes = {"seq": seq, "mbs": mbs, "vpp": vpp, "gpus_per_node": gpus_per_node, "cp": cp, "tp": tp}
+    result = project_bubble(pp, global_tokens, nodes, **sizes)
     share = result.data["bubble"].array("fraction")[0]
     tell(result, f"bubble: {share:.2%} of the time at VPP {vpp}", output, json_output)

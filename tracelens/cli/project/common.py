@@ -55,9 +55,9 @@ def tell(
         json_output: whether it is printed as JSON.
         inputs: what was read.
     """
-    import tracelens
     from tracelens.table import Report
+    from tracelens.version import __version__
 
-    meta = {"version": tracelens.__version__, "inputs": list(inputs)}
+    meta = {"version": __version__, "inputs": list(inputs)}
     report = Report((result,), title=f"tracelens project {title}", meta=meta)
     deliver(report, output or (), json_output)

@@ -6,25 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tracelens.cli.common import check_outputs
+from tracelens.cli.common import check_outputs, progress
 from tracelens.cli.project import memory_options as given
 from tracelens.cli.project.common import Json, Output, files_of, tell, tell_notes
-from tracelens.cli.project.search import TOP, Asked
-from tracelens.cli.project.search import search as search_layouts
 from tracelens.errors import TracelensError
+from tracelens.session import field_text, project_memory, search_layouts
 
 if TYPE_CHECKING:
     from tracelens.devices import Device
-    from tracelens.planner.config import Config
-    from tracelens.planner.memory import Assumptions
     from tracelens.table import Result
 
 GIB = 2**30
 GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
-_FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
-"""Option to field of a configuration, where their names differ."""
 _SEARCH_ONLY = ("global_batch", "assume", "top")
 
 
@@ -99,20 +94,17 @@ def _check(asked: dict[str, Any]) -> None:
 
 def _memory(asked: dict[str, Any]) -> None:
     """Project the layouts that are asked for."""
-    from tracelens.planner.memory import memory as project
-
-    again, more = recomputation(asked["recompute"])
-    asked_for = [name for name in (*_SIZES, "gpus", "mbs", "micro_batches") if asked[name] is not None]
-    sizes = [f"{_FIELDS.get(name, name)}={asked[name]}" for name in asked_for]
-    common, model = [*sizes, *_common(asked), *more, *(asked["assignments"] or [])], asked["model"]
-    # Commas stand inside values, too.
-    layouts = {text: list(map(_field, text.split())) for text in asked["layout"] or []}
-    configs = {name: configured(model, [*common, *own]) for name, own in layouts.items()}
-    devices = chosen(asked["device"], asked["device_file"])
-    result = project(
-        configs or configured(model, common), _assumptions(asked, again), devices, _reserve(asked)
+    words = (*_SIZES, "gpus", "mbs", "micro_batches")
+    sizes = [field_text(f"{name}={asked[name]}") for name in words if asked[name] is not None]
+    result = project_memory(
+        asked["model"],
+        seq=asked["seq"],
+        settings=[*sizes, *(asked["assignments"] or [])],
+        layouts=asked["layout"] or (),
+        recompute=asked["recompute"],
+        **_common(asked),
     )
-    tell(result, _title(model, result), asked["output"], asked["json_output"], [model])
+    tell(result, _title(asked["model"], result), asked["output"], asked["json_output"], [asked["model"]])
 
 
 def _title(model: str, result: Result) -> str:
@@ -131,94 +123,62 @@ def _title(model: str, result: Result) -> str:
     return title
 
 
-def _field(text: str) -> str:
-    """A text `field=value` by the name of the configuration's field."""
-    name, separator, value = text.partition("=")
-    return f"{_FIELDS.get(name, name)}{separator}{value}"
-
-
 def _search(asked: dict[str, Any]) -> None:
     """Search among the layouts that are asked for."""
-    axes = {name: asked[name] for name in (*_SIZES, "mbs", "recompute")}
-    fields = [*_common(asked), *(asked["assignments"] or [])]
-    search_layouts(
-        Asked(
-            asked["model"], asked["gpus"], asked["global_batch"], axes, asked["layout"] or [], fields,
-            asked["assume"] or [], asked["top"] or TOP,
-        ),
-        _assumptions(asked, "layers"),
-        chosen(asked["device"], asked["device_file"]),
-        _reserve(asked),
-        asked["output"],
-        asked["json_output"],
-    )  # fmt: skip
-
-
-def _common(asked: dict[str, Any]) -> list[str]:
-    """Fields that hold for all layouts, whichever they are."""
     from tracelens.planner.config import OPTIMISED
 
-    found = [] if asked["seq"] is None else [f"seq={asked['seq']}"]
-    if asked["optimised"]:
-        found += [f"{name}={value}" for name, value in OPTIMISED.items()]
-    return [*found, *(asked["precision"].fields if asked["precision"] else [])]
-
-
-def _assumptions(asked: dict[str, Any], again: Any) -> Assumptions:
-    from tracelens.planner.memory import Assumptions
-
-    wide = asked["precision"] is given.Precision.bf16_fp32_gradients
-    return Assumptions(
-        convention=asked["convention"].value,
-        optimizer=asked["optimizer"].value,
-        gradients="float32" if wide else "parameters",
-        recompute=again,
-        imbalance=asked["imbalance"],
-        overlap=asked["overlap"],
-        stage_buffers=asked["stage_buffers"].value,
+    model, gpus = asked["model"], asked["gpus"]
+    if gpus is None:
+        raise TracelensError("--search needs the number of GPUs: give --gpus")
+    common = _common(asked)
+    devices = common.pop("devices")
+    axes: dict[str, Any] = {
+        name: () if asked[name] is None else asked[name] for name in (*_SIZES, "mbs", "recompute")
+    }
+    with progress() as line:
+        line("trying layouts")
+        result = search_layouts(
+            model,
+            gpus,
+            devices,
+            **axes,
+            layouts=asked["layout"] or (),
+            global_batch=asked["global_batch"],
+            seq=asked["seq"],
+            settings=asked["assignments"] or (),
+            assume=asked["assume"] or (),
+            top=asked["top"] or 10,
+            **common,
+        )
+    best = "; ".join(
+        f"{device.name}: {result.meta['best'].get(device.name, 'nothing fits')}" for device in devices
     )
+    title = f"memory --search: {model} on {gpus:,} GPU{'s' * (gpus > 1)}; {best}"
+    changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
+    if not OPTIMISED.keys() <= changed:
+        title += "; computing as torch's ops do, without --optimised"
+    tell(result, title, asked["output"], asked["json_output"], [model])
 
 
-def _reserve(asked: dict[str, Any]) -> int | None:
-    reserve: float | None = asked["reserve"]
-    if reserve is None:
-        return None
-    if not 0 <= reserve < float("inf"):
-        raise TracelensError(f"--reserve must be GiB, 0 or more, not {reserve}")
-    return round(reserve * GIB)
+def _common(asked: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a projection and of a search alike."""
+    return {
+        "optimised": asked["optimised"],
+        "precision": asked["precision"] and asked["precision"].value,
+        "optimizer": asked["optimizer"].value,
+        "imbalance": asked["imbalance"],
+        "overlap": asked["overlap"],
+        "stage_buffers": asked["stage_buffers"].value,
+        "convention": asked["convention"].value,
+        "devices": _chosen(asked["device"] or [], asked["device_file"] or []),
+        "reserve_gib": asked["reserve"],
+    }
 
 
-def recomputation(text: str | None) -> tuple[Any, list[str]]:
-    """What is computed again: the assumption, and fields of the configuration."""
-    if text is None:
-        return "layers", []
-    if text in ("none", "attention", "full"):
-        return text, []
-    if all(part.strip().isdigit() for part in text.split(",")):
-        return "layers", [f"recompute_layer_ids={text}"]
-    raise TracelensError(f"--recompute is none, attention, full, or layers as in 0,1,2, not {text!r}")
-
-
-def configured(model: str, assignments: list[str]) -> Config:
-    """The run of a bundled model or a file, with enough micro-batches to fill a pipeline."""
-    from tracelens.planner.config import read_config, read_file
-
-    file = read_file(model)
-    fields = {name: value for name, _, value in (one.partition("=") for one in assignments)}
-    pp = fields.get("pp", str(file.settings.get("pp", 1)))
-    if pp.isdecimal() and int(pp) > 1 and "micro_batches" not in fields and not file.global_batch:
-        assignments = [*assignments, f"micro_batches={2 * int(pp)}"]
-    return read_config(model, assignments)
-
-
-def chosen(names: list[str] | None, files: list[str] | None) -> list[Device]:
+def _chosen(names: list[str], files: list[str]) -> list[Device]:
     """The devices of these names and files."""
     if not names and not files:
         return []
     from tracelens.devices import device, read_device
 
-    found = [*map(device, dict.fromkeys(names or [])), *map(read_device, files or [])]
-    told = [one.name for one in found]
-    if twice := [name for name in told if told.count(name) > 1]:
-        raise TracelensError(f"two devices are called {twice[0]}: change the name in the device file")
-    return found
+    return [*map(device, dict.fromkeys(names)), *map(read_device, files)]

@@ -16,12 +16,6 @@ class Precision(StrEnum):
     bf16_no_main = "bf16-no-main"
     fp32 = "fp32"
 
-    @property
-    def fields(self) -> list[str]:
-        """What it sets of the training."""
-        bf16, main = self is not Precision.fp32, self in (Precision.bf16, Precision.bf16_fp32_gradients)
-        return [f"dtype={'bfloat16' if bf16 else 'float32'}", f"main_params={str(main).lower()}"]
-
 
 class OptimizerChoice(StrEnum):
     """Values of --optimizer."""

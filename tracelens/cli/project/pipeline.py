@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import Limit, Partial, check_outputs
+from tracelens.cli.common import Limit, Partial, check_outputs, progress
 from tracelens.cli.project.common import Json, Output, files_of, tell
-from tracelens.cli.project.pipeline_times import Asked, Modelled, Recorded, check_owners, find, whole
+from tracelens.read import TraceFiles
+from tracelens.session import project_pipeline
 
 if TYPE_CHECKING:
     from tracelens.table import Result
@@ -144,20 +145,16 @@ def pipeline(
     tracelens project pipeline --model deepseek_v3 --device mi355x --pp 16 --gpus 128 --ep 8
     --micro-batches 64 --best-partition
     """
-    check_outputs(output or (), [*(source or ()), *files_of(model, *(schedule or ()))])
-    asked = Asked(schedule, pp, micro_batches, vpp, turn, layout, best_partition, layers)
-    fields = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
-    check_owners("--from", source, {"step": step, "partial": partial or None})
-    check_owners("--model", model, fields | {"device": device, "gpus": gpus or None, "set": assignments})
-    given = {"backward-ms": backward_ms, "exchange-share": exchange_share or None}
-    check_owners("--forward-ms", forward_ms, given)
-    recorded = Recorded(source, step, partial) if source is not None else None
-    modelled = Modelled(model, device, gpus, fields, assignments or []) if model is not None else None
-    found = find(asked, recorded, modelled, forward_ms, backward_ms, exchange_share)
-    setting = found.setting(p2p_us, weight_share, -1 if activation_gb is None else whole(activation_gb * 1e9))
-    from tracelens.planner.pipeline import pipeline as project
-
-    result = project(setting, found.source, found.measured)
+    traces = None if source is None else TraceFiles(source)
+    check_outputs(output or (), [*(source or ()), *files_of(model, *(schedule or ()))], traces=traces)
+    with progress() as line:
+        result = project_pipeline(
+            traces, schedules=schedule or (), pp=pp, micro_batches=micro_batches, vpp=vpp, turn=turn,
+            partition=layout, best_partition=best_partition, layers=layers, step=step, partial=partial,
+            forward_ms=forward_ms, backward_ms=backward_ms, exchange_share=exchange_share, model=model,
+            device=device, gpus=gpus, ep=ep, tp=tp, cp=cp, seq=seq, mbs=mbs, settings=assignments or (),
+            p2p_us=p2p_us, weight_share=weight_share, activation_gb=activation_gb, progress=line,
+        )  # fmt: skip
     tell(result, _title(result), output, json_output, source or ())
 
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Device, DeviceFile, Limit, Partial, Paths, check_outputs, options, progress
-from tracelens.cli.common import ScopeChoice as _Scope
+from tracelens.cli.common import Device, DeviceFile, Limit, Partial, Paths, check_outputs, progress
 from tracelens.cli.project.common import Json, Output, tell
+from tracelens.read import TraceFiles
+from tracelens.session import Reading
 
 
 def whatif(
@@ -48,16 +49,19 @@ def whatif(
 
     tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
-    check_outputs(output or (), [*paths, *filter(None, [device_file])])
-    options(_Scope.all, device, device_file)
-    import tracelens
+    traces = TraceFiles(paths)
+    check_outputs(output or (), [*paths, *filter(None, [device_file])], traces=traces)
+    from tracelens.analysis.common import choose_device
+    from tracelens.what_if import whatif as project
     from tracelens.what_if import wish
 
+    choose_device(device, device_file)
     for text in scenario or ():
         wish(text)
     with progress() as line:
-        run = tracelens.load(*paths, partial=partial, progress=line)
-        result = tracelens.whatif(
+        with Reading(traces.all(), partial=partial, progress=line) as reading:
+            run = reading.run()
+        result = project(
             run, scenario or (), step=step, device=device, device_file=device_file, progress=line
         )
     inputs = [trace.meta.path for trace in run.traces]

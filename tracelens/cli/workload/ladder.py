@@ -148,14 +148,15 @@ def _run(
 
 def _report(folder: Path) -> Report:
     """The report on a ladder that ran; it needs no torch."""
-    import tracelens
     from tracelens.compare.ladder import ladder as compare
     from tracelens.compare.ladder import read
+    from tracelens.session import load
     from tracelens.table import Report
+    from tracelens.version import __version__
 
     climbed = read(folder)
     with progress() as line:
-        found = compare(climbed, (tracelens.load(one.folder, progress=line) for one in climbed.rungs))
+        found = compare(climbed, (load(one.folder, progress=line) for one in climbed.rungs))
     meta = found.meta
     change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms a traced step"
     faster = f", {meta['speedup']:.2f} x the throughput" if meta["speedup"] > 0 else ""
@@ -163,5 +164,5 @@ def _report(folder: Path) -> Report:
     return Report(
         (found,),
         title=f"tracelens workload ladder: {count} rung{'s' if count > 1 else ''}, {change}{faster}",
-        meta={"version": tracelens.__version__, "inputs": [str(one.folder) for one in climbed.rungs]},
+        meta={"version": __version__, "inputs": [str(one.folder) for one in climbed.rungs]},
     )

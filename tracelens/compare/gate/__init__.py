@@ -1,6 +1,6 @@
 """Gate: rules that a candidate run must keep against a baseline."""
 
-from tracelens.compare.gate.config import settings
+from tracelens.compare.gate.config import Settings, settings
 from tracelens.compare.gate.gate import CONFIDENCE, Verdict, gate
 from tracelens.compare.gate.github import commands
 from tracelens.compare.gate.junit import junit
@@ -11,6 +11,7 @@ from tracelens.compare.gate.verdict import report
 __all__ = [
     "CONFIDENCE",
     "Samples",
+    "Settings",
     "Verdict",
     "commands",
     "from_result",

@@ -70,6 +70,11 @@ class Verdict:
     confidence: float
     skips: tuple[Skip, ...] = ()
 
+    def __repr__(self) -> str:
+        unclear = sum(outcome.status == "unclear" for outcome in self.outcomes)
+        counts = f"{len(self.failed)} failed, {unclear} unclear of {len(self.outcomes)} rules"
+        return f"Verdict({counts}: {self.candidate!r} against {self.base!r})"
+
     @property
     def failed(self) -> tuple[Outcome, ...]:
         """The outcomes that make it a regression."""

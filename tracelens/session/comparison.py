@@ -1,0 +1,169 @@
+"""Two runs: what changed, and whether it may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracelens.errors import TracelensError
+from tracelens.read import TraceFiles
+from tracelens.session.reading import Progress, Source, StrPath, loaded, quiet
+from tracelens.session.reports import Reporting, origin
+from tracelens.session.reports import report as report_run
+from tracelens.version import __version__
+
+if TYPE_CHECKING:
+    from tracelens.compare.gate import Samples, Verdict
+    from tracelens.guard import Failure
+    from tracelens.table import Report
+    from tracelens.trace import Run, Scope
+
+
+def diff(
+    base: Source,
+    cand: Source,
+    *,
+    step: str | int | None = None,
+    partial: bool = False,
+    progress: Progress = quiet,
+) -> Report:
+    """Compare two runs: what changed, and where the difference of their step times comes from.
+
+    Args:
+        base: the run before, or its path.
+        cand: the run after, or its path; it may have other steps, ranks, libraries and hardware.
+        step: only this step of both, "2" or 2 for ProfilerStep#2.
+        partial: of paths, whether ranks may be missing between others.
+        progress: called with a line of text before the work.
+
+    Returns:
+        a report whose one result is "diff", ready for `render`; inputs, ranks and devices in its meta are
+        told by side.
+
+    Raises:
+        TracelensError: a rank has no GPU work, or no such step.
+    """
+    from dataclasses import replace
+
+    from tracelens.analysis.common import noted
+    from tracelens.compare.diff import diff as compare
+    from tracelens.table import Report
+
+    sides = {
+        side: loaded(source, partial=partial, progress=progress)
+        for side, source in (("base", base), ("cand", cand))
+    }
+    meta: dict[str, Any] = {"version": __version__}
+    if step is not None:
+        from tracelens.trace import select_step
+
+        sides = {side: select_step(run, str(step)) for side, run in sides.items()}
+    progress("comparing the runs")
+    metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
+    found = replace(compare(**sides), command="tracelens diff BASE CAND")
+    found = noted(found, [*metas["base"], *metas["cand"]])
+    origins = {side: origin(metas[side], run.ranks) for side, run in sides.items()}
+    meta |= {key: {side: told[key] for side, told in origins.items()} for key in origins["base"]}
+    if step is not None:
+        meta["options"] = {"step": str(step)}
+    before, after = found.meta["base_ns"] / 1e6, found.meta["cand_ns"] / 1e6
+    change = f"{before:,.3f} ms to {after:,.3f} ms a step"
+    change += f" ({after / before - 1:+.1%})" if before else ""
+    return Report((found,), title=f"tracelens diff: {change}", meta=meta)
+
+
+def gate(
+    base: Run | Report | StrPath,
+    candidate: Run | Report | StrPath,
+    rules: str | Sequence[str] = (),
+    *,
+    config: StrPath | None = None,
+    confidence: float | None = None,
+    scope: Scope = "all",
+    partial: bool = False,
+    progress: Progress = quiet,
+) -> Verdict:
+    """Hold rules against two runs.
+
+    Args:
+        base: what was before: a run, a report with the analyzer "steps", or a path of traces or of a JSON
+            report.
+        candidate: what is now, likewise.
+        rules: limits, like "step.time<=1.03" (a ratio), "step.time<=+2ms" (a difference) or
+            "moe.blocking_calls<=3 abs" (a value); without any, those of `config`, or the default ones.
+        config: tracelens.toml or pyproject.toml with rules and confidence; None reads no file.
+        confidence: with which no rule fails where nothing has changed; 0.98 by default.
+        scope: which GPU work counts, as for `analyze`.
+        partial: whether ranks may be missing between others.
+        progress: called with a line of text as the work goes on.
+
+    Returns:
+        the verdict: `verdict.failed` is empty where all rules hold; ready for `render`.
+
+    Raises:
+        TracelensError: a rule is none, or its metric in neither run; a side cannot be read.
+    """
+    from tracelens.compare.gate import CONFIDENCE, Settings, read_rule, settings
+    from tracelens.compare.gate import gate as judge
+
+    own = Settings() if config is None else settings(os.fspath(config))
+    texts = [rules] if isinstance(rules, str) else rules
+    wanted = [read_rule(text) for text in texts or own.rules]
+    sure = next((value for value in (confidence, own.confidence) if value is not None), CONFIDENCE)
+    sides = []
+    for side in (base, candidate):
+        if isinstance(side, str | os.PathLike):
+            found, _ = samples(os.fspath(side), scope=scope, partial=partial, progress=progress)
+            sides.append(found)
+        else:
+            sides.append(_of_run(side, scope, progress))
+    before, after = sides
+    return judge(before, after, wanted, confidence=sure)
+
+
+def samples(
+    path: str,
+    traces: TraceFiles | None = None,
+    *,
+    scope: Scope = "all",
+    partial: bool = False,
+    progress: Progress = quiet,
+) -> tuple[Samples, Sequence[Failure]]:
+    """One side of a gate, from traces or a saved report.
+
+    Args:
+        path: of either.
+        traces: the files of this path and of others, where they are known.
+        scope: as for `gate`.
+        partial: as for `gate`.
+        progress: as for `gate`.
+
+    Returns:
+        the samples, and what is missing of them because of a bug.
+    """
+    from tracelens.compare.gate import from_result, read_saved
+
+    saved = read_saved(path)
+    if saved is not None:
+        return saved, ()
+    files = (traces or TraceFiles()).of(path)
+    with Reporting(files, partial=partial, progress=progress) as reporting:
+        report = reporting.report(["steps"], scope=scope)
+    return from_result(_complete(report)["steps"], path, __version__), report.failures
+
+
+def _of_run(side: Run | Report, scope: Scope, progress: Progress) -> Samples:
+    from tracelens.compare.gate import from_result
+    from tracelens.table import Report
+
+    report = side if isinstance(side, Report) else report_run(side, ["steps"], scope=scope, progress=progress)
+    name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
+    return from_result(_complete(report)["steps"], name, str(report.meta.get("version", __version__)))
+
+
+def _complete(report: Report) -> Report:
+    """The report; raises TracelensError where a bug left nothing of it."""
+    if report.failures and not any(result.data for result in report.results):
+        raise TracelensError("; ".join(dict.fromkeys(report.failures)))
+    return report

@@ -1,0 +1,186 @@
+"""Layouts of a model on so many GPUs: which fit, the fastest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from tracelens.errors import TracelensError, UnknownName
+from tracelens.session.memory import (
+    Convention,
+    Optimizer,
+    Precision,
+    StageBuffers,
+    assignments,
+    assumptions,
+    chosen_devices,
+    reserved,
+    texts,
+)
+
+if TYPE_CHECKING:
+    from tracelens.devices import Device
+    from tracelens.planner.memory import Assumptions
+    from tracelens.planner.search import Question, Space
+    from tracelens.planner.step_time import Machine
+    from tracelens.table import Result
+
+Numbers = int | str | Sequence[int]
+"""One number, several, or a text like "24,48"."""
+
+# Word of users to field of a space of layouts.
+_AXES = {
+    "pp": "pp", "vpp": "vpp", "ep": "ep", "cp": "cp", "tp": "tp", "mbs": "micro_batch",
+    "micro_batch": "micro_batch", "recompute": "recompute",
+}  # fmt: skip
+_ALONE = {"ranks": 1, "pp": 1, "vpp": 1, "cp": 1, "tp": 1, "ep": 0, "micro_batches": 2}
+"""One GPU: what a file says of the layout is what is searched for. So many micro-batches can overlap."""
+_SEARCHED = {name: f"give --{name}" for name in ("pp", "vpp", "cp", "tp", "ep")} | {
+    "ranks": "give --gpus",
+    "micro_batch": "give --mbs",
+    "micro_batches": "give --global-batch",
+    "recompute_layer_ids": "give --recompute",
+    "pp_layout": "chunks are even",
+}
+"""Fields that settings cannot give, and what can."""
+
+
+def search_layouts(
+    model: str, gpus: int, devices: str | Device | Sequence[str | Device], *, pp: Numbers = (),
+    ep: Numbers = (), cp: Numbers = (), tp: Numbers = (), vpp: Numbers = (), mbs: Numbers = (),
+    recompute: str | Sequence[str] = (), layouts: str | Sequence[str] = (), global_batch: int | None = None,
+    seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
+    optimised: bool = False, precision: Precision | None = None, optimizer: Optimizer = "adamw",
+    imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
+    convention: Convention = "exact", reserve_gib: float | None = None, top: int = 10,
+) -> Result:  # fmt: skip
+    """Layouts of a model on so many GPUs that fit, those with the shortest step first.
+
+    Args:
+        model: a bundled model or a file (.toml, config.json, .yaml).
+        gpus: of the run.
+        devices: to fit on: names, TOML files (.toml) or devices.
+        pp: pipeline stages to try: 8, (8, 16) or "8,16"; without any, all that make sense.
+        ep: GPUs that share the experts, likewise.
+        cp: GPUs that share a sequence, likewise.
+        tp: GPUs that share each dense matrix, likewise.
+        vpp: chunks of the model on each stage, likewise.
+        mbs: sequences of a micro-batch, likewise.
+        recompute: layers of each chunk to compute again, like "none,2,full".
+        layouts: to be tried, each like "pp=24 ep=8,16".
+        global_batch: sequences of a step on all GPUs; by default the file's, or 15360.
+        seq: tokens of a sequence.
+        settings: other fields, each like "sync_free=2".
+        assume: what step times take for granted, each like "nic_bytes_per_s=25e9".
+        optimised: as for `project_memory`, like all but `top` from here.
+        precision: see there.
+        optimizer: see there.
+        imbalance: see there.
+        overlap: see there.
+        stage_buffers: see there.
+        convention: see there.
+        reserve_gib: see there.
+        top: layouts to show of each device.
+
+    Raises:
+        TracelensError: no such model, device or field, or values that cannot be tried.
+    """
+    from tracelens.planner.search import search
+
+    taken = assumptions(precision, convention, optimizer, "layers", imbalance, overlap, stage_buffers)
+    found = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
+    axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}
+    spaces = [_space(axes, text) for text in texts(layouts)] or [_space(axes)]
+    chosen = chosen_devices(devices)
+    if not chosen:
+        raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
+    question = _question(model, gpus, global_batch, found, taken, texts(assume), reserve_gib)
+    return search(question, chosen, spaces, top)
+
+
+def _question(
+    model: str,
+    gpus: int,
+    global_batch: int | None,
+    settings: Sequence[str],
+    memory: Assumptions,
+    assume: Sequence[str],
+    reserve_gib: float | None,
+) -> Question:
+    """What is searched for.
+
+    Raises:
+        TracelensError: a setting or an assumption that is none, or that the search tries values of.
+    """
+    from tracelens.planner.config import read_config, read_file
+    from tracelens.planner.search import BATCH, Question
+
+    for text in settings:
+        name, _, _ = text.partition("=")
+        if name in _SEARCHED:
+            raise TracelensError(f"--set {text}: --search tries values of {name}: {_SEARCHED[name]}")
+    config = read_config(model, [*(f"{name}={value}" for name, value in _ALONE.items()), *settings])
+    batch = (read_file(model).global_batch or BATCH) if global_batch is None else global_batch
+    machine = _machine(assume, memory.imbalance)
+    parts = config.model, gpus, batch, config.training, config.toggles
+    return Question(*parts, memory, machine, reserved(reserve_gib))
+
+
+def _space(axes: Mapping[str, Numbers | Sequence[str]], layout: str = "") -> Space:
+    """The layouts of the options, or of one text that goes before them.
+
+    Raises:
+        TracelensError: a text is not of the form pp=24,48, or a value is no number.
+    """
+    from tracelens.planner.search import Space
+
+    given = {name: _texts(values) for name, values in axes.items()}
+    for text in layout.split():
+        name, separator, values = text.partition("=")
+        if not separator:
+            raise TracelensError(f"--layout: {text!r} is not of the form pp=24,48")
+        if name not in _AXES:
+            raise UnknownName("field of a layout that is searched for", name, _AXES)
+        given[name] = values.split(",")
+    again = tuple(part.strip() for part in given.pop("recompute") if part.strip())
+    numbers = {_AXES[name]: _numbers(name, values) for name, values in given.items() if values}
+    return replace(Space(), **numbers, recompute=again)
+
+
+def _texts(values: Numbers | Sequence[str]) -> list[str]:
+    if isinstance(values, int | str):
+        return str(values).split(",")
+    return [str(value) for value in values]
+
+
+def _numbers(name: str, values: Sequence[str]) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, values))
+    except ValueError:
+        raise TracelensError(f"--{name} must be numbers, as in 8,16, not {','.join(values)!r}") from None
+
+
+def _machine(assume: Sequence[str], imbalance: float) -> Machine:
+    """What the step time takes for granted, with these changed.
+
+    Args:
+        assume: as in node=4.
+        imbalance: of experts, as the memory projection has it.
+
+    Raises:
+        TracelensError: a text is not of the form name=value, or there is no such name or value.
+    """
+    from tracelens.planner.config import parse_value
+    from tracelens.planner.step_time import Machine
+
+    known = {item.name: item.default for item in fields(Machine) if item.name != "imbalance"}
+    changes: dict[str, object] = {"imbalance": imbalance}
+    for text in assume:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise TracelensError(f"--assume: {text!r} is not of the form name=value")
+        if name not in known:
+            raise UnknownName("assumption", name, known)
+        changes[name] = parse_value(name, value, known[name])
+    return Machine(**changes)  # type: ignore[arg-type]  # of the kinds of its own defaults

@@ -1,0 +1,95 @@
+"""Traces on their way into memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+from tracelens.read import TraceFiles
+from tracelens.workers import Children
+
+if TYPE_CHECKING:
+    from tracelens.trace import Run
+
+Progress = Callable[[str], None]
+"""Called with a line of text before each part of the work."""
+StrPath = str | os.PathLike[str]
+Source: TypeAlias = "Run | StrPath | TraceFiles"
+"""A run, or where it is: a path, or paths whose files may be known already."""
+
+
+def quiet(_: str) -> None:
+    """Report no progress."""
+
+
+class Reading:
+    """Files that are about to be read. Processes that decode them start at once, before heavy imports.
+
+    with Reading(files) as reading:
+        ...  # what the caller imports and checks, while the processes start up
+        run = reading.run()
+
+    Args:
+        files: of one job, as `TraceFiles` gives them.
+        partial: whether ranks may be missing between others.
+        progress: called with a line of text before each file.
+    """
+
+    def __init__(self, files: Sequence[str], *, partial: bool = False, progress: Progress = quiet) -> None:
+        self._files = files
+        self._partial = partial
+        self._progress = progress
+        self._children = Children(files)
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._children.__exit__(kind, error, trace)
+
+    def run(self) -> Run:
+        """Read the files and end the processes.
+
+        Raises:
+            ParseError: a file holds no intact trace, or two claim one rank; the message names them.
+        """
+        from tracelens.read import parse
+        from tracelens.trace import make_run
+
+        traces, count = [], len(self._files)
+        with self._children as children:
+            for number, file in enumerate(self._files, start=1):
+                self._progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
+                traces += parse(file, children.processes)
+        return make_run(traces, partial=self._partial)
+
+
+def load(*paths: StrPath, partial: bool = False, progress: Progress = quiet) -> Run:
+    """Read traces: files (JSON, plain or .gz, .zst, .zip), directories of ranks, "-" for stdin.
+
+    Args:
+        paths: one or more; several traces are the ranks of one job. Patterns ("traces/rank*.json.gz") and,
+            with the extra `remote`, addresses (s3://, https://, ...) are files and directories too.
+        partial: whether ranks may be missing between others.
+        progress: called with a line of text before each file.
+
+    Returns:
+        the run, its traces in order of rank.
+
+    Raises:
+        ParseError: a file holds no intact trace, or two claim one rank; the message names them.
+    """
+    return loaded(TraceFiles(paths), partial=partial, progress=progress)
+
+
+def loaded(source: Source, *, partial: bool = False, progress: Progress = quiet) -> Run:
+    """A run as it is, or the one that a path means."""
+    traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
+    if not isinstance(traces, TraceFiles):
+        return traces
+    with Reading(traces.all(), partial=partial, progress=progress) as reading:
+        return reading.run()

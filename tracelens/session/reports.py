@@ -1,0 +1,332 @@
+"""Analyzers on a run, or on files that are analyzed where they are read, and what they find in files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracelens.read import TraceFiles
+from tracelens.session.reading import Progress, Reading, StrPath, quiet
+from tracelens.version import __version__
+from tracelens.workers import start
+
+if TYPE_CHECKING:
+    from tracelens.analysis import Analyzer
+    from tracelens.compare.gate import Verdict
+    from tracelens.table import Report, Result
+    from tracelens.trace import Run, Scope, TraceMeta
+    from tracelens.workers import Executor
+
+
+class _Plan(NamedTuple):
+    """What is asked for, checked.
+
+    Attributes:
+        chosen: analyzers, in the order of their results.
+        step: only this one, None for all.
+        options: of the analyzers.
+    """
+
+    chosen: list[Analyzer]
+    step: str | None
+    options: dict[str, Any]
+
+
+class Reporting:
+    """Files that are about to be read and analyzed. Processes that do so start at once, as for `Reading`.
+
+    A single file is read into this process. Of several, each is read and analyzed by whoever is free, and
+    no process holds more than one trace.
+
+    Args:
+        files: of one job, as `TraceFiles` gives them.
+        partial: whether ranks may be missing between others.
+        dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
+        progress: called with a line of text as the work goes on.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        *,
+        partial: bool = False,
+        dask: str | None = None,
+        progress: Progress = quiet,
+    ) -> None:
+        self._files, self._partial, self._dask, self._progress = files, partial, dask, progress
+        self._processes = ExitStack()
+        self._reading: Reading | None = None
+        self._execute: Executor | None = None
+        if dask is not None:
+            return  # others start up there
+        if len(files) == 1:
+            reading = Reading(files, partial=partial, progress=progress)
+            self._reading = self._processes.enter_context(reading)
+        else:
+            self._execute = self._processes.enter_context(start(files))
+
+    def __enter__(self) -> Reporting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.__exit__(kind, error, trace)
+
+    def report(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        step: str | int | None = None,
+        fork: bool = False,
+        **options: Any,
+    ) -> Report:
+        """Read and analyze the files; arguments and errors as for `report` and `load`."""
+        plan = _plan(names, step, options)
+        if self._reading is not None:
+            return _report_run(self._reading.run(), plan, fork, self._progress)
+        from tracelens.workers import analyze_files
+
+        portions, results = analyze_files(
+            self._files,
+            [item.name for item in plan.chosen],
+            self._execute or self._processes.enter_context(start(self._files, self._dask)),
+            step=plan.step,
+            partial=self._partial,
+            progress=self._progress,
+            **plan.options,
+        )
+        metas = [portion.meta for portion in portions]
+        asked = {"step": plan.step, **plan.options}
+        return assembled(results, metas, [portion.rank for portion in portions], asked)
+
+
+def analyze(
+    run: Run,
+    name: str,
+    *,
+    step: str | int | None = None,
+    scope: Scope | None = None,
+    device: str | None = None,
+    device_file: StrPath | None = None,
+    **options: Any,
+) -> Result:
+    """Run one analyzer.
+
+    Args:
+        run: from `load`.
+        name: as in `tracelens list analyzers`.
+        step: only this step, "2" or 2 for ProfilerStep#2.
+        scope: which GPU work counts: "all", or "linked" for work whose launch call is in the trace.
+        device: measure against this device instead of the one in the trace, as in `tracelens list devices`.
+        device_file: measure against the device that this TOML file describes.
+        options: others that the analyzer has; `scope` and the devices, too, only where it has them.
+
+    Returns:
+        its Result: `result["table"]` is a DataFrame, `result.skips` says what could not be computed.
+
+    Raises:
+        UnknownName: no analyzer or device of this name.
+        WrongOption: the analyzer has no such option, or the option no such value.
+        TracelensError: no such step.
+    """
+    given = {"scope": scope, "device": device, "device_file": device_file, **options}
+    (result,) = _report_run(run, _plan([name], step, given), False, quiet).results
+    return result
+
+
+def report(
+    run: Run,
+    names: Iterable[str] | None = None,
+    *,
+    step: str | int | None = None,
+    scope: Scope | None = None,
+    device: str | None = None,
+    device_file: StrPath | None = None,
+    fork: bool = False,
+    progress: Progress = quiet,
+    **options: Any,
+) -> Report:
+    """Run several analyzers.
+
+    Args:
+        run: from `load`.
+        names: which analyzers, all registered ones by default.
+        step: as for `analyze`.
+        scope: as for `analyze`; an option goes to the analyzers that have it, and one of them must.
+        device: as `scope`.
+        device_file: as `scope`.
+        fork: whether a copy of this process may do part of the work; not for programs with threads.
+        progress: called with a line of text before each analyzer.
+        options: as `scope`.
+
+    Returns:
+        their results in reading order, ready for `render`.
+
+    Raises:
+        TracelensError: as for `analyze`.
+    """
+    given = {"scope": scope, "device": device, "device_file": device_file, **options}
+    return _report_run(run, _plan(names, step, given), fork, progress)
+
+
+def report_files(
+    *paths: StrPath,
+    names: Iterable[str] | None = None,
+    step: str | int | None = None,
+    scope: Scope | None = None,
+    device: str | None = None,
+    device_file: StrPath | None = None,
+    partial: bool = False,
+    dask: str | None = None,
+    fork: bool = False,
+    progress: Progress = quiet,
+    **options: Any,
+) -> Report:
+    """Read traces and run several analyzers: as `report(load(...))`, with one trace a core in memory.
+
+    Args:
+        paths: as for `load`.
+        names: as for `report`, like the arguments that are not told here.
+        step: as for `analyze`.
+        scope: as for `report`.
+        device: as for `report`.
+        device_file: as for `report`.
+        partial: as for `load`.
+        dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
+        fork: as for `report`.
+        progress: called with a line of text as the work goes on.
+        options: as for `report`.
+
+    Returns:
+        the results in reading order, ready for `render`.
+
+    Raises:
+        TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
+    """
+    given = {"scope": scope, "device": device, "device_file": device_file, **options}
+    files = TraceFiles(paths).all()
+    with Reporting(files, partial=partial, dask=dask, progress=progress) as reporting:
+        return reporting.report(names, step=step, fork=fork, **given)
+
+
+def render(report: Report | Result | Verdict, path: StrPath) -> None:
+    """Write a report: the suffix of `path` says how (.html .md .json .xlsx; none: a directory of CSV).
+
+    Args:
+        report: a report, a single result, or the verdict of `gate`.
+        path: where to.
+
+    Raises:
+        TracelensError: unknown suffix, missing library, or the path cannot be written.
+    """
+    from tracelens.rendering import write
+
+    write(as_report(report), os.fspath(path))
+
+
+def as_report(found: Report | Result | Verdict) -> Report:
+    """What can be rendered: a report as it is, a result or a verdict as a report of its own."""
+    from tracelens.table import Report, Result
+
+    if isinstance(found, Report):
+        return found
+    if isinstance(found, Result):
+        return Report((found,), f"tracelens {found.analyzer}", {"version": __version__})
+    from tracelens.compare.gate import report
+
+    return report(found, version=__version__, inputs=[found.base, found.candidate])
+
+
+def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> _Plan:
+    """What is asked for; raises TracelensError for names and options that there are not."""
+    from tracelens.analysis import ANALYZERS, check_options, in_order
+    from tracelens.analysis.common import choose_device
+
+    wanted = [names] if isinstance(names, str) else names
+    chosen = in_order() if wanted is None else [ANALYZERS.get(name) for name in wanted]
+    given = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()
+    }
+    check_options(chosen, given)
+    choose_device(given.get("device"), given.get("device_file"))
+    return _Plan(chosen, None if step is None else str(step), given)
+
+
+def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report:
+    """The report on a run that is in memory."""
+    from tracelens.analysis import with_needed
+
+    asked = dict(plan.options)
+    if plan.step is not None:
+        from tracelens.trace import select_step
+
+        run = select_step(run, plan.step)
+        asked["step"] = plan.step
+    needed = with_needed(plan.chosen)
+    slow = [item for item in needed if item.slow] if fork and len(run.traces) == 1 else []
+    found = _analyzed(run, needed, slow, progress, plan.options)
+    results = [found[item.name] for item in plan.chosen]
+    return assembled(results, [trace.meta for trace in run.traces], run.ranks, asked)
+
+
+def _analyzed(
+    run: Run,
+    chosen: Sequence[Analyzer],
+    slow: Sequence[Analyzer],
+    progress: Progress,
+    options: Mapping[str, Any],
+) -> dict[str, Result]:
+    """The results of all analyzers by name, those in `slow` from a copy of this process beside it."""
+    from tracelens.workers import beside, jobs
+
+    # What both processes need is made before there are two of them.
+    events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
+
+    def parts() -> list[Any]:
+        return [item.part_of(run.traces[0], **options) for item in slow]
+
+    found: dict[str, Result] = {}
+    with beside(parts, events, jobs()) as wait:
+        for item in chosen:
+            if item not in slow:
+                progress(f"analyzing {item.name}")
+                found[item.name] = item(run, found, **options)
+        for done in wait():
+            found |= {
+                item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
+            }
+    for item in slow:
+        if item.name not in found:
+            progress(f"analyzing {item.name}")
+            found[item.name] = item(run, **options)
+    return found
+
+
+def assembled(
+    results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
+) -> Report:
+    """A report of results, with what there is to say of their traces and options."""
+    from tracelens.analysis.common import noted
+    from tracelens.table import Report
+
+    meta = {
+        "version": __version__,
+        **origin(metas, ranks),
+        "options": {key: value for key, value in options.items() if value is not None},
+    }
+    return Report(tuple(noted(result, metas) for result in results), meta=meta)
+
+
+def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
+    """What a report says of the traces that it is made from."""
+    from tracelens.analysis.common import device_names
+
+    return {
+        "inputs": [meta.path for meta in metas],
+        "ranks": list(ranks),
+        "devices": device_names(metas),
+    }

@@ -51,7 +51,7 @@ def test_some_ranks_without_their_hosts(folder: Path, tmp_path: Path) -> None:
     [
         (["-o", "merged.txt"], "tracelens: merged.txt: a fused trace is written as .json or .json.gz"),
         (["--ranks", "2-5", "-o", "m.json"], "tracelens: --ranks: the run has no rank 4 (it has 0, 1, 2, 3)"),
-        (["--ranks", "all", "-o", "m.json"], "tracelens: --ranks 'all': no list of ranks"),
+        (["--ranks", "all", "-o", "m.json"], "tracelens: --ranks 'all': not a list of ranks"),
         ([], "tracelens fuse: Missing option"),
     ],
 )

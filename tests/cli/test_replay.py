@@ -169,7 +169,7 @@ def test_collectives_of_all_ranks(run, tmp_path: Path) -> None:
     # A rank has arguments of ops; a collective is everybody's.
     outcome = run("rank0.json", "rank1.json", "-o", "out", "--rank", "1")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "no call is what was asked for; the trace's largest are none" in outcome.err
+    assert "no call matches; the largest are none" in outcome.err
 
 
 def test_whole_layers(run) -> None:
@@ -188,7 +188,7 @@ def test_while_time_is_lost(run) -> None:
 def test_while_the_gpu_idles_there_is_nothing_to_run(run) -> None:
     outcome = run(GROUPED, "-o", "out", "--finding", "launch_bound")
     assert outcome.code == 2
-    assert "no op of the trace runs on the GPU while time is lost to this finding" in outcome.err
+    assert "no op runs on the GPU while this finding costs time" in outcome.err
 
 
 def test_what_changed(run) -> None:
@@ -210,22 +210,22 @@ def test_only_what_changed(run) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--rank", "7"], "tracelens: no rank 7 in the trace, only 0"),
+        (["--rank", "7"], "tracelens: no rank 7 in the trace; it has 0"),
         (["--rank", "x"], "Invalid value for '--rank'"),
-        (["--shape", "4,a"], "tracelens: '4,a' is no shape; write sizes such as 4096,2048"),
+        (["--shape", "4,a"], "tracelens: '4,a' is not a shape; write sizes such as 4096,2048"),
         (
             ["--op", "aten::bmm"],
-            "tracelens: no call is what was asked for; the trace's largest are aten::relu, aten::mm",
+            "tracelens: no call matches; the largest are aten::relu, aten::mm",
         ),
-        (["--shape", "7"], "no call is what was asked for"),
-        (["--module", "nothing"], "no call is what was asked for"),
-        (["--at", "999999"], "no call is what was asked for"),
+        (["--shape", "7"], "no call matches"),
+        (["--module", "nothing"], "no call matches"),
+        (["--at", "999999"], "no call matches"),
         (["--step", "9"], "no step '9'"),
         (["--finding", "nothing"], "unknown detector 'nothing'; known: "),
         (["--finding", "expert_loop"], "tracelens: no finding 'expert_loop' in this trace: "),
         (["--diff", "nowhere.json"], "tracelens: nowhere.json: no such file or directory"),
-        (["--diff", "SMALL", "--row", "1"], "tracelens: no row 1: 0 things changed"),
-        (["--sequence"], "tracelens: MoE layer: the trace has none"),
+        (["--diff", "SMALL", "--row", "1"], "tracelens: no row 1: 0 rows changed"),
+        (["--sequence"], "tracelens: MoE layer: no MoE layer in the trace"),
         (["--top", "-1"], "Invalid value for '--top'"),
         (["--by", "size"], "Invalid value for '--by': 'size' is not one of 'time', 'recoverable'"),
         (["--device", "h9000"], "unknown device 'h9000'"),
@@ -252,16 +252,16 @@ def test_errors_are_one_line_and_exit_2(
         (["verify"], "tracelens replay verify: Missing argument 'DIR'"),
         (
             ["verify", "nowhere"],
-            "tracelens: nowhere: no replay.json there; make one with tracelens replay TRACE",
+            "tracelens: nowhere: no replay.json; make one with tracelens replay TRACE",
         ),
         (["verify", "nowhere", "--device", "tpu"], "'tpu' is not one of 'cuda', 'cpu'"),
         (
             ["SMALL", "-o", "."],
             "tracelens: .: holds the input ",
         ),
-        (["IDLE", "-o", "out"], "tracelens: nothing can be run again: there is no GPU work"),
-        (["GONE", "-o", "out", "--diff", "SMALL"], "is only in"),
-        (["UNKNOWN", "-o", "out", "--by", "recoverable"], "names no known device, so there is no roofline"),
+        (["IDLE", "-o", "out"], "tracelens: nothing can be replayed: there is no GPU work"),
+        (["GONE", "-o", "out", "--diff", "SMALL"], "exists only in"),
+        (["UNKNOWN", "-o", "out", "--by", "recoverable"], "no roofline: the trace names no known device"),
     ],
 )
 def test_bad_calls_are_one_line_and_exit_2(
@@ -312,7 +312,7 @@ def test_without_torch_nothing_can_be_verified(run, small: str) -> None:
     assert run(small, "-o", "out").code == 0
     outcome = run("verify", "out")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "has no torch among its own packages" in outcome.err
+    assert "has no torch" in outcome.err
     assert outcome.err.count("\n") == 1
 
 
@@ -323,7 +323,7 @@ def test_another_interpreter_that_is_none(run, small: str) -> None:
     assert "no-such-python" in outcome.err
     outcome = run("verify", "out", "--only", "nothing")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "no script fits 'nothing'" in outcome.err
+    assert "no script matches 'nothing'" in outcome.err
 
 
 def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:

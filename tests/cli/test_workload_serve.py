@@ -123,7 +123,7 @@ def test_a_run_in_words() -> None:
     pytest.importorskip("torch", reason="the workload needs torch")
     lines = served("--ticks", "24", "--tbo", "token", "--rate", "0.5").stderr.splitlines()
     assert lines[0] == "tiny on 2 x cpu: tbo=token"
-    assert lines[1].endswith("tokens/s of output (16 timed ticks)")
+    assert lines[1].endswith("output tokens/s (16 timed ticks)")
     assert lines[2].startswith("time to first token: ")
     assert any(line.startswith("24 ticks: ") and " in two batches" in line for line in lines)
     assert lines[-1].startswith("padding: ")

@@ -38,8 +38,8 @@ TRIED = st.sampled_from([2, 64])
 
 
 @given(intervals, TRIED)
-def test_no_lane_has_crossings(found: list[Interval], tried: int) -> None:
-    lane = lanes(*columns(found), nested=True, tried=tried)
+def test_no_lane_has_crossings(found: list[Interval], scanned: int) -> None:
+    lane = lanes(*columns(found), nested=True, scanned=scanned)
     parts = [[item for item, at in zip(found, lane, strict=True) if at == number] for number in range(31)]
     assert [crossings(part) for part in parts] == [0] * 31
     assert sorted(set(lane.tolist())) == list(range(int(lane.max(initial=-1)) + 1))
@@ -48,8 +48,8 @@ def test_no_lane_has_crossings(found: list[Interval], tried: int) -> None:
 
 
 @given(intervals, TRIED)
-def test_lanes_without_nesting_have_no_overlaps(found: list[Interval], tried: int) -> None:
-    lane = lanes(*columns(found), nested=False, tried=tried)
+def test_lanes_without_nesting_have_no_overlaps(found: list[Interval], scanned: int) -> None:
+    lane = lanes(*columns(found), nested=False, scanned=scanned)
     for number in set(lane.tolist()):
         assert overlaps([item for item, at in zip(found, lane, strict=True) if at == number]) == 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from tracelens.errors import TracelensError
 from tracelens.planner.bubble import Batch, bubble
-from tracelens.rendering.formats.json import one
+from tracelens.rendering.formats.json import one_result
 
 BATCH = Batch(pp=16, global_tokens=2**21, seq=4096, nodes=64)
 
@@ -25,7 +25,7 @@ def test_both_conventions_of_the_published_example(vpp: int, whole: float, ideal
 
 
 def test_json_holds_convention_and_fraction() -> None:
-    rows = json.loads(one(bubble(BATCH, 6), {"inputs": []}))["tables"]["bubble"]
+    rows = json.loads(one_result(bubble(BATCH, 6), {"inputs": []}))["tables"]["bubble"]
     assert [row["convention"] for row in rows] == ["of the whole time", "of the ideal time (Megatron-LM)"]
     assert [round(row["fraction"], 4) for row in rows] == [0.1351, 0.1562]
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.rendering.tables.values import ABSENT, label, meta_items, one_line, rounded, shorten, shown
+from tracelens.rendering.tables.values import (
+    ABSENT,
+    format_for,
+    label,
+    meta_items,
+    one_line,
+    rounded,
+    shorten,
+)
 from tracelens.table.schema import Column, Dtype, Unit
 
 
@@ -38,13 +46,13 @@ def test_column(
     name: str, dtype: Dtype, unit: Unit, values: list[object], header: str, texts: list[str]
 ) -> None:
     numbers = None if dtype == "category" else np.array(values, dtype)
-    how = shown(Column(name, dtype, unit), numbers)
+    how = format_for(Column(name, dtype, unit), numbers)
     assert how.header == header
     assert how.texts(values) == texts
 
 
 def test_the_unit_of_a_cut_is_that_of_the_whole_column() -> None:
-    how = shown(Column("dur_ns", "int64", "ns"), np.array([1_000_000_000, 5_000]))
+    how = format_for(Column("dur_ns", "int64", "ns"), np.array([1_000_000_000, 5_000]))
     assert (how.header, how.texts([5_000])) == ("time (ms)", ["0.005"])
 
 

@@ -11,7 +11,7 @@ from tracelens.rendering.formats.csv import files as csv_files
 from tracelens.rendering.formats.html import files as html_files
 from tracelens.rendering.formats.html import fragment
 from tracelens.rendering.formats.json import files as json_files
-from tracelens.rendering.formats.json import one
+from tracelens.rendering.formats.json import one_result
 from tracelens.rendering.formats.markdown import markdown
 from tracelens.table.result import Report
 
@@ -45,7 +45,7 @@ def test_json() -> None:
 
 
 def test_json_of_one_result() -> None:
-    check("one.json", one(sample.timeline(1, 1), {"version": "0.1.0", "inputs": ["a.json"]}).decode())
+    check("one.json", one_result(sample.timeline(1, 1), {"version": "0.1.0", "inputs": ["a.json"]}).decode())
 
 
 def test_csv() -> None:

@@ -13,17 +13,17 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.errors import MissingExtra
+from tracelens.rendering import tables
 from tracelens.rendering.formats import csv, xlsx
 from tracelens.rendering.formats.json import files as json_files
-from tracelens.rendering.formats.json import one
-from tracelens.rendering.tables import values as _format
+from tracelens.rendering.formats.json import one_result
 from tracelens.table.result import Report, Result
 from tracelens.table.schema import Column, Schema
 
 
 def test_one_result_is_the_contract_of_the_command_line() -> None:
     meta = {"version": "1.2", "inputs": ["a.json", "b.json"], "device": "mi355x"}
-    found = json.loads(one(sample.timeline(2, 3), meta))
+    found = json.loads(one_result(sample.timeline(2, 3), meta))
     assert list(found) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert (found["analyzer"], found["version"], found["inputs"]) == ("timeline", "1.2", ["a.json", "b.json"])
     assert found["meta"] == {"device": "mi355x", "scope": "all", "step_ns": 103_086_419}
@@ -51,7 +51,7 @@ def test_a_report_is_the_contract_of_the_command_line() -> None:
 
 
 def test_json_keeps_integers_and_says_null_for_infinity() -> None:
-    rows = json.loads(one(sample.unknown(), {}))["tables"]["a_table_with_a_name_longer_than_31"]
+    rows = json.loads(one_result(sample.unknown(), {}))["tables"]["a_table_with_a_name_longer_than_31"]
     assert [row["big"] for row in rows[:3]] == [2**63 - 1, -(2**63), 2**53 + 1]
     assert rows[2]["ratio"] is None
     assert rows[7]["what"] == "\x1b[31mred\x07 bell \ufffd surrogate"
@@ -67,8 +67,8 @@ def test_csv_reads_back(tmp_path: Path) -> None:
             assert list(back.columns) == table.schema.names
             assert len(back) == len(table)
             for column in table.schema.columns:
-                mine = _format.values(table, column)
-                if _format.is_text(column):
+                mine = tables.values(table, column)
+                if tables.is_text(column):
                     mine = [csv.safe(cell) for cell in mine]
                 if len(table):
                     assert back[column.name].tolist() == mine, f"{name}.{column.name}"

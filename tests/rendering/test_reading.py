@@ -10,7 +10,7 @@ from tests.rendering import sample
 from tracelens.rendering.formats.console import console
 from tracelens.rendering.tables.reading import by_level, with_places
 from tracelens.rendering.tables.rows import cut, more, readable
-from tracelens.rendering.tables.values import look, meta_items
+from tracelens.rendering.tables.values import column_format, meta_items
 from tracelens.table.result import Report
 from tracelens.table.schema import Column, Schema, Table
 
@@ -89,7 +89,7 @@ def test_sides_and_their_difference_have_one_unit() -> None:
     small = {**table.columns, "delta_ns": np.full(len(table), 1234)}
     changed = Table(table.schema, small)
     units = {
-        name: look(changed, column).unit
+        name: column_format(changed, column).unit
         for name in ("base_ns", "cand_ns", "delta_ns")
         for column in table.schema.columns
         if column.name == name

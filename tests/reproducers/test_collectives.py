@@ -152,24 +152,27 @@ def test_the_matrix_needs_all_ranks() -> None:
     assert scripts == []
     (skip,) = skips
     assert skip.subject == "1 all_to_allv of group 0"
-    assert (
-        skip.reason
-        == "what each rank sends to each other is known of 2 of 3 ranks (missing: 2); pass all traces"
-    )
+    assert skip.reason == "split sizes known for 2 of 3 ranks (missing: 2); pass all traces"
 
 
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
-        ([rank(uneven([1, 2], [1, 3])), rank(uneven([2, 4], [2, 4]))], "what one rank says it sent is not"),
+        ([rank(uneven([1, 2], [1, 3])), rank(uneven([2, 4], [2, 4]))], "split sizes disagree"),
         ([rank(record("all_to_allv"))] * 2, "not all ranks recorded their split sizes"),
         ([rank(record("barrier"))] * 2, "moves no data"),
         ([rank(record("allreduce", sent=0, received=0))] * 2, "moves no data"),
-        ([rank(record("gossip"))] * 2, "not a collective that is known"),
+        ([rank(record("gossip"))] * 2, "unknown collective"),
         ([rank(record("allreduce", dtype="Quantum"))] * 2, "'Quantum'"),
-        ([rank(record("allreduce", size=1))], "a group of one rank"),
-        ([rank(record("_allgather_base", sent=50, received=90))] * 2, "100 bytes of a rank and 180 of all 2"),
-        ([rank(record("all_to_all", sent=51, received=51))] * 2, "102 bytes do not divide among 2 ranks"),
+        ([rank(record("allreduce", size=1))], "single-rank group"),
+        (
+            [rank(record("_allgather_base", sent=50, received=90))] * 2,
+            "100 bytes per rank do not match 180",
+        ),
+        (
+            [rank(record("all_to_all", sent=51, received=51))] * 2,
+            "102 bytes do not divide evenly among 2 ranks",
+        ),
         ([rank(record("allreduce")), rank(record("allreduce", sent=60, received=60))], "ranks disagree"),
     ],
 )
@@ -202,8 +205,8 @@ def test_one_rank_is_enough_where_all_do_the_same() -> None:
     script = only(rank(record("_reduce_scatter_base", size=8, sent=80, received=10)))
     assert script.processes == 8
     assert constant(script, "COUNT") == 10
-    assert "Only rank 0 of 8 recorded it: the traced time may contain waiting" in script.text
-    assert '"note": "traced_us may contain waiting"' in script.text
+    assert "Recorded only on rank 0 of 8: the traced time may include waiting" in script.text
+    assert '"note": "traced_us may include waiting"' in script.text
     assert constant(script, "START_US") == []
 
 
@@ -213,7 +216,7 @@ def test_a_cut_keeps_what_the_first_ranks_send_each_other() -> None:
     assert constant(script, "BYTES") == 40
     assert constant(script, "TRACED_US") is None
     assert (script.processes, script.traced_us) == (2, 0.0)
-    assert "The group has 3 ranks; only messages among its first 2 are kept" in script.text
+    assert "The group has 3 ranks; messages are cut to its first 2" in script.text
     gathered = only(rank(record("_allgather_base", size=8, sent=10, received=80)), ranks=2)
     assert (constant(gathered, "COUNT"), constant(gathered, "BYTES")) == (10, 40)
 
@@ -221,7 +224,7 @@ def test_a_cut_keeps_what_the_first_ranks_send_each_other() -> None:
 def test_a_cut_that_leaves_nothing_is_a_skip() -> None:
     scripts, (skip,) = made(*exchange([[0, 0, 1], [0, 0, 2], [3, 4, 5]]), ranks=2)
     assert scripts == []
-    assert skip.reason == "nothing is sent among the first 2 ranks of its group"
+    assert skip.reason == "no messages among the first 2 ranks of its group"
 
 
 def p2p(kind: str, kernels: str) -> str:
@@ -386,16 +389,16 @@ def test_every_kind_runs_and_is_right(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "allreduce": ("dist.all_reduce(given)", "dist.all_reduce(given, dist.ReduceOp.MAX)"),
-    "broadcast": ("dist.broadcast(given, 0)", "dist.broadcast(given, 1)"),
-    "reduce": ("dist.reduce(given, 0)", "pass"),
-    "_allgather_base": ("gather(out, given)", "gather(out, given.flip(0))"),
-    "_reduce_scatter_base": ("scatter(out, given)", "scatter(out, given.roll(1))"),
-    "gather": ("dist.gather(given,", "dist.gather(given * 2,"),
-    "scatter": ("list(given.chunk(RANKS)), 0)", "list(given.chunk(RANKS))[::-1], 0)"),
-    "all_to_all": ("single(out, given)", "single(out, given.roll(1))"),
-    "all_to_allv": ("single(out, given,", "single(out, given.roll(1),"),
-    "send/recv": ("dist.isend, given,", "dist.isend, given + 1,"),
+    "allreduce": ("dist.all_reduce(send)", "dist.all_reduce(send, dist.ReduceOp.MAX)"),
+    "broadcast": ("dist.broadcast(send, 0)", "dist.broadcast(send, 1)"),
+    "reduce": ("dist.reduce(send, 0)", "pass"),
+    "_allgather_base": ("gather(out, send)", "gather(out, send.flip(0))"),
+    "_reduce_scatter_base": ("scatter(out, send)", "scatter(out, send.roll(1))"),
+    "gather": ("dist.gather(send,", "dist.gather(send * 2,"),
+    "scatter": ("list(send.chunk(RANKS)), 0)", "list(send.chunk(RANKS))[::-1], 0)"),
+    "all_to_all": ("single(out, send)", "single(out, send.roll(1))"),
+    "all_to_allv": ("single(out, send,", "single(out, send.roll(1),"),
+    "send/recv": ("dist.isend, send,", "dist.isend, send + 1,"),
 }
 """What a script does, and what would be wrong."""
 
@@ -415,7 +418,7 @@ def test_a_wrong_result_is_found(tmp_path: Path) -> None:
 
 def test_a_wrong_result_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
     text = script_of("allreduce", 3, "Half").text
-    marred = text.replace("dist.all_reduce(given)", "dist.all_reduce(given); given[7] += rank == 2")
+    marred = text.replace("dist.all_reduce(send)", "dist.all_reduce(send); send[7] += rank == 2")
     ((status, said),), _ = run(tmp_path, [marred], "--iters", "1")
     # The lower byte of a half that counts to 3 x 127 may change, or both.
     assert status == 1
@@ -456,13 +459,13 @@ def test_profiles_of_all_ranks(tmp_path: Path) -> None:
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     text = script_of("allreduce", 2, "Half").text
-    ((status, _),), errors = run(tmp_path, [text.replace("dist.all_reduce(given)", "given.view(7)")])
+    ((status, _),), errors = run(tmp_path, [text.replace("dist.all_reduce(send)", "send.view(7)")])
     assert status == 2
     assert errors.count("\n") == 1
     assert "RuntimeError: shape '[7]' is invalid" in errors
     if not torch.cuda.is_available():
         ((status, _),), errors = run(tmp_path, [text], "--device", "cuda")
-        assert (status, errors) == (2, "it takes 2 GPUs, here are 0; --device cpu takes none\n")
+        assert (status, errors) == (2, "needs 2 GPUs, found 0; --device cpu needs none\n")
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_files_that_are_none_of_ours_are_kept(tmp_path: Path) -> None:
 
 def test_a_list_that_is_not_ours_is_kept(tmp_path: Path) -> None:
     (tmp_path / LIST).write_text('{"mine": 1}')
-    with pytest.raises(TracelensError, match="not a list of scripts as tracelens writes it"):
+    with pytest.raises(TracelensError, match="not a script list that tracelens wrote"):
         write(tmp_path, [one()], [])
     assert (tmp_path / LIST).read_text() == '{"mine": 1}'
 
@@ -101,7 +101,7 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_no_directory_of_scripts(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(
-            TracelensError, match=r"no replay.json there; make one with tracelens replay TRACE -o DIR"
+            TracelensError, match=r"no replay.json; make one with tracelens replay TRACE -o DIR"
         ):
             read(folder)
 
@@ -134,7 +134,7 @@ def test_only_files_of_the_directory_itself(file: Any, tmp_path: Path) -> None:
     listed = json.loads((tmp_path / LIST).read_text())
     listed["scripts"][0]["file"] = file
     (tmp_path / LIST).write_text(json.dumps(listed))
-    with pytest.raises(TracelensError, match="not a list of scripts as tracelens writes it"):
+    with pytest.raises(TracelensError, match="not a script list that tracelens wrote"):
         read(tmp_path)
     # Nor is anything removed.
     with pytest.raises(TracelensError):
@@ -163,7 +163,7 @@ def test_other_lists_are_refused(text: str, tmp_path: Path) -> None:
     if text == '{"scripts": {}}':
         assert read(tmp_path) == []
         return
-    with pytest.raises(TracelensError, match="not a list of scripts as tracelens writes it"):
+    with pytest.raises(TracelensError, match="not a script list that tracelens wrote"):
         read(tmp_path)
 
 
@@ -203,7 +203,7 @@ def test_a_list_without_hashes_is_of_an_older_version(tmp_path: Path) -> None:
     listed = json.loads((tmp_path / LIST).read_text())
     del listed["scripts"][1]["sha256"]
     (tmp_path / LIST).write_text(json.dumps(listed))
-    with pytest.raises(TracelensError, match="without hashes of the scripts; make them again"):
+    with pytest.raises(TracelensError, match="without script hashes; regenerate"):
         read(tmp_path)
     write(tmp_path, [one()], [])  # which replaces it
     assert len(read(tmp_path)) == 1

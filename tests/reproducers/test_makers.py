@@ -31,7 +31,7 @@ def made(op: str, place: int, *arguments: Any) -> tuple[Any, ...]:
     others = [one for at, one in enumerate(found) if at != place]
     assert others == [one for at, one in enumerate(arguments) if at != place]
     assert (found[place].shape, found[place].stride) == (arguments[place].shape, arguments[place].stride)
-    return found[place].maker, *found[place].given
+    return found[place].maker, *found[place].maker_args
 
 
 def test_most_ops_take_any_values() -> None:
@@ -49,26 +49,26 @@ def test_ops_of_other_libraries_take_any_values(name: str) -> None:
 )  # of the first argument along that dimension
 @pytest.mark.parametrize("op", ["gather", "scatter_add", "scatter_add_", "scatter_reduce"])
 def test_indices_are_below_the_size_of_their_dimension(op: str, dim: int, below: int) -> None:
-    assert made(op, 2, fp32(10, 20, 30), dim, i64(2, 2, 2), fp32(2, 2, 2)) == ("places", below)
+    assert made(op, 2, fp32(10, 20, 30), dim, i64(2, 2, 2), fp32(2, 2, 2)) == ("indices", below)
 
 
 def test_indices_of_rows() -> None:
-    assert made("index_select", 2, fp32(100, 8), 0, i64(7)) == ("places", 100)
-    assert made("index_add_", 2, fp32(100, 8), 1, i64(7), fp32(100, 7)) == ("places", 8)
-    assert made("embedding", 1, fp32(32000, 64), i64(2, 9), -1, False, False) == ("places", 32000)
+    assert made("index_select", 2, fp32(100, 8), 0, i64(7)) == ("indices", 100)
+    assert made("index_add_", 2, fp32(100, 8), 1, i64(7), fp32(100, 7)) == ("indices", 8)
+    assert made("embedding", 1, fp32(32000, 64), i64(2, 9), -1, False, False) == ("indices", 32000)
     assert made("embedding_dense_backward", 1, fp32(2, 9, 64), i64(2, 9), 32000, -1, False) == (
-        "places",
+        "indices",
         32000,
     )
 
 
 def test_indices_of_classes() -> None:
-    assert made("nll_loss_forward", 1, fp32(16, 1000), i64(16), None, 1, -100) == ("places", 1000)
-    assert made("nll_loss_forward", 1, fp32(1000), i64(), None, 1, -100) == ("places", 1000)
+    assert made("nll_loss_forward", 1, fp32(16, 1000), i64(16), None, 1, -100) == ("indices", 1000)
+    assert made("nll_loss_forward", 1, fp32(1000), i64(), None, 1, -100) == ("indices", 1000)
     # The dimension of classes is the second of an image too.
-    assert made("nll_loss2d_forward", 1, fp32(2, 21, 8, 8), i64(2, 8, 8), None, 1, -100) == ("places", 21)
+    assert made("nll_loss2d_forward", 1, fp32(2, 21, 8, 8), i64(2, 8, 8), None, 1, -100) == ("indices", 21)
     assert made("nll_loss_backward", 2, fp32(), fp32(16, 1000), i64(16), None, 1, -100, fp32()) == (
-        "places",
+        "indices",
         1000,
     )
 
@@ -79,18 +79,18 @@ def test_what_is_written_to_is_written_once() -> None:
     assert made("scatter_", 2, fp32(40, 64), 0, i64(30, 64), fp32(30, 64)) == ("distinct", 40, 0)
     assert made("index_copy_", 2, fp32(40, 64), 0, i64(6), fp32(6, 64)) == ("distinct", 40, 0)
     # More than there are places: they cannot be distinct.
-    assert made("scatter_", 2, fp32(4, 3), 1, i64(4, 6), fp32(4, 6)) == ("places", 3)
+    assert made("scatter_", 2, fp32(4, 3), 1, i64(4, 6), fp32(4, 6)) == ("indices", 3)
 
 
 def test_an_index_without_dimensions() -> None:
-    assert fill("aten::gather", [fp32(), 0, i64()])[2].given == (1,)
-    assert fill("aten::index_select", [fp32(8, 2), 0, i64()])[2] == i64().made("places", 8)
+    assert fill("aten::gather", [fp32(), 0, i64()])[2].maker_args == (1,)
+    assert fill("aten::index_select", [fp32(8, 2), 0, i64()])[2] == i64().made("indices", 8)
 
 
 def test_the_order_of_a_python_number_and_an_index() -> None:
     """A scalar that only looks like an index stays a number on the host."""
     assert fill("aten::index_fill_", [fp32(8, 2), 0, i64(3), fp32()])[2:] == [
-        i64(3).made("places", 8),
+        i64(3).made("indices", 8),
         fp32(),
     ]
 
@@ -105,7 +105,7 @@ def test_arguments_that_are_missing() -> None:
 
 def test_the_only_dimension_needs_no_value() -> None:
     # Older profilers record no values.
-    assert fill("aten::gather", [fp32(8), None, i64(3)]) == [fp32(8), 0, i64(3).made("places", 8)]
+    assert fill("aten::gather", [fp32(8), None, i64(3)]) == [fp32(8), 0, i64(3).made("indices", 8)]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_squares_of_an_optimizer_are_positive() -> None:
 @pytest.mark.parametrize("op", ["index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"])
 def test_indices_to_put_at_follow_from_the_shapes(op: str) -> None:
     found = fill(f"aten::{op}", [fp32(100, 8), None, fp32(24, 8), True, True])
-    assert found[1] == [Tensor("int64", (24,), (1,), "places", (100,))]
+    assert found[1] == [Tensor("int64", (24,), (1,), "indices", (100,))]
     assert [found[0], *found[2:]] == [fp32(100, 8), fp32(24, 8), True, True]
 
 

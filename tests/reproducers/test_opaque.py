@@ -205,10 +205,10 @@ def test_every_reason_with_its_share() -> None:
         f"15.0% of GPU time (6.0 us): {NO_OP}",
         f"12.5% of GPU time (5.0 us): {BEFORE}",
         f"7.5% of GPU time (3.0 us): {NO_SIZES}",
-        "7.5% of GPU time (3.0 us): a list of more than 30 tensors, of which the profiler records no shapes",
+        "7.5% of GPU time (3.0 us): a list of more than 30 tensors: the profiler records no shapes for it",
         f"5.0% of GPU time (2.0 us): {BY_GRAPH}",
         f"5.0% of GPU time (2.0 us): {INDUCTOR}",
-        "5.0% of GPU time (2.0 us): arguments that do not say enough",
+        "5.0% of GPU time (2.0 us): incomplete arguments",
         "2.5% of GPU time (1.0 us): ops without recorded arguments",
         f"2.5% of GPU time (1.0 us): {UNREGISTERED}",
     ]
@@ -222,7 +222,7 @@ def test_every_reason_with_its_share() -> None:
     assert "torch.library.custom_op" in named[UNREGISTERED]
     assert named[UNREGISTERED].endswith("(MyFunction)")
     assert "record_shapes=True (aten::add_)" in named["ops without recorded arguments"]
-    assert "Tensor?[]" in named["arguments that do not say enough"]
+    assert "Tensor?[]" in named["incomplete arguments"]
 
 
 def test_all_shares_add_up() -> None:

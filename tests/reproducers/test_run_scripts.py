@@ -89,12 +89,12 @@ PATCHES = {
     ),
     "another result": (
         script_of("aten::mm", "fp32 64 128", "fp32 128 64").text,
-        "    return [one for one in tree_leaves([OVERLOAD(**named), written]) if one is not None]",
-        "    return [OVERLOAD(**named) * (1.01 if given[0].dtype == torch.float32 else 1)]",
+        "    return [leaf for leaf in tree_leaves([OVERLOAD(**named), written]) if leaf is not None]",
+        "    return [OVERLOAD(**named) * (1.01 if args[0].dtype == torch.float32 else 1)]",
     ),
     "one element": (
         script_of("aten::add", "fp32 64 128", "fp32 64 128", 1).text,
-        "    return [one for one in tree_leaves([OVERLOAD(**named), written]) if one is not None]",
+        "    return [leaf for leaf in tree_leaves([OVERLOAD(**named), written]) if leaf is not None]",
         "    out = OVERLOAD(**named)\n"
         "    out.view(-1)[77] += 0.1 * (out.dtype == torch.float32)\n"
         "    return [out]",

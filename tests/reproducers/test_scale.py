@@ -124,8 +124,8 @@ def test_lists_are_scaled_too() -> None:
 
 
 def test_other_values_stay() -> None:
-    index = Tensor("int64", (4096,), (1,), "places", (7,))
-    assert scaled("aten::gather", [index], 1024) == [Tensor("int64", (1024,), (1,), "places", (7,))]
+    index = Tensor("int64", (4096,), (1,), "indices", (7,))
+    assert scaled("aten::gather", [index], 1024) == [Tensor("int64", (1024,), (1,), "indices", (7,))]
 
 
 sizes = st.sampled_from([1, 2, 3, 16, 48, 64, 65, 96, 100, 128, 160, 255, 256, 1000, 4096])

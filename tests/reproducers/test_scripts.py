@@ -106,7 +106,7 @@ def test_it_is_python_with_a_header(name: str) -> None:
     assert not any(line != line.rstrip() for line in text.splitlines())
     lines = text.splitlines()
     assert lines[:2] == ["#!/usr/bin/env python3", "# -*- coding: utf-8 -*-"]
-    assert lines[2].startswith(f"# Written by tracelens {__version__}; needs only torch, --help lists")
+    assert lines[2].startswith(f"# Written by tracelens {__version__}. Needs only torch")
     first, second, *_ = assigned(text, "ABOUT")
     assert first.startswith(f"{CATALOG[name].op} ")
     assert second.startswith(f"1 call of 10.0 us (median; 10.0 to 10.0) on {MI300X}, rank ")
@@ -191,7 +191,7 @@ def test_only_the_makers_that_are_used() -> None:
     assert functions(plain("mul", "bf16 4 8", "fp64").text) == [*common[:2], "number", *common[2:]]
     assert functions(plain("index_select", "bf16 4 8", 0, "i64 3").text) == [
         *common[:2],
-        "places",
+        "indices",
         *common[2:],
     ]
     assert functions(plain("rsqrt", "fp32 8").text) == [*common[:2], "positive", *common[2:]]
@@ -228,7 +228,7 @@ def test_an_unknown_device() -> None:
 def test_scaled_down_there_is_no_traced_time() -> None:
     one = plain("mm", "bf16 4096 1024", "bf16 1024 512", max_elements=1 << 16)
     assert 'strided("bfloat16", (512, 128), (128, 1)),' in one.text
-    assert "Sizes are scaled down; traced are those above." in assigned(one.text, "ABOUT")
+    assert "Sizes are scaled down from those above." in assigned(one.text, "ABOUT")
     assert (assigned(one.text, "TRACED_US"), one.traced_us, one.total_us) == (None, 0.0, 10.0)
     assert (assigned(one.text, "FLOPS"), assigned(one.text, "LEAST_US")) == (0, {})
     assert one.shapes == "bf16[4096,1024] bf16[1024,512]"
@@ -329,7 +329,7 @@ APPLY = (
 def test_types_in_lists_come_from_the_kernel(op: str, kernel: str, dtype: str) -> None:
     text = plain(op, ["fp32 4", "fp32 5"], *([0] if op == "cat" else []), kernel=kernel).text
     assert f'[strided("{dtype}", (4,), (1,)), strided("{dtype}", (5,), (1,))]' in text
-    said = "The trace has no element type of tensors in lists; theirs is taken from the kernel."
+    said = "Element types in tensor lists are not recorded; theirs follows from the kernel."
     assert said in assigned(text, "ABOUT")
 
 
@@ -345,7 +345,7 @@ def test_ops_of_other_libraries_are_imported_on_request() -> None:
 )
 def test_other_names_are_no_ops(op: str) -> None:
     case = case_of(called("aten::relu", "fp32 4"))
-    with pytest.raises(Unreplayable, match="not the name of a registered op"):
+    with pytest.raises(Unreplayable, match="not a registered op name"):
         script(case._replace(call=case.call._replace(op=op)))
 
 
@@ -378,7 +378,7 @@ def test_packed_sequences_of_efficient_attention() -> None:
 def test_scales_that_are_swizzled_are_not_checked() -> None:
     fp8 = "fp8 128 128"
     text = plain("_scaled_mm", fp8, fp8, "e8m0 512", "e8m0 512", None, None, 15, False).text
-    assert 'return "none: its scales are in an order of their own (swizzled)"' in text
+    assert 'return "none: its scales are swizzled"' in text
 
 
 def test_a_result_is_one_json_object_of_known_keys() -> None:

@@ -9,7 +9,7 @@ from tests.builders import aligned, draw
 from tests.reproducers.calls import called, trace_of
 from tracelens.errors import TracelensError
 from tracelens.reproducers.select.cases import cases
-from tracelens.reproducers.select.select import Selection, chosen, fits, sizes
+from tracelens.reproducers.select.select import Selection, fits, selected_work, sizes
 from tracelens.trace.intervals import Union
 from tracelens.trace.run import make_run
 from tracelens.trace.steps import select_step
@@ -40,8 +40,8 @@ TRACE = aligned(f"""
 
 
 def kernels(wanted: Selection, trace: Trace | None = None) -> list[str]:
-    """Names of the chosen kernels with their starts, us."""
-    work = chosen(trace or draw(TRACE), wanted)
+    """Names of the selected_work kernels with their starts, us."""
+    work = selected_work(trace or draw(TRACE), wanted)
     order = np.argsort(work.start)
     return [f"{work.names[work.name[at]]} {work.start[at] // 1000}" for at in order.tolist()]
 
@@ -51,8 +51,8 @@ ALL = ["forward 5", "add 9", "other 12", "backward 19", "forward 23", "batched 3
 
 def test_everything() -> None:
     assert kernels(Selection()) == ALL
-    assert Selection().everything
-    assert not Selection(op="*").everything
+    assert Selection().selects_all
+    assert not Selection(op="*").selects_all
 
 
 @pytest.mark.parametrize(
@@ -197,12 +197,12 @@ def test_sizes(text: str, wanted: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "-1,2", "1.5", "1;2", "__import__('os')", "1**9", "²"])
 def test_text_that_is_no_sizes(text: str) -> None:
-    with pytest.raises(TracelensError, match="is no shape; write sizes such as 4096,2048"):
+    with pytest.raises(TracelensError, match="is not a shape; write sizes such as 4096,2048"):
         sizes(text)
 
 
 def test_collectives_have_no_arguments_to_ask_for() -> None:
-    assert not Selection(op="allreduce").about_calls
+    assert not Selection(op="allreduce").ops_only
     for wanted in (
         Selection(shapes=[(1,)]),
         Selection(module="x"),
@@ -210,5 +210,5 @@ def test_collectives_have_no_arguments_to_ask_for() -> None:
         Selection(during={}),
         Selection(rank=0),
     ):
-        assert wanted.about_calls
-        assert not wanted.everything
+        assert wanted.ops_only
+        assert not wanted.selects_all

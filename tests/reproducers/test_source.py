@@ -127,7 +127,7 @@ def test_what_a_script_is_about_fits_its_width() -> None:
 def test_source_of_tensors() -> None:
     tensor = Tensor("bfloat16", (2, 3), (3, 1))
     assert code(tensor) == 'strided("bfloat16", (2, 3), (3, 1))'
-    assert code(Tensor("int64", (5,), (1,), "places", (7,))) == 'places("int64", (5,), (1,), 7)'
+    assert code(Tensor("int64", (5,), (1,), "indices", (7,))) == 'indices("int64", (5,), (1,), 7)'
     assert code(Tensor("int64", (5,), (1,), "distinct", (7, 0))) == 'distinct("int64", (5,), (1,), 7, 0)'
     assert code(Tensor("float32", (), ())) == 'strided("float32", (), ())'
     assert code(Tensor("float64", (), (), "number")) == 'number("float64")'

@@ -127,11 +127,11 @@ OUT = "OUT"
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give a new folder for the traces, or --from"),
-        ([OUT, "--from", OUT], "give a new folder for the traces, or --from"),
+        ([], "pass a new folder for the traces, or --from"),
+        ([OUT, "--from", OUT], "pass a new folder for the traces, or --from"),
         (["--from", OUT], "no ladder.json, so there are no rungs"),
         ([OUT, "--rung", "a: experts=group"], "rung 'a': unknown experts 'group'; did you mean 'grouped'?"),
-        ([OUT, "--rung", "a: gc=manual", "--rungs", "x.toml"], "by --rung or in a file by --rungs, not both"),
+        ([OUT, "--rung", "a: gc=manual", "--rungs", "x.toml"], "use --rung or --rungs, not both"),
         ([OUT, "--without", "fuson"], "unknown rung 'fuson'; did you mean 'fusion'?"),
         ([OUT, "--preset", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'?"),
         ([OUT, "-o", "ladder.docx"], "no format is written as '.docx'"),

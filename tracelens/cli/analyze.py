@@ -26,7 +26,9 @@ from tracelens.session import Reporting
 
 
 def analyze(
-    name: Annotated[str, typer.Argument(help="As in `tracelens list analyzers`.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Analyzer, from `tracelens list analyzers`.", show_default=False)
+    ],
     paths: Paths,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with every table in full.")

@@ -23,13 +23,13 @@ _DEBUG = "--debug"
 
 
 class Commands(TyperGroup):
-    """The commands, of which `workload` is made when it is asked for: it has an option for each setting."""
+    """The commands; `workload` is built on demand, because it has an option per setting."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take --debug wherever it stands."""
-        own = args[: args.index("--")] if "--" in args else args
-        if _DEBUG in own:
-            args = [_DEBUG, *(text for text in own if text != _DEBUG), *args[len(own) :]]
+        own_options = args[: args.index("--")] if "--" in args else args
+        if _DEBUG in own_options:
+            args = [_DEBUG, *(text for text in own_options if text != _DEBUG), *args[len(own_options) :]]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -61,19 +61,21 @@ app.command("diff")(diff)
 app.command("gate")(gate)
 app.command("fuse")(fuse)
 app.add_typer(
-    replay.app, name="replay", help="Write a script for each call with most time; `replay verify` runs them."
+    replay.app,
+    name="replay",
+    help="Write standalone scripts for the longest calls; `replay verify` runs them.",
 )
 app.add_typer(project, name="project")
 app.command("list")(listing)
 
 
-def _debug(wanted: bool) -> None:
-    if wanted:
+def _debug(enabled: bool) -> None:
+    if enabled:
         os.environ[DEBUG] = "1"
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(enabled: bool) -> None:
+    if enabled:
         typer.echo(f"tracelens {__version__}")
         raise typer.Exit
 
@@ -85,7 +87,7 @@ def root(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option(_DEBUG, callback=_debug, help="Stop at the first internal error, with its traceback."),
+        typer.Option(_DEBUG, callback=_debug, help="Stop at the first internal error with its traceback."),
     ] = False,
 ) -> None:
     """Where the step time of a Mixture-of-Experts run goes, from profiler traces."""

@@ -28,7 +28,7 @@ Paths = Annotated[
     typer.Argument(
         metavar="PATH...",
         help="Traces: files (.json, .gz, .zst, .zip), directories of ranks, quoted patterns, addresses "
-        "(s3://, https://), or - for stdin. Several are the ranks of one job.",
+        "(s3://, https://), or - for stdin. Several files are the ranks of one job.",
         show_default=False,
     ),
 ]
@@ -43,38 +43,36 @@ class ScopeChoice(StrEnum):
 
 Scope = Annotated[
     ScopeChoice,
-    typer.Option(help="Which GPU work counts: all, or only work whose launch call is in the trace."),
+    typer.Option(help="GPU work to count: all, or linked: only work whose launch call is in the trace."),
 ]
 
 Step = Annotated[
     str | None,
     typer.Option(
-        help="Only this step: 2 for ProfilerStep#2. GPU work is cut at its borders.", show_default=False
+        help="Only this step: 2 for ProfilerStep#2. GPU work is clipped at its borders.", show_default=False
     ),
 ]
 
 Device = Annotated[
     str | None,
     typer.Option(
-        help="Measure against this device instead of the one in the trace; see `tracelens list devices`.",
+        help="Device for rooflines instead of the traced one; see `tracelens list devices`.",
         show_default=False,
     ),
 ]
 
 DeviceFile = Annotated[
     str | None,
-    typer.Option(
-        help="Measure against the device that this TOML file describes.", metavar="FILE", show_default=False
-    ),
+    typer.Option(help="Device for rooflines, from a TOML file.", metavar="FILE", show_default=False),
 ]
 
-Partial = Annotated[bool, typer.Option("--partial", help="Go on although ranks are missing between others.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept missing ranks.")]
 
 Dask = Annotated[
     str | None,
     typer.Option(
-        help="Read and analyze the files on the workers of this Dask cluster (tcp://host:port), where they "
-        "must be under the same paths.",
+        help="Read and analyze on the workers of this Dask cluster (tcp://host:port); the files need the "
+        "same paths there.",
         metavar="ADDRESS",
         show_default=False,
     ),
@@ -90,7 +88,7 @@ Limit = Annotated[
     list[str] | None,
     typer.Option(
         "--limit",
-        help="Raise a bound of what is read: decompressed_bytes=200G, ranks=1M (repeat for more).",
+        help="Raise a read limit: decompressed_bytes=200G, ranks=1M. Repeatable.",
         metavar="NAME=VALUE",
         callback=_set_limits,
         expose_value=True,
@@ -217,9 +215,9 @@ def deliver(report: Report, output: Sequence[str], json: bool) -> None:
 def print_report(report: Report, *, json: bool = False) -> None:
     """Print its first result as JSON, or all of it, as wide and as colourful as the terminal allows."""
     if json:
-        from tracelens.rendering.formats import one
+        from tracelens.rendering.formats import one_result
 
-        write_stdout(one(report.results[0], report.meta))
+        write_stdout(one_result(report.results[0], report.meta))
         return
     from tracelens.rendering import rendered
     from tracelens.rendering.formats import console

@@ -20,12 +20,12 @@ def fuse(
         str | None, typer.Option(help="Only these ranks, like 0-3,7.", metavar="LIST", show_default=False)
     ] = None,
     no_cpu: Annotated[
-        bool, typer.Option("--no-cpu", help="Leave out the host threads: GPU streams, steps and waits only.")
+        bool, typer.Option("--no-cpu", help="Omit host threads: only GPU streams, steps and waits.")
     ] = False,
     partial: Partial = False,
     _limit: Limit = None,
 ) -> None:
-    """Write one trace of all ranks, to be opened in ui.perfetto.dev.
+    """Merge all ranks into one trace for ui.perfetto.dev.
 
     For example:
 

@@ -1,4 +1,4 @@
-"""`tracelens list`: what is registered, and the devices whose figures are known."""
+"""`tracelens list`: what is registered, and the known devices."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ def _rows(kind: Listing) -> list[tuple[str, ...]]:
     if kind is Listing.analyzers:
         from tracelens.analysis import in_order
 
-        return [(item.name, item.doc) for item in in_order()]
+        return [(plugin.name, plugin.doc) for plugin in in_order()]
     if kind is Listing.detectors:
         from tracelens.findings.detectors import DETECTORS
 
-        return [(name, item.doc) for name, item in DETECTORS.items()]
+        return [(name, plugin.doc) for name, plugin in DETECTORS.items()]
     if kind is Listing.parsers:
         from tracelens.read import PARSERS
 
-        return [(name, item.doc) for name, item in PARSERS.items()]
+        return [(name, plugin.doc) for name, plugin in PARSERS.items()]
     if kind is Listing.scenarios:
         from tracelens.what_if import SCENARIOS
 
-        return [(item.grammar, item.doc) for _, item in SCENARIOS.items()]
+        return [(plugin.grammar, plugin.doc) for _, plugin in SCENARIOS.items()]
     from tracelens.rendering import RENDERERS
 
-    return [(name, item.doc) for name, item in RENDERERS.items()]
+    return [(name, plugin.doc) for name, plugin in RENDERERS.items()]
 
 
 def _costs() -> list[tuple[str, ...]]:
@@ -131,6 +131,6 @@ def _about_devices() -> str:
     return (
         "Dense TFLOP/s: bf16 and fp8 of the matrix units, fp32 of the vector units; MAF: max-achievable, as "
         "published by the vendor; link: out of one GPU, one direction; -: not published or no such unit.\n"
-        f"Every number and its source, and what to copy for --device-file: "
+        f"Numbers with their sources, and a template for --device-file: "
         f"{Path(tracelens.devices.__file__).with_name('NAME.toml')}"
     )

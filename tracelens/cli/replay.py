@@ -1,4 +1,4 @@
-"""`tracelens replay`: scripts that run single ops of a trace again, and whether they match it."""
+"""`tracelens replay`: standalone scripts of traced calls, and whether they match the trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Group(TyperGroup):
     """`replay PATH...` writes scripts, `replay verify DIR` runs them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take what is no command for the paths and options of the first one."""
+        """Treat arguments without a command as those of `write`."""
         if not args or args[0] not in self.commands:
             args = ["write", *(args or ["--help"])]
         return super().parse_args(ctx, args)
@@ -63,7 +63,7 @@ Output = Annotated[
 Op = Annotated[
     str,
     typer.Option(
-        help="Only ops and collectives that fit this pattern: aten::mm, 'aten::*conv*', allreduce.",
+        help="Only ops and collectives that match this pattern: aten::mm, 'aten::*conv*', allreduce.",
         metavar="PATTERN",
         show_default=False,
     ),
@@ -71,7 +71,7 @@ Op = Annotated[
 Shape = Annotated[
     list[str] | None,
     typer.Option(
-        help="Only calls with a tensor of these sizes: 4096,2048. Repeat it for more.",
+        help="Only calls with a tensor of this shape: 4096,2048. Repeatable.",
         metavar="SIZES",
         show_default=False,
     ),
@@ -79,18 +79,18 @@ Shape = Annotated[
 Module = Annotated[
     str,
     typer.Option(
-        help="Only calls in a scope or Python frame that fits this pattern, and their gradients: '*MoE*'.",
+        help="Only calls inside a matching annotation or Python frame, and their gradients: '*MoE*'.",
         metavar="PATTERN",
         show_default=False,
     ),
 ]
 Rank = Annotated[int | None, typer.Option(help="Only calls of this rank.", show_default=False)]
-Top = Annotated[int, typer.Option(help="At most so many scripts, those with most time; 0 for all.", min=0)]
-By = Annotated[Order, typer.Option(help="What most means: GPU time, or that above the roofline.")]
+Top = Annotated[int, typer.Option(help="Number of scripts, longest total time first; 0 for all.", min=0)]
+By = Annotated[Order, typer.Option(help="Rank by GPU time, or by time above the roofline.")]
 Finding = Annotated[
     str,
     typer.Option(
-        help="Only what runs while time is lost to this finding: a detector of the findings table.",
+        help="Only work that runs while this finding costs time; NAME is a detector in the findings table.",
         metavar="NAME",
         show_default=False,
     ),
@@ -98,7 +98,7 @@ Finding = Annotated[
 At = Annotated[
     int | None,
     typer.Option(
-        help="Only what starts or runs at this time, and all that it calls; at_ns of findings and changes.",
+        help="Only what starts or runs at this time, with its callees: at_ns of findings and changes.",
         metavar="NS",
         show_default=False,
     ),
@@ -107,21 +107,21 @@ Base = Annotated[
     str,
     typer.Option(
         "--diff",
-        help="Only ops of what changed since this run: see --row.",
+        help="Only ops that changed since this run; see --row.",
         metavar="BASE",
         show_default=False,
     ),
 ]
 Row = Annotated[
-    int, typer.Option(help="With --diff: which row of `tracelens diff BASE PATH`, What changed.", min=1)
+    int, typer.Option(help="With --diff: row of 'What changed' in `tracelens diff BASE PATH`.", min=1)
 ]
 Layers = Annotated[
-    bool, typer.Option("--sequence", help="Write whole MoE layers instead, one script a direction.")
+    bool, typer.Option("--sequence", help="Write whole MoE layers instead, one script per direction.")
 ]
 MaxElements = Annotated[
     int | None,
     typer.Option(
-        help="Scale sizes down until no tensor has more elements, for a small machine.",
+        help="Scale sizes down until no tensor has more than N elements.",
         metavar="N",
         min=1,
         show_default=False,
@@ -131,7 +131,7 @@ FirstRanks = Annotated[
     int | None,
     typer.Option(
         "--first-ranks",
-        help="Cut collectives down to so many ranks of their group, for a machine with fewer GPUs.",
+        help="Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
         metavar="N",
         show_default=False,
     ),
@@ -163,10 +163,10 @@ def scripts(
     _limit: Limit = None,
     json: Json = False,
 ) -> None:
-    """Write a script for each call with most time: it runs the call as traced, checks and times it.
+    """Write standalone scripts for the longest calls: each runs, checks and times one call as traced.
 
-    Each is one Python file that needs only torch. `tracelens replay verify DIR` runs them all and tells which
-    match the trace; see `tracelens replay verify --help`.
+    Each is one Python file that needs only torch. `tracelens replay verify DIR` runs them all and reports
+    which match the trace; see `tracelens replay verify --help`.
 
     For example:
 
@@ -201,25 +201,25 @@ def scripts(
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="Where the scripts are.", show_default=False)]
 Where = Annotated[
-    On | None, typer.Option(help="Where to run; by default a GPU if there is one.", show_default=False)
+    On | None, typer.Option(help="Where to run; default: the GPU if there is one.", show_default=False)
 ]
-Iters = Annotated[int | None, typer.Option(help="Timed calls of each; by default 50.", show_default=False)]
+Iters = Annotated[int | None, typer.Option(help="Timed calls per script; default 50.", show_default=False)]
 MaxBytes = Annotated[
     int | None,
-    typer.Option(help="Scale messages of collectives down to this size.", metavar="N", show_default=False),
+    typer.Option(help="Scale collective messages down to N bytes.", metavar="N", show_default=False),
 ]
 Only = Annotated[
     str,
-    typer.Option(help="Only those with this in file name, op or shapes.", metavar="TEXT", show_default=False),
+    typer.Option(help="Only scripts with TEXT in name, op or shapes.", metavar="TEXT", show_default=False),
 ]
-Tolerance = Annotated[float, typer.Option(help="By which part of the traced time a matching one is off.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 also if a time does not match.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for each script.")]
+Tolerance = Annotated[float, typer.Option(help="Allowed relative deviation from the traced time.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Also exit with 1 if a time does not match.")]
+Timeout = Annotated[float, typer.Option(help="Time limit per script, in seconds.")]
 MostRanks = Annotated[
     int | None,
     typer.Option(
         "--ranks",
-        help="Skip collectives of more ranks; by default of more than there are GPUs, or than 8 on the CPU.",
+        help="Skip collectives with more than N ranks; default: the number of GPUs, or 8 on the CPU.",
         metavar="N",
         min=1,
         show_default=False,
@@ -227,7 +227,7 @@ MostRanks = Annotated[
 ]
 Python = Annotated[
     str,
-    typer.Option(help="Interpreter with torch, if this one has none.", metavar="FILE", show_default=False),
+    typer.Option(help="Interpreter with torch; default: this one.", metavar="FILE", show_default=False),
 ]
 Written = Annotated[
     list[str] | None,
@@ -250,13 +250,13 @@ def verify(
     output: Written = None,
     json: Json = False,
 ) -> None:
-    """Run all scripts of a directory and hold their times against the traced ones.
+    """Run the scripts of a directory and compare their times with the trace.
 
-    Exit code 0 if all ran with right results, 1 if one did not, 2 for bad input.
+    Exit code 0 if all results are correct, 1 if a script is wrong or fails, 2 for bad input.
 
-    Only scripts that are as tracelens wrote them are run, isolated (python -I) from the current directory,
-    PYTHONPATH and the user's own packages: name the environment that has torch with --python. Run an edited
-    script, or one that needs --import, by itself.
+    Runs only unmodified scripts, isolated (python -I) from the current directory, PYTHONPATH and user
+    site-packages: point --python to an environment with torch. Run edited scripts, and those that need
+    --import, directly.
 
     For example:
 
@@ -270,7 +270,7 @@ def verify(
 
     check_outputs(output or (), [str(Path(folder, LIST))])
     with progress() as line:
-        found = run_all(
+        result = run_all(
             Path(folder),
             device=device.value if device else None,
             iters=iters,
@@ -282,18 +282,18 @@ def verify(
             only=re.compile(re.escape(only)) if only else None,
             progress=line,
         )
-    counts = ", ".join(f"{count} {status}" for status, count in found.meta["statuses"].items())
-    _tell(found, f"replay verify: {counts}", {"inputs": [folder]}, json=json, outputs=output or [])
-    if failed(found, strict=strict):
+    counts = ", ".join(f"{count} {status}" for status, count in result.meta["statuses"].items())
+    _tell(result, f"replay verify: {counts}", {"inputs": [folder]}, json=json, outputs=output or [])
+    if failed(result, strict=strict):
         raise typer.Exit(1)
 
 
 def _tell(
-    found: Result, title: str, meta: dict[str, Any], *, json: bool, outputs: Sequence[str] = ()
+    result: Result, title: str, meta: dict[str, Any], *, json: bool, outputs: Sequence[str] = ()
 ) -> None:
     """Print the result or write it."""
     from tracelens.table import Report
     from tracelens.version import __version__
 
-    report = Report((found,), f"tracelens {title}", {"version": __version__, **meta})
+    report = Report((result,), f"tracelens {title}", {"version": __version__, **meta})
     deliver(report, outputs, json)

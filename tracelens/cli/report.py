@@ -36,14 +36,14 @@ def report(
         typer.Option(
             "-o",
             "--output",
-            help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. May be given several "
-            "times. Without it the report is printed.",
+            help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable; "
+            "default: print the report.",
             show_default=False,
         ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this analyzer (repeat for more); default: all.", show_default=False),
+        typer.Option(help="Only this analyzer; repeatable. Default: all.", show_default=False),
     ] = None,
     scope: Scope = ScopeChoice.all,
     step: Step = None,

@@ -1,4 +1,4 @@
-"""What is shown of an event when it is clicked, as members of a JSON object."""
+"""The arguments that a viewer shows for a clicked event, as JSON text."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
 def arguments(trace: Trace, arrows: Arrows) -> list[str]:
     """The arguments of each event, every one with a comma before it: `,"bytes":64`."""
     events = trace.arrays
-    found = [""] * len(events.start)
-    _ops(trace, found)
-    _launches(trace, events, arrows, found)
-    _work(trace, events, arrows, found)
-    _collectives(trace, found)
-    return found
+    args = [""] * len(events.start)
+    _ops(trace, args)
+    _launches(trace, events, arrows, args)
+    _work(trace, events, arrows, args)
+    _collectives(trace, args)
+    return args
 
 
-def _ops(trace: Trace, found: list[str]) -> None:
+def _ops(trace: Trace, args: list[str]) -> None:
     """Shapes and element types of the arguments of ops."""
     ops = trace.tables["ops"]
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
@@ -75,20 +75,20 @@ def _ops(trace: Trace, found: list[str]) -> None:
     for shape, dtype in zip(ops.texts("shapes", where), ops.texts("dtypes", where), strict=True):
         text = describe(shape, dtype)
         texts.append(f',"shapes":{quote(text)}' if text else "")
-    for event, place in zip(ops.array("event_id").tolist(), code.tolist(), strict=True):
-        found[event] = texts[place]
+    for event, pair_code in zip(ops.array("event_id").tolist(), code.tolist(), strict=True):
+        args[event] = texts[pair_code]
 
 
-def _launches(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> None:
+def _launches(trace: Trace, events: Events, arrows: Arrows, args: list[str]) -> None:
     recorded = trace.tables["events"].array("correlation_id")
     rows = np.flatnonzero(events.where("launch", "sync") & ((recorded > 0) | (arrows.correlation > 0)))
-    for event, number, own in zip(
+    for event, number, recorded_number in zip(
         rows.tolist(), arrows.correlation[rows].tolist(), recorded[rows].tolist(), strict=True
     ):
-        found[event] = _joined(number, own)
+        args[event] = _joined(number, recorded_number)
 
 
-def _work(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> None:
+def _work(trace: Trace, events: Events, arrows: Arrows, args: list[str]) -> None:
     """Correlation, bytes, blocks and launching op of GPU work."""
     if trace.meta.cpu_only:
         return
@@ -96,7 +96,7 @@ def _work(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> Non
     rows, op = links.array("kernel_id"), links.array("op_id")
     names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}
     op_name = np.where(op >= 0, events.name[op], -1)
-    for event, number, own, size, blocks, code in zip(
+    for event, number, recorded_number, size, blocks, code in zip(
         rows.tolist(),
         arrows.correlation[rows].tolist(),
         table.array("correlation_id")[rows].tolist(),
@@ -105,18 +105,18 @@ def _work(trace: Trace, events: Events, arrows: Arrows, found: list[str]) -> Non
         op_name.tolist(),
         strict=True,
     ):
-        found[event] = (
-            _joined(number, own)
+        args[event] = (
+            _joined(number, recorded_number)
             + (f',"bytes":{size}' if size >= 0 else "")
             + (f',"blocks":{blocks}' if blocks >= 0 else "")
             + (f',"op":{names[code]}' if code >= 0 else "")
         )
 
 
-def _joined(number: int, own: int) -> str:
+def _joined(number: int, recorded_number: int) -> str:
     """The number that joins launch and work in the fused file, and the one it has in the rank's own file."""
     return (f',"correlation":{number}' if number else "") + (
-        f',"recorded correlation":{own}' if own > 0 else ""
+        f',"recorded correlation":{recorded_number}' if recorded_number > 0 else ""
     )
 
 
@@ -137,11 +137,11 @@ _SHOWN = {
 would count the parts of all ranks as collectives of one."""
 
 
-def _collectives(trace: Trace, found: list[str]) -> None:
+def _collectives(trace: Trace, args: list[str]) -> None:
     """What was communicated, at the kernel, or at the host's record where the trace lacks the kernel."""
     table = trace.tables["collectives"]
     record, kernel = table.array("event_id"), table.array("kernel_id")
-    at = np.where(kernel >= 0, kernel, record).tolist()
+    shown_at = np.where(kernel >= 0, kernel, record).tolist()
     for column in table.schema.columns:
         if column.name not in _SHOWN:
             continue
@@ -150,6 +150,6 @@ def _collectives(trace: Trace, found: list[str]) -> None:
             values = [str(value) if value >= 0 else "" for value in table.array(column.name).tolist()]
         else:
             values = [quote(text) if text not in ("", "[]") else "" for text in table.texts(column.name)]
-        for event, value in zip(at, values, strict=True):
+        for event, value in zip(shown_at, values, strict=True):
             if value:
-                found[event] += f',"{label}":{value}'
+                args[event] += f',"{label}":{value}'

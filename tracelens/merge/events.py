@@ -47,13 +47,13 @@ class Writer:
         if rank < _BLOCKS:  # of higher ranks the ids only follow on, for viewers keep 31 bits of them
             self._next_id = max((rank + 1) * _ID_BLOCK, self._next_id)
         yield self._tracks(rank, tracks, shift_ns)
-        names, places = self._rows(trace, layout)
+        names, row_ids = self._rows(trace, layout)
         yield names
         hosts = any(not row.on_gpu for row in layout.rows)
         arrows = find_arrows(trace, self._next_flow, hosts)
         self._next_flow = arrows.free
-        yield from _slices(trace, layout, places, arguments(trace, arrows), shift_ns)
-        yield from _flows(trace, layout, places, arrows, shift_ns)
+        yield from _slices(trace, layout, row_ids, arguments(trace, arrows), shift_ns)
+        yield from _flows(trace, layout, row_ids, arrows, shift_ns)
 
     def _new_id(self) -> int:
         self._next_id += 1
@@ -64,23 +64,23 @@ class Writer:
         if not tracks:
             return []
         pid = self._new_id()
-        found = process(pid, f"rank {rank}: overview")
+        events = process(pid, f"rank {rank}: overview")
         for track in tracks:
             tid = self._new_id()
-            found += thread(pid, tid, track.name)
-            start = np.array([item.start_ns for item in track.slices], dtype=np.int64) + shift_ns
-            length = np.array([max(item.dur_ns, 0) for item in track.slices], dtype=np.int64)
-            for item, ts, dur in zip(track.slices, microseconds(start), microseconds(length), strict=True):
-                more = f',"args":{orjson.dumps(dict(item.args)).decode()}' if item.args else ""
-                found.append(
-                    f'{{"ph":"X","cat":"track","name":{quote(item.label)},"pid":{pid},"tid":{tid},'
-                    f'"ts":{ts},"dur":{dur}{more}}}'
+            events += thread(pid, tid, track.name)
+            start = np.array([piece.start_ns for piece in track.slices], dtype=np.int64) + shift_ns
+            length = np.array([max(piece.dur_ns, 0) for piece in track.slices], dtype=np.int64)
+            for piece, ts, dur in zip(track.slices, microseconds(start), microseconds(length), strict=True):
+                args_text = f',"args":{orjson.dumps(dict(piece.args)).decode()}' if piece.args else ""
+                events.append(
+                    f'{{"ph":"X","cat":"track","name":{quote(piece.label)},"pid":{pid},"tid":{tid},'
+                    f'"ts":{ts},"dur":{dur}{args_text}}}'
                 )
-        return found
+        return events
 
     def _rows(self, trace: Trace, layout: Layout) -> tuple[list[str], list[str]]:
         """(Metadata, the place of each row as members of an event)."""
-        meta, places = [], []
+        meta, row_ids = [], []
         pids: dict[tuple[bool, int], int] = {}
         for key in dict.fromkeys((row.on_gpu, row.device) for row in layout.rows):
             pid = pids[key] = self._new_id()
@@ -93,12 +93,12 @@ class Writer:
         for row in layout.rows:
             pid, tid = pids[row.on_gpu, row.device], self._new_id()
             meta += thread(pid, tid, numbered(row.name, row.lane))
-            places.append(f'"pid":{pid},"tid":{tid}')
-        return meta, places
+            row_ids.append(f'"pid":{pid},"tid":{tid}')
+        return meta, row_ids
 
 
 def _slices(
-    trace: Trace, layout: Layout, places: Sequence[str], args: Sequence[str], shift_ns: int
+    trace: Trace, layout: Layout, row_ids: Sequence[str], args: Sequence[str], shift_ns: int
 ) -> Iterator[list[str]]:
     """A complete event for each event of the layout."""
     table = trace.tables["events"]
@@ -111,11 +111,11 @@ def _slices(
     for low in range(0, len(layout.event), _AT_ONCE):
         part = slice(low, low + _AT_ONCE)
         event = layout.event[part]
-        more = [args[row] for row in event.tolist()]
-        for place in cut[(cut >= low) & (cut < low + _AT_ONCE)].tolist():
-            more[place - low] += f',"recorded dur_ns":{recorded[place]}'
+        args_texts = [args[row] for row in event.tolist()]
+        for index in cut[(cut >= low) & (cut < low + _AT_ONCE)].tolist():
+            args_texts[index - low] += f',"recorded dur_ns":{recorded[index]}'
         yield [
-            f'{{"ph":"X",{categories[cat]}"name":{names[text]},{places[row]},"ts":{ts},"dur":{dur}'
+            f'{{"ph":"X",{categories[cat]}"name":{names[text]},{row_ids[row]},"ts":{ts},"dur":{dur}'
             + (f',"args":{{{arg[1:]}}}}}' if arg else "}")
             for cat, text, row, ts, dur, arg in zip(
                 category.codes[event].tolist(),
@@ -123,14 +123,14 @@ def _slices(
                 layout.row[part].tolist(),
                 microseconds(layout.start[part] + shift_ns),
                 microseconds(duration[part]),
-                more,
+                args_texts,
                 strict=True,
             )
         ]
 
 
 def _flows(
-    trace: Trace, layout: Layout, places: Sequence[str], arrows: Arrows, shift_ns: int
+    trace: Trace, layout: Layout, row_ids: Sequence[str], arrows: Arrows, shift_ns: int
 ) -> Iterator[list[str]]:
     """Both ends of each arrow; they bind to the event that runs there then."""
     row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
@@ -139,10 +139,12 @@ def _flows(
     for low in range(0, len(arrows.flow), _AT_ONCE):
         part = slice(low, low + _AT_ONCE)
         numbers = arrows.flow[part].tolist()
-        found = []
+        events = []
         for phase, ends in (('"s"', arrows.launch[part]), ('"f","bp":"e"', arrows.kernel[part])):
-            found += [
-                f'{{"ph":{phase},"id":{number},{places[at]},"ts":{ts},"cat":"ac2g","name":"ac2g"}}'
-                for number, at, ts in zip(numbers, row[ends].tolist(), microseconds(start[ends]), strict=True)
+            events += [
+                f'{{"ph":{phase},"id":{number},{row_ids[row_index]},"ts":{ts},"cat":"ac2g","name":"ac2g"}}'
+                for number, row_index, ts in zip(
+                    numbers, row[ends].tolist(), microseconds(start[ends]), strict=True
+                )
             ]
-        yield found
+        yield events

@@ -47,17 +47,17 @@ def has_crossings(track: Int, start: Int, end: Int) -> Int:
     asking = np.arange(count)
     while len(asking):
         asking = asking[above[asking] >= 0]
-        other = above[asking]
-        same = track[other] == track[asking]
-        open_ = same & (end[other] > start[asking])
-        inside = open_ & (end[asking] <= end[other])
+        previous = above[asking]
+        same_track = track[previous] == track[asking]
+        open_ = same_track & (end[previous] > start[asking])
+        inside = open_ & (end[asking] <= end[previous])
         crosses[asking[open_ & ~inside]] = True
-        asking, other, same = asking[~inside], other[~inside], same[~inside]
-        above[asking] = np.where(same, above[other], -1)
+        asking, previous, same_track = asking[~inside], previous[~inside], same_track[~inside]
+        above[asking] = np.where(same_track, above[previous], -1)
     return np.unique(track[crosses])
 
 
-def lanes(start: Int, end: Int, *, nested: bool, tried: int = 64) -> Int:
+def lanes(start: Int, end: Int, *, nested: bool, scanned: int = 64) -> Int:
     """A lane for each slice so that none crosses another on its lane, the first one that is free.
 
     What lies inside a slice that had to move stays behind where it can: a step's mark that begins in one
@@ -67,12 +67,12 @@ def lanes(start: Int, end: Int, *, nested: bool, tried: int = 64) -> Int:
         start: ns, sorted, of equal ones the longest first.
         end: ns.
         nested: whether slices may lie inside others; otherwise each has its time to itself.
-        tried: so many lanes are tried one by one; from there on each slice has its time to itself, or
+        scanned: so many lanes are tried one by one; from there on each slice has its time to itself, or
             thousands of requests at once would take time by the square of their number.
     """
     ends: list[list[int]] = []
     further: list[tuple[int, int]] = []
-    found: list[int] = []
+    lane_of: list[int] = []
 
     def fits(stack: list[int], begin: int, finish: int) -> bool:
         while stack and stack[-1] <= begin:
@@ -80,8 +80,8 @@ def lanes(start: Int, end: Int, *, nested: bool, tried: int = 64) -> Int:
         return not stack or (nested and finish <= stack[-1])
 
     for begin, finish in zip(start.tolist(), end.tolist(), strict=True):
-        lane = next((place for place, stack in enumerate(ends) if fits(stack, begin, finish)), len(ends))
-        if lane < tried:
+        lane = next((index for index, stack in enumerate(ends) if fits(stack, begin, finish)), len(ends))
+        if lane < scanned:
             if lane == len(ends):
                 ends.append([])
             ends[lane].append(finish)
@@ -91,5 +91,5 @@ def lanes(start: Int, end: Int, *, nested: bool, tried: int = 64) -> Int:
         else:
             lane += len(further)
             heappush(further, (finish, lane))
-        found.append(lane)
-    return np.array(found, dtype=np.int64)
+        lane_of.append(lane)
+    return np.array(lane_of, dtype=np.int64)

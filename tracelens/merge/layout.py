@@ -66,8 +66,8 @@ def lay_out(trace: Trace, cpu: bool = True) -> Layout:
     start, end = events.start[event], end[event]
     row, rows = _rows(trace, events, event, on_gpu[event])
     row, rows = _spread(row, rows, start, end)
-    shown = sorted(range(len(rows)), key=lambda place: rows[place])
-    return Layout(event, np.argsort(shown)[row], start, end, [rows[place] for place in shown])
+    shown = sorted(range(len(rows)), key=lambda index: rows[index])
+    return Layout(event, np.argsort(shown)[row], start, end, [rows[index] for index in shown])
 
 
 def _rows(trace: Trace, events: Events, event: Int, on_gpu: Bool) -> tuple[Int, list[Row]]:
@@ -84,26 +84,29 @@ def _rows(trace: Trace, events: Events, event: Int, on_gpu: Bool) -> tuple[Int, 
     seconds, second_code = np.unique(second, return_inverse=True)
     code = ((first_code * len(seconds) + second_code) * 2 + on_gpu) * 2 + waits
     _, where, row = np.unique(code, return_index=True, return_inverse=True)
-    several = len(np.unique(pid[~on_gpu & (pid >= 0)])) > 1
-    found = []
-    for at in where.tolist():
-        one, two = int(first[at]), int(second[at])
-        if on_gpu[at]:
-            name = f"stream {two}" if two >= 0 else "no stream"
-            found.append(Row(True, one, (two, int(waits[at])), f"{name} waits" if waits[at] else name))
+    several_hosts = len(np.unique(pid[~on_gpu & (pid >= 0)])) > 1
+    row_list = []
+    for index in where.tolist():
+        device_or_pid, stream_or_tid = int(first[index]), int(second[index])
+        if on_gpu[index]:
+            device, stream, waiting = device_or_pid, stream_or_tid, bool(waits[index])
+            name = f"stream {stream}" if stream >= 0 else "no stream"
+            row_list.append(Row(True, device, (stream, int(waiting)), f"{name} waits" if waiting else name))
         else:
-            given = trace.meta.threads.get((one, two), f"thread {two}" if two >= 0 else "other").strip()
-            name = f"{given}, process {one}" if several and one >= 0 else given
-            found.append(Row(False, 0, (int(one < 0), one, int(one != two), two), name))
-    return row, found
+            host, thread = device_or_pid, stream_or_tid
+            default = f"thread {thread}" if thread >= 0 else "other"
+            name = trace.meta.threads.get((host, thread), default).strip()
+            name = f"{name}, process {host}" if several_hosts and host >= 0 else name
+            row_list.append(Row(False, 0, (int(host < 0), host, int(host != thread), thread), name))
+    return row, row_list
 
 
 def _spread(row: Int, rows: list[Row], start: Int, end: Int) -> tuple[Int, list[Row]]:
     """Give rows on which slices cross each other as many lanes as it takes."""
     order = np.lexsort((np.arange(len(row)), row))
     for crossed in has_crossings(row[order], start[order], end[order]).tolist():
-        mine = np.flatnonzero(row == crossed)
-        lane = lanes(start[mine], end[mine], nested=True)
-        row[mine[lane > 0]] = len(rows) + lane[lane > 0] - 1
+        on_row = np.flatnonzero(row == crossed)
+        lane = lanes(start[on_row], end[on_row], nested=True)
+        row[on_row[lane > 0]] = len(rows) + lane[lane > 0] - 1
         rows += [rows[crossed]._replace(lane=number) for number in range(1, int(lane.max()) + 1)]
     return row, rows

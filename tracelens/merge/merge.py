@@ -75,9 +75,9 @@ def fuse(
     plans = []
     for trace in run.traces:
         rank = trace.meta.rank
-        wanted = [steps_track(trace), *([waiting[rank]] if rank in waiting else []), *more.get(rank, ())]
+        rank_tracks = [steps_track(trace), *([waiting[rank]] if rank in waiting else []), *more.get(rank, ())]
         clock = _epoch(trace) if offsets is None else _epoch(run.traces[0]) + int(offsets.get(rank, 0))
-        plans += _plan(trace, [row for track in wanted for row in rows(track)], clock, cpu)
+        plans += _plan(trace, [row for track in rank_tracks for row in rows(track)], clock, cpu)
     base = _base(plans)
     writer = Writer()
 
@@ -103,7 +103,7 @@ def _epoch(trace: Trace) -> int:
 
 def _plan(trace: Trace, tracks: Sequence[Track], clock_ns: int, cpu: bool) -> list[_Plan]:
     """The plan of a rank, none where there is nothing to draw."""
-    starts = [item.start_ns for track in tracks for item in track.slices]
+    starts = [piece.start_ns for track in tracks for piece in track.slices]
     drawn = trace.arrays.start[drawn_events(trace.arrays, cpu)]
     if len(drawn):
         starts.append(int(drawn.min()))

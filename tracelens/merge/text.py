@@ -24,16 +24,16 @@ def microseconds(ns: Int) -> list[str]:
     >>> microseconds(np.array([1234567]))
     ['1234.567']
     """
-    whole, rest = np.divmod(ns, 1000)
-    return [f"{us}{_THOUSANDTHS[part]}" for us, part in zip(whole.tolist(), rest.tolist(), strict=True)]
+    us_part, ns_part = np.divmod(ns, 1000)
+    return [f"{us}{_THOUSANDTHS[part]}" for us, part in zip(us_part.tolist(), ns_part.tolist(), strict=True)]
 
 
 def process(pid: int, name: str, labels: str = "") -> list[str]:
     """Metadata events that name a process; processes are shown in order of `pid`."""
-    found = [_metadata("process_name", pid, pid, {"name": name})]
+    events = [_metadata("process_name", pid, pid, {"name": name})]
     if labels:
-        found.append(_metadata("process_labels", pid, pid, {"labels": labels}))
-    return [*found, _metadata("process_sort_index", pid, pid, {"sort_index": pid})]
+        events.append(_metadata("process_labels", pid, pid, {"labels": labels}))
+    return [*events, _metadata("process_sort_index", pid, pid, {"sort_index": pid})]
 
 
 def thread(pid: int, tid: int, name: str) -> list[str]:

@@ -47,22 +47,22 @@ def steps_track(trace: Trace) -> Track:
 
 def wait_tracks(waits: Iterable[Wait]) -> dict[int, Track]:
     """The waits of each rank that has any."""
-    found: dict[int, list[Slice]] = {}
+    slices_of: dict[int, list[Slice]] = {}
     for rank, label, start_ns, dur_ns in waits:
-        found.setdefault(int(rank), []).append(Slice(label, int(start_ns), int(dur_ns)))
-    return {rank: Track("waits", slices) for rank, slices in found.items()}
+        slices_of.setdefault(int(rank), []).append(Slice(label, int(start_ns), int(dur_ns)))
+    return {rank: Track("waits", slices) for rank, slices in slices_of.items()}
 
 
 def rows(track: Track) -> list[Track]:
     """The track as one row, or as several named `waits`, `waits (2)`, ... where its slices overlap."""
-    ordered = sorted(track.slices, key=lambda item: (item.start_ns, -item.dur_ns))
-    start = np.array([item.start_ns for item in ordered], dtype=np.int64)
-    end = start + np.array([max(item.dur_ns, 0) for item in ordered], dtype=np.int64)
+    ordered = sorted(track.slices, key=lambda piece: (piece.start_ns, -piece.dur_ns))
+    start = np.array([piece.start_ns for piece in ordered], dtype=np.int64)
+    end = start + np.array([max(piece.dur_ns, 0) for piece in ordered], dtype=np.int64)
     lane = lanes(start, end, nested=False).tolist()
     parts: list[list[Slice]] = [[] for _ in range(max(lane, default=-1) + 1)]
-    for place, item in zip(lane, ordered, strict=True):
-        parts[place].append(item)
-    return [Track(numbered(track.name, place), part) for place, part in enumerate(parts)]
+    for lane_index, piece in zip(lane, ordered, strict=True):
+        parts[lane_index].append(piece)
+    return [Track(numbered(track.name, lane_index), part) for lane_index, part in enumerate(parts)]
 
 
 def numbered(name: str, lane: int) -> str:

@@ -72,14 +72,14 @@ def by_path(path: str | os.PathLike[str]) -> Renderer:
         suffix = ""
     elif not suffix and _is_stream(text):
         suffix = ".txt"
-    known = {item.suffix: item for _, item in RENDERERS.items()}
-    if suffix not in known:
-        names = ", ".join(sorted(filter(None, known)))
+    by_suffix = {known.suffix: known for _, known in RENDERERS.items()}
+    if suffix not in by_suffix:
+        names = ", ".join(sorted(filter(None, by_suffix)))
         raise TracelensError(
             f"{text}: no format is written as {suffix!r}; known: {names}, "
             "or a directory (end it with /) for CSV"
         )
-    return known[suffix]
+    return by_suffix[suffix]
 
 
 def rendered(report: Report, render: Callable[[Report], T]) -> T:
@@ -87,9 +87,9 @@ def rendered(report: Report, render: Callable[[Report], T]) -> T:
 
     Results are tried one by one only where the whole failed.
     """
-    whole = guard("rendering", render, report)
-    if not isinstance(whole, Failure):
-        return whole
+    output = guard("rendering", render, report)
+    if not isinstance(output, Failure):
+        return output
     return render(replace(report, results=tuple(_sound(report, render))))
 
 
@@ -106,7 +106,7 @@ def _sound(report: Report, render: Callable[[Report], object]) -> Iterator[Resul
 def check(
     paths: Iterable[str | os.PathLike[str]],
     inputs: Iterable[str],
-    others: Iterable[str] = (),
+    extra_outputs: Iterable[str] = (),
     traces: TraceFiles | None = None,
 ) -> None:
     """Refuse outputs before the work.
@@ -114,7 +114,7 @@ def check(
     Args:
         paths: where reports are to be written.
         inputs: what is read: files, directories, patterns, "-", URLs.
-        others: files that are written besides.
+        extra_outputs: files that are written besides.
         traces: as for `outputs.check_outputs`.
 
     Raises:
@@ -123,10 +123,10 @@ def check(
     """
     from tracelens.outputs import Output, check_outputs
 
-    chosen = [(os.fspath(path), by_path(path).folder) for path in paths]
-    outputs = [Output(path, folder.index if folder else "") for path, folder in chosen]
-    check_outputs([*outputs, *map(Output, others)], inputs, traces)
-    for path, folder in chosen:
+    targets = [(os.fspath(path), by_path(path).folder) for path in paths]
+    outputs = [Output(path, folder.index if folder else "") for path, folder in targets]
+    check_outputs([*outputs, *map(Output, extra_outputs)], inputs, traces)
+    for path, folder in targets:
         if folder:
             check_folder(path, folder)
 
@@ -140,11 +140,11 @@ def write(report: Report, path: str | os.PathLike[str]) -> None:
         TracelensError: no such format, the path is a file that the report was made from, a directory holds
             something else, or it cannot be written (the system's reason is given).
     """
-    chosen = by_path(path)
+    target_format = by_path(path)
     check([path], _input_files(report.meta.get("inputs", ())))
-    files = rendered(report, chosen.files)
-    if chosen.folder:
-        write_folder(path, files, chosen.folder)
+    files = rendered(report, target_format.files)
+    if target_format.folder:
+        write_folder(path, files, target_format.folder)
     else:
         (content,) = files.values()
         write_file(path, content)

@@ -78,16 +78,25 @@ def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> lis
     """
     digits = max(2, len(str(len(scripts))))
     entries = [
-        Entry(f"{number:0{digits}d}_{one.name}.py", one.kind, one.subject, one.shapes, one.count,
-              one.traced_us, one.total_us, one.processes, hashlib.sha256(one.text.encode()).hexdigest())
-        for number, one in enumerate(scripts, start=1)
-    ]  # fmt: skip
+        Entry(
+            file=f"{number:0{digits}d}_{script.name}.py",
+            kind=script.kind,
+            subject=script.subject,
+            shapes=script.shapes,
+            count=script.count,
+            traced_us=script.traced_us,
+            total_us=script.total_us,
+            processes=script.processes,
+            sha256=hashlib.sha256(script.text.encode()).hexdigest(),
+        )
+        for number, script in enumerate(scripts, start=1)
+    ]
     listed = {
         "tracelens": __version__,
         "scripts": [entry._asdict() for entry in entries],
         "skips": [{"subject": skip.subject, "reason": skip.reason} for skip in skips],
     }
-    contents = {entry.file: one.text.encode() for entry, one in zip(entries, scripts, strict=True)}
+    contents = {entry.file: script.text.encode() for entry, script in zip(entries, scripts, strict=True)}
     contents[LIST] = orjson.dumps(listed, option=orjson.OPT_INDENT_2)
     write_folder(folder, contents, FOLDER)
     return entries
@@ -112,7 +121,7 @@ def read(folder: Path) -> list[Entry]:
     entries = _listed(folder)
     if not all(entry.sha256 for entry in entries):
         raise TracelensError(
-            f"{folder / LIST}: an older tracelens wrote it, without hashes of the scripts; make them again: "
+            f"{folder / LIST}: written by an older tracelens, without script hashes; regenerate: "
             "tracelens replay TRACE -o DIR"
         )
     return entries
@@ -123,30 +132,28 @@ def _listed(folder: Path) -> list[Entry]:
     path = folder / LIST
     try:
         listed = orjson.loads(path.read_bytes())
-        found = [_entry(item) for item in listed["scripts"]]
+        entries = [_entry(fields) for fields in listed["scripts"]]
     except OSError:
-        raise TracelensError(
-            f"{folder}: no {LIST} there; make one with tracelens replay TRACE -o DIR"
-        ) from None
+        raise TracelensError(f"{folder}: no {LIST}; make one with tracelens replay TRACE -o DIR") from None
     except (KeyError, TypeError, ValueError):
-        raise TracelensError(f"{path}: not a list of scripts as tracelens writes it") from None
-    return found
+        raise TracelensError(f"{path}: not a script list that tracelens wrote") from None
+    return entries
 
 
-def _entry(item: Any) -> Entry:
-    item = {"sha256": "", **item}
-    if not all(isinstance(item[name], kind) for name, kind in _FIELDS.items()):
+def _entry(fields: Any) -> Entry:
+    fields = {"sha256": "", **fields}
+    if not all(isinstance(fields[name], kind) for name, kind in _FIELDS.items()):
         raise ValueError
-    if item["kind"] not in get_args(Kind) or (item["processes"] > 1 and item["kind"] != "collective"):
+    if fields["kind"] not in get_args(Kind) or (fields["processes"] > 1 and fields["kind"] != "collective"):
         raise ValueError
-    if not all(0 <= item[name] <= most for name, most in _LARGEST.items()):
+    if not all(0 <= fields[name] <= most for name, most in _LARGEST.items()):
         raise ValueError
-    if item["sha256"] and not _HASH.fullmatch(item["sha256"]):
+    if fields["sha256"] and not _HASH.fullmatch(fields["sha256"]):
         raise ValueError
     # Only what lies in the directory itself is ever run.
-    if not _FILE.fullmatch(item["file"]):
+    if not _FILE.fullmatch(fields["file"]):
         raise ValueError
-    return Entry(**{name: item[name] for name in Entry._fields})
+    return Entry(**{name: fields[name] for name in Entry._fields})
 
 
 FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in _listed(folder)])

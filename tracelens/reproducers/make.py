@@ -17,35 +17,35 @@ from tracelens.reproducers.folder import Script, write
 from tracelens.reproducers.inputs import Unreplayable, unreplayed
 from tracelens.reproducers.layers import sequences
 from tracelens.reproducers.scripts import UNFAITHFUL, script
-from tracelens.reproducers.select import Case, Selection, cases, chosen, fits, merged
+from tracelens.reproducers.select import Case, Selection, cases, fits, merged, selected_work
 from tracelens.table import Column, Result, Schema, Skip, result, stack
 from tracelens.trace import Run, describe
 
 Order = Literal["time", "recoverable"]
 TOP = 20
-_NO_ROOFLINE = "none of these calls has a roofline: see `tracelens analyze roofline`, uncovered"
+_NO_ROOFLINE = "no roofline for any of these calls: see uncovered ops in `tracelens analyze roofline`"
 
 SCRIPTS = Schema(
     "Scripts",
     (
         Column("file", "str"),
-        Column("subject", "str", doc="op, collective, or what a sequence is of"),
+        Column("subject", "str", doc="op, collective, or the sequence"),
         Column("shapes", "str", doc="tensor arguments, or message"),
-        Column("count", "int64", "count", "calls in the trace that it stands for"),
-        Column("traced_ns", "int64", "ns", "median time of one in the trace, 0 where sizes are scaled down"),
-        Column("total_ns", "int64", "ns", "of all of them"),
+        Column("count", "int64", "count", "traced calls that the script represents"),
+        Column("traced_ns", "int64", "ns", "median traced time per call, 0 where sizes are scaled down"),
+        Column("total_ns", "int64", "ns", "all these calls together"),
         Column("fraction", "float64", "fraction", "of the GPU time of all ranks"),
-        Column("processes", "int64", "count", "that run it together"),
+        Column("processes", "int64", "count", "ranks that run it"),
     ),
     doc="Run one with `python FILE`, all with `tracelens replay verify DIR`.",
 )
 
 
 class _Candidate(NamedTuple):
-    """What could become a script, and how much it is worth, us."""
+    """A possible script and the time it represents."""
 
     worth_us: float
-    what: Case | Script
+    origin: Case | Script
 
 
 def _quiet(_: str) -> None:
@@ -55,7 +55,7 @@ def _quiet(_: str) -> None:
 def replay(
     run: Run,
     folder: Path,
-    wanted: Selection | None = None,
+    selection: Selection | None = None,
     *,
     top: int | None = TOP,
     order: Order = "time",
@@ -69,7 +69,7 @@ def replay(
     Args:
         run: the ranks.
         folder: where to.
-        wanted: which calls, by default all.
+        selection: which calls; default all.
         top: how many scripts at most, those with most time; None for all.
         order: time, or what could be won back of it up to the roofline, which collectives have none of.
         device: whose roofline counts, instead of that of the trace's own.
@@ -84,31 +84,31 @@ def replay(
     Raises:
         TracelensError: nothing in the trace is what was asked for, or the folder cannot be written.
     """
-    wanted = wanted or Selection()
+    selection = selection or Selection()
     skips: list[Skip] = []
     progress("finding calls")
-    works = [chosen(trace, wanted) for trace in run.traces]
-    found = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
-    found = [case for case in found if fits(case, wanted)]
-    candidates = _by_time(found) if order == "time" else _recoverable(run, found, device)
-    if order == "time" and not wanted.about_calls:
+    works = [selected_work(trace, selection) for trace in run.traces]
+    calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
+    calls = [case for case in calls if fits(case, selection)]
+    candidates = _by_time(calls) if order == "time" else _recoverable(run, calls, device)
+    if order == "time" and not selection.ops_only:
         progress("finding collectives")
-        made, skips = collectives(run, ranks=first_ranks)
-        some = (one for one in made if fnmatchcase(one.subject, wanted.op or "*"))
-        candidates += [_Candidate(one.total_us, one) for one in some]
+        scripts, skips = collectives(run, ranks=first_ranks)
+        matching = [script for script in scripts if fnmatchcase(script.subject, selection.op or "*")]
+        candidates += [_Candidate(script.total_us, script) for script in matching]
     if not candidates:
-        raise TracelensError(_NO_ROOFLINE if found else _nothing(run, wanted))
+        raise TracelensError(_NO_ROOFLINE if calls else _why_nothing(run, selection))
     progress("writing scripts")
-    candidates.sort(key=lambda one: -one.worth_us)
-    scripts, refused, rest = _made(candidates, top, max_elements)
-    if wanted.everything:
+    candidates.sort(key=lambda candidate: -candidate.worth_us)
+    scripts, refused, not_written = _scripts_of(candidates, top, max_elements)
+    if selection.selects_all:
         skips += [skip for skip in refused if skip.reason.startswith(UNFAITHFUL)]
         skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
     else:
         skips = refused + [
-            skip for skip in skips if wanted.op and fnmatchcase(skip.subject, f"*{wanted.op}*")
+            skip for skip in skips if selection.op and fnmatchcase(skip.subject, f"*{selection.op}*")
         ]
-    return _written(run, folder, scripts, skips, rest)
+    return _written(run, folder, scripts, skips, not_written)
 
 
 def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) -> Result:
@@ -125,17 +125,17 @@ def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) ->
     return _written(run, folder, scripts, skips, 0)
 
 
-def _by_time(found: Iterable[Case]) -> list[_Candidate]:
-    return [_Candidate(case.total_ns / 1e3, case) for case in found]
+def _by_time(selected: Iterable[Case]) -> list[_Candidate]:
+    return [_Candidate(case.total_ns / 1e3, case) for case in selected]
 
 
-def _recoverable(run: Run, found: Sequence[Case], device: Device | None) -> list[_Candidate]:
+def _recoverable(run: Run, selected: Sequence[Case], device: Device | None) -> list[_Candidate]:
     """Time above the roofline; calls without a roofline are left out."""
     peaks = device or own_device(run.traces[0])
     if peaks is None:
-        raise TracelensError("the trace names no known device, so there is no roofline; name one: --device")
+        raise TracelensError("no roofline: the trace names no known device; pass --device")
     candidates = []
-    for case in found:
+    for case in selected:
         if case.cost is not None:
             least = least_ns(case.cost, peaks)
             if least > 0:
@@ -143,61 +143,65 @@ def _recoverable(run: Run, found: Sequence[Case], device: Device | None) -> list
     return candidates
 
 
-def _made(
+def _scripts_of(
     candidates: Sequence[_Candidate], top: int | None, max_elements: int | None
 ) -> tuple[list[Script], list[Skip], int]:
     """Scripts of the first candidates, why others are none, and how many are left."""
     scripts: list[Script] = []
     refused: dict[tuple[str, str], list[Case]] = {}
-    left = list(reversed(candidates))
-    while left and len(scripts) != top:
-        what = left.pop().what
+    pending = list(reversed(candidates))
+    while pending and len(scripts) != top:
+        origin = pending.pop().origin
         try:
-            scripts.append(script(what, max_elements) if isinstance(what, Case) else what)
+            scripts.append(script(origin, max_elements) if isinstance(origin, Case) else origin)
         except Unreplayable as error:
-            assert isinstance(what, Case)
-            refused.setdefault((what.call.op, str(error)), []).append(what)
-    skips = [Skip(_named(op, some), reason) for (op, reason), some in refused.items()]
-    return scripts, skips, len(left)
+            assert isinstance(origin, Case)
+            refused.setdefault((origin.call.op, str(error)), []).append(origin)
+    skips = [Skip(_refusal(op, refused_cases), reason) for (op, reason), refused_cases in refused.items()]
+    return scripts, skips, len(pending)
 
 
-def _named(op: str, some: Sequence[Case]) -> str:
+def _refusal(op: str, refused_cases: Sequence[Case]) -> str:
     """Calls of an op that cannot be made scripts."""
-    shapes = describe(some[0].call.shapes, some[0].call.dtypes)
-    more = f" and {len(some) - 1} more of other shapes" if len(some) > 1 else ""
+    shapes = describe(refused_cases[0].call.shapes, refused_cases[0].call.dtypes)
+    more = f" and {len(refused_cases) - 1} more of other shapes" if len(refused_cases) > 1 else ""
     return f"{op} {shapes}".strip() + more
 
 
-def _nothing(run: Run, wanted: Selection) -> str:
+def _why_nothing(run: Run, selection: Selection) -> str:
     """Why there is nothing to replay."""
-    if wanted.everything:
+    if selection.selects_all:
         skips = [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
-        why = f"{skips[0].subject}: {skips[0].reason}" if skips else "there is no GPU work"
-        return f"nothing can be run again: {why}"
-    if wanted.during is not None and not any(len(chosen(trace, wanted).event) for trace in run.traces):
-        return "no op of the trace runs on the GPU while time is lost to this finding"
+        reason = f"{skips[0].subject}: {skips[0].reason}" if skips else "there is no GPU work"
+        return f"nothing can be replayed: {reason}"
+    if selection.during is not None and not any(
+        len(selected_work(trace, selection).event) for trace in run.traces
+    ):
+        return "no op runs on the GPU while this finding costs time"
     largest = merged([cases(trace, trace.work) for trace in run.traces])
     names = list(dict.fromkeys(case.call.op for case in largest))[:5]
-    return f"no call is what was asked for; the trace's largest are {', '.join(names) or 'none'}"
+    return f"no call matches; the largest are {', '.join(names) or 'none'}"
 
 
 def _written(
     run: Run, folder: Path, scripts: Sequence[Script], skips: Sequence[Skip], not_written: int
 ) -> Result:
     entries = write(folder, scripts, skips)
-    whole = max(sum(int(trace.work.dur.sum()) for trace in run.traces), 1)
-    total = [round(one.total_us * 1e3) for one in scripts]
+    gpu_ns = max(sum(int(trace.work.dur.sum()) for trace in run.traces), 1)
+    total = [round(reproducer.total_us * 1e3) for reproducer in scripts]
     columns = {
         "file": [entry.file for entry in entries],
-        "subject": [one.subject for one in scripts],
-        "shapes": [one.shapes for one in scripts],
-        "count": [one.count for one in scripts],
-        "traced_ns": [round(one.traced_us * 1e3) for one in scripts],
+        "subject": [reproducer.subject for reproducer in scripts],
+        "shapes": [reproducer.shapes for reproducer in scripts],
+        "count": [reproducer.count for reproducer in scripts],
+        "traced_ns": [round(reproducer.traced_us * 1e3) for reproducer in scripts],
         "total_ns": total,
-        "fraction": [ns / whole for ns in total],
-        "processes": [one.processes for one in scripts],
+        "fraction": [ns / gpu_ns for ns in total],
+        "processes": [reproducer.processes for reproducer in scripts],
     }
-    meta = {"fraction": sum(total) / whole, "not_written": not_written}
+    meta = {"fraction": sum(total) / gpu_ns, "not_written": not_written}
     tables = {"scripts": stack(SCRIPTS, [columns] if scripts else [])}
-    told = result(tables, skips, **meta)
-    return replace(told, analyzer="replay", title="Replay", doc="Calls of a trace as scripts that run alone.")
+    replay_result = result(tables, skips, **meta)
+    return replace(
+        replay_result, analyzer="replay", title="Replay", doc="Traced calls as standalone scripts."
+    )

@@ -38,9 +38,9 @@ def _settings() -> dict[str, str]:
     from tracelens.planner.config import HELP, PARTS
 
     return {
-        item.name: HELP[item.name]
+        setting.name: HELP[setting.name]
         for part in ("layout", "training", "toggles")
-        for item in fields(PARTS[part])
+        for setting in fields(PARTS[part])
     }
 
 
@@ -54,7 +54,7 @@ def workload(context: typer.Context) -> None:
 Inject = Annotated[
     list[str] | None,
     typer.Option(
-        help="Make a rank late, as in --inject rank=3,kind=host_delay,ms=4; may be repeated. Kinds: "
+        help="Inject a fault into a rank: --inject rank=3,kind=host_delay,ms=4. Repeatable. Kinds: "
         "host_delay, blocking_call and gc with ms, token_skew with factor, slow_kernels with processes.",
         metavar="FAULT",
         show_default=False,
@@ -99,11 +99,11 @@ def run(
     faults = tuple(Fault.parse(text) for text in inject or [])
     launch = torch_part("launch")
     job = launch.Job(config, output, device, steps, profile_start, profile_end, stack, memory, scrub, faults)
-    found = launch.summary(job, launch.run_job(job))
+    summary = launch.summary(job, launch.run_job(job))
     if json_output:
-        print(json.dumps(found | {"config": config.as_dict()}, indent=1))
+        print(json.dumps(summary | {"config": config.as_dict()}, indent=1))
     else:
-        _tell(preset, found, output)
+        _tell(preset, summary, output)
 
 
 app.command("run")(with_settings(run, _settings()))
@@ -111,26 +111,26 @@ app.command("ladder")(with_settings(ladder, _settings()))
 app.command("serve")(with_settings(serve, serving_settings()))
 
 
-def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
-    changed = " ".join(f"{name}={value}" for name, value in found["toggles"].items())
-    say(f"{preset} on {found['ranks']} x {found['device']}: {changed or 'baseline'}")
-    if found["step_ms"] is None:
-        say("no step was timed: all were recorded or at the start; give more --steps")
+def _tell(preset: str, summary: dict[str, Any], output: Path | None) -> None:
+    changed = " ".join(f"{name}={value}" for name, value in summary["toggles"].items())
+    say(f"{preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}")
+    if summary["step_ms"] is None:
+        say("no timed step: all steps were warm-up or recorded; increase --steps")
     else:
-        memory = f", {found['peak_bytes'] / 1e9:.2f} GB at most" if found["peak_bytes"] else ""
+        memory = f", {summary['peak_bytes'] / 1e9:.2f} GB peak" if summary["peak_bytes"] else ""
         say(
-            f"{found['step_ms']:.1f} ms a step (median of {found['timed_steps']}), "
-            f"{found['tokens_per_s']:,.0f} tokens/s{memory}, loss {found['loss'][-1]:.3f}"
+            f"{summary['step_ms']:.1f} ms per step (median of {summary['timed_steps']}), "
+            f"{summary['tokens_per_s']:,.0f} tokens/s{memory}, loss {summary['loss'][-1]:.3f}"
         )
     if output is not None:
         say(f"traces in {output}: tracelens report {output}")
 
 
 def models() -> list[tuple[str, ...]]:
-    """Names and sizes of the presets, with a line of headings."""
+    """Names and sizes of the presets, with a header row."""
     from tracelens.planner.config import MODELS
 
-    heads = (
+    header = (
         "name",
         "layers",
         "dense",
@@ -145,10 +145,10 @@ def models() -> list[tuple[str, ...]]:
     rows = [
         (
             name,
-            *map(str, (one.layers, one.dense_layers, one.hidden, one.heads)),
-            one.attention,
-            *map(str, (one.experts_count, one.top_k, one.expert_ffn, one.vocab)),
+            *map(str, (config.layers, config.dense_layers, config.hidden, config.heads)),
+            config.attention,
+            *map(str, (config.experts_count, config.top_k, config.expert_ffn, config.vocab)),
         )
-        for name, one in MODELS.items()
+        for name, config in MODELS.items()
     ]
-    return [heads, *rows]
+    return [header, *rows]

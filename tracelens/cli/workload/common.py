@@ -15,18 +15,14 @@ from tracelens.errors import MissingExtra
 Preset = Annotated[str, typer.Option(help="Model: see `tracelens list models`.")]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "-o", "--output", help="Folder for the traces; without it, nothing is recorded.", metavar="DIR"
-    ),
+    typer.Option("-o", "--output", help="Folder for the traces; default: record nothing.", metavar="DIR"),
 ]
 Layers = Annotated[
     int | None, typer.Option(help="Number of layers, to make a large model fit.", show_default=False)
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="Change another field of the model, as in --set top_k=4.", metavar="FIELD=VALUE"
-    ),
+    typer.Option("--set", help="Override a model field: --set top_k=4. Repeatable.", metavar="FIELD=VALUE"),
 ]
 Device = Annotated[
     str | None,
@@ -46,8 +42,12 @@ def with_settings(command: Callable[..., None], settings: Mapping[str, str]) -> 
         settings: name to help.
     """
     signature = inspect.signature(command, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    more = [
+    declared = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    added = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -56,7 +56,7 @@ def with_settings(command: Callable[..., None], settings: Mapping[str, str]) -> 
         )
         for name, text in settings.items()
     ]
-    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=[*declared, *added])  # type: ignore[attr-defined]
     return command
 
 
@@ -64,10 +64,10 @@ def assigned(
     settings: Mapping[str, str | None], layers: int | None, assignments: list[str] | None
 ) -> list[str]:
     """All that the command line sets, as texts `field=value`."""
-    chosen = [f"{name}={value}" for name, value in settings.items() if value is not None]
+    overrides = [f"{name}={value}" for name, value in settings.items() if value is not None]
     if layers is not None:
-        chosen.append(f"layers={layers}")
-    return [*chosen, *(assignments or [])]
+        overrides.append(f"layers={layers}")
+    return [*overrides, *(assignments or [])]
 
 
 def torch_part(module: str) -> Any:

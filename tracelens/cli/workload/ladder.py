@@ -25,7 +25,10 @@ Traces = Annotated[
 From = Annotated[
     Path | None,
     typer.Option(
-        "--from", help="Run nothing: report on the ladder in this folder.", metavar="DIR", show_default=False
+        "--from",
+        help="Report on an existing ladder without running anything.",
+        metavar="DIR",
+        show_default=False,
     ),
 ]
 Output = Annotated[
@@ -33,8 +36,8 @@ Output = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="Where to write the report: .html, .md, .json, .xlsx, or a directory for CSV. May be given "
-        "several times. Without it the report is printed.",
+        help="Where to write the report: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable; "
+        "default: print the report.",
         show_default=False,
     ),
 ]
@@ -50,7 +53,7 @@ Rungs = Annotated[
 ]
 File = Annotated[
     Path | None,
-    typer.Option("--rungs", help="Take the rungs from a TOML file.", metavar="FILE", show_default=False),
+    typer.Option("--rungs", help="Read the rungs from a TOML file.", metavar="FILE", show_default=False),
 ]
 Without = Annotated[
     list[str] | None,
@@ -92,7 +95,7 @@ def ladder(
     """
     if (traces is None) == (source is None):
         raise TracelensError(
-            "give a new folder for the traces, or --from with the folder of a ladder that ran"
+            "pass a new folder for the traces, or --from with the folder of an existing ladder"
         )
     folder = traces or source
     assert folder is not None
@@ -102,25 +105,25 @@ def ladder(
     else:
         check_outputs(output or [], (), [index])
     if traces is not None:
-        chosen = assigned(settings, layers, assignments)
+        overrides = assigned(settings, layers, assignments)
         options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}
-        _run(traces, preset, chosen, _chosen(rung, file, without or []), options)
+        _run(traces, preset, overrides, _rungs(rung, file, without or []), options)
     deliver(_report(folder), output or [], json_output)
 
 
-def _chosen(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
+def _rungs(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
     """The rungs, and whether they are somebody's own."""
     from tracelens.errors import UnknownName
     from tracelens.workload import bundled, from_file, from_texts, with_baseline
 
     if texts and file is not None:
-        raise TracelensError("give the rungs by --rung or in a file by --rungs, not both")
-    found = from_texts(texts) if texts else from_file(file) if file is not None else bundled()
-    names = [one.name for one in found]
+        raise TracelensError("use --rung or --rungs, not both")
+    rungs = from_texts(texts) if texts else from_file(file) if file is not None else bundled()
+    names = [rung.name for rung in rungs]
     for name in without:
         if name not in names:
             raise UnknownName("rung", name, names)
-    return with_baseline([one for one in found if one.name not in without]), bool(texts or file)
+    return with_baseline([rung for rung in rungs if rung.name not in without]), bool(texts or file)
 
 
 def _run(
@@ -138,12 +141,12 @@ def _run(
     # What is wrong with the rungs themselves needs no torch to be told.
     plan_ladder(config, rungs[0], lambda _: "", strict=rungs[1])
     runner = torch_part("ladder_runner")
-    asked = runner.Ladder(folder, **options)
-    lacks: Callable[[Any], str] = runner.lacking(str(asked.job(config, "").device))
-    steps, left = plan_ladder(config, rungs[0], lacks, strict=rungs[1])
-    for one in left:
-        say(f"left out: {one.rung.name}: {one.reason}")
-    runner.run_ladder(asked, steps, left, preset=preset, progress=say)
+    ladder = runner.Ladder(folder, **options)
+    lacks: Callable[[Any], str] = runner.lacking(str(ladder.job(config, "").device))
+    planned, skipped = plan_ladder(config, rungs[0], lacks, strict=rungs[1])
+    for rung in skipped:
+        say(f"left out: {rung.rung.name}: {rung.reason}")
+    runner.run_ladder(ladder, planned, skipped, preset=preset, progress=say)
 
 
 def _report(folder: Path) -> Report:
@@ -154,15 +157,15 @@ def _report(folder: Path) -> Report:
     from tracelens.table import Report
     from tracelens.version import __version__
 
-    climbed = read(folder)
+    ladder_run = read(folder)
     with progress() as line:
-        found = compare(climbed, (load(one.folder, progress=line) for one in climbed.rungs))
-    meta = found.meta
+        result = compare(ladder_run, (load(rung.folder, progress=line) for rung in ladder_run.rungs))
+    meta = result.meta
     change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms a traced step"
     faster = f", {meta['speedup']:.2f} x the throughput" if meta["speedup"] > 0 else ""
-    count = len(climbed.rungs) - 1
+    count = len(ladder_run.rungs) - 1
     return Report(
-        (found,),
+        (result,),
         title=f"tracelens workload ladder: {count} rung{'s' if count > 1 else ''}, {change}{faster}",
-        meta={"version": __version__, "inputs": [str(one.folder) for one in climbed.rungs]},
+        meta={"version": __version__, "inputs": [str(rung.folder) for rung in ladder_run.rungs]},
     )

@@ -1,4 +1,4 @@
-"""`tracelens workload serve`: serve made-up requests with the bundled model, and record traces of it."""
+"""`tracelens workload serve`: serve synthetic requests with the bundled model, and record traces of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def settings() -> dict[str, str]:
     """Each setting of serving, with its help."""
     from tracelens.workload.serving import HELP, Serving
 
-    return {item.name: HELP[item.name] for item in fields(Serving)}
+    return {setting.name: HELP[setting.name] for setting in fields(Serving)}
 
 
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a field of the model, or dtype, routing, permute or router, as in --set permute=fused.",
+        help="Override a model field, or dtype, routing, permute or router: --set permute=fused.",
         metavar="FIELD=VALUE",
     ),
 ]
@@ -57,47 +57,47 @@ def serve(
     """
     from tracelens.workload.serving import model_config, override_serving, serving_preset
 
-    given = {name: value for name, value in settings.items() if value is not None}
-    serving = override_serving(serving_preset(preset), given)
+    overrides = {name: value for name, value in settings.items() if value is not None}
+    serving = override_serving(serving_preset(preset), overrides)
     config = model_config(preset, assigned({}, layers, assignments), serving)
     serving_part = torch_part("serving.serve")
     job = serving_part.ServeJob(
         config, serving, ranks, output, device, ticks, profile_start, profile_end, stack, scrub
     )
-    found = serving_part.run_serving(job)
-    if found is None:
+    summary = serving_part.run_serving(job)
+    if summary is None:
         return
     if json_output:
-        print(json.dumps(found | {"config": job.settings()}, indent=1))
+        print(json.dumps(summary | {"config": job.settings()}, indent=1))
     else:
-        _tell(preset, found, output)
+        _tell(preset, summary, output)
 
 
-def _tell(preset: str, found: dict[str, Any], output: Path | None) -> None:
-    changed = " ".join(f"{name}={value}" for name, value in found["serving"].items())
-    say(f"{preset} on {found['ranks']} x {found['device']}: {changed or 'baseline'}")
-    if found["tokens_per_s"] is None:
-        say("no tick was timed: all were recorded or at the start; give more --ticks")
+def _tell(preset: str, summary: dict[str, Any], output: Path | None) -> None:
+    changed = " ".join(f"{name}={value}" for name, value in summary["serving"].items())
+    say(f"{preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}")
+    if summary["tokens_per_s"] is None:
+        say("no timed tick: all ticks were warm-up or recorded; increase --ticks")
     else:
-        say(f"{found['tokens_per_s']:,.0f} tokens/s of output ({found['timed_ticks']} timed ticks)")
-    for name, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
-        if found[f"{name}_ms"] is not None:
-            say(f"{what}: {found[f'{name}_ms']:.1f} ms, {found[f'{name}_ticks']:.1f} ticks (median)")
+        say(f"{summary['tokens_per_s']:,.0f} output tokens/s ({summary['timed_ticks']} timed ticks)")
+    for name, label in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        if summary[f"{name}_ms"] is not None:
+            say(f"{label}: {summary[f'{name}_ms']:.1f} ms, {summary[f'{name}_ticks']:.1f} ticks (median)")
     counts = ", ".join(
-        f"{found[f'{name}_ticks']} {text}"
+        f"{summary[f'{name}_ticks']} {text}"
         for name, text in (
             ("prefill", "with a prefill"),
-            ("mismatched", "of them beside decodes"),
+            ("mismatched", "alongside decodes"),
             ("split", "in two batches"),
             ("graph", "from a graph"),
-            ("held", "with prefills held back"),
+            ("held", "with delayed prefills"),
             ("idle", "idle"),
         )
     )
-    say(f"{found['ticks']} ticks: {counts}")
-    if found["padding_fraction"] is not None:
-        say(f"padding: {found['padding_fraction']:.1%} of the token slots")
-    if found["peak_bytes"]:
-        say(f"{found['peak_bytes'] / 1e9:.2f} GB at most")
+    say(f"{summary['ticks']} ticks: {counts}")
+    if summary["padding_fraction"] is not None:
+        say(f"padding: {summary['padding_fraction']:.1%} of token slots")
+    if summary["peak_bytes"]:
+        say(f"{summary['peak_bytes'] / 1e9:.2f} GB peak")
     if output is not None:
         say(f"traces in {output}: tracelens report {output}")

@@ -57,14 +57,14 @@ _TOP = 20
 
 def table(result: Result, name: str, *columns: str) -> Table | None:
     """The table when it is there, has all these columns and at least one row; else None."""
-    found = result.data.get(name)
-    return found if found is not None and len(found) and set(columns) <= set(found.columns) else None
+    data = result.data.get(name)
+    return data if data is not None and len(data) and set(columns) <= set(data.columns) else None
 
 
-def where(whole: Table, chosen: NDArray[Any]) -> Table:
-    """The rows of a table for which `chosen` (bool) holds."""
-    rows = np.flatnonzero(chosen)
-    return Table(whole.schema, {name: _take(column, rows) for name, column in whole.columns.items()})
+def where(data: Table, mask: NDArray[Any]) -> Table:
+    """The rows of a table for which `mask` (bool) holds."""
+    rows = np.flatnonzero(mask)
+    return Table(data.schema, {name: _take(column, rows) for name, column in data.columns.items()})
 
 
 def _take(column: Any, rows: NDArray[np.intp]) -> Any:
@@ -73,27 +73,27 @@ def _take(column: Any, rows: NDArray[np.intp]) -> Any:
     return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
 
 
-def coded(whole: Table, name: str) -> Coded:
+def coded(data: Table, name: str) -> Coded:
     """A text column by dictionary, whichever way it is held."""
-    column = whole.columns[name]
+    column = data.columns[name]
     if isinstance(column, Coded):
         return column
-    place: dict[str, int] = {}
-    codes = np.fromiter((place.setdefault(text, len(place)) for text in column), np.int64, len(column))
-    return Coded(codes, list(place))
+    code_of: dict[str, int] = {}
+    codes = np.fromiter((code_of.setdefault(text, len(code_of)) for text in column), np.int64, len(column))
+    return Coded(codes, list(code_of))
 
 
 def colors(names: Iterable[str]) -> dict[str, str]:
     """A colour a name: the same in every figure, unless two names in one figure want the same colour."""
-    chosen: dict[str, str] = {}
+    color_of: dict[str, str] = {}
     for name in sorted(set(names)):
         if name in _KNOWN:
-            chosen[name] = _KNOWN[name]
+            color_of[name] = _KNOWN[name]
             continue
         start = crc32(name.encode("utf-8", "replace"))
-        wishes = [_PALETTE[(start + step) % len(_PALETTE)] for step in range(len(_PALETTE))]
-        chosen[name] = next((wish for wish in wishes if wish not in chosen.values()), wishes[0])
-    return chosen
+        palette = [_PALETTE[(start + step) % len(_PALETTE)] for step in range(len(_PALETTE))]
+        color_of[name] = next((color for color in palette if color not in color_of.values()), palette[0])
+    return color_of
 
 
 def plain(text: str, width: int) -> str:
@@ -109,8 +109,8 @@ def safe(text: str, width: int) -> str:
 
 def wrapped(text: str, width: int = 72, lines: int = 4) -> str:
     """A long name for a hover box, broken into lines."""
-    whole = shorten(one_line(text), width * lines)
-    return "<br>".join(safe(whole[start : start + width], width) for start in range(0, len(whole), width))
+    short = shorten(one_line(text), width * lines)
+    return "<br>".join(safe(short[start : start + width], width) for start in range(0, len(short), width))
 
 
 def ms(ns: NDArray[Any] | Sequence[float]) -> list[float]:
@@ -124,7 +124,7 @@ def rounded(numbers: NDArray[Any], digits: int) -> list[float]:
     return short
 
 
-def layout(title: str, height: int, **rest: Any) -> dict[str, Any]:
+def layout(title: str, height: int, **overrides: Any) -> dict[str, Any]:
     """The layout of every figure; colours of text and grid are the page's."""
     return {
         "title": {"text": title},
@@ -134,13 +134,13 @@ def layout(title: str, height: int, **rest: Any) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "hovermode": "closest",
-        **rest,
+        **overrides,
     }
 
 
-def axis(title: str = "", **rest: Any) -> dict[str, Any]:
+def axis(title: str = "", **overrides: Any) -> dict[str, Any]:
     """A number axis."""
-    return {"title": {"text": title}, "automargin": True, "zeroline": False, "tickformat": ",", **rest}
+    return {"title": {"text": title}, "automargin": True, "zeroline": False, "tickformat": ",", **overrides}
 
 
 def rows_axis(labels: Sequence[str], width: int = 40) -> dict[str, Any]:
@@ -156,36 +156,36 @@ def rows_axis(labels: Sequence[str], width: int = 40) -> dict[str, Any]:
     }
 
 
-def ranks(whole: Table) -> list[int]:
+def ranks(data: Table) -> list[int]:
     """The rank numbers in a table, ascending."""
-    numbers: list[int] = np.unique(whole.array("rank")).tolist()
+    numbers: list[int] = np.unique(data.array("rank")).tolist()
     return numbers
 
 
-def over_ranks(whole: Table) -> str:
+def over_ranks(data: Table) -> str:
     """What to add to a title when the table has several ranks, whose values are summed."""
-    count = len(ranks(whole))
+    count = len(ranks(data))
     return f", summed over {count} ranks" if count > 1 else ""
 
 
-def top_bars(whole: Table, value: str, what: str) -> list[Figure]:
+def top_bars(data: Table, value: str, noun: str) -> list[Figure]:
     """The names with the most time as horizontal bars, coloured by category.
 
     Args:
-        whole: columns rank, name, category, count and `value`, in ns.
+        data: columns rank, name, category, count and `value`, in ns.
         value: the column that is drawn; ranks are summed.
-        what: plural noun for the title.
+        noun: plural noun for the title.
     """
-    name, category = coded(whole, "name"), coded(whole, "category")
+    name, category = coded(data, "name"), coded(data, "category")
     keys, group = np.unique(name.codes * len(category.values) + category.codes, return_inverse=True)
-    sums = np.bincount(group, weights=whole.array(value))
-    counts = np.bincount(group, weights=whole.array("count"))
+    sums = np.bincount(group, weights=data.array(value))
+    counts = np.bincount(group, weights=data.array("count"))
     rows = [
-        (*divmod(int(keys[place]), len(category.values)), sums[place], int(counts[place]))
-        for place in np.argsort(-sums, kind="stable")[:_TOP]
+        (*divmod(int(keys[pair]), len(category.values)), sums[pair], int(counts[pair]))
+        for pair in np.argsort(-sums, kind="stable")[:_TOP]
     ]
     bars = [(name.values[row[0]], category.values[row[1]], row[2], row[3]) for row in rows]
-    return [_bars(bars, f"{what} with the most time (top {len(rows)}){over_ranks(whole)}")]
+    return [_bars(bars, f"{noun} with the most time (top {len(rows)}){over_ranks(data)}")]
 
 
 def _bars(rows: list[tuple[str, str, float, int]], title: str) -> Figure:
@@ -241,8 +241,8 @@ def stacked_bars(
         fractions: the same parts as share of the row's whole, 0-1.
     """
     color = colors(parts)
-    whole = max((sum(row) for row in zip(*parts.values(), strict=True)), default=0.0)
-    unit, unit_ns = ("s", 1e9) if whole >= _SECONDS_NS else ("ms", 1e6)
+    longest_ns = max((sum(row) for row in zip(*parts.values(), strict=True)), default=0.0)
+    unit, unit_ns = ("s", 1e9) if longest_ns >= _SECONDS_NS else ("ms", 1e6)
     traces = [
         {
             "type": "bar",

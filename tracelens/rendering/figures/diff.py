@@ -67,11 +67,13 @@ class _Bar:
 
 
 def _waterfall(result: Result) -> list[Figure]:
-    found = table(result, "waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "share", "noise")
-    if found is None:
+    waterfall = table(
+        result, "waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "share", "noise"
+    )
+    if waterfall is None:
         return []
-    level = np.array(found.texts("level"))
-    parts = {name: where(found, level == name) for name in _LEVELS if (level == name).any()}
+    level = np.array(waterfall.texts("level"))
+    parts = {name: where(waterfall, level == name) for name in _LEVELS if (level == name).any()}
     if not parts:
         return []
     cuts = {name: _bars(part) for name, part in parts.items()}
@@ -97,22 +99,22 @@ def _bars(part: Table) -> list[_Bar]:
     delta = np.abs(cand - base)
     order = np.argsort(-delta, kind="stable")
     large = order[delta[order] >= max(_SMALL * delta.max(), 1)][:_BARS]
-    rest = np.setdiff1d(order, large)
+    small = np.setdiff1d(order, large)
     rows = [
         (name, base[row], cand[row], _noise(noise))
         for row, name, noise in zip(large, part.texts("name", large), part.texts("noise", large), strict=True)
     ]
-    if len(rest):
+    if len(small):
         rows.append(
-            ("rest", base[rest].sum(), cand[rest].sum(), f"{len(rest):,} with little difference or none")
+            ("rest", base[small].sum(), cand[small].sum(), f"{len(small):,} with little difference or none")
         )
-    whole = int(base.sum()), int(cand.sum())
-    bars = [_Bar("base", 0, whole[0], *whole, total=True)]
-    at = whole[0]
+    totals = int(base.sum()), int(cand.sum())
+    bars = [_Bar("base", 0, totals[0], *totals, total=True)]
+    position = totals[0]
     for name, before, after, note in rows:
-        bars.append(_Bar(name, at, at + int(after - before), int(before), int(after), note))
-        at = bars[-1].end
-    return [*bars, _Bar("candidate", 0, whole[1], *whole, total=True)]
+        bars.append(_Bar(name, position, position + int(after - before), int(before), int(after), note))
+        position = bars[-1].end
+    return [*bars, _Bar("candidate", 0, totals[1], *totals, total=True)]
 
 
 def _noise(text: str) -> str:
@@ -124,12 +126,12 @@ def _view(bars: Sequence[_Bar]) -> dict[str, Any]:
     ends = [bar.end for bar in bars]
     high, span = max(ends), max(ends) - min(ends)
     cropped = 0 < span < _CROPPED * high
-    left = max(min(ends) - span, 0) if cropped else min(*ends, 0)
-    room = 0.13 * (high - left)
+    axis_start = max(min(ends) - span, 0) if cropped else min(*ends, 0)
+    room = 0.13 * (high - axis_start)
     # A bar that began outside of the axis would have its number there as well.
-    starts = [max(bar.start, left) for bar in bars]
+    starts = [max(bar.start, axis_start) for bar in bars]
     lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-    whole = bars[0].cand - bars[0].base
+    difference = bars[0].cand - bars[0].base
     trace = {
         "type": "bar",
         "orientation": "h",
@@ -147,24 +149,25 @@ def _view(bars: Sequence[_Bar]) -> dict[str, Any]:
         "insidetextanchor": "end",
         "insidetextfont": {"color": "#10151c"},
         "cliponaxis": False,
-        "customdata": [[_hover(bar, whole)] for bar in bars],
+        "customdata": [[_hover(bar, difference)] for bar in bars],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
     return {
         "trace": trace,
         "title": "step time (ms), not from 0" if cropped else "step time (ms)",
-        "xaxis": {"range": ms([left, high + room])},
+        "xaxis": {"range": ms([axis_start, high + room])},
         "yaxis": rows_axis([bar.name for bar in bars]),
     }
 
 
-def _hover(bar: _Bar, whole: int) -> str:
+def _hover(bar: _Bar, difference: int) -> str:
     if bar.total:
         return f"{bar.name}: {bar.text} ms a step"
     lines = [
         wrapped(bar.name),
         f"base {bar.base / 1e6:,.3f} ms, candidate {bar.cand / 1e6:,.3f} ms",
-        f"{bar.text} ms" + (f", {(bar.end - bar.start) / whole:.1%} of the difference" if whole else ""),
+        f"{bar.text} ms"
+        + (f", {(bar.end - bar.start) / difference:.1%} of the difference" if difference else ""),
         bar.note,
     ]
     return "<br>".join(lines)
@@ -180,7 +183,7 @@ def _menu(names: Sequence[str], views: Sequence[dict[str, Any]]) -> dict[str, An
                 "label": f"by {name}",
                 "method": "update",
                 "args": [
-                    {"visible": [other is view for other in views]},
+                    {"visible": [trace_view is view for trace_view in views]},
                     {
                         "xaxis.range": view["xaxis"]["range"],
                         "xaxis.title.text": view["title"],
@@ -196,19 +199,19 @@ def _menu(names: Sequence[str], views: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def _icicles(result: Result) -> list[Figure]:
-    found = table(result, "icicle", "node", "parent", "level", "name", *_SIDES)
-    if found is None:
+    nodes = table(result, "icicle", "node", "parent", "level", "name", *_SIDES)
+    if nodes is None:
         return []
-    top = found.array("parent") < 0
-    whole = {side: int(found.array(side)[top].sum()) for side in _SIDES}
-    if not all(whole.values()):
+    top = nodes.array("parent") < 0
+    totals = {side: int(nodes.array(side)[top].sum()) for side in _SIDES}
+    if not all(totals.values()):
         return []
-    categories = np.flatnonzero(np.array(found.texts("level")) == "category")
-    color = category_colors(found.texts("name", categories))
-    heights = [[round(1 - size / max(whole.values()), 5), 1] for size in whole.values()]
+    categories = np.flatnonzero(np.array(nodes.texts("level")) == "category")
+    color = category_colors(nodes.texts("name", categories))
+    heights = [[round(1 - size / max(totals.values()), 5), 1] for size in totals.values()]
     traces = []
     for number, side in enumerate(_SIDES):
-        trace = _icicle(found, side, color)
+        trace = _icicle(nodes, side, color)
         trace["domain"] = {"x": [0.51 * number, 0.49 + 0.51 * number], "y": heights[number]}
         traces.append(trace)
     drawn = layout(
@@ -226,26 +229,26 @@ def _icicles(result: Result) -> list[Figure]:
     return [{"data": traces, "layout": drawn}]
 
 
-def _icicle(found: Table, side: str, color: dict[str, str]) -> dict[str, Any]:
+def _icicle(nodes: Table, side: str, color: dict[str, str]) -> dict[str, Any]:
     """One side: its largest nodes."""
-    mine = where(found, found.array(side) > 0)
+    side_nodes = where(nodes, nodes.array(side) > 0)
     # Which nodes are large is told by the first column of times.
-    ordered = sorted(mine.schema.columns, key=lambda column: column.name != side)
-    mine = Table(replace(mine.schema, columns=tuple(ordered)), mine.columns)
-    sizes = mine.array(side)
-    whole = int(sizes[mine.array("parent") < 0].sum())
-    seen = int((sizes >= _LEAST * whole).sum())
-    tree: Tree = select(mine, min(max(seen, 1), _NODES))
-    base, cand = (mine.array(name)[tree.rows] for name in _SIDES)
-    other = cand if side == "base_ns" else base
+    ordered = sorted(side_nodes.schema.columns, key=lambda column: column.name != side)
+    side_nodes = Table(replace(side_nodes.schema, columns=tuple(ordered)), side_nodes.columns)
+    sizes = side_nodes.array(side)
+    total_ns = int(sizes[side_nodes.array("parent") < 0].sum())
+    visible = int((sizes >= _LEAST * total_ns).sum())
+    tree: Tree = select(side_nodes, min(max(visible, 1), _NODES))
+    base, cand = (side_nodes.array(name)[tree.rows] for name in _SIDES)
+    other_ns = cand if side == "base_ns" else base
     name = "candidate" if side == "base_ns" else "base"
-    notes = [f"{name} {ns / 1e6:,.3f} ms" if ns else f"not in the {name}" for ns in other.tolist()]
+    notes = [f"{name} {ns / 1e6:,.3f} ms" if ns else f"not in the {name}" for ns in other_ns.tolist()]
     return icicle(
         tree,
-        mine.texts("name", tree.rows),
-        mine.texts("level", tree.rows),
+        side_nodes.texts("name", tree.rows),
+        side_nodes.texts("level", tree.rows),
         sizes[tree.rows].tolist(),
-        root=(_SIDES[side], whole),
+        root=(_SIDES[side], total_ns),
         color=color,
         notes=notes,
     )

@@ -64,7 +64,7 @@ def _inert(value: Any) -> Any:
         parts[::2] = [part.replace("<", "&lt;").replace(">", "&gt;") for part in parts[::2]]
         return "".join(parts)
     if isinstance(value, dict):
-        return {key: _inert(item) for key, item in value.items()}
+        return {key: _inert(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_inert(item) for item in value]
+        return [_inert(element) for element in value]
     return value

@@ -15,18 +15,18 @@ _LIGHTER = "rgba(74,116,216,0.3)"
 @figure("findings")
 def findings(result: Result) -> list[Figure]:
     """Table `findings`: one bar each; solid is what it saves after those above it, lighter the rest."""
-    found = table(result, "findings", "finding", "saving_ns", "additional_ns", "fraction")
-    if found is None:
+    ranked = table(result, "findings", "finding", "saving_ns", "additional_ns", "fraction")
+    if ranked is None:
         return []
     first = slice(_TOP)
-    saving = found.array("saving_ns")[first]
-    added = np.minimum(found.array("additional_ns")[first], saving)
-    share = found.array("fraction")[first] / np.maximum(saving, 1)
+    saving = ranked.array("saving_ns")[first]
+    added = np.minimum(ranked.array("additional_ns")[first], saving)
+    share = ranked.array("fraction")[first] / np.maximum(saving, 1)
     parts = {"additional to those above": added, "saved by those above as well": saving - added}
-    few = f" (the first {_TOP} of {len(found)})" if len(found) > _TOP else ""
+    truncation = f" (the first {_TOP} of {len(ranked)})" if len(ranked) > _TOP else ""
     drawn = stacked_bars(
-        f"Saving of a step, if only this were fixed{few}",
-        found.texts("finding", first),
+        f"Saving of a step, if only this were fixed{truncation}",
+        ranked.texts("finding", first),
         {name: values.tolist() for name, values in parts.items()},
         {name: (values * share).tolist() for name, values in parts.items()},
     )

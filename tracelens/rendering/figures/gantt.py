@@ -21,57 +21,57 @@ PASSES = {"forward": BLUE, "backward": TEAL, "input": TEAL, "weight": VIOLET}
 
 def rows_that_fit(spans: Table, count: int) -> int:
     """Ranks, of `count`, whose spans the figure can hold."""
-    each = int(np.unique(spans.array("rank"), return_counts=True)[1].max())
-    return max(1, min(MOST_ROWS, count, POINTS // each))
+    spans_per_rank = int(np.unique(spans.array("rank"), return_counts=True)[1].max())
+    return max(1, min(MOST_ROWS, count, POINTS // spans_per_rank))
 
 
-def is_text(found: Table, column: str, text: str) -> Bool:
+def is_text(data: Table, column: str, text: str) -> Bool:
     """The rows with this text in a column."""
-    texts = coded(found, column)
-    wanted: Bool = np.array([value == text for value in texts.values], dtype=bool)[texts.codes]
-    return wanted
+    texts = coded(data, column)
+    matches: Bool = np.array([value == text for value in texts.values], dtype=bool)[texts.codes]
+    return matches
 
 
-def extent(found: Table) -> tuple[int, int]:
+def extent(data: Table) -> tuple[int, int]:
     """Begin and end of all rows, ns."""
-    start = found.array("ts_ns")
-    return int(start.min()), int((start + found.array("dur_ns")).max())
+    start = data.array("ts_ns")
+    return int(start.min()), int((start + data.array("dur_ns")).max())
 
 
-def bars(found: Table, shown: Sequence[int], begin: int, name: str, color: str) -> dict[str, Any]:
+def bars(spans: Table, shown: Sequence[int], begin: int, name: str, color: str) -> dict[str, Any]:
     """Bars of one kind; micro-batches have their number, chunks above the first one a paler bar.
 
     Args:
-        found: columns rank, ts_ns, dur_ns; microbatch and chunk where bars are passes; paired where some of
+        spans: columns rank, ts_ns, dur_ns; microbatch and chunk where bars are passes; paired where some of
             them run beside each other, which are drawn half as high.
         shown: ranks, from the top.
         begin: time at the left edge, ns.
         name: of the kind.
         color: of the bars.
     """
-    place = {rank: row for row, rank in enumerate(shown)}
+    row_of = {rank: row for row, rank in enumerate(shown)}
     drawn: dict[str, Any] = {
         "type": "bar",
         "orientation": "h",
         "name": name.replace("_", " "),
         "marker": {"color": color, "line": {"width": 0}},
-        "y": [place[rank] for rank in found.array("rank").tolist()],
+        "y": [row_of[rank] for rank in spans.array("rank").tolist()],
         "width": 0.8,
-        "base": ms(found.array("ts_ns") - begin),
-        "x": ms(found.array("dur_ns")),
+        "base": ms(spans.array("ts_ns") - begin),
+        "x": ms(spans.array("dur_ns")),
         "hovertemplate": "%{x:,.3f} ms from %{base:,.3f} ms",
     }
-    if "microbatch" not in found.columns:
+    if "microbatch" not in spans.columns:
         return drawn
-    if "paired" in found.columns and found.array("paired").any():
-        paired = found.array("paired")
+    if "paired" in spans.columns and spans.array("paired").any():
+        paired = spans.array("paired")
         side = -0.2 if name == "forward" else 0.2
         drawn["y"] = [
             row + side * bool(beside) for row, beside in zip(drawn["y"], paired.tolist(), strict=True)
         ]
         drawn["width"] = np.where(paired, 0.4, 0.8).tolist()
-    chunk = found.array("chunk")
-    numbers = np.stack([found.array("microbatch"), chunk], axis=1).tolist()
+    chunk = spans.array("chunk")
+    numbers = np.stack([spans.array("microbatch"), chunk], axis=1).tolist()
     paler = np.round(1 - 0.5 * chunk / max(int(chunk.max(initial=0)) + 1, 1), 2).tolist()
     drawn["marker"] |= {"opacity": paler, "line": {"width": 1, "color": "rgba(255,255,255,0.7)"}}
     return drawn | {

@@ -35,8 +35,8 @@ def icicle(
     """
     categories = _categories(tree, names, levels)
     nodes = _nodes(tree, names, levels, sizes, root)
-    chosen = color or category_colors(categories)
-    filled = {str(index): chosen[name] for index, name in enumerate(categories)}
+    palette = color or category_colors(categories)
+    filled = {str(index): palette[name] for index, name in enumerate(categories)}
     added = {str(index): f"<br>{note}" for index, note in enumerate(notes) if note}
     ids, parents, labels, values, full = (list(column) for column in zip(*nodes, strict=True))
     return {
@@ -48,15 +48,15 @@ def icicle(
         "branchvalues": "total",
         "sort": False,  # steps in the order they ran; within a step the nodes come by size
         "customdata": [
-            [name, round(value / 1e6, 6), *([added.get(at, "")] if added else [])]
-            for at, name, value in zip(ids, full, values, strict=True)
+            [name, round(value / 1e6, 6), *([added.get(node_id, "")] if added else [])]
+            for node_id, name, value in zip(ids, full, values, strict=True)
         ],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]:,.3f} ms, %{percentRoot:.1%}"
         + ("%{customdata[2]}" if added else "")
         + "<extra></extra>",
         "texttemplate": "%{label} %{percentRoot:.1%}",
         "marker": {
-            "colors": [filled.get(at, GREY) for at in ids],
+            "colors": [filled.get(node_id, GREY) for node_id in ids],
             "line": {"width": 1, "color": "rgba(128,128,128,0.25)"},
         },
         "leaf": {"opacity": 0.8},
@@ -85,12 +85,12 @@ def _nodes(
     folded = [(f"{top}+", top, "more", total - sum(roots), "more")] if total > sum(roots) else []
     for index, name in enumerate(names):
         parent_id = top if tree.parent[index] < 0 else str(tree.parent[index])
-        whole = f"{levels[index]}: {wrapped(name)}"
-        nodes.append((str(index), parent_id, safe(name, _LABEL), sizes[index], whole))
-        rest = sizes[index] - inside[index]
-        if inside[index] and tree.left_out[index] and rest > 0:
+        full_name = f"{levels[index]}: {wrapped(name)}"
+        nodes.append((str(index), parent_id, safe(name, _LABEL), sizes[index], full_name))
+        folded_ns = sizes[index] - inside[index]
+        if inside[index] and tree.left_out[index] and folded_ns > 0:
             word = f"{tree.left_out[index]:,} more"
-            folded.append((f"{index}+", str(index), word, rest, word))
+            folded.append((f"{index}+", str(index), word, folded_ns, word))
     return nodes + folded
 
 

@@ -71,19 +71,25 @@ def _cut(cuts: Table, level: str, count: int) -> _Cut:
     rung = cuts.array("rung")
     rows = np.flatnonzero((np.array(cuts.texts("level")) == level) & (rung < count))
     texts = cuts.texts("name", rows)
-    place: dict[str, int] = {}
-    part = np.array([place.setdefault(text, len(place)) for text in texts], dtype=np.int64)
-    ns, delta = (np.zeros((len(place), count), dtype=np.int64) for _ in range(2))
-    at = rung[rows]
-    ns[part, at] = cuts.array("cand_ns")[rows]
-    delta[part, at] = cuts.array("delta_ns")[rows]
-    below = at == 1
+    part_of: dict[str, int] = {}
+    part = np.array([part_of.setdefault(text, len(part_of)) for text in texts], dtype=np.int64)
+    ns, delta = (np.zeros((len(part_of), count), dtype=np.int64) for _ in range(2))
+    row_rung = rung[rows]
+    ns[part, row_rung] = cuts.array("cand_ns")[rows]
+    delta[part, row_rung] = cuts.array("delta_ns")[rows]
+    below = row_rung == 1
     ns[part[below], 0] = cuts.array("base_ns")[rows][below]
     order = np.argsort(-np.abs(delta).sum(axis=1), kind="stable")
-    names, ns, delta = [list(place)[one].strip("()") for one in order.tolist()], ns[order], delta[order]
+    names, ns, delta = (
+        [list(part_of)[part_index].strip("()") for part_index in order.tolist()],
+        ns[order],
+        delta[order],
+    )
     if len(names) <= _PARTS + 1:
         return _Cut(names, ns, delta)
-    ns, delta = (np.concatenate((all_[:_PARTS], all_[_PARTS:].sum(axis=0)[None])) for all_ in (ns, delta))
+    ns, delta = (
+        np.concatenate((matrix[:_PARTS], matrix[_PARTS:].sum(axis=0)[None])) for matrix in (ns, delta)
+    )
     return _Cut([*names[:_PARTS], REST], ns, delta)
 
 
@@ -119,11 +125,12 @@ def _throughput(rungs: Table, names: Sequence[str]) -> Figure:
     data = [bars]
     if beside:
         gib = np.where(peak >= 0, peak, 0) / 2**30
-        told = [
-            f"{value:.2f} GiB" if one >= 0 else "not measured" for value, one in zip(gib, peak, strict=True)
+        labels = [
+            f"{value:.2f} GiB" if size_bytes >= 0 else "not measured"
+            for value, size_bytes in zip(gib, peak, strict=True)
         ]
         data.append(
-            {**_bars(gib, [TEAL] * len(names), told), "name": "peak memory", "xaxis": "x2", "text": told}
+            {**_bars(gib, [TEAL] * len(names), labels), "name": "peak memory", "xaxis": "x2", "text": labels}
         )
         drawn["xaxis2"] = axis("peak memory (GiB)", range=[0, float(gib.max()) * 1.02 or 1], domain=[0.7, 1])
         drawn["xaxis2"]["anchor"] = "y"
@@ -148,9 +155,9 @@ def _bars(values: NDArray[Any], color: Sequence[str], hover: Sequence[str]) -> d
 
 def _make_up(names: Sequence[str], level: str, cut: _Cut) -> Figure:
     """What a step of each rung is made of."""
-    whole = np.maximum(cut.ns.sum(axis=0), 1)
-    parts = {name: cut.ns[at].tolist() for at, name in enumerate(cut.names)}
-    shares = {name: (cut.ns[at] / whole).tolist() for at, name in enumerate(cut.names)}
+    total_ns = np.maximum(cut.ns.sum(axis=0), 1)
+    parts = {name: cut.ns[part].tolist() for part, name in enumerate(cut.names)}
+    shares = {name: (cut.ns[part] / total_ns).tolist() for part, name in enumerate(cut.names)}
     return stacked_bars(f"Traced step of each rung by {level}", names, parts, shares)
 
 
@@ -158,22 +165,27 @@ def _waterfall(names: Sequence[str], levels: dict[str, _Cut]) -> Figure:
     """From step to step: what a rung saves goes left in the upper half of its row, its costs right below."""
     steps = next(iter(levels.values())).ns.sum(axis=0)
     moves = {level: list(_moves(cut, steps)) for level, cut in levels.items()}
-    ends = [end for all_ in moves.values() for move in all_ for end in (move.start, move.start + move.ns)]
+    ends = [
+        end
+        for level_moves in moves.values()
+        for move in level_moves
+        for end in (move.start, move.start + move.ns)
+    ]
     high, low = max(int(steps.max()), *ends), min(int(steps.min()), *ends)
-    left = low - _GAP * (high - low) if low > _CROPPED * high else 0.0
-    data = [_ends(steps, left), _labels(steps)]
+    axis_start = low - _GAP * (high - low) if low > _CROPPED * high else 0.0
+    data = [_ends(steps, axis_start), _labels(steps)]
     for number, (level, cut) in enumerate(levels.items()):
         color = colors(cut.names) | {REST: GREY}
-        for at, name in enumerate(cut.names):
-            mine = [move for move in moves[level] if move.part == at]
-            data.append(_segments(name, color[name], mine, names) | {"visible": number == 0})
-    cropped = ", not from 0" if left else ""
+        for part, name in enumerate(cut.names):
+            part_moves = [move for move in moves[level] if move.part == part]
+            data.append(_segments(name, color[name], part_moves, names) | {"visible": number == 0})
+    cropped = ", not from 0" if axis_start else ""
     drawn = layout(
         "From rung to rung: what became shorter (upper half, to the left) and what longer (lower half)",
         140 + 44 * len(names),
         barmode="overlay",
         showlegend=True,
-        xaxis=axis(f"traced step (ms){cropped}", range=ms([left, high + 0.32 * (high - left)])),
+        xaxis=axis(f"traced step (ms){cropped}", range=ms([axis_start, high + 0.32 * (high - axis_start)])),
         yaxis=rows_axis(names),
     )
     if len(levels) > 1:
@@ -195,13 +207,13 @@ def _moves(cut: _Cut, steps: Int) -> Iterator[_Move]:
     """The parts of each rung, those that became shorter first: end to end they lead from step to step."""
     for rung in range(1, len(steps)):
         delta = cut.delta[:, rung]
-        at = int(steps[rung - 1])
+        position = int(steps[rung - 1])
         for part in np.flatnonzero(delta < 0)[np.argsort(delta[delta < 0], kind="stable")].tolist():
-            at += int(delta[part])
-            yield _Move(rung, part, at, -int(delta[part]), int(delta[part]))
+            position += int(delta[part])
+            yield _Move(rung, part, position, -int(delta[part]), int(delta[part]))
         for part in np.flatnonzero(delta > 0)[np.argsort(-delta[delta > 0], kind="stable")].tolist():
-            yield _Move(rung, part, at, int(delta[part]), int(delta[part]))
-            at += int(delta[part])
+            yield _Move(rung, part, position, int(delta[part]), int(delta[part]))
+            position += int(delta[part])
 
 
 def _segments(name: str, color: str, moves: Sequence[_Move], names: Sequence[str]) -> dict[str, Any]:
@@ -219,7 +231,7 @@ def _segments(name: str, color: str, moves: Sequence[_Move], names: Sequence[str
     }
 
 
-def _ends(steps: Int, left: float) -> dict[str, Any]:
+def _ends(steps: Int, axis_start: float) -> dict[str, Any]:
     """The step of each rung, pale but for the baseline's."""
     texts = [f"{ns / 1e6:,.3f} ms a step" for ns in steps.tolist()]
     return {
@@ -227,8 +239,8 @@ def _ends(steps: Int, left: float) -> dict[str, Any]:
         "orientation": "h",
         "showlegend": False,
         "y": list(range(len(steps))),
-        "base": left / 1e6,
-        "x": ms(steps - left),
+        "base": axis_start / 1e6,
+        "x": ms(steps - axis_start),
         "width": 0.66,
         "marker": {"color": [GREY, *["rgba(152,161,173,0.16)"] * (len(steps) - 1)]},
         "customdata": [[text] for text in texts],
@@ -268,7 +280,7 @@ def _buttons(levels: dict[str, _Cut]) -> list[dict[str, Any]]:
                 {
                     "visible": [
                         *(True, True),  # the steps and their labels
-                        *(other == level for other, cut in levels.items() for _ in cut.names),
+                        *(other_level == level for other_level, cut in levels.items() for _ in cut.names),
                     ]
                 }
             ],

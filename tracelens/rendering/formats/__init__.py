@@ -1,7 +1,7 @@
 """Output formats: console, HTML, Markdown, JSON, CSV, XLSX, notebooks."""
 
 from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.json import one
+from tracelens.rendering.formats.json import one_result
 from tracelens.rendering.formats.markdown import markdown
 
-__all__ = ["console", "markdown", "one"]
+__all__ = ["console", "markdown", "one_result"]

@@ -12,14 +12,14 @@ from tracelens.printable import without_commands
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     PERCENT,
+    ColumnFormat,
     Cut,
     Entry,
-    Shown,
+    column_format,
     cut,
     details,
     entries,
     for_people,
-    look,
     meta_items,
     more,
     one_line,
@@ -123,7 +123,7 @@ def _table(screen: Console, result: Result, data: Data, *, heading: bool) -> Non
         screen.print(more(result, part), style="dim")
 
 
-def _entries(screen: Console, doc: str, told: list[Entry]) -> None:
+def _entries(screen: Console, doc: str, shown_entries: list[Entry]) -> None:
     """Names with their facts, and sentences below them at the full width, an empty line apart."""
     from rich.console import Group
     from rich.table import Table
@@ -131,10 +131,10 @@ def _entries(screen: Console, doc: str, told: list[Entry]) -> None:
 
     if doc:
         screen.print(one_line(doc), style="dim")
-    places = max(len(entry.number) for entry in told)
-    inner = screen.width - (places + _GAP if places else 0)
+    number_width = max(len(entry.number) for entry in shown_entries)
+    inner = screen.width - (number_width + _GAP if number_width else 0)
     beside = inner >= _BESIDE
-    for entry in told:
+    for entry in shown_entries:
         prose = Table.grid(padding=(0, _GAP, 0, 0))
         if beside:
             prose.add_column(style="dim", no_wrap=True)
@@ -142,14 +142,14 @@ def _entries(screen: Console, doc: str, told: list[Entry]) -> None:
         for label, text in entry.prose:
             prose.add_row(*((label, text) if beside else (f"{label}: {text}",)))
         facts = _flowing([str(fact) for fact in entry.facts], inner)
-        whole = Table.grid(padding=(0, _GAP, 0, 0))
-        if places:
-            whole.add_column(width=places, justify="right", style="bold")
-        whole.add_column(overflow="fold", width=inner)
-        about = Group(Text(entry.name, "bold"), *(Text(line, "cyan") for line in facts), prose)
-        whole.add_row(*((entry.number, about) if places else (about,)))
+        block = Table.grid(padding=(0, _GAP, 0, 0))
+        if number_width:
+            block.add_column(width=number_width, justify="right", style="bold")
+        block.add_column(overflow="fold", width=inner)
+        body = Group(Text(entry.name, "bold"), *(Text(line, "cyan") for line in facts), prose)
+        block.add_row(*((entry.number, body) if number_width else (body,)))
         screen.print()
-        screen.print(whole)
+        screen.print(block)
 
 
 def _flowing(facts: list[str], width: int) -> list[str]:
@@ -168,34 +168,34 @@ def _flowing(facts: list[str], width: int) -> list[str]:
 def _rows(screen: Console, data: Data, part: Cut) -> None:
     from rich.table import Table
 
-    hows = [look(data, column) for column in part.columns]
-    columns = [how.texts(part.cells(how.column)) for how in hows]
+    formats = [column_format(data, column) for column in part.columns]
+    columns = [fmt.texts(part.cells(fmt.column)) for fmt in formats]
     if part.depth is not None:
         columns[0] = [
             f"{'  ' * min(depth, 8)}{text}" for text, depth in zip(columns[0], part.depth, strict=True)
         ]
-    widths = _fit(hows, columns, screen.width)
+    widths = _fit(formats, columns, screen.width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim")
     # Over sentences of several lines, the other cells stand beside the first one.
     upright: Literal["top", "bottom"] = (
-        "top" if any(hows[index].column.prose for index in widths) else "bottom"
+        "top" if any(formats[index].column.prose for index in widths) else "bottom"
     )
     for index, width in widths.items():
-        side: Literal["left", "right"] = "right" if hows[index].numeric else "left"
-        table.add_column(hows[index].header, width=width, justify=side, vertical=upright, overflow="fold")
+        side: Literal["left", "right"] = "right" if formats[index].numeric else "left"
+        table.add_column(formats[index].header, width=width, justify=side, vertical=upright, overflow="fold")
     cells = [
-        columns[index] if hows[index].column.prose else [shorten(cell, width) for cell in columns[index]]
+        columns[index] if formats[index].column.prose else [shorten(cell, width) for cell in columns[index]]
         for index, width in widths.items()
     ]
     for row in zip(*cells, strict=True):
         table.add_row(*row)
     screen.print(table)
-    hidden = [how.header for index, how in enumerate(hows) if index not in widths]
+    hidden = [fmt.header for index, fmt in enumerate(formats) if index not in widths]
     if hidden:
         screen.print(f"too narrow for: {', '.join(hidden)}", style="dim")
 
 
-def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, int]:
+def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> dict[int, int]:
     """Width by index of every column that fits: numbers are never cut, names give way to a minimum.
 
     The names on the left, the first quantity and the first percentage go before the other columns, which are
@@ -205,29 +205,29 @@ def _fit(hows: list[Shown], columns: list[list[str]], width: int) -> dict[int, i
 
     full: list[int] = []
     least: list[int] = []
-    for how, cells in zip(hows, columns, strict=True):
-        heading = max(map(cell_len, how.header.split()), default=1)
+    for fmt, cells in zip(formats, columns, strict=True):
+        heading = max(map(cell_len, fmt.header.split()), default=1)
         full.append(max([heading, *map(cell_len, cells)]))
-        name = _NAME if how.column.name == "name" else _TEXT
-        least.append(full[-1] if how.numeric else max(heading, min(full[-1], name)))
-    first = _first(hows)
-    chosen: dict[int, int] = {}
-    left = width
-    for index in dict.fromkeys((*first, *range(len(hows)))):
-        if chosen and least[index] + _GAP > left:
+        name = _NAME if fmt.column.name == "name" else _TEXT
+        least.append(full[-1] if fmt.numeric else max(heading, min(full[-1], name)))
+    first = _first(formats)
+    widths: dict[int, int] = {}
+    free = width
+    for index in dict.fromkeys((*first, *range(len(formats)))):
+        if widths and least[index] + _GAP > free:
             continue
-        chosen[index] = min(least[index], width)
-        left -= least[index] + _GAP
-    for index in chosen:
-        wider = min(full[index] - chosen[index], max(left, 0))
-        chosen[index] += wider
-        left -= wider
-    return dict(sorted(chosen.items()))
+        widths[index] = min(least[index], width)
+        free -= least[index] + _GAP
+    for index in widths:
+        wider = min(full[index] - widths[index], max(free, 0))
+        widths[index] += wider
+        free -= wider
+    return dict(sorted(widths.items()))
 
 
-def _first(hows: list[Shown]) -> list[int]:
+def _first(formats: list[ColumnFormat]) -> list[int]:
     """Index of the columns that no table should lack."""
-    names = next((index for index, how in enumerate(hows) if how.unit), len(hows))
-    found = [index for index, how in enumerate(hows[:names]) if not how.numeric]
-    found += [index for index, how in enumerate(hows) if how.unit][:1]
-    return found + [index for index, how in enumerate(hows) if how.column.unit in PERCENT][:1]
+    names = next((index for index, fmt in enumerate(formats) if fmt.unit), len(formats))
+    first = [index for index, fmt in enumerate(formats[:names]) if not fmt.numeric]
+    first += [index for index, fmt in enumerate(formats) if fmt.unit][:1]
+    return first + [index for index, fmt in enumerate(formats) if fmt.column.unit in PERCENT][:1]

@@ -30,7 +30,10 @@ def listed(folder: Path) -> list[str]:
     """
     try:
         about = orjson.loads((folder / INDEX).read_bytes())
-        files = {name: (item["analyzer"], item["table"]) for name, item in about["files"].items()}
+        files = {
+            name: (description["analyzer"], description["table"])
+            for name, description in about["files"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         files = None
     if files is None or set(about) != {"title", "meta", "files"}:
@@ -73,7 +76,7 @@ def _unique(name: str, taken: Mapping[str, bytes]) -> str:
     stem = re.sub(r"[^\w.-]", "_", name)
     used = {file.casefold() for file in taken} | {"skips.csv", INDEX}
     tries = (stem, *(f"{stem}_{number}" for number in range(2, len(taken) + 3)))
-    return next(file for file in (f"{item}.csv" for item in tries) if file.casefold() not in used)
+    return next(file for file in (f"{candidate}.csv" for candidate in tries) if file.casefold() not in used)
 
 
 def _columns(table: Table) -> Iterable[list[Any]]:
@@ -96,7 +99,7 @@ def _csv(names: list[str], columns: Iterable[Iterable[Any]]) -> bytes:
 
 def _described(analyzer: str, name: str, schema: Schema) -> dict[str, Any]:
     columns = [
-        {"name": item.name, "dtype": item.dtype, "unit": item.unit, "doc": item.doc}
-        for item in schema.columns
+        {"name": column.name, "dtype": column.dtype, "unit": column.unit, "doc": column.doc}
+        for column in schema.columns
     ]
     return {"analyzer": analyzer, "table": name, "title": schema.title, "doc": schema.doc, "columns": columns}

@@ -116,9 +116,13 @@ def _section(result: Result, figures: list[Figure], placed: list[Figure] | None)
         figures=anchors,
         grids=[
             grid(
-                result, name, one, FRAGMENT_ROWS if placed is None else _most(one), buttons=placed is not None
+                result,
+                name,
+                table,
+                FRAGMENT_ROWS if placed is None else _most(table),
+                buttons=placed is not None,
             )
-            for name, one in readable(result).items()
+            for name, table in readable(result).items()
         ],
         details=details(result),
         skips=skipped(result),

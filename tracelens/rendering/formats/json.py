@@ -33,12 +33,12 @@ def files(report: Report) -> Mapping[str, bytes]:
         result.analyzer: {"tables": _tables(result), "skips": _skips(result), "meta": dict(result.meta)}
         for result in report.results
     }
-    found = results.get("findings", {}).get("tables", {}).get("findings", [])
+    findings = results.get("findings", {}).get("tables", {}).get("findings", [])
     meta = _meta(report.meta, report.failures)
-    return {"report.json": dumps({"results": results, "findings": found, "meta": meta})}
+    return {"report.json": dumps({"results": results, "findings": findings, "meta": meta})}
 
 
-def one(result: Result, meta: Mapping[str, Any]) -> bytes:
+def one_result(result: Result, meta: Mapping[str, Any]) -> bytes:
     """One result: {"analyzer", "version", "inputs", "tables", "skips", "meta"}.
 
     Args:
@@ -46,12 +46,12 @@ def one(result: Result, meta: Mapping[str, Any]) -> bytes:
         meta: as in `Report.meta`; its `version` and `inputs` stand apart, the rest joins the result's meta.
             Inputs by side, as those of two runs, stand apart as one list and remain in the meta as well.
     """
-    inputs, rest = meta.get("inputs", []), dict(meta)
+    inputs, report_meta = meta.get("inputs", []), dict(meta)
     if isinstance(inputs, Mapping):
         inputs = [path for paths in inputs.values() for path in paths]
     else:
-        rest.pop("inputs", None)
-    rest.pop("version", None)
+        report_meta.pop("inputs", None)
+    report_meta.pop("version", None)
     return dumps(
         {
             "analyzer": result.analyzer,
@@ -59,7 +59,7 @@ def one(result: Result, meta: Mapping[str, Any]) -> bytes:
             "inputs": inputs,
             "tables": _tables(result),
             "skips": _skips(result),
-            "meta": _meta(rest | dict(result.meta), result.failures),
+            "meta": _meta(report_meta | dict(result.meta), result.failures),
         }
     )
 
@@ -98,7 +98,7 @@ def _inert(text: bytes) -> bytes:
 def _escaped(char: str) -> str:
     """A character as JSON writes it in ASCII."""
     units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    return "".join(f"\\u{units[index]:02x}{units[index + 1]:02x}" for index in range(0, len(units), 2))
 
 
 def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
@@ -118,7 +118,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, Mapping):
-        return {_clean(key): _clean(item) for key, item in value.items()}
+        return {_clean(key): _clean(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [_clean(element) for element in value]
     return value

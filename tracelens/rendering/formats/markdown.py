@@ -9,14 +9,14 @@ from tracelens.guard import banner
 from tracelens.rendering.formats.markdown_text import escaped
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
+    ColumnFormat,
     Cut,
     Entry,
-    Shown,
+    column_format,
     cut,
     details,
     entries,
     for_people,
-    look,
     meta_items,
     more,
     readable,
@@ -81,10 +81,10 @@ def _table(result: Result, table: Table, *, heading: bool) -> list[str]:
     return [*lines, "", escaped(note)] if note else lines
 
 
-def _entries(told: list[Entry]) -> list[str]:
+def _entries(shown_entries: list[Entry]) -> list[str]:
     """A list: the name of an entry with its facts, and each of its texts as a paragraph."""
     lines: list[str] = []
-    for entry in told:
+    for entry in shown_entries:
         mark = f"{entry.number}." if entry.number else "-"
         facts = escaped(" · ".join(map(str, entry.facts)))
         lines += [f"{mark} **{escaped(entry.name)}**{': ' if facts else ''}{facts}", ""]
@@ -96,19 +96,19 @@ def _entries(told: list[Entry]) -> list[str]:
 
 
 def _rows(part: Cut) -> list[str]:
-    hows = [look(part.table, column) for column in part.columns]
-    cells = [_cells(how, part.cells(how.column)) for how in hows]
+    formats = [column_format(part.table, column) for column in part.columns]
+    cells = [_cells(fmt, part.cells(fmt.column)) for fmt in formats]
     if part.depth is not None:
         cells[0] = [f"{'&emsp;' * depth}{text}" for text, depth in zip(cells[0], part.depth, strict=True)]
-    head = _row([escaped(how.header) for how in hows])
-    rule = _row(["---:" if how.numeric else ":---" for how in hows])
+    head = _row([escaped(fmt.header) for fmt in formats])
+    rule = _row(["---:" if fmt.numeric else ":---" for fmt in formats])
     return [head, rule, *map(_row, zip(*cells, strict=True))]
 
 
-def _cells(how: Shown, column: list[Any]) -> list[str]:
-    texts = how.texts(column)
-    width = _PROSE_WIDTH if how.column.prose else _NAME_WIDTH
-    return texts if how.numeric else [escaped(shorten(text, width)) for text in texts]
+def _cells(fmt: ColumnFormat, column: list[Any]) -> list[str]:
+    texts = fmt.texts(column)
+    width = _PROSE_WIDTH if fmt.column.prose else _NAME_WIDTH
+    return texts if fmt.numeric else [escaped(shorten(text, width)) for text in texts]
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

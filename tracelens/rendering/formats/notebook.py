@@ -30,8 +30,8 @@ def show_report(report: Report) -> None:
     """Display the first result of a report, and the names under which it has the others."""
     from IPython.display import Markdown, display
 
-    first, *others = report.results
+    first, *remaining = report.results
     show(first)
-    if others:
-        names = ", ".join(f"`{one.analyzer}`" for one in others)
+    if remaining:
+        names = ", ".join(f"`{result.analyzer}`" for result in remaining)
         display(Markdown(f'Further results, each `report["name"]`: {names}.'))  # type: ignore[no-untyped-call]

@@ -66,8 +66,8 @@ def _sheets(report: Report) -> list[tuple[str, str, str]]:
     sheets = []
     for result in report.results:
         for name in result.data:
-            whole = result.analyzer if name == result.analyzer else f"{result.analyzer}.{name}"
-            base = _ILLEGAL.sub("_", whole).strip("'") or "table"
+            full_name = result.analyzer if name == result.analyzer else f"{result.analyzer}.{name}"
+            base = _ILLEGAL.sub("_", full_name).strip("'") or "table"
             sheet = base[:31].rstrip("'")
             number = 1
             while sheet.casefold() in used:

@@ -16,10 +16,10 @@ from tracelens.rendering.tables.rows import (
 )
 from tracelens.rendering.tables.values import (
     PERCENT,
-    Shown,
+    ColumnFormat,
+    column_format,
     encodable,
     is_text,
-    look,
     meta_items,
     one_line,
     shorten,
@@ -28,12 +28,13 @@ from tracelens.rendering.tables.values import (
 
 __all__ = [
     "PERCENT",
+    "ColumnFormat",
     "Cut",
     "Entry",
     "Grid",
-    "Shown",
     "Tree",
     "cards",
+    "column_format",
     "cut",
     "details",
     "encodable",
@@ -41,7 +42,6 @@ __all__ = [
     "for_people",
     "grid",
     "is_text",
-    "look",
     "meta_items",
     "more",
     "one_line",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.rows import Cut, cut, more
-from tracelens.rendering.tables.values import PERCENT, Shown, is_text, look, one_line, shorten
+from tracelens.rendering.tables.values import PERCENT, ColumnFormat, column_format, is_text, one_line, shorten
 from tracelens.table import Result, Table
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
 
     part = cut(table, limit)
     if table.schema.entries:
-        return _told(result, name, part)
-    hows = [look(table, column) for column in part.columns]
+        return _entry_grid(result, name, part)
+    formats = [column_format(table, column) for column in part.columns]
     cells = [part.cells(column) for column in part.columns]
-    width = _name_width(hows, cells)
-    columns = [_column(how, some, width) for how, some in zip(hows, cells, strict=True)]
+    width = _name_width(formats, cells)
+    columns = [_column(fmt, column_cells, width) for fmt, column_cells in zip(formats, cells, strict=True)]
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
     opening = _openings(part, buttons)
@@ -74,7 +74,7 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
         id=f"{result.analyzer}-{name}",
         title=table.schema.title,
         doc=table.schema.doc,
-        head=Markup("").join(_heading(how, buttons) for how in hows),
+        head=Markup("").join(_heading(fmt, buttons) for fmt in formats),
         body=Markup(rows),
         note=more(result, part),
         rows=part.count,
@@ -82,12 +82,12 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
     )
 
 
-def _told(result: Result, name: str, part: Cut) -> Grid:
+def _entry_grid(result: Result, name: str, part: Cut) -> Grid:
     from markupsafe import Markup
 
-    schema, none = part.table.schema, Markup("")
-    about = (f"{result.analyzer}-{name}", schema.title, schema.doc)
-    return Grid(*about, none, none, more(result, part), part.count, False, entries(part))
+    schema, empty = part.table.schema, Markup("")
+    heading = (f"{result.analyzer}-{name}", schema.title, schema.doc)
+    return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
 
 
 def _openings(part: Cut, buttons: bool) -> Iterable[str]:
@@ -96,35 +96,37 @@ def _openings(part: Cut, buttons: bool) -> Iterable[str]:
     return [f'<tr data-d="{depth}"{" hidden" if depth > 1 else ""}>' for depth in part.depth]
 
 
-def _heading(how: Shown, buttons: bool) -> Markup:
+def _heading(fmt: ColumnFormat, buttons: bool) -> Markup:
     from markupsafe import Markup
 
-    title = " - ".join(filter(None, (how.column.name, how.column.doc)))
+    title = " - ".join(filter(None, (fmt.column.name, fmt.column.doc)))
     cell = Markup('<th scope=col class={} title="{}">{}</th>')
     if buttons:
         cell = Markup('<th scope=col class={} title="{}" aria-sort=none><button type=button>{}</button></th>')
-    return cell.format("n" if how.numeric else "s", one_line(title), how.header)
+    return cell.format("n" if fmt.numeric else "s", one_line(title), fmt.header)
 
 
-def _name_width(hows: list[Shown], cells: list[list[Any]]) -> int:
+def _name_width(formats: list[ColumnFormat], cells: list[list[Any]]) -> int:
     """Characters that names may have: fewer where several columns of long ones would hide the numbers."""
     names = (
-        some for how, some in zip(hows, cells, strict=True) if is_text(how.column) and not how.column.prose
+        column_cells
+        for fmt, column_cells in zip(formats, cells, strict=True)
+        if is_text(fmt.column) and not fmt.column.prose
     )
-    long = sum(any(len(text) > _BESIDE_WIDTH for text in some) for some in names)
+    long = sum(any(len(text) > _BESIDE_WIDTH for text in column_cells) for column_cells in names)
     return _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
 
 
-def _column(how: Shown, cells: list[Any], width: int) -> list[str]:
+def _column(fmt: ColumnFormat, cells: list[Any], width: int) -> list[str]:
     from markupsafe import escape
 
-    texts = how.texts(cells)
-    if how.column.prose:
+    texts = fmt.texts(cells)
+    if fmt.column.prose:
         return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in texts]
-    if not how.numeric:
+    if not fmt.numeric:
         return [_name_cell(text, width) for text in texts]
     pairs = zip(cells, texts, strict=True)
-    if how.column.unit not in PERCENT:
+    if fmt.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]
     return [
         f'<td class=f data-v={value!r} style="--f:{min(max(value, 0), 1):.3f}">{text}</td>'

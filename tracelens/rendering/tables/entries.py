@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracelens.rendering.tables.rows import Cut
-from tracelens.rendering.tables.values import ABSENT, PERCENT, Shown, is_text, label, look, one_line, shorten
+from tracelens.rendering.tables.values import (
+    ABSENT,
+    PERCENT,
+    ColumnFormat,
+    column_format,
+    is_text,
+    label,
+    one_line,
+    shorten,
+)
 from tracelens.table import Column
 
 # Names stand on a line of their own; sentences are whole, unless a trace makes them endless.
@@ -55,64 +64,68 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _FormattedColumn:
     """A column with its shown cells, raw and as text."""
 
-    how: Shown
+    fmt: ColumnFormat
     raw: list[Any]
     texts: list[str]
 
     @property
     def column(self) -> Column:
-        return self.how.column
+        return self.fmt.column
 
 
 def entries(part: Cut) -> list[Entry]:
     """The shown rows of a table as entries."""
-    told = [_told(part, column) for column in part.columns]
-    name = next((one for one in told if is_text(one.column) and not one.column.prose), None)
-    ranked = told[0].column.unit == "count" and told[0].raw == list(range(1, part.count + 1))
-    place = told[0] if ranked else None
-    short = [one for one in told if not one.column.prose and one is not name and one is not place]
-    share = next((one for one in short if one.column.unit == "fraction"), None)
+    columns = [_formatted(part, column) for column in part.columns]
+    name = next((column for column in columns if is_text(column.column) and not column.column.prose), None)
+    ranked = columns[0].column.unit == "count" and columns[0].raw == list(range(1, part.count + 1))
+    ranking = columns[0] if ranked else None
+    short = [
+        column
+        for column in columns
+        if not column.column.prose and column is not name and column is not ranking
+    ]
+    share = next((column for column in short if column.column.unit == "fraction"), None)
     made = []
     for row in range(part.count):
         facts = list(_facts(short, row))
-        at = next((index for index, (one, _) in enumerate(facts) if one is share), -1)
+        share_at = next((index for index, (column, _) in enumerate(facts) if column is share), -1)
         made.append(
             Entry(
-                number=place.texts[row] if place else "",
+                number=ranking.texts[row] if ranking else "",
                 name=shorten(name.texts[row].strip(), _NAME_WIDTH) or ABSENT if name else ABSENT,
-                share=min(max(float(share.raw[row]), 0.0), 1.0) if share and at >= 0 else None,
-                share_at=at,
+                share=min(max(float(share.raw[row]), 0.0), 1.0) if share and share_at >= 0 else None,
+                share_at=share_at,
                 facts=[fact for _, fact in facts],
                 prose=[
-                    (label(one.column), shorten(one.texts[row], _PROSE_WIDTH))
-                    for one in told
-                    if one.column.prose and one.texts[row].strip()
+                    (label(column.column), shorten(column.texts[row], _PROSE_WIDTH))
+                    for column in columns
+                    if column.column.prose and column.texts[row].strip()
                 ],
             )
         )
     return made
 
 
-def _told(part: Cut, column: Column) -> _Told:
-    how = look(part.table, column)
+def _formatted(part: Cut, column: Column) -> _FormattedColumn:
+    fmt = column_format(part.table, column)
     raw = part.cells(column)
-    return _Told(how, raw, how.texts(raw))
+    return _FormattedColumn(fmt, raw, fmt.texts(raw))
 
 
-def _facts(short: list[_Told], row: int) -> Iterator[tuple[_Told, Fact]]:
+def _facts(short: list[_FormattedColumn], row: int) -> Iterator[tuple[_FormattedColumn, Fact]]:
     """The cells of a row that say something."""
-    for one in short:
-        text = one.texts[row].strip()
+    for formatted in short:
+        text = formatted.texts[row].strip()
         if not text or text == ABSENT:
             continue
-        column = one.column
+        column = formatted.column
         name, doc = label(column), one_line(column.doc)
         if column.unit in PERCENT and doc.startswith("of "):
             # A share is best read with its whole.
             name, text = "", f"{text} {doc.partition(',')[0]}"
-        elif one.how.unit:
-            text = f"{text} {one.how.unit}"
-        yield one, Fact(name, shorten(text, _NAME_WIDTH), doc)
+        elif formatted.fmt.unit:
+            text = f"{text} {formatted.fmt.unit}"
+        yield formatted, Fact(name, shorten(text, _NAME_WIDTH), doc)

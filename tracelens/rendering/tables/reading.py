@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.rendering.tables.values import look
+from tracelens.rendering.tables.values import column_format
 from tracelens.table import Coded, Column, Table
 
 _LEVELS = 12
@@ -36,17 +36,19 @@ def by_level(name: str, table: Table) -> dict[str, Table]:
     names = list(dict.fromkeys(level))
     if len(names) > _LEVELS:
         return {name: table}
-    rows = {text: np.flatnonzero(np.array([one == text for one in level])) for text in names}
+    rows = {text: np.flatnonzero(np.array([row_level == text for row_level in level])) for text in names}
     telling = [text for text in names if len(rows[text]) > 1] or names
     schema = table.schema
-    found = {}
+    parts = {}
     for number, text in enumerate(telling):
         columns = tuple(column for column in schema.columns[1:] if column.name != text)
         doc = "" if number else schema.doc
         part = replace(schema, title=f"{schema.title} by {text}", columns=columns, doc=doc, brief=number > 0)
         anchor = re.sub(r"\W+", "-", text)
-        found[f"{name}-{anchor}"] = Table(part, {one: _taken(table, one, rows[text]) for one in part.names})
-    return found
+        parts[f"{name}-{anchor}"] = Table(
+            part, {column: _taken(table, column, rows[text]) for column in part.names}
+        )
+    return parts
 
 
 def _taken(table: Table, name: str, rows: NDArray[np.intp]) -> Any:
@@ -59,32 +61,32 @@ def _taken(table: Table, name: str, rows: NDArray[np.intp]) -> Any:
 def with_places(table: Table) -> Table:
     """A table whose columns `x_rank` and `x_at_ns` are one, `in x`: 'rank 0 at 551.890 ms'."""
     names = table.schema.names
-    found = [name.removesuffix(_AT) for name in names if name.endswith(_AT)]
-    places = {one: f"in_{one}" for one in found if one + _RANK in names}
+    stems = [name.removesuffix(_AT) for name in names if name.endswith(_AT)]
+    places = {stem: f"in_{stem}" for stem in stems if stem + _RANK in names}
     if not places:
         return table
     columns: list[Column] = []
     data = dict(table.columns)
     for column in table.schema.columns:
-        which = column.name.removesuffix(_AT)
-        if column.name in (one + _RANK for one in places):
+        stem = column.name.removesuffix(_AT)
+        if column.name in (stem + _RANK for stem in places):
             continue
-        if which == column.name or which not in places:
+        if stem == column.name or stem not in places:
             columns.append(column)
             continue
-        columns.append(Column(places[which], "str", doc=column.doc))
-        data[places[which]] = _places(table, column, which + _RANK)
+        columns.append(Column(places[stem], "str", doc=column.doc))
+        data[places[stem]] = _places(table, column, stem + _RANK)
     doc = f"{table.schema.doc} {_CLOCK}".strip()
     schema = replace(table.schema, columns=tuple(columns), doc=doc)
-    return Table(schema, {one.name: data[one.name] for one in columns})
+    return Table(schema, {column.name: data[column.name] for column in columns})
 
 
-def _places(table: Table, at: Column, rank: str) -> list[str]:
+def _places(table: Table, time_column: Column, rank: str) -> list[str]:
     """A place of each row, "" where it is not known."""
-    how = look(table, at)
-    times = table.array(at.name).tolist()
+    fmt = column_format(table, time_column)
+    times = table.array(time_column.name).tolist()
     ranks = table.array(rank).tolist()
     return [
-        f"rank {number} at {text} {how.unit}" if number >= 0 and time >= 0 else ""
-        for number, time, text in zip(ranks, times, how.texts(times), strict=True)
+        f"rank {number} at {text} {fmt.unit}" if number >= 0 and time >= 0 else ""
+        for number, time, text in zip(ranks, times, fmt.texts(times), strict=True)
     ]

@@ -106,11 +106,11 @@ def readable(result: Result) -> dict[str, Table]:
     """The tables as they are meant to be read, in order; none where all are empty and the skips say why."""
     if _says_nothing(result):
         return {}
-    found: dict[str, Table] = {}
+    readable_tables: dict[str, Table] = {}
     for name, table in result.data.items():
         if not table.schema.detail:
-            found |= by_level(name, with_places(table))
-    return found
+            readable_tables |= by_level(name, with_places(table))
+    return readable_tables
 
 
 def for_people(report: Report) -> Report:
@@ -197,9 +197,9 @@ def _parent_rows(table: Table) -> Int:
         offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
     keys = node + offset
     order = np.argsort(keys, kind="stable")
-    wanted = parent + offset
-    found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
-    return np.where((parent >= 0) & (keys[found] == wanted), found, -1)
+    parent_keys = parent + offset
+    candidate_rows = order[np.minimum(np.searchsorted(keys, parent_keys, sorter=order), len(keys) - 1)]
+    return np.where((parent >= 0) & (keys[candidate_rows] == parent_keys), candidate_rows, -1)
 
 
 def _sizes(table: Table) -> Float:

@@ -63,7 +63,7 @@ _SIDES = ("base", "cand", "delta")
 _SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
 
 
-class _Shown(dict[int, str]):
+class _Printable(dict[int, str]):
     """Characters by number as people see them, for `str.translate`.
 
     Controls move a terminal's cursor or break a file, bidirectional marks reorder a line, characters without
@@ -76,11 +76,11 @@ class _Shown(dict[int, str]):
         return self[code]
 
 
-_SHOWN = _Shown(dict.fromkeys(range(28, 32), "�"))
+_PRINTABLE = _Printable(dict.fromkeys(range(28, 32), "�"))
 
 
 @dataclass(frozen=True)
-class Shown:
+class ColumnFormat:
     """How one column is written: built from the whole column, so that every cut of it has the same unit."""
 
     column: Column
@@ -117,7 +117,7 @@ class Shown:
         return cells
 
 
-def shown(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> Shown:
+def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> ColumnFormat:
     """Choose unit and decimals for a column from its largest magnitude.
 
     -1 means absent and is shown as a dash, unless the column is signed: its name says so (delta, offset, ...)
@@ -129,18 +129,18 @@ def shown(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> S
         least: the unit is that of a column with a magnitude of at least this.
     """
     if numbers is None or column.dtype not in ("int64", "float64"):
-        return Shown(column, 1, "", 0, False)
+        return ColumnFormat(column, 1, "", 0, False)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
     absent = ends[0] == -1 and not _SIGNED.search(column.name)
     peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
     if column.unit in _SCALES:
         _, divisor, unit, decimals = next(scale for scale in _SCALES[column.unit] if peak >= scale[0])
-        return Shown(column, divisor, unit, decimals, absent)
+        return ColumnFormat(column, divisor, unit, decimals, absent)
     if column.unit in PERCENT:
-        return Shown(column, 1, "", 1 if peak >= 0.1 else 2, absent)
+        return ColumnFormat(column, 1, "", 1 if peak >= 0.1 else 2, absent)
     if column.dtype == "int64":
-        return Shown(column, 1, "", 0, absent)
-    return Shown(column, 1, "", 1 if peak >= 1000 else 2 if peak >= 10 else 3, absent)
+        return ColumnFormat(column, 1, "", 0, absent)
+    return ColumnFormat(column, 1, "", 1 if peak >= 1000 else 2 if peak >= 10 else 3, absent)
 
 
 def label(column: Column) -> str:
@@ -152,7 +152,7 @@ def label(column: Column) -> str:
 
 def one_line(text: str) -> str:
     """`text` on one line: breaks and tabs become spaces, whatever else cannot be seen U+FFFD."""
-    return text if text.isprintable() else text.translate(_SHOWN)
+    return text if text.isprintable() else text.translate(_PRINTABLE)
 
 
 def encodable(text: str) -> str:
@@ -173,18 +173,22 @@ def is_text(column: Column) -> bool:
     return column.dtype in ("str", "category")
 
 
-def look(table: Table, column: Column) -> Shown:
+def column_format(table: Table, column: Column) -> ColumnFormat:
     """How a column of a table is written; base, candidate and their difference have one unit."""
     if is_text(column):
-        return shown(column, None)
+        return format_for(column, None)
     peaks = [np.abs(table.array(name)).max(initial=0) for name in _compared(column) if name in table.columns]
-    return shown(column, table.array(column.name), float(max(peaks, default=0)))
+    return format_for(column, table.array(column.name), float(max(peaks, default=0)))
 
 
 def _compared(column: Column) -> list[str]:
     """Names of the columns that are read against this one: base_ns, cand_ns, delta_ns."""
-    side, _, what = column.name.partition("_")
-    return [f"{other}_{what}" for other in _SIDES] if side in _SIDES and column.unit in _SCALES else []
+    side, _, suffix = column.name.partition("_")
+    return (
+        [f"{other_side}_{suffix}" for other_side in _SIDES]
+        if side in _SIDES and column.unit in _SCALES
+        else []
+    )
 
 
 def values(table: Table, column: Column, rows: slice | list[int] = slice(None)) -> list[Any]:
@@ -203,8 +207,8 @@ def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _meta_item(key: str, value: Any, meta: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         column = Column(key, "int64" if isinstance(value, int) else "float64", _unit_of(key))
-        others = (meta.get(name) for name in _compared(column))
-        peak = max((abs(other) for other in others if isinstance(other, int | float)), default=0)
+        compared = (meta.get(name) for name in _compared(column))
+        peak = max((abs(number) for number in compared if isinstance(number, int | float)), default=0)
         return label(column), quantity(column, value, float(peak))
     return one_line(key.replace("_", " ")), one_line(_plain(value))
 
@@ -217,9 +221,9 @@ def _unit_of(name: str) -> Unit:
 
 
 def quantity(column: Column, value: float, least: float = 0.0) -> str:
-    """One number of a column with its unit: '12.300 ms'; `least` as in `shown`."""
-    how = shown(column, np.array([value]), least)
-    return f"{how.texts([value])[0]} {how.unit}".rstrip()
+    """One number of a column with its unit: '12.300 ms'; `least` as in `format_for`."""
+    fmt = format_for(column, np.array([value]), least)
+    return f"{fmt.texts([value])[0]} {fmt.unit}".rstrip()
 
 
 def rounded(column: Column, low: float, high: float) -> str:
@@ -238,10 +242,10 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) or "none"
+        return ", ".join(f"{key}: {_plain(element)}" for key, element in value.items()) or "none"
     if isinstance(value, list | tuple | set | frozenset):
-        items = list(map(_plain, value))
-        if len(items) > 3 and sum(map(len, items)) > _LIST_WIDTH:
-            return f"{items[0]}, …, {items[-1]} ({len(items)})"
-        return ", ".join(items) or "none"
+        texts = list(map(_plain, value))
+        if len(texts) > 3 and sum(map(len, texts)) > _LIST_WIDTH:
+            return f"{texts[0]}, …, {texts[-1]} ({len(texts)})"
+        return ", ".join(texts) or "none"
     return "none" if value is None else str(value)

@@ -22,10 +22,10 @@ from tracelens.analysis.comm import (
 from tracelens.reproducers.inputs import Unreplayable
 from tracelens.table import Skip
 
-_LEFT = "other ranks recorded no collective like it at its place: their recordings begin or end elsewhere"
+_UNMATCHED = "no matching collective on the other ranks: their recordings cover another stretch"
 _NO_RECORD = (
-    "the trace does not say what they move: recent torch records it with each collective "
-    "(record_param_comms) if it is called while the profiler runs, with ProfilerActivity.CPU"
+    "message sizes missing: recent torch records them (record_param_comms) with ProfilerActivity.CPU, for "
+    "calls made while the profiler runs"
 )
 
 
@@ -33,34 +33,34 @@ class Batch(NamedTuple):
     """What one kernel a rank does together: a collective, or sends and receives between two ranks.
 
     Attributes:
-        instances: the collective; several for sends and receives that were batched.
-        members: whose kernels they are, one a rank, in the order of the process group, by one clock.
+        collectives: the collective; several for sends and receives that were batched.
+        participants: whose kernels they are, one a rank, in the order of the process group, by one clock.
         kernels: their names.
     """
 
-    instances: tuple[MatchedCollective, ...]
-    members: tuple[Participant, ...]
+    collectives: tuple[MatchedCollective, ...]
+    participants: tuple[Participant, ...]
     kernels: tuple[str, ...]
 
     @property
     def record(self) -> Record:
-        return self.members[0].record
+        return self.participants[0].record
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether all ranks of the group are there."""
-        size = 2 if self.instances[0].collective == SEND_RECV else self.record.size
-        return len(self.members) == size
+        size = 2 if self.collectives[0].collective == SEND_RECV else self.record.size
+        return len(self.participants) == size
 
     @property
     def latency_ns(self) -> int:
         """Shortest duration: whoever comes last waits for nobody."""
-        return min(member.end - member.start for member in self.members)
+        return min(member.end - member.start for member in self.participants)
 
     @property
     def late_ns(self) -> list[int]:
         """How much later than the first each member began."""
-        starts = [member.start for member in self.members]
+        starts = [member.start for member in self.participants]
         return [start - min(starts) for start in starts]
 
 
@@ -70,115 +70,135 @@ def batches(ranks: Sequence[RankCommunication]) -> tuple[list[Batch], list[Skip]
     Ranks are matched within their groups; where only one rank of a group is there, each of its records
     stands for the collective.
     """
-    found: list[MatchedCollective] = []
+    matched_collectives: list[MatchedCollective] = []
     skips = _unrecorded(ranks)
-    of_rank = {one.rank: one for one in ranks}
+    of_rank = {rank_comms.rank: rank_comms for rank_comms in ranks}
     for records in _groups(ranks).values():
-        there = [of_rank[rank]._replace(records=some) for rank, some in records.items()]
+        group_comms = [of_rank[rank]._replace(records=rank_records) for rank, rank_records in records.items()]
         if len(records) == 1:
-            found += _alone(there[0])
+            matched_collectives += _single_rank(group_comms[0])
             continue
-        matched = match(there, ranks[0])
-        found += matched.collectives
-        skips += matched.skips or _left(there, matched.collectives)
+        match_result = match(group_comms, ranks[0])
+        matched_collectives += match_result.collectives
+        skips += match_result.skips or _unmatched(group_comms, match_result.collectives)
     offset = {
         clock.rank: clock.offset_ns
-        for clock in clocks(ranks, [one for one in found if len(one.participants) > 1])
+        for clock in clocks(
+            ranks, [rank_comms for rank_comms in matched_collectives if len(rank_comms.participants) > 1]
+        )
     }
     made = []
-    odd: Counter[tuple[str, str]] = Counter()
-    for together in _together(found):
+    refused: Counter[tuple[str, str]] = Counter()
+    for joined in _joined(matched_collectives):
         try:
-            made.append(_batch(together, offset, of_rank))
+            made.append(_batch(joined, offset, of_rank))
         except Unreplayable as error:
-            paired = together[0].collective == SEND_RECV
-            odd["send(s) with their receives" if paired else "collective(s)", str(error)] += len(together)
-    skips += [Skip(f"{count} {kind}", reason) for (kind, reason), count in odd.items()]
-    return sorted(made, key=lambda batch: min(member.start for member in batch.members)), skips
+            paired = joined[0].collective == SEND_RECV
+            refused["send(s) with their receives" if paired else "collective(s)", str(error)] += len(joined)
+    skips += [Skip(f"{count} {kind}", reason) for (kind, reason), count in refused.items()]
+    return sorted(made, key=lambda batch: min(member.start for member in batch.participants)), skips
 
 
-def middle(some: Sequence[Batch]) -> Batch:
+def middle(candidates: Sequence[Batch]) -> Batch:
     """The one of median latency, of those with most ranks."""
-    most = max(len(batch.members) for batch in some)
-    full = [batch for batch in some if len(batch.members) == most]
+    most = max(len(batch.participants) for batch in candidates)
+    full = [batch for batch in candidates if len(batch.participants) == most]
     latency = median_low(batch.latency_ns for batch in full)
     return next(batch for batch in full if batch.latency_ns == latency)
 
 
 def _groups(ranks: Sequence[RankCommunication]) -> dict[Group, dict[int, list[Record]]]:
     """Records by process group and rank."""
-    found: dict[Group, dict[int, list[Record]]] = {}
-    for one in ranks:
-        for record in one.records:
-            found.setdefault((record.group, record.group_ranks), {}).setdefault(one.rank, []).append(record)
-    return found
+    groups: dict[Group, dict[int, list[Record]]] = {}
+    for rank_comms in ranks:
+        for record in rank_comms.records:
+            groups.setdefault((record.group, record.group_ranks), {}).setdefault(rank_comms.rank, []).append(
+                record
+            )
+    return groups
 
 
-def _alone(one: RankCommunication) -> list[MatchedCollective]:
+def _single_rank(rank_comms: RankCommunication) -> list[MatchedCollective]:
     """Each record of a rank as a collective without the other ranks."""
-    found = []
-    for order, record in enumerate(one.records):
+    collectives = []
+    for order, record in enumerate(rank_comms.records):
         name = SEND_RECV if record.collective in POINT_TO_POINT else record.collective
-        member = Participant(one.rank, record, int(one.start[record.kernel]), int(one.end[record.kernel]))
-        found.append(MatchedCollective(name, record.group, order, (member,)))
-    return found
+        participant = Participant(
+            rank_comms.rank, record, int(rank_comms.start[record.kernel]), int(rank_comms.end[record.kernel])
+        )
+        collectives.append(MatchedCollective(name, record.group, order, (participant,)))
+    return collectives
 
 
-def _together(instances: Iterable[MatchedCollective]) -> list[list[MatchedCollective]]:
+def _joined(matched_collectives: Iterable[MatchedCollective]) -> list[list[MatchedCollective]]:
     """Sends with their receives joined where they share a kernel; collectives each by itself."""
-    found: list[list[MatchedCollective]] = []
+    joined: list[list[MatchedCollective]] = []
     owner: dict[tuple[int, int], list[MatchedCollective]] = {}
-    for instance in instances:
-        mine = [instance]
-        if instance.collective == SEND_RECV:
-            for key in _kernels(instance):
-                other = owner.get(key)
-                if other is not None and other is not mine:
-                    mine += other
-                    other.clear()
-                    owner |= {key: mine for one in mine for key in _kernels(one)}
-                owner[key] = mine
-        found.append(mine)
-    return [together for together in found if together]
+    for matched in matched_collectives:
+        batch = [matched]
+        if matched.collective == SEND_RECV:
+            for key in _kernels(matched):
+                existing = owner.get(key)
+                if existing is not None and existing is not batch:
+                    batch += existing
+                    existing.clear()
+                    owner |= {key: batch for linked in batch for key in _kernels(linked)}
+                owner[key] = batch
+        joined.append(batch)
+    return [batch for batch in joined if batch]
 
 
-def _kernels(instance: MatchedCollective) -> list[tuple[int, int]]:
-    return [(member.rank, member.record.kernel) for member in instance.participants]
+def _kernels(matched: MatchedCollective) -> list[tuple[int, int]]:
+    return [(participant.rank, participant.record.kernel) for participant in matched.participants]
 
 
 def _batch(
-    together: Sequence[MatchedCollective], offset: Mapping[int, int], ranks: Mapping[int, RankCommunication]
+    joined: Sequence[MatchedCollective], offset: Mapping[int, int], ranks: Mapping[int, RankCommunication]
 ) -> Batch:
-    kernels = {key for instance in together for key in _kernels(instance)}
-    of_rank = {member.rank: member for instance in together for member in aligned(instance, offset)}
+    kernels = {key for matched in joined for key in _kernels(matched)}
+    of_rank = {
+        participant.rank: participant for matched in joined for participant in aligned(matched, offset)
+    }
     if len(kernels) > len(of_rank):
-        raise Unreplayable(
-            "one rank batched them in other kernels than the other, so they are no single call"
-        )
-    order: Sequence[int] = together[0].participants[0].record.group_ranks or sorted(of_rank)
-    if together[0].collective == SEND_RECV:
-        order = [member.rank for member in together[0].participants]  # the sender first
-    if strangers := sorted(set(of_rank).difference(order)):
-        raise Unreplayable(f"rank {strangers[0]} is not among the ranks that its process group lists")
-    members = tuple(of_rank[rank] for rank in dict.fromkeys(order) if rank in of_rank)
+        raise Unreplayable("the two ranks batched them into different kernels, so they are not one call")
+    order: Sequence[int] = joined[0].participants[0].record.group_ranks or sorted(of_rank)
+    if joined[0].collective == SEND_RECV:
+        order = [participant.rank for participant in joined[0].participants]  # the sender first
+    if outsiders := sorted(set(of_rank).difference(order)):
+        raise Unreplayable(f"rank {outsiders[0]} is not in its process group")
+    participants = tuple(of_rank[rank] for rank in dict.fromkeys(order) if rank in of_rank)
     names = {ranks[rank].kernels[kernel]: None for rank, kernel in sorted(kernels)}
-    return Batch(tuple(together), members, tuple(names))
+    return Batch(tuple(joined), participants, tuple(names))
 
 
-def _left(ranks: Sequence[RankCommunication], instances: Sequence[MatchedCollective]) -> list[Skip]:
+def _unmatched(
+    ranks: Sequence[RankCommunication], matched_collectives: Sequence[MatchedCollective]
+) -> list[Skip]:
     """Records of a group that are in no instance."""
-    used = {(member.rank, id(member.record)) for one in instances for member in one.participants}
-    left = [
-        (one.rank, record) for one in ranks for record in one.records if (one.rank, id(record)) not in used
+    used = {
+        (member.rank, id(member.record)) for matched in matched_collectives for member in matched.participants
+    }
+    unmatched = [
+        (matched.rank, record)
+        for matched in ranks
+        for record in matched.records
+        if (matched.rank, id(record)) not in used
     ]
-    if not left:
+    if not unmatched:
         return []
-    who = ", ".join(map(str, sorted({rank for rank, _ in left})))
-    return [Skip(f"{len(left)} collective(s) of group {left[0][1].group} on rank {who}", _LEFT)]
+    rank_list = ", ".join(map(str, sorted({rank for rank, _ in unmatched})))
+    return [
+        Skip(
+            f"{len(unmatched)} collective(s) of group {unmatched[0][1].group} on rank {rank_list}", _UNMATCHED
+        )
+    ]
 
 
 def _unrecorded(ranks: Sequence[RankCommunication]) -> list[Skip]:
     """Communication kernels that no record belongs to."""
-    loose = {one.rank: len(one.start) - len({record.kernel for record in one.records}) for one in ranks}
-    count, who = sum(loose.values()), ", ".join(str(rank) for rank, number in loose.items() if number)
-    return [Skip(f"{count} communication kernel(s) of rank {who}", _NO_RECORD)] if count else []
+    loose = {
+        rank_comms.rank: len(rank_comms.start) - len({record.kernel for record in rank_comms.records})
+        for rank_comms in ranks
+    }
+    count, rank_list = sum(loose.values()), ", ".join(str(rank) for rank, missing in loose.items() if missing)
+    return [Skip(f"{count} communication kernel(s) of rank {rank_list}", _NO_RECORD)] if count else []

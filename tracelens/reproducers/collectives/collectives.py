@@ -34,9 +34,9 @@ from tracelens.reproducers.scripts import (
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope, Trace
 
-_WAITING = "Only rank {} of {} recorded it: the traced time may contain waiting for the others."
-_CUT = "The group has {} ranks; only messages among its first {} are kept, so no traced time compares."
-_NO_KERNEL = "none of them launched a GPU kernel, and of others (gloo) the profiler records no sizes"
+_WAITING = "Recorded only on rank {} of {}: the traced time may include waiting for the others."
+_CUT = "The group has {} ranks; messages are cut to its first {}, so no traced time compares."
+_NO_KERNEL = "no GPU kernels; for CPU collectives (gloo) the profiler records no sizes"
 _EXACT = {
     "float64": 1 << 53, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int64": 1 << 62,
     "int32": 1 << 30, "float8_e4m3fn": 1 << 4, "float8_e4m3fnuz": 1 << 4, "float8_e5m2": 1 << 3,
@@ -59,28 +59,28 @@ def collectives(
     Returns:
         the scripts, those with most time first, and what could not be made, with the reason.
     """
-    found, skips = batches([rank_communication(trace, scope=scope) for trace in run.traces])
+    all_batches, skips = batches([rank_communication(trace, scope=scope) for trace in run.traces])
     devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
-    same: dict[Message, list[Batch]] = {}
-    odd: Counter[tuple[str, str]] = Counter()
-    for batch in found:
+    by_message: dict[Message, list[Batch]] = {}
+    refused: Counter[tuple[str, str]] = Counter()
+    for batch in all_batches:
         try:
-            same.setdefault(message(batch), []).append(batch)
+            by_message.setdefault(message(batch), []).append(batch)
         except Unreplayable as error:
-            subject = f"{batch.instances[0].collective} of group {batch.record.group}"
-            odd[subject, str(error)] += 1
+            subject = f"{batch.collectives[0].collective} of group {batch.record.group}"
+            refused[subject, str(error)] += 1
     scripts = []
-    for one, some in same.items():
-        cut = one if ranks is None else one.cut(ranks)
+    for full, same_message in by_message.items():
+        cut = full if ranks is None else full.cut(ranks)
         if cut.bytes and cut.ranks > 1:
             try:
-                scripts.append(_script(one, cut, some, devices))
+                scripts.append(_script(full, cut, same_message, devices))
             except Unreplayable as error:
-                odd[one.name, str(error)] += len(some)
+                refused[full.name, str(error)] += len(same_message)
         else:
-            odd[one.name, f"nothing is sent among the first {ranks} ranks of its group"] += len(some)
-    skips += [Skip(f"{count} {subject}", reason) for (subject, reason), count in odd.items()]
-    if not found and not skips and any(_on_cpu(trace) for trace in run.traces):
+            refused[full.name, f"no messages among the first {ranks} ranks of its group"] += len(same_message)
+    skips += [Skip(f"{count} {subject}", reason) for (subject, reason), count in refused.items()]
+    if not all_batches and not skips and any(_on_cpu(trace) for trace in run.traces):
         skips.append(Skip("all collectives", _NO_KERNEL))
     return sorted(scripts, key=lambda script: -script.total_us), skips
 
@@ -89,26 +89,28 @@ def _on_cpu(trace: Trace) -> bool:
     return any(name.startswith("c10d::") for name in trace.arrays.names)
 
 
-def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> Script:
+def _script(traced: Message, cut: Message, same_message: Sequence[Batch], devices: Sequence[str]) -> Script:
     """The script for batches of one message, of which it runs what `cut` leaves."""
-    times = [batch.latency_ns / 1e3 for batch in some]
-    same, typical = cut == traced, middle(some)
-    kept = typical.members[: cut.ranks] if len(typical.members) == traced.ranks else ()
-    note = "traced_us may contain waiting" if same and not all(batch.whole for batch in some) else ""
+    times = [batch.latency_ns / 1e3 for batch in same_message]
+    uncut, typical = cut == traced, middle(same_message)
+    kept = typical.participants[: cut.ranks] if len(typical.participants) == traced.ranks else ()
+    note = (
+        "traced_us may include waiting" if uncut and not all(batch.complete for batch in same_message) else ""
+    )
     on_cpu = _on_cpu_instead(cut)
     text = render(
         "collective.py.j2",
         {
             "kind": COLLECTIVE_KINDS[cut.kind],
             "matrix": not isinstance(cut.elements, int),
-            "by_rank": same and bool(kept),
+            "by_rank": uncut and bool(kept),
             "starts_known": bool(kept),
             "other_on_cpu": bool(on_cpu),
             "paired": cut.kind == SEND_RECV,
             "bytewise": cut.dtype.startswith("float8"),
             "inexact": COLLECTIVE_KINDS[cut.kind].reduces and cut.ranks > _EXACT.get(cut.dtype, 127),
         },
-        about=about(_about(traced, cut, some, devices)),
+        about=about(_about(traced, cut, same_message, devices)),
         note=note,
         note_on_cpu="; ".join(filter(None, (note, on_cpu))),
         name=cut.name,
@@ -117,9 +119,11 @@ def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Seque
         elements=_elements(cut.elements),
         bytes=cut.bytes,
         factor=bus_factor(cut.kind, cut.ranks),
-        traced_us=round(median(times), 3) if same else None,
+        traced_us=round(median(times), 3) if uncut else None,
         traced_on=plain(", ".join(devices)),
-        traced_rank_us=_row([(one.end - one.start) / 1e3 for one in kept] if same else []),
+        traced_rank_us=_row(
+            [(participant.end - participant.start) / 1e3 for participant in kept] if uncut else []
+        ),
         start_us=_row([late / 1e3 for late in typical.late_ns[: len(kept)]]),
         most=max(2, min(128, _EXACT.get(cut.dtype, 127) // cut.ranks)),
     )
@@ -129,27 +133,27 @@ def _script(traced: Message, cut: Message, some: Sequence[Batch], devices: Seque
         subject=cut.name,
         shapes=f"{cut.bytes:,} bytes {cut.dtype}, {cut.ranks} ranks",
         text=text,
-        count=len(some),
-        traced_us=round(median(times), 3) if same else 0.0,
+        count=len(same_message),
+        traced_us=round(median(times), 3) if uncut else 0.0,
         total_us=sum(times),
         processes=cut.ranks,
     )
 
 
-def _about(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequence[str]) -> list[str]:
+def _about(traced: Message, cut: Message, same_message: Sequence[Batch], devices: Sequence[str]) -> list[str]:
     """What the script is of, as far as the trace says."""
-    times = [batch.latency_ns / 1e3 for batch in some]
-    names = dict.fromkeys(name.partition("(")[0] for batch in some for name in batch.kernels)
-    groups = dict.fromkeys(batch.record.description or batch.record.group for batch in some)
+    times = [batch.latency_ns / 1e3 for batch in same_message]
+    names = dict.fromkeys(name.partition("(")[0] for batch in same_message for name in batch.kernels)
+    groups = dict.fromkeys(batch.record.description or batch.record.group for batch in same_message)
     lines = [
         f"{traced.name}: {traced.ranks} ranks, up to {traced.bytes:,} bytes {traced.dtype} each, in "
         f"{', '.join(groups)}",
         f"{timed(times, devices)}: {', '.join(names)}",
     ]
-    part = next((batch for batch in some if not batch.whole), None)
-    if part:
-        there = ", ".join(str(member.rank) for member in part.members)
-        lines.append(_WAITING.format(there, traced.ranks))
+    partial = next((batch for batch in same_message if not batch.complete), None)
+    if partial:
+        present = ", ".join(str(participant.rank) for participant in partial.participants)
+        lines.append(_WAITING.format(present, traced.ranks))
     if cut != traced:
         lines.append(_CUT.format(traced.ranks, cut.ranks))
     assumed = [
@@ -158,14 +162,14 @@ def _about(traced: Message, cut: Message, some: Sequence[Batch], devices: Sequen
         "one tensor of all the bytes" if "coalesced" in cut.name else "",
     ]
     if any(assumed):
-        lines.append(f"Assumed, as the trace does not say: {', '.join(filter(None, assumed))}.")
+        lines.append(f"Assumed, not recorded: {', '.join(filter(None, assumed))}.")
     return lines
 
 
 def _on_cpu_instead(message: Message) -> str:
     """What gloo runs in the place of the traced collective; "" if it runs the same."""
     if message.dtype.startswith("float8"):
-        return f"gloo has no {message.dtype}: bytes were sent"
+        return f"gloo lacks {message.dtype}: sent as bytes"
     return COLLECTIVE_KINDS[message.kind].instead[1]
 
 

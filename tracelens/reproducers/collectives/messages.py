@@ -12,7 +12,7 @@ from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
 
 Matrix = tuple[tuple[int, ...], ...]
 
-_NO_SIZE = "the trace has no {}; recent torch records it with each collective"
+_NO_SIZE = "the trace has no {}; recent torch records it per collective"
 _LISTS = 30
 """Entries of a list that the profiler writes; it cuts off the rest."""
 
@@ -60,37 +60,39 @@ def message(batch: Batch) -> Message:
     Raises:
         Unreplayable: the trace does not say enough.
     """
-    name, record = batch.instances[0].collective, batch.record
+    name, record = batch.collectives[0].collective, batch.record
     if name not in NAMES:
         moves = name in ("barrier", "wait", "coalesced")
-        raise Unreplayable("it moves no data of its own" if moves else "not a collective that is known here")
+        raise Unreplayable("moves no data" if moves else "unknown collective")
     kind, ranks = NAMES[name], 2 if name == SEND_RECV else record.size
     if ranks < 1:
         raise Unreplayable(_NO_SIZE.format("size of its group"))
     if ranks == 1:
-        raise Unreplayable("a group of one rank: nothing leaves the GPU")
+        raise Unreplayable("single-rank group: nothing leaves the GPU")
     dtype = _dtype(record.dtype)
     if kind == SEND_RECV:
-        return _some(Message(name, kind, ranks, dtype, _sends(batch, _width(dtype))))
-    sizes = {(member.record.sent, member.record.received) for member in batch.members}
-    split = any(member.record.sent_to or member.record.received_from for member in batch.members)
+        return _nonempty(Message(name, kind, ranks, dtype, _sends(batch, _width(dtype))))
+    sizes = {(participant.record.sent, participant.record.received) for participant in batch.participants}
+    split = any(
+        participant.record.sent_to or participant.record.received_from for participant in batch.participants
+    )
     if name.endswith("v") or split or (kind == "all_to_all" and len(sizes) > 1):
-        return _some(Message(name, "all_to_allv", ranks, dtype, _matrix(batch, _width(dtype))))
-    return _some(Message(name, kind, ranks, dtype, _piece(kind, ranks, sizes, _width(dtype))))
+        return _nonempty(Message(name, "all_to_allv", ranks, dtype, _matrix(batch, _width(dtype))))
+    return _nonempty(Message(name, kind, ranks, dtype, _piece(kind, ranks, sizes, _width(dtype))))
 
 
-def _some(found: Message) -> Message:
-    if found.bytes <= 0:
-        raise Unreplayable("it moves no data")
-    return found
+def _nonempty(candidate: Message) -> Message:
+    if candidate.bytes <= 0:
+        raise Unreplayable("moves no data")
+    return candidate
 
 
 def _dtype(name: str) -> str:
     """Torch's name; a truth value is a byte to libraries."""
-    found = torch_dtype(name)
-    if not found or found.startswith("complex"):
-        raise Unreplayable(f"element type {name[:40]!r} is not one that messages can be made of")
-    return "uint8" if found == "bool" else found
+    dtype = torch_dtype(name)
+    if not dtype or dtype.startswith("complex"):
+        raise Unreplayable(f"element type {name[:40]!r} is not supported for messages")
+    return "uint8" if dtype == "bool" else dtype
 
 
 def _width(dtype: str) -> int:
@@ -100,82 +102,82 @@ def _width(dtype: str) -> int:
 def _piece(kind: str, ranks: int, sizes: set[tuple[int, int]], width: int) -> int:
     """Elements of one rank's piece, from the (sent, received) bytes that its ranks recorded."""
     if len(sizes) > 1:
-        raise Unreplayable("its ranks recorded different sizes, and no split sizes")
+        raise Unreplayable("its ranks recorded different sizes but no split sizes")
     ((sent, received),) = sizes
     large, small = max(sent, received), min(sent, received)
     if large < 0:
         raise Unreplayable(_NO_SIZE.format("message size"))
     if "RANKS" not in COLLECTIVE_KINDS[kind].sent + COLLECTIVE_KINDS[kind].received:
-        whole, pieces = large, 1
+        total, pieces = large, 1
     elif kind == "all_to_all" or small < 0:
-        whole, pieces = large, ranks
+        total, pieces = large, ranks
     else:  # one side is a piece, the other all of them
-        whole, pieces = small * ranks, ranks
-        if whole != large:
-            raise Unreplayable(f"{small:,} bytes of a rank and {large:,} of all {ranks} do not go together")
-    if whole % (pieces * width):
-        raise Unreplayable(f"{whole:,} bytes do not divide among {ranks} ranks")
-    return whole // (pieces * width)
+        total, pieces = small * ranks, ranks
+        if total != large:
+            raise Unreplayable(f"{small:,} bytes per rank do not match {large:,} bytes for all {ranks} ranks")
+    if total % (pieces * width):
+        raise Unreplayable(f"{total:,} bytes do not divide evenly among {ranks} ranks")
+    return total // (pieces * width)
 
 
 def _matrix(batch: Batch, width: int) -> Matrix:
     """Elements from rank (row) to rank."""
     record = batch.record
-    if not batch.whole:
-        raise Unreplayable(f"what each rank sends to each other is known of {_who(batch)}; pass all traces")
+    if not batch.complete:
+        raise Unreplayable(f"split sizes known for {_who(batch)}; pass all traces")
     if record.size > _LISTS:
         raise Unreplayable(
-            f"split sizes of {record.size} ranks: profilers cut lists off after {_LISTS} entries"
+            f"split sizes of {record.size} ranks: the profiler truncates lists after {_LISTS} entries"
         )
-    (instance,) = batch.instances
-    members = tuple(_filled(member, record.size) for member in instance.participants)
-    found = traffic_matrices(instance._replace(participants=members))
-    if found is None:
+    (matched,) = batch.collectives
+    participants = tuple(_filled(participant, record.size) for participant in matched.participants)
+    splits = traffic_matrices(matched._replace(participants=participants))
+    if splits is None:
         raise Unreplayable("not all ranks recorded their split sizes")
-    _, sent, received = found
+    _, sent, received = splits
     if (sent != received).any():
-        raise Unreplayable("what one rank says it sent is not what the other says it received")
+        raise Unreplayable("sent and received split sizes disagree between ranks")
     if (sent < 0).any() or (sent % width).any():
-        raise Unreplayable("its split sizes are no numbers of elements")
+        raise Unreplayable("its split sizes are not whole elements")
     return tuple(tuple(row) for row in (sent // width).tolist())
 
 
-def _filled(member: Participant, ranks: int) -> Participant:
+def _filled(participant: Participant, ranks: int) -> Participant:
     """With parts of nothing where nothing is sent or received at all: the record leaves them out."""
-    record, nothing = member.record, (0,) * ranks
+    record, nothing = participant.record, (0,) * ranks
     if not record.sent and not record.sent_to:
         record = record._replace(sent_to=nothing)
     if not record.received and not record.received_from:
         record = record._replace(received_from=nothing)
-    return member._replace(record=record)
+    return participant._replace(record=record)
 
 
 def _sends(batch: Batch, width: int) -> Matrix:
     """Elements that go from the first rank to the second, and back."""
-    first = batch.members[0].rank
-    there, back = 0, 0
-    for instance in batch.instances:
-        record = instance.participants[0].record
+    first = batch.participants[0].rank
+    to_second, to_first = 0, 0
+    for matched in batch.collectives:
+        record = matched.participants[0].record
         if record.bytes < 0 or record.bytes % width:
             raise Unreplayable(_NO_SIZE.format("message size"))
-        if _from(instance, first):
-            there += record.bytes // width
+        if _from(matched, first):
+            to_second += record.bytes // width
         else:
-            back += record.bytes // width
-    if not there:  # one side's record of a receive: its sender is the first
-        there, back = back, 0
-    return (0, there), (back, 0)
+            to_first += record.bytes // width
+    if not to_second:  # one side's record of a receive: its sender is the first
+        to_second, to_first = to_first, 0
+    return (0, to_second), (to_first, 0)
 
 
-def _from(instance: MatchedCollective, rank: int) -> bool:
+def _from(matched: MatchedCollective, rank: int) -> bool:
     """Whether a rank sends, in a pair or in the record of one side."""
-    member = instance.participants[0]
-    return (member.rank == rank) == (member.record.collective == "send")
+    participant = matched.participants[0]
+    return (participant.rank == rank) == (participant.record.collective == "send")
 
 
 def _who(batch: Batch) -> str:
-    there = [member.rank for member in batch.members]
-    missing: Sequence[int] = [rank for rank in batch.record.group_ranks if rank not in there]
-    text = f"{len(there)} of {batch.record.size} ranks"
-    few = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    return f"{text} (missing: {few})" if missing else text
+    present = [participant.rank for participant in batch.participants]
+    missing: Sequence[int] = [rank for rank in batch.record.group_ranks if rank not in present]
+    text = f"{len(present)} of {batch.record.size} ranks"
+    shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return f"{text} (missing: {shown})" if missing else text

@@ -39,29 +39,31 @@ def grids(trace: Trace, work: Work, op: Int) -> tuple[Int, Int]:
         code into the trace's names and number of blocks of each piece, -1 for all other work.
     """
     events = trace.arrays
-    wanted = [code for code, name in enumerate(events.names) if name in INDEXED]
-    mine = (op >= 0) & np.isin(events.name[op], wanted) & work.is_kernel
+    indexed = [code for code, name in enumerate(events.names) if name in INDEXED]
+    is_indexed = (op >= 0) & np.isin(events.name[op], indexed) & work.is_kernel
     blocks = trace.tables["events"].array("blocks")[work.event]
-    return np.where(mine, work.name, -1), np.where(mine, blocks, -1)
+    return np.where(is_indexed, work.name, -1), np.where(is_indexed, blocks, -1)
 
 
 def complete(op: str, arguments: Sequence[Argument], kernel: str, blocks: int) -> list[Argument]:
     """The arguments with the index tensor over the first dimension, where the kernel tells its length."""
-    found = list(arguments)
-    target = found[0] if found else None
-    if op in INDEXED and len(found) > 1 and isinstance(target, Tensor) and target.shape:
+    completed = list(arguments)
+    target = completed[0] if completed else None
+    if op in INDEXED and len(completed) > 1 and isinstance(target, Tensor) and target.shape:
         rows = _rows(target, kernel, blocks)
         if rows > 0:
-            found[1] = [Tensor("int64", (rows,), (1,))]
-    return found
+            completed[1] = [Tensor("int64", (rows,), (1,))]
+    return completed
 
 
 def _rows(target: Tensor, kernel: str, blocks: int) -> int:
     """Number of rows that a kernel reads, 0 where its grid does not tell."""
-    if found := _ROWS.search(kernel):
+    if match := _ROWS.search(kernel):
         row = prod(target.shape[1:]) * WIDTHS[target.dtype]
-        each = -(-row // (_THREADS * int(found[1]))) if row else 0
-        return blocks // each if each and blocks > 0 and blocks % each == 0 else 0
-    if (found := _ELEMENTS.search(kernel)) and len(target.shape) == 1 and blocks > 0:
-        return blocks * int(found[1]) * int(found[2])
+        blocks_per_row = -(-row // (_THREADS * int(match[1]))) if row else 0
+        return (
+            blocks // blocks_per_row if blocks_per_row and blocks > 0 and blocks % blocks_per_row == 0 else 0
+        )
+    if (match := _ELEMENTS.search(kernel)) and len(target.shape) == 1 and blocks > 0:
+        return blocks * int(match[1]) * int(match[2])
     return 0

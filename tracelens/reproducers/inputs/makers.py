@@ -13,8 +13,8 @@ from tracelens.reproducers.inputs.arguments import NUMBERS, Argument, Tensor, Un
 Rule = Callable[[list[Argument]], None]
 
 _ATEN = "aten::"
-INDICES_UNKNOWN = "the profiler records nothing of a list of index tensors (Tensor?[])"
-EVEN_GROUPS = "sizes of the groups are on the GPU and not in the trace: even ones are taken"
+INDICES_UNKNOWN = "the profiler does not record index tensor lists (Tensor?[])"
+EVEN_GROUPS = "group sizes live on the GPU and are not in the trace: even sizes assumed"
 
 
 def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
@@ -47,23 +47,23 @@ def _plain(op: str) -> str:
 
 def _python_numbers(arguments: list[Argument]) -> None:
     """A tensor without dimensions that is not the first argument is a Python number, by its type."""
-    for place, one in enumerate(arguments):
-        if place and isinstance(one, Tensor) and not one.shape and one.dtype in NUMBERS:
-            arguments[place] = one.made("number")
+    for position, argument in enumerate(arguments):
+        if position and isinstance(argument, Tensor) and not argument.shape and argument.dtype in NUMBERS:
+            arguments[position] = argument.made("number")
 
 
-def _tensor(arguments: Sequence[Argument], place: int) -> Tensor:
-    found = arguments[place] if place < len(arguments) else None
-    if not isinstance(found, Tensor):
-        raise Unreplayable(f"argument {place} is not a recorded tensor")
-    return found
+def _tensor(arguments: Sequence[Argument], position: int) -> Tensor:
+    argument = arguments[position] if position < len(arguments) else None
+    if not isinstance(argument, Tensor):
+        raise Unreplayable(f"argument {position} is not a recorded tensor")
+    return argument
 
 
-def _whole(arguments: Sequence[Argument], place: int) -> int:
-    found = arguments[place] if place < len(arguments) else None
-    if not isinstance(found, int):
-        raise Unreplayable(f"argument {place} has no recorded value")
-    return found
+def _integer(arguments: Sequence[Argument], position: int) -> int:
+    argument = arguments[position] if position < len(arguments) else None
+    if not isinstance(argument, int):
+        raise Unreplayable(f"argument {position} has no recorded value")
+    return argument
 
 
 def _size(shape: Sequence[int], dim: int) -> int:
@@ -71,56 +71,58 @@ def _size(shape: Sequence[int], dim: int) -> int:
     if not shape:
         return 1
     if not -len(shape) <= dim < len(shape):
-        raise Unreplayable(f"dimension {dim} is none of the {len(shape)} recorded ones")
+        raise Unreplayable(f"dimension {dim} is out of range for {len(shape)} recorded dimensions")
     return shape[dim]
 
 
-def _set(arguments: list[Argument], place: int, maker: str, *given: int | list[int]) -> None:
-    arguments[place] = _tensor(arguments, place).made(maker, *given)
+def _set(arguments: list[Argument], position: int, maker: str, *maker_args: int | list[int]) -> None:
+    arguments[position] = _tensor(arguments, position).made(maker, *maker_args)
 
 
-def _into(place: int, of: int, dim: int) -> Rule:
-    """Argument `place` holds indices into a dimension of argument `of`."""
+def _into(position: int, target: int, dim: int) -> Rule:
+    """Argument `position` holds indices into a dimension of argument `target`."""
 
     def rule(arguments: list[Argument]) -> None:
-        shape = _tensor(arguments, of).shape
-        _set(arguments, place, "places", _size(shape, dim if len(shape) > 1 else 0))
+        shape = _tensor(arguments, target).shape
+        _set(arguments, position, "indices", _size(shape, dim if len(shape) > 1 else 0))
 
     return rule
 
 
-def _along(place: int, distinct: bool = False) -> Rule:
-    """Argument `place` holds indices into the first argument, along the dimension that argument 1 names."""
+def _along(position: int, distinct: bool = False) -> Rule:
+    """Argument `position` holds indices into the first argument, along dimension `argument 1`."""
 
     def rule(arguments: list[Argument]) -> None:
-        into, index = _tensor(arguments, 0).shape, _tensor(arguments, place).shape
+        into, index = _tensor(arguments, 0).shape, _tensor(arguments, position).shape
         if arguments[1] is None and len(into) < 2:
             arguments[1] = 0  # older profilers record no values, but there is only one dimension
-        dim = _whole(arguments, 1)
+        dim = _integer(arguments, 1)
         below = _size(into, dim)
         if distinct and index and _size(index, dim) <= below:
-            _set(arguments, place, "distinct", below, dim % len(index))
+            _set(arguments, position, "distinct", below, dim % len(index))
         else:
-            _set(arguments, place, "places", below)
+            _set(arguments, position, "indices", below)
 
     return rule
 
 
-def _below(place: int, value: int) -> Rule:
-    """Argument `place` holds indices below the number that is argument `value`."""
-    return lambda arguments: _set(arguments, place, "places", _whole(arguments, value))
+def _below(position: int, value: int) -> Rule:
+    """Argument `position` holds indices below the number that is argument `value`."""
+    return lambda arguments: _set(arguments, position, "indices", _integer(arguments, value))
 
 
-def _positive(*places: int) -> Rule:
+def _positive(*positions: int) -> Rule:
     """These arguments are above 0, such as variances."""
 
     def rule(arguments: list[Argument]) -> None:
-        for place in places:
-            one = arguments[place] if place < len(arguments) else None
-            if isinstance(one, Tensor):
-                arguments[place] = one.made("positive")
-            elif isinstance(one, list):
-                arguments[place] = [item.made("positive") for item in one if isinstance(item, Tensor)]
+        for position in positions:
+            argument = arguments[position] if position < len(arguments) else None
+            if isinstance(argument, Tensor):
+                arguments[position] = argument.made("positive")
+            elif isinstance(argument, list):
+                arguments[position] = [
+                    element.made("positive") for element in argument if isinstance(element, Tensor)
+                ]
 
     return rule
 
@@ -130,43 +132,43 @@ def _index_put(arguments: list[Argument]) -> None:
     target, values = _tensor(arguments, 0), _tensor(arguments, 2)
     if not target.shape or not values.shape or values.shape[1:] != target.shape[1:]:
         raise Unreplayable(INDICES_UNKNOWN)
-    index = Tensor("int64", values.shape[:1], (1,), "places", (target.shape[0],))
+    index = Tensor("int64", values.shape[:1], (1,), "indices", (target.shape[0],))
     arguments[1] = [index]
 
 
 def _index(arguments: list[Argument]) -> None:
     """An index tensor over the first dimension, see indices.py."""
-    given = arguments[1] if len(arguments) > 1 else None
-    if not isinstance(given, list) or not given:
+    index_tensors = arguments[1] if len(arguments) > 1 else None
+    if not isinstance(index_tensors, list) or not index_tensors:
         raise Unreplayable(INDICES_UNKNOWN)
-    arguments[1] = [one.made("places", _size(_tensor(arguments, 0).shape, 0)) for one in given]
+    arguments[1] = [tensor.made("indices", _size(_tensor(arguments, 0).shape, 0)) for tensor in index_tensors]
 
 
 def _masked_scatter(arguments: list[Argument]) -> None:
     """The mask, broadcast to the target, asks for no more elements than the source has."""
-    target, mask, source = (_tensor(arguments, place) for place in range(3))
+    target, mask, source = (_tensor(arguments, position) for position in range(3))
     copies = max(target.numel // max(mask.numel, 1), 1)
-    _set(arguments, 1, "some", min(source.numel // copies, mask.numel))
+    _set(arguments, 1, "mask", min(source.numel // copies, mask.numel))
 
 
-def _packed(*places: int, backward: bool = False) -> Rule:
+def _packed(*positions: int, backward: bool = False) -> Rule:
     """These say where sequences begin and end that lie behind each other; even ones are taken."""
 
     def rule(arguments: list[Argument]) -> None:
         query = 1 if backward else 0
-        for place, tokens in zip(places, (query, query + 1), strict=True):
-            ends = arguments[place] if place < len(arguments) else None
+        for position, tokens in zip(positions, (query, query + 1), strict=True):
+            ends = arguments[position] if position < len(arguments) else None
             if isinstance(ends, Tensor) and ends.numel > 1:
                 shape = _tensor(arguments, tokens).shape
                 rows = _size(shape, 0 if len(shape) < 4 else 1)  # with four, the first is a batch of one
-                arguments[place] = ends.made("ends", [0, *_even(rows, ends.numel - 1)])
+                arguments[position] = ends.made("ends", [0, *_even(rows, ends.numel - 1)])
 
     return rule
 
 
 def _even(rows: int, groups: int) -> list[int]:
     """Sizes of so many groups of rows, as even as can be."""
-    return [rows * (at + 1) // groups - rows * at // groups for at in range(groups)]
+    return [rows * (group + 1) // groups - rows * group // groups for group in range(groups)]
 
 
 def _optimizer(arguments: list[Argument]) -> None:
@@ -174,7 +176,7 @@ def _optimizer(arguments: list[Argument]) -> None:
     _positive(3, 5)(arguments)
     steps = arguments[5] if len(arguments) > 5 else None
     if isinstance(steps, list):
-        arguments[5] = [replace(one, dtype="float32") for one in steps if isinstance(one, Tensor)]
+        arguments[5] = [replace(tensor, dtype="float32") for tensor in steps if isinstance(tensor, Tensor)]
 
 
 def _divided(arguments: list[Argument]) -> None:
@@ -183,15 +185,15 @@ def _divided(arguments: list[Argument]) -> None:
         arguments[2] = "floor"
 
 
-def _ends(arguments: list[Argument], place: int) -> None:
-    """Argument `place` says where the rows of each group end, see costs/grouped_gemm.py for the layouts."""
-    if len(arguments) <= place or not isinstance(arguments[place], Tensor):
+def _ends(arguments: list[Argument], position: int) -> None:
+    """Argument `position` holds where each group's rows end; layouts: costs/grouped_gemm.py."""
+    if len(arguments) <= position or not isinstance(arguments[position], Tensor):
         return
-    first, second, ends = (_tensor(arguments, at) for at in (0, 1, place))
+    first, second, ends = (_tensor(arguments, operand) for operand in (0, 1, position))
     if not {len(first.shape), len(second.shape)} <= {2, 3}:
-        raise Unreplayable("a grouped product is of tensors of two or three dimensions")
+        raise Unreplayable("a grouped GEMM takes tensors of two or three dimensions")
     rows = second.shape[-1] if len(first.shape) == 3 else first.shape[-2 if len(second.shape) == 3 else -1]
-    arguments[place] = ends.made("ends", _even(rows, ends.numel))
+    arguments[position] = ends.made("ends", _even(rows, ends.numel))
 
 
 _GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}

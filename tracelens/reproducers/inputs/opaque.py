@@ -28,32 +28,31 @@ _REGISTERED = re.compile(rf"\A{OP.pattern}\Z", OP.flags)
 # Kinds of generated kernels: pointwise, reductions, scans, sorts, templates, and several in one.
 _INDUCTOR = re.compile(r"triton_(?:poi|red|per|spl|tem|for|helper|unk|mm|bmm|convolution|flex|mix)\w*")
 
-BEFORE = "launched before the recording began"
+BEFORE = "launched before the recording"
 BY_GRAPH = "launched by a graph"
-NO_SIZES = "communication without a record of its sizes"
-NO_OP = "launched outside of any recorded op"
-INDUCTOR = "Triton kernels that torch.compile wrote"
+NO_SIZES = "communication without recorded sizes"
+NO_OP = "launched outside any recorded op"
+INDUCTOR = "torch.compile Triton kernels"
 NO_ARGUMENTS = "ops without recorded arguments"
-UNREGISTERED = "launched by what is no registered op"
+UNREGISTERED = "launched by an unregistered op"
 
 _HOW = {
-    BEFORE: "the call behind it is not in the trace; torch.profiler.schedule with a warmup step, or "
-    "torch.cuda.synchronize() before the recording begins, leaves nothing of it",
-    BY_GRAPH: "a CUDA or HIP graph runs all its kernels with one call and no ops; record the same step "
+    BEFORE: "its launch call is not in the trace; use torch.profiler.schedule with a warmup step, or call "
+    "torch.cuda.synchronize() before recording",
+    BY_GRAPH: "a CUDA or HIP graph launches all its kernels in one call without ops; record the step "
     "without graphs (no mode='reduce-overhead', enforce_eager or the like)",
-    NO_SIZES: "neither an op script nor a collective one can be made; recent torch with NCCL or RCCL records "
-    "sizes with record_shapes=True",
-    NO_OP: "a kernel that Python or C++ launches itself has no recorded arguments; record "
-    "ProfilerActivity.CPU, and make it an op: torch.library.triton_op for Triton, else "
+    NO_SIZES: "recent torch with NCCL or RCCL records sizes with record_shapes=True",
+    NO_OP: "kernels launched directly from Python or C++ have no recorded arguments; record "
+    "ProfilerActivity.CPU and wrap them in an op: torch.library.triton_op for Triton, else "
     "torch.library.custom_op",
-    INDUCTOR: "the trace names the generated file but not what is in it; record the step with "
-    "TORCH_COMPILE_DISABLE=1 to replay its ops, or compile with TORCHINDUCTOR_BENCHMARK_KERNEL=1, which "
-    "makes each generated file run by itself",
+    INDUCTOR: "the trace has no source of the generated file; record the step with "
+    "TORCH_COMPILE_DISABLE=1 to replay its ops, or compile with TORCHINDUCTOR_BENCHMARK_KERNEL=1 to make "
+    "each generated file runnable",
     NO_ARGUMENTS: NO_SHAPES,
-    UNREGISTERED: "an autograd Function or compiled region cannot be called by name; make what launches "
-    "the kernels an op with torch.library.custom_op (torch.library.triton_op for Triton)",
-    LONG_LIST: "no setting of the profiler changes that; call it with fewer tensors at a time: an optimizer "
-    "with smaller parameter groups, or with foreach=False and fused=False",
+    UNREGISTERED: "autograd Functions and compiled regions have no callable name; wrap the launching "
+    "code in torch.library.custom_op (torch.library.triton_op for Triton)",
+    LONG_LIST: "a profiler limit; pass fewer tensors per call: an optimizer with smaller parameter groups or "
+    "foreach=False and fused=False",
 }
 
 
@@ -94,7 +93,7 @@ def callable_op(trace: Trace, work: Work) -> Int:
     """
     events, ops = trace.arrays, trace.once(OpCalls)
     usable = trace.once(_usable)
-    own = np.where((work.op >= 0) & usable[work.op], work.op, -1)
+    innermost = np.where((work.op >= 0) & usable[work.op], work.op, -1)
     launched = trace.tables["links"].array("op_id")
     launched = launched[launched >= 0]
     # Around an op that is called itself no other is called for what it has beside that one.
@@ -102,9 +101,9 @@ def callable_op(trace: Trace, work: Work) -> Int:
     around = nearest(events.parent, events.depth, usable)
     outer = np.where(work.op >= 0, around[work.op], -1)
     outer = np.where((outer >= 0) & ~taken[outer], outer, -1)
-    found = np.where(own >= 0, own, outer)
+    op = np.where(innermost >= 0, innermost, outer)
     hidden = (work.kind == WORK_KINDS.index("comm")) | _by_graph(trace, work)
-    return np.where(hidden | (ops.row[found] < 0), -1, found)
+    return np.where(hidden | (ops.row[op] < 0), -1, op)
 
 
 def account(trace: Trace, work: Work) -> Account:
@@ -117,12 +116,12 @@ def account(trace: Trace, work: Work) -> Account:
     refused, reasons = _refused(trace, work, call)
     recorded = np.isin(work.event, trace.tables["collectives"].array("kernel_id"))
     kinds = [OP_SCRIPT, COLLECTIVE, *_HOW, *(reason for reason in reasons if reason not in _HOW)]
-    place = {kind: at for at, kind in enumerate(kinds)}
-    kind = np.array([place[reason] for reason in [OP_SCRIPT, *reasons]], dtype=np.int64)[refused + 1]
-    left = call < 0
+    code_of = {kind: code for code, kind in enumerate(kinds)}
+    kind = np.array([code_of[reason] for reason in [OP_SCRIPT, *reasons]], dtype=np.int64)[refused + 1]
+    unaccounted = call < 0
     for mask, reason in ((recorded, COLLECTIVE), *_opaque(trace, work)):
-        kind[left & mask] = place[reason]
-        left &= ~mask
+        kind[unaccounted & mask] = code_of[reason]
+        unaccounted &= ~mask
     op = np.where(call >= 0, call, work.op)
     name = np.where(op >= 0, events.name[op], -1)
     return Account(ns, kind, kinds, name, events.names)
@@ -135,20 +134,20 @@ def unreplayed(trace: Trace, work: Work) -> list[Skip]:
         trace: of the rank.
         work: its GPU work.
     """
-    found = account(trace, work)
-    whole = max(int(found.ns.sum()), 1)
-    times = sums(found.kind, found.ns, len(found.kinds))
+    accounted = account(trace, work)
+    total_ns = max(int(accounted.ns.sum()), 1)
+    times = sums(accounted.kind, accounted.ns, len(accounted.kinds))
     skips = []
-    for at in np.argsort(-times, kind="stable").tolist():
-        reason = found.kinds[at]
-        if reason in (OP_SCRIPT, COLLECTIVE) or not times[at]:
+    for kind in np.argsort(-times, kind="stable").tolist():
+        reason = accounted.kinds[kind]
+        if reason in (OP_SCRIPT, COLLECTIVE) or not times[kind]:
             continue
-        share = f"{times[at] / whole:.1%}" if times[at] >= whole / 1000 else "under 0.1%"
-        subject = f"{share} of GPU time ({times[at] / 1e3:,.1f} us)"
-        known = reason in _HOW
-        subject += f": {reason}" if known else ": arguments that do not say enough"
-        how = _HOW[reason] if known else reason
-        skips.append(Skip(subject, f"{how}{_examples(found, at)}"))
+        share = f"{times[kind] / total_ns:.1%}" if times[kind] >= total_ns / 1000 else "under 0.1%"
+        subject = f"{share} of GPU time ({times[kind] / 1e3:,.1f} us)"
+        explained = reason in _HOW
+        subject += f": {reason}" if explained else ": incomplete arguments"
+        how = _HOW[reason] if explained else reason
+        skips.append(Skip(subject, f"{how}{_examples(accounted, kind)}"))
     return skips
 
 
@@ -157,9 +156,9 @@ def _usable(trace: Trace) -> Bool:
     ops, events = trace.once(OpCalls), trace.arrays
     named = matching(events.names, _REGISTERED) & ~matching(events.names, _COMM)
     rows = np.flatnonzero(np.isin(events.name, np.flatnonzero(named)) & (ops.row >= 0))
-    found = np.zeros(len(events.start), dtype=bool)
-    found[rows] = [ops.recorded(row) for row in rows.tolist()]
-    return found
+    usable = np.zeros(len(events.start), dtype=bool)
+    usable[rows] = [ops.recorded(row) for row in rows.tolist()]
+    return usable
 
 
 def _by_graph(trace: Trace, work: Work) -> Bool:
@@ -171,26 +170,30 @@ def _by_graph(trace: Trace, work: Work) -> Bool:
 def _refused(trace: Trace, work: Work, call: Int) -> tuple[Int, list[str]]:
     """Why calls are nothing that can be called again: code of each piece's reason, -1 for none."""
     ops, table, events = trace.once(OpCalls), trace.tables["ops"], trace.arrays
-    found = np.full(len(call), -1, dtype=np.int64)
-    mine = np.flatnonzero(call >= 0)
-    row = ops.row[call[mine]]
+    reason_of = np.full(len(call), -1, dtype=np.int64)
+    callable_rows = np.flatnonzero(call >= 0)
+    row = ops.row[call[callable_rows]]
     texts = [table.columns[name] for name in RECORDED]
-    grid = [values[mine] for values in grids(trace, work, call)]
-    group, keys = codes(events.name[call[mine]], *grid, *(text.codes[row].astype(np.int64) for text in texts))
+    grid = [values[callable_rows] for values in grids(trace, work, call)]
+    group, keys = codes(
+        events.name[call[callable_rows]], *grid, *(text.codes[row].astype(np.int64) for text in texts)
+    )
     reasons: dict[str, int] = {}
     of_group = np.full(len(keys[0]), -1, dtype=np.int64)
-    for at, (name, kernel, blocks, *recorded) in enumerate(zip(*(key.tolist() for key in keys), strict=True)):
+    for group_index, (name, kernel, blocks, *recorded) in enumerate(
+        zip(*(key.tolist() for key in keys), strict=True)
+    ):
         shapes, dtypes, strides, values = (
             text.values[code] for text, code in zip(texts, recorded, strict=True)
         )
         try:
-            given = read(shapes, dtypes, strides, values, of_lists="float32")
+            arguments = read(shapes, dtypes, strides, values, of_lists="float32")
             op = events.names[name]
-            fill(op, complete(op, given, events.names[kernel], blocks))
-        except Unreplayable as why:
-            of_group[at] = reasons.setdefault(str(why), len(reasons))
-    found[mine] = of_group[group]
-    return found, list(reasons)
+            fill(op, complete(op, arguments, events.names[kernel], blocks))
+        except Unreplayable as error:
+            of_group[group_index] = reasons.setdefault(str(error), len(reasons))
+    reason_of[callable_rows] = of_group[group]
+    return reason_of, list(reasons)
 
 
 def _opaque(trace: Trace, work: Work) -> list[tuple[Bool, str]]:
@@ -210,11 +213,11 @@ def _opaque(trace: Trace, work: Work) -> list[tuple[Bool, str]]:
     ]
 
 
-def _examples(found: Account, kind: int) -> str:
+def _examples(accounted: Account, kind: int) -> str:
     """Names of the ops with most time of one kind, as the end of a sentence."""
-    mine = (found.kind == kind) & (found.name >= 0)
-    name, (of,) = codes(found.name[mine])
-    order = np.argsort(-sums(name, found.ns[mine], len(of)), kind="stable")
-    words = [found.names[of[at]] for at in order[:3].tolist()]
-    more = f" and {len(of) - 3} more" if len(of) > 3 else ""
-    return f" ({', '.join(words)}{more})" if words else ""
+    of_kind = (accounted.kind == kind) & (accounted.name >= 0)
+    name, (op_names,) = codes(accounted.name[of_kind])
+    order = np.argsort(-sums(name, accounted.ns[of_kind], len(op_names)), kind="stable")
+    words = [accounted.names[op_names[index]] for index in order[:3].tolist()]
+    rest_text = f" and {len(op_names) - 3} more" if len(op_names) > 3 else ""
+    return f" ({', '.join(words)}{rest_text})" if words else ""

@@ -24,21 +24,25 @@ def scaled(op: str, arguments: Sequence[Argument], most: int) -> list[Argument]:
     Equal sizes stay equal, also where they are numbers among the arguments; what was dense stays dense, and
     overlaps and gaps stay in proportion.
     """
-    found = tensors(arguments)
-    sizes = _batch(found) if _IMAGE.search(op) else {n for one in found for n in one.shape if n > SMALL}
+    all_tensors = tensors(arguments)
+    sizes = (
+        _batch(all_tensors)
+        if _IMAGE.search(op)
+        else {n for tensor in all_tensors for n in tensor.shape if n > SMALL}
+    )
     divisor = 1
-    while divisor < max(sizes, default=0) and _largest(found, sizes, divisor) > most:
+    while divisor < max(sizes, default=0) and _largest(all_tensors, sizes, divisor) > most:
         divisor *= 2
-    return [_argument(one, sizes, divisor) for one in arguments] if divisor > 1 else list(arguments)
+    return [_argument(tensor, sizes, divisor) for tensor in arguments] if divisor > 1 else list(arguments)
 
 
-def _largest(found: Sequence[Tensor], sizes: set[int], divisor: int) -> int:
-    return max(prod(_size(n, sizes, divisor) for n in one.shape) for one in found)
+def _largest(all_tensors: Sequence[Tensor], sizes: set[int], divisor: int) -> int:
+    return max(prod(_size(n, sizes, divisor) for n in tensor.shape) for tensor in all_tensors)
 
 
-def _batch(found: Sequence[Tensor]) -> set[int]:
+def _batch(all_tensors: Sequence[Tensor]) -> set[int]:
     """The first size of the image, if no weight has it too."""
-    images = [one.shape for one in found if len(one.shape) > 2]
+    images = [tensor.shape for tensor in all_tensors if len(tensor.shape) > 2]
     if not images or any(images[0][0] in shape[1:] for shape in images):
         return set()
     return {images[0][0]}
@@ -56,7 +60,7 @@ def _argument(argument: Argument, sizes: set[int], divisor: int) -> Argument:
     if isinstance(argument, Tensor):
         return _tensor(argument, sizes, divisor)
     if isinstance(argument, list):
-        return [_argument(one, sizes, divisor) for one in argument]
+        return [_argument(element, sizes, divisor) for element in argument]
     if isinstance(argument, int) and not isinstance(argument, bool):
         return _size(argument, sizes, divisor)
     return argument

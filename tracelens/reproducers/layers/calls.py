@@ -18,29 +18,29 @@ from tracelens.reproducers.inputs import (
     tensors,
 )
 from tracelens.reproducers.layers.loops import flows
-from tracelens.reproducers.layers.passes import Item, Pass, items
+from tracelens.reproducers.layers.passes import PassCall, PhaseWork, pass_calls
 from tracelens.reproducers.layers.source import Line
 from tracelens.reproducers.select import Call, cases
 from tracelens.trace import Trace
 
 COMM = "communication"
-LINK = "copies between GPU and host, and here there is one device"
+LINK = "host-device copy; the script runs on one device"
 NO_OP = "no op with recorded arguments"
 
 
-class Traced(NamedTuple):
+class TracedCalls(NamedTuple):
     """The calls of a pass; times in us.
 
     Attributes:
         lines: calls and what is left out, in order of launch.
         calls_us: GPU time of the calls.
-        left_us: of each call left out.
+        left_out_us: of each call left out.
         comm_us: of communication, which is left out as well.
     """
 
     lines: list[Line]
     calls_us: float
-    left_us: list[float]
+    left_out_us: list[float]
     comm_us: float
 
     @property
@@ -50,81 +50,87 @@ class Traced(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        return tensors([one for line in self.lines for one in line.arguments or []])
+        return tensors([argument for line in self.lines for argument in line.arguments or []])
 
     @property
     def ops(self) -> set[str]:
         return {line.op for line in self.lines if line.arguments is not None}
 
 
-def traced(trace: Trace, one: Pass, max_elements: int | None) -> Traced:
+def traced(trace: Trace, phase_work: PhaseWork, max_elements: int | None) -> TracedCalls:
     """The calls of a pass.
 
     Args:
         trace: of the rank.
-        one: the pass.
+        phase_work: the pass.
         max_elements: scale sizes down until no tensor has more elements.
     """
-    known = items(trace, one)
-    given = _typed(known, [_arguments(item) for item in known], _list_types(trace, one))
-    given = [_completed(item, recorded) for item, recorded in zip(known, given, strict=True)]
+    launched = pass_calls(trace, phase_work)
+    arguments = _typed(
+        launched, [_arguments(pass_call) for pass_call in launched], _list_types(trace, phase_work)
+    )
+    arguments = [
+        _completed(pass_call, recorded) for pass_call, recorded in zip(launched, arguments, strict=True)
+    ]
     if max_elements is not None:
-        given = _scaled(given, max_elements)
-    lines, calls_us, left_us, comm_us = [], 0.0, [], 0.0
-    for item, recorded in zip(known, given, strict=True):
-        arguments = _filled(item, recorded)
-        name, us = item.name, item.ns / 1e3
-        if not isinstance(arguments, str):
+        arguments = _scaled(arguments, max_elements)
+    lines, calls_us, left_out_us, comm_us = [], 0.0, [], 0.0
+    for pass_call, recorded in zip(launched, arguments, strict=True):
+        filled = _filled(pass_call, recorded)
+        name, us = pass_call.name, pass_call.ns / 1e3
+        if not isinstance(filled, str):
             calls_us += us
-            lines.append(Line(item.stage, name, us, arguments))
+            lines.append(Line(pass_call.stage, name, us, filled))
             continue
-        lines.append(Line(item.stage, f"{name}: {arguments}", us, None))
-        if item.comm:
+        lines.append(Line(pass_call.stage, f"{name}: {filled}", us, None))
+        if pass_call.comm:
             comm_us += us
         else:
-            left_us.append(us)
-    return Traced(lines, calls_us, left_us, comm_us)
+            left_out_us.append(us)
+    return TracedCalls(lines, calls_us, left_out_us, comm_us)
 
 
-def _arguments(item: Item) -> list[Argument] | str:
+def _arguments(pass_call: PassCall) -> list[Argument] | str:
     """The recorded arguments of a call, or why it is left out."""
-    if item.comm:
+    if pass_call.comm:
         return COMM
-    if item.call is None:
+    if pass_call.call is None:
         return NO_OP
-    if item.link:
+    if pass_call.link:
         return LINK
     try:
-        return read(*item.call.recorded, of_lists="float32")
-    except Unreplayable as why:
-        return str(why)
+        return read(*pass_call.call.recorded, of_lists="float32")
+    except Unreplayable as error:
+        return str(error)
 
 
-def _completed(item: Item, recorded: list[Argument] | str) -> list[Argument] | str:
+def _completed(pass_call: PassCall, recorded: list[Argument] | str) -> list[Argument] | str:
     """The same with index tensors."""
-    if isinstance(recorded, str) or item.call is None:
+    if isinstance(recorded, str) or pass_call.call is None:
         return recorded
-    return complete(item.name, recorded, item.call.kernel, item.call.blocks)
+    return complete(pass_call.name, recorded, pass_call.call.kernel, pass_call.call.blocks)
 
 
-def _filled(item: Item, recorded: list[Argument] | str) -> list[Argument] | str:
+def _filled(pass_call: PassCall, recorded: list[Argument] | str) -> list[Argument] | str:
     """The same with what makes their values."""
     if isinstance(recorded, str):
         return recorded
     try:
-        return fill(item.name, recorded)
-    except Unreplayable as why:
-        return str(why)
+        return fill(pass_call.name, recorded)
+    except Unreplayable as error:
+        return str(error)
 
 
-def _list_types(trace: Trace, one: Pass) -> dict[Call, str]:
+def _list_types(trace: Trace, phase_work: PhaseWork) -> dict[Call, str]:
     """Element type of tensors in lists by call, where the kernel tells the cost model."""
-    found = cases(trace, trace.work.take(one.rows))
-    return {case.call: TORCH[case.cost.dtype] for case in found if case.cost and case.cost.dtype in TORCH}
+    found_cases = cases(trace, trace.work.take(phase_work.rows))
+    return {
+        case.call: TORCH[case.cost.dtype] for case in found_cases if case.cost and case.cost.dtype in TORCH
+    }
 
 
 def _typed(
-    known: Sequence[Item], given: Sequence[list[Argument] | str], types: dict[Call, str]
+    launched: Sequence[PassCall], recorded: Sequence[list[Argument] | str], types: dict[Call, str]
 ) -> list[list[Argument] | str]:
     """The arguments with element types for lists of tensors, which are not recorded.
 
@@ -133,28 +139,39 @@ def _typed(
     """
     last, of_shape = "float32", dict[tuple[int, ...], str]()
 
-    def typed(argument: Argument, told: str) -> Argument:
+    def typed(argument: Argument, dtype: str) -> Argument:
         if not isinstance(argument, list):
             return argument
         return [
-            replace(one, dtype=told or of_shape.get(one.shape, last)) if isinstance(one, Tensor) else one
-            for one in argument
+            replace(tensor, dtype=dtype or of_shape.get(tensor.shape, last))
+            if isinstance(tensor, Tensor)
+            else tensor
+            for tensor in argument
         ]
 
-    found: list[list[Argument] | str] = []
-    for item, arguments in zip(known, given, strict=True):
+    typed_arguments: list[list[Argument] | str] = []
+    for pass_call, arguments in zip(launched, recorded, strict=True):
         if isinstance(arguments, str):
-            found.append(arguments)
+            typed_arguments.append(arguments)
             continue
-        told = types.get(item.call, "") if item.call else ""
-        found.append([typed(argument, told) for argument in arguments])
+        dtype = types.get(pass_call.call, "") if pass_call.call else ""
+        typed_arguments.append([typed(argument, dtype) for argument in arguments])
         for argument in arguments:
             if isinstance(argument, Tensor) and flows(argument):
                 last = of_shape[argument.shape] = argument.dtype
-    return found
+    return typed_arguments
 
 
-def _scaled(given: Sequence[list[Argument] | str], most: int) -> list[list[Argument] | str]:
+def _scaled(recorded: Sequence[list[Argument] | str], most: int) -> list[list[Argument] | str]:
     """All arguments divided by one number, so that results still fit the calls behind them."""
-    every = iter(scaled("", [one for some in given if not isinstance(some, str) for one in some], most))
-    return [some if isinstance(some, str) else [next(every) for _ in some] for some in given]
+    scaled_arguments = iter(
+        scaled(
+            "",
+            [argument for arguments in recorded if not isinstance(arguments, str) for argument in arguments],
+            most,
+        )
+    )
+    return [
+        arguments if isinstance(arguments, str) else [next(scaled_arguments) for _ in arguments]
+        for arguments in recorded
+    ]

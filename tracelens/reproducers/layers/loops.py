@@ -56,50 +56,52 @@ def flows(argument: Argument) -> bool:
 def form(name: tuple[str, ...], arguments: Sequence[Argument] | None) -> Form:
     """The form of a call, which in all rounds has the same name."""
     numbers: list[int] = []
-    alike = None if arguments is None else tuple(_alike(one, numbers) for one in arguments)
+    alike = None if arguments is None else tuple(_alike(argument, numbers) for argument in arguments)
     return Form((name, alike), numbers, arguments is not None)
 
 
 def with_numbers(argument: Argument, numbers: Iterator[int]) -> Argument:
     """The argument with other numbers, in the order of Form.numbers."""
-    found: Argument = _with(argument, numbers)
-    return found
+    renumbered: Argument = _with(argument, numbers)
+    return renumbered
 
 
 def columns(forms: Sequence[Form], loop: Loop) -> list[list[tuple[int, ...]]]:
     """Of each call of the first round its numbers, each with what it is in the other rounds."""
-    sizes = [one.numbers for one in forms[loop.first : loop.behind]]
-    return [list(zip(*sizes[place :: loop.period], strict=True)) for place in range(loop.period)]
+    sizes = [form_.numbers for form_ in forms[loop.first : loop.behind]]
+    return [list(zip(*sizes[call :: loop.period], strict=True)) for call in range(loop.period)]
 
 
 def loops(forms: Sequence[Form]) -> Iterator[Loop]:
     """The loops in a list of calls, in order; of two that overlap the first."""
-    numbers = {alike: number for number, alike in enumerate(dict.fromkeys(one.alike for one in forms))}
-    code = np.array([numbers[one.alike] for one in forms], dtype=np.int64)
+    numbers = {
+        alike: number for number, alike in enumerate(dict.fromkeys(call_form.alike for call_form in forms))
+    }
+    code = np.array([numbers[call_form.alike] for call_form in forms], dtype=np.int64)
     reach = {period: _reach(code, period) for period in range(1, min(LONGEST, len(code) // LEAST) + 1)}
-    at = 0
-    while at < len(code):
-        saved = {period: int(same[at]) // period * period for period, same in reach.items()}
+    position = 0
+    while position < len(code):
+        saved = {period: int(lengths[position]) // period * period for period, lengths in reach.items()}
         loop = None
-        for period in sorted(saved, key=lambda one: (-saved[one], one)):
+        for period in sorted(saved, key=lambda call_form: (-saved[call_form], call_form)):
             if saved[period] < max(SAVED, period * (LEAST - 1)):
                 continue
-            loop = _turned(forms, at, period, int(reach[period][at]) + period)
+            loop = _turned(forms, position, period, int(reach[period][position]) + period)
             if loop is not None:
                 break
         if loop is None:
-            at += 1
+            position += 1
             continue
         yield loop
-        at = loop.behind
+        position = loop.behind
 
 
 def _reach(code: Int, period: int) -> Int:
     """For how many calls from each one on the call a period later is alike."""
     differs = np.append(np.flatnonzero(code[:-period] != code[period:]), len(code) - period)
-    place = np.arange(len(code))
-    last = differs[np.minimum(np.searchsorted(differs, place), len(differs) - 1)]
-    reach: Int = np.maximum(last - place, 0)
+    positions = np.arange(len(code))
+    last = differs[np.minimum(np.searchsorted(differs, positions), len(differs) - 1)]
+    reach: Int = np.maximum(last - positions, 0)
     return reach
 
 
@@ -115,16 +117,16 @@ def _turned(forms: Sequence[Form], first: int, period: int, length: int) -> Loop
         period: calls of a round.
         length: calls from there on that repeat.
     """
-    if not any(one.called for one in forms[first : first + period]):
+    if not any(call_form.called for call_form in forms[first : first + period]):
         return None
-    found = []
+    candidates = []
     for turn in range(period):
         rounds = (length - turn) // period
         if rounds >= LEAST:
             loop = Loop(first + turn, period, rounds)
             sizes = {values for column in columns(forms, loop) for values in column}
-            found.append((sum(len(set(values)) > 1 for values in sizes), -rounds, loop))
-    fewest = min(found)
+            candidates.append((sum(len(set(values)) > 1 for values in sizes), -rounds, loop))
+    fewest = min(candidates)
     return fewest[2] if fewest[0] <= MOST_SIZES else None
 
 
@@ -137,10 +139,10 @@ def _alike(argument: Any, numbers: list[int]) -> Any:
     if isinstance(argument, Tensor):
         plain = _plain(argument)
         stride = () if plain else argument.stride
-        given = tuple(_alike(one, numbers) for one in (*argument.shape, *stride, *argument.given))
-        return argument.dtype, argument.maker, len(argument.shape), plain, given
+        parts = tuple(_alike(part, numbers) for part in (*argument.shape, *stride, *argument.maker_args))
+        return argument.dtype, argument.maker, len(argument.shape), plain, parts
     if isinstance(argument, list | tuple):
-        return "list", *(_alike(one, numbers) for one in argument)
+        return "list", *(_alike(part, numbers) for part in argument)
     if isinstance(argument, int) and not isinstance(argument, bool):
         numbers.append(argument)
         return "number"
@@ -149,12 +151,12 @@ def _alike(argument: Any, numbers: list[int]) -> Any:
 
 def _with(argument: Any, numbers: Iterator[int]) -> Any:
     if isinstance(argument, Tensor):
-        shape = tuple(_with(one, numbers) for one in argument.shape)
-        stride = dense(shape) if _plain(argument) else tuple(_with(one, numbers) for one in argument.stride)
-        given = tuple(_with(one, numbers) for one in argument.given)
-        return replace(argument, shape=shape, stride=stride, given=given)
+        shape = tuple(_with(part, numbers) for part in argument.shape)
+        stride = dense(shape) if _plain(argument) else tuple(_with(part, numbers) for part in argument.stride)
+        maker_args = tuple(_with(part, numbers) for part in argument.maker_args)
+        return replace(argument, shape=shape, stride=stride, maker_args=maker_args)
     if isinstance(argument, list | tuple):
-        return type(argument)(_with(one, numbers) for one in argument)
+        return type(argument)(_with(part, numbers) for part in argument)
     if isinstance(argument, int) and not isinstance(argument, bool):
         return next(numbers)
     return argument

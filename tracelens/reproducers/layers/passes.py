@@ -20,7 +20,7 @@ _COPIES = ("aten::copy_", "aten::copy", "aten::_to_copy")
 """Ops that copy from device to device as their arguments lie, which is not recorded."""
 
 
-class Item(NamedTuple):
+class PassCall(NamedTuple):
     """A call, or GPU work that is none.
 
     Attributes:
@@ -40,11 +40,11 @@ class Item(NamedTuple):
     link: bool
 
 
-class Pass(NamedTuple):
+class PhaseWork(NamedTuple):
     """One micro-batch passing through one MoE layer, in one direction.
 
     Attributes:
-        visit: what is known of it.
+        layer_pass: what is known of it.
         phase: one of PHASES.
         step: name.
         rows: its GPU work, positions in the trace's work.
@@ -53,7 +53,7 @@ class Pass(NamedTuple):
         compute_ns: GPU time but for communication.
     """
 
-    visit: LayerPass
+    layer_pass: LayerPass
     phase: str
     step: str
     rows: Int
@@ -62,7 +62,7 @@ class Pass(NamedTuple):
     compute_ns: int
 
 
-def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: str) -> list[Pass]:
+def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: str) -> list[PhaseWork]:
     """The passes of one phase in order of launch, without those that the recording or a window cut.
 
     Args:
@@ -72,52 +72,52 @@ def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: st
         layer: number among the rank's MoE layers, -1: all.
         step: "2" for ProfilerStep#2, or the whole name; "": all.
     """
-    found, work = trace.once(regions), trace.work
-    chosen = np.isin(found.stage, [STAGES.index(stage) for stage in stages])
-    chosen &= (found.layer_pass >= 0) & (found.phase == PHASES.index(phase))
+    layers, work = trace.once(regions), trace.work
+    selected = np.isin(layers.stage, [STAGES.index(stage) for stage in stages])
+    selected &= (layers.layer_pass >= 0) & (layers.phase == PHASES.index(phase))
     key = _keys(trace)
     comm = work.kind == WORK_KINDS.index("comm")
     result = []
-    for number in np.unique(found.layer_pass[chosen]).tolist():
-        visit = found.passes[number]
-        label = found.labels[visit.step]
-        if layer not in (-1, visit.layer) or (step and label not in (step, f"ProfilerStep#{step}")):
+    for number in np.unique(layers.layer_pass[selected]).tolist():
+        layer_pass = layers.passes[number]
+        label = layers.labels[layer_pass.step]
+        if layer not in (-1, layer_pass.layer) or (step and label not in (step, f"ProfilerStep#{step}")):
             continue
-        rows = np.flatnonzero(chosen & (found.layer_pass == number))
+        rows = np.flatnonzero(selected & (layers.layer_pass == number))
         rows = rows[np.argsort(trace.arrays.start[work.host_call[rows]], kind="stable")]
         _, first = np.unique(key[rows], return_index=True)
         event = key[rows][np.sort(first)]
         span = int(work.end[rows].max() - work.start[rows].min())
         computed = work.take(rows[~comm[rows]])
         _, ns = call_time(computed, key[rows[~comm[rows]]])
-        result.append(Pass(visit, phase, label, rows, event, span, int(ns.sum())))
-    in_steps = [one for one in result if is_step(one.step)]
+        result.append(PhaseWork(layer_pass, phase, label, rows, event, span, int(ns.sum())))
+    in_steps = [phase_work for phase_work in result if is_step(phase_work.step)]
     return in_steps or result
 
 
-def median_pass(found: Sequence[Pass]) -> Pass:
+def median_pass(candidates: Sequence[PhaseWork]) -> PhaseWork:
     """The one with the median of GPU time, of two the shorter."""
-    return sorted(found, key=lambda one: one.compute_ns)[(len(found) - 1) // 2]
+    return sorted(candidates, key=lambda phase_work: phase_work.compute_ns)[(len(candidates) - 1) // 2]
 
 
-def same_ops(trace: Trace, one: Pass, others: Sequence[Pass]) -> tuple[int, int]:
+def same_ops(trace: Trace, phase_work: PhaseWork, candidates: Sequence[PhaseWork]) -> tuple[int, int]:
     """How many of the passes call the same ops, and how many of these with the same arguments."""
     ops, count = trace.once(OpCalls), len(trace.arrays.start)
 
-    def signature(of: Pass) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        event = np.where(of.event < count, of.event, -1)
+    def signature(candidate: PhaseWork) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        event = np.where(candidate.event < count, candidate.event, -1)
         name, *recorded = ops.keys(event)
         return tuple(name.tolist()), tuple(tuple(key.tolist()) for key in recorded)
 
-    mine, found = signature(one), [signature(other) for other in others]
-    alike = [other for other in found if other[0] == mine[0]]
-    return len(alike), sum(other == mine for other in alike)
+    own_signature, signatures = signature(phase_work), [signature(signature_) for signature_ in candidates]
+    alike = [signature_ for signature_ in signatures if signature_[0] == own_signature[0]]
+    return len(alike), sum(signature_ == own_signature for signature_ in alike)
 
 
-def items(trace: Trace, one: Pass) -> list[Item]:
+def pass_calls(trace: Trace, phase_work: PhaseWork) -> list[PassCall]:
     """The calls of a pass in order of launch."""
-    found, work = trace.once(regions), trace.work.take(one.rows)
-    key = _keys(trace)[one.rows]
+    layers, work = trace.once(regions), trace.work.take(phase_work.rows)
+    key = _keys(trace)[phase_work.rows]
     ops, table, count = trace.once(OpCalls), trace.tables["ops"], len(trace.arrays.start)
     texts = [table.columns[name] for name in RECORDED]
     group, (events,) = codes(key)
@@ -129,8 +129,8 @@ def items(trace: Trace, one: Pass) -> list[Item]:
     collectives = dict(zip(recorded.array("kernel_id").tolist(), recorded.texts("collective"), strict=True))
     kernel, blocks = grids(trace, work, np.where(key < count, key, -1))
     result = []
-    for at in np.searchsorted(events, one.event).tolist():
-        event, piece = int(events[at]), int(longest[at])
+    for index in np.searchsorted(events, phase_work.event).tolist():
+        event, piece = int(events[index]), int(longest[index])
         call = None
         if event < count:
             row = int(ops.row[event])
@@ -138,11 +138,13 @@ def items(trace: Trace, one: Pass) -> list[Item]:
             if blocks[piece] >= 0:
                 call = call._replace(kernel=work.names[kernel[piece]], blocks=int(blocks[piece]))
         op = int(work.op[piece])
-        name = ops.name(op) if op >= 0 and not comm[at] else work.names[work.name[piece]]
+        name = ops.name(op) if op >= 0 and not comm[index] else work.names[work.name[piece]]
         name = collectives.get(int(work.event[piece]), name)
-        stage = STAGES[int(found.stage[one.rows[piece]])]
-        far = bool(link[at]) and name in _COPIES
-        result.append(Item(call, call.op if call else name, stage, int(ns[at]), bool(comm[at]), far))
+        stage = STAGES[int(layers.stage[phase_work.rows[piece]])]
+        far = bool(link[index]) and name in _COPIES
+        result.append(
+            PassCall(call, call.op if call else name, stage, int(ns[index]), bool(comm[index]), far)
+        )
     return result
 
 
@@ -166,5 +168,5 @@ def _over_link(work: Work, group: Int, groups: int) -> Bool:
     """Which groups are nothing but copies between GPU and host."""
     far = {code: direction(work.names[code]) in ("htod", "dtoh") for code in np.unique(work.name).tolist()}
     copied = np.array([far[code] for code in work.name.tolist()], dtype=bool) & ~work.is_kernel
-    whole: Bool = sums(group, copied.astype(np.int64), groups) == np.bincount(group)
-    return whole
+    only_copies: Bool = sums(group, copied.astype(np.int64), groups) == np.bincount(group)
+    return only_copies

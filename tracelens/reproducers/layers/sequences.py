@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tracelens.analysis.moe import PHASES, STAGES, LayerPass, regions
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.inputs import EVEN_GROUPS, Unreplayable
-from tracelens.reproducers.layers.calls import Traced, traced
-from tracelens.reproducers.layers.passes import Pass, median_pass, passes, same_ops
+from tracelens.reproducers.layers.calls import TracedCalls, traced
+from tracelens.reproducers.layers.passes import PhaseWork, median_pass, passes, same_ops
 from tracelens.reproducers.layers.source import source
 from tracelens.reproducers.scripts import about, plain, render
 from tracelens.table import Skip
@@ -42,21 +42,21 @@ def sequences(
     """
     layers = trace.once(regions)
     if not layers.passes:
-        return [], [Skip("MoE layer", "the trace has none: no router with experts behind it")]
+        return [], [Skip("MoE layer", "no MoE layer in the trace: no router followed by experts")]
     shown = {PHASES[code] for code in layers.phase.tolist() if code >= 0}
-    found, skips = [], []
+    scripts, skips = [], []
     for phase in phases or [phase for phase in PHASES if phase in shown]:
-        some = passes(trace, phase, stages, layer, step)
-        if not some:
+        candidates = passes(trace, phase, stages, layer, step)
+        if not candidates:
             skips.append(Skip(_subject(phase, stages), _why_none(trace, phase, layer, step)))
             continue
-        one = median_pass(some)
-        calls = traced(trace, one, max_elements)
+        median = median_pass(candidates)
+        calls = traced(trace, median, max_elements)
         try:
-            found.append(_script(trace, one, some, calls, stages, max_elements is None))
-        except Unreplayable as why:
-            skips.append(Skip(_subject(phase, stages), str(why)))
-    return found, skips
+            scripts.append(_script(trace, median, candidates, calls, stages, max_elements is None))
+        except Unreplayable as error:
+            skips.append(Skip(_subject(phase, stages), str(error)))
+    return scripts, skips
 
 
 def _subject(phase: str, stages: Sequence[str]) -> str:
@@ -65,21 +65,26 @@ def _subject(phase: str, stages: Sequence[str]) -> str:
 
 
 def _why_none(trace: Trace, phase: str, layer: int, step: str) -> str:
-    found = trace.once(regions)
-    if not (found.phase == PHASES.index(phase)).any():
-        return f"no MoE layer of the trace has any {phase} work"
-    layers = max(visit.layer for visit in found.passes) + 1
-    asked = [f"in layer {layer}"] * (layer >= 0) + [f"in step {step}"] * bool(step)
+    layers = trace.once(regions)
+    if not (layers.phase == PHASES.index(phase)).any():
+        return f"no MoE layer has {phase} work"
+    layer_count = max(layer_pass.layer for layer_pass in layers.passes) + 1
+    filters = [f"in layer {layer}"] * (layer >= 0) + [f"in step {step}"] * bool(step)
     return (
-        f"no such work {' '.join(asked)}".rstrip()
-        + f"; the trace has MoE layers 0 to {layers - 1} and the steps {', '.join(found.labels)}"
+        f"no MoE work {' '.join(filters)}".rstrip()
+        + f"; the trace has MoE layers 0 to {layer_count - 1} and the steps {', '.join(layers.labels)}"
     )
 
 
 def _script(
-    trace: Trace, one: Pass, others: Sequence[Pass], calls: Traced, stages: Sequence[str], same: bool
+    trace: Trace,
+    median: PhaseWork,
+    candidates: Sequence[PhaseWork],
+    calls: TracedCalls,
+    stages: Sequence[str],
+    unscaled: bool,
 ) -> Script:
-    """The script of a pass; `same`: with the sizes of the trace.
+    """The script of a pass; `unscaled`: with the sizes of the trace.
 
     Raises:
         Unreplayable: it has no calls, or would be more than its template and data.
@@ -87,8 +92,8 @@ def _script(
     if not calls.calls:
         raise Unreplayable("none of its calls can be replayed; record with record_shapes=True")
     parts = "layer" if len(stages) == len(STAGES) else "_".join(stages).replace(" ", "_")
-    name = f"moe_{parts}_{one.phase}"
-    alike, equal = same_ops(trace, one, others)
+    name = f"moe_{parts}_{median.phase}"
+    alike, equal = same_ops(trace, median, candidates)
     libraries = sorted({op.partition("::")[0] for op in calls.ops} - {"aten"})
     text = render(
         "sequence.py.j2",
@@ -98,11 +103,15 @@ def _script(
             "kinds": frozenset(tensor.maker for tensor in calls.tensors),
         },
         about=about(
-            [*_where(trace, one, calls), *_others(one, others, alike, equal), *_remarks(calls, same)]
+            [
+                *_origin(trace, median, calls),
+                *_coverage(median, candidates, alike, equal),
+                *_remarks(calls, unscaled),
+            ]
         ),
         name=name,
-        traced_us=round(calls.calls_us, 3) if same else None,
-        span_us=round(one.span_ns / 1e3, 3) if same else None,
+        traced_us=round(calls.calls_us, 3) if unscaled else None,
+        span_us=round(median.span_ns / 1e3, 3) if unscaled else None,
         traced_on=plain(_devices(trace)),
         libraries=libraries,
         calls=source(calls.lines, _INDENT),
@@ -110,11 +119,11 @@ def _script(
     return Script(
         name=name,
         kind="sequence",
-        subject=_subject(one.phase, stages),
-        shapes=_sizes(one.visit),
+        subject=_subject(median.phase, stages),
+        shapes=_sizes(median.layer_pass),
         text=text,
         count=alike,
-        traced_us=round(calls.calls_us, 3) if same else 0.0,
+        traced_us=round(calls.calls_us, 3) if unscaled else 0.0,
         total_us=calls.calls_us * alike,
     )
 
@@ -123,45 +132,51 @@ def _devices(trace: Trace) -> str:
     return ", ".join(sorted(set(trace.meta.devices.values())))
 
 
-def _where(trace: Trace, one: Pass, calls: Traced) -> list[str]:
-    visit, span_us = one.visit, one.span_ns / 1e3
+def _origin(trace: Trace, median: PhaseWork, calls: TracedCalls) -> list[str]:
+    layer_pass, span_us = median.layer_pass, median.span_ns / 1e3
     device = _devices(trace) or "an unknown device"
     return [
-        f"{one.phase.capitalize()} pass of an MoE layer, {calls.calls:,} calls as launched ({_sizes(visit)})",
-        f"Traced: rank {trace.meta.rank}, {one.step}, micro-batch {visit.microbatch}, layer {visit.layer}",
+        f"{median.phase.capitalize()} pass of an MoE layer, {calls.calls:,} calls in launch order "
+        f"({_sizes(layer_pass)})",
+        f"Traced: rank {trace.meta.rank}, {median.step}, micro-batch {layer_pass.microbatch}, "
+        f"layer {layer_pass.layer}",
         f"{calls.calls_us:,.1f} us of GPU time, {span_us:,.1f} us from first start to last end, on {device}",
     ]
 
 
-def _others(one: Pass, others: Sequence[Pass], alike: int, equal: int) -> list[str]:
+def _coverage(median: PhaseWork, candidates: Sequence[PhaseWork], alike: int, equal: int) -> list[str]:
     """Lines on the passes that it stands for."""
-    times = sorted(other.compute_ns / 1e3 for other in others)
+    times = sorted(candidate.compute_ns / 1e3 for candidate in candidates)
     return [
-        f"The median of {len(others)} passes ({times[0]:,.1f} to {times[-1]:,.1f} us without communication);",
+        f"Median of {len(candidates)} passes ({times[0]:,.1f} to {times[-1]:,.1f} us without communication);",
         f"{alike} of them call the same ops, {equal} with the same arguments.",
     ]
 
 
-def _remarks(calls: Traced, same: bool) -> list[str]:
+def _remarks(calls: TracedCalls, unscaled: bool) -> list[str]:
     """Lines on what is not as it was in the trace."""
-    found = []
-    left = sum(calls.left_us)
+    remarks = []
+    left_out_us = sum(calls.left_out_us)
     words = [f"communication of {calls.comm_us:,.1f} us"] * (calls.comm_us > 0)
-    if calls.left_us:
-        share = left / max(calls.calls_us + left, 1e-9)
-        words.append(f"{len(calls.left_us):,} calls of {left:,.1f} us ({share:.1%} of all calls' time)")
+    if calls.left_out_us:
+        share = left_out_us / max(calls.calls_us + left_out_us, 1e-9)
+        words.append(
+            f"{len(calls.left_out_us):,} calls of {left_out_us:,.1f} us ({share:.1%} of all calls' time)"
+        )
     if words:
-        found.append(f"Left out, see below: {'; '.join(words)}")
+        remarks.append(f"Left out (below): {'; '.join(words)}")
     if any(tensor.maker == "ends" for tensor in calls.tensors):
-        found.append(f"{EVEN_GROUPS[0].upper()}{EVEN_GROUPS[1:]}")
-    if not same:
-        found.append("Sizes are scaled down; the times above are those of the traced sizes")
-    return found
+        remarks.append(f"{EVEN_GROUPS[0].upper()}{EVEN_GROUPS[1:]}")
+    if not unscaled:
+        remarks.append("Sizes are scaled down; the times above are for the traced sizes")
+    return remarks
 
 
-def _sizes(visit: LayerPass) -> str:
+def _sizes(layer_pass: LayerPass) -> str:
     """Sizes of a layer as far as they are known."""
-    words = [f"{visit.tokens:,} tokens"] * (visit.tokens > 0)
-    words += [f"hidden {visit.hidden:,}"] * (visit.hidden > 0)
-    words += [f"{visit.experts} experts"] * (visit.experts > 0) + [f"top {visit.top_k}"] * (visit.top_k > 0)
+    words = [f"{layer_pass.tokens:,} tokens"] * (layer_pass.tokens > 0)
+    words += [f"hidden {layer_pass.hidden:,}"] * (layer_pass.hidden > 0)
+    words += [f"{layer_pass.experts} experts"] * (layer_pass.experts > 0) + [f"top {layer_pass.top_k}"] * (
+        layer_pass.top_k > 0
+    )
     return ", ".join(words) or "sizes not recorded"

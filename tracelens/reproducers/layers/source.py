@@ -61,45 +61,47 @@ def source(calls: Sequence[Line], indent: int) -> Source:
     """
     calls = list(_merged(calls))
     forms = [form((line.stage, line.op), line.arguments) for line in calls]
-    found: list[Source] = []
-    at = 0
+    statements: list[Source] = []
+    position = 0
     for loop in loops(forms):
-        found += _block(calls[at : loop.first], indent)
-        found += _rounds(calls, forms, loop, indent)
-        at = loop.behind
-    found += _block(calls[at:], indent)
-    text, outline = ("\n".join(getattr(statement, part) for statement in found) for part in Source._fields)
+        statements += _block(calls[position : loop.first], indent)
+        statements += _rounds(calls, forms, loop, indent)
+        position = loop.behind
+    statements += _block(calls[position:], indent)
+    text, outline = (
+        "\n".join(getattr(statement, part) for statement in statements) for part in Source._fields
+    )
     return Source(text, outline)
 
 
 def _merged(calls: Sequence[Line]) -> Iterator[Line]:
     """The same, with what is left out several times in a row as one, which has the time of all."""
     for _, group in groupby(calls, lambda line: (line.stage, line.op, line.arguments is None)):
-        some = list(group)
-        if some[0].arguments is None and len(some) > 1:
-            yield some[0]._replace(op=f"{len(some)} times {some[0].op}", us=sum(line.us for line in some))
+        lines = list(group)
+        if lines[0].arguments is None and len(lines) > 1:
+            yield lines[0]._replace(op=f"{len(lines)} times {lines[0].op}", us=sum(line.us for line in lines))
         else:
-            yield from some
+            yield from lines
 
 
 def _block(calls: Sequence[Line], indent: int) -> list[Source]:
     """Calls one by one, with a comment where the stage changes."""
-    found, stage = [], ""
+    statements, stage = [], ""
     for line in calls:
         if line.stage != stage:
             stage = line.stage
             comment = f"{' ' * indent}# {stage}"
-            found.append(Source(comment, comment))  # one of STAGES, or `render` refuses it
-        found.append(_statement(line, indent))
-    return found
+            statements.append(Source(comment, comment))  # one of STAGES, or `render` refuses it
+        statements.append(_statement(line, indent))
+    return statements
 
 
 def _statement(line: Line, indent: int) -> Source:
     margin = " " * indent
     if line.arguments is None:
         begin = f"{margin}left_out({round(line.us, 1)}, "
-        what = literal(plain(line.op, WIDTH - len(begin) - len('"")')))
-        return Source(f"{begin}{what})", f"{margin}left_out({DATA}, {DATA})")
+        label = literal(plain(line.op, WIDTH - len(begin) - len('"")')))
+        return Source(f"{begin}{label})", f"{margin}left_out({DATA}, {DATA})")
     words = ", ".join(map(_code, line.arguments))
     parts = textwrap.wrap(
         f"yield {literal(line.op)},\0{round(line.us, 1)},\0[{words}]",
@@ -133,10 +135,10 @@ def _rounds(calls: Sequence[Line], forms: Sequence[Form], loop: Loop, indent: in
         return _Size(values[0], names.setdefault(values, SIZES[min(len(names), MOST_SIZES - 1)]))
 
     body = []
-    for place, column in enumerate(columns(forms, loop), start=loop.first):
-        line, numbers = calls[place], map(size, column)
-        arguments = line.arguments and [with_numbers(one, numbers) for one in line.arguments]
-        mean = fmean(other.us for other in calls[place : loop.behind : loop.period])
+    for index, column in enumerate(columns(forms, loop), start=loop.first):
+        line, numbers = calls[index], map(size, column)
+        arguments = line.arguments and [with_numbers(argument, numbers) for argument in line.arguments]
+        mean = fmean(round_line.us for round_line in calls[index : loop.behind : loop.period])
         body.append(line._replace(us=mean, arguments=arguments))
     return [_head(names, loop.rounds, indent), *_block(body, indent + 4)]
 

@@ -1,4 +1,4 @@
-"""The kinds of collectives: how a script calls each, and what it should give."""
+"""The kinds of collectives: how a script calls each, and the expected result."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tracelens.analysis.comm import SEND_RECV
 
 
 class CollectiveKind(NamedTuple):
-    """How one kind of collective is called in a script; `rank`, `given`, `out`, COUNT and RANKS are known.
+    """How a script calls one kind of collective; `rank`, `send`, `out`, COUNT and RANKS are in scope.
 
     Attributes:
         call: source of the call.
-        sent: source of the number of elements that a rank gives.
-        received: of the number that it gets, "" where it gets them in the place of what it gave.
-        expected: source of what a rank gets.
-        reduces: whether it adds up, so that the result can be inexact.
-        rooted: whether only the first rank gets something.
-        instead: what runs on gloo, which not always has the same, and how the script says so.
+        sent: source of the number of elements that a rank sends.
+        received: of the number that it receives, "" where it receives in place.
+        expected: source of what a rank receives.
+        reduces: whether it sums, so that the result can be inexact.
+        rooted: whether only the first rank receives.
+        instead: what runs on gloo where gloo lacks the call, and the note that says so.
     """
 
     call: str
@@ -29,55 +29,55 @@ class CollectiveKind(NamedTuple):
     instead: tuple[str, str] = ("", "")
 
 
-_GATHERED = "torch.cat([values(one, COUNT) for one in range(RANKS)])"
-_SUM = "sum(values(one, COUNT) for one in range(RANKS))"
-_MY_SUM = "sum(values(one, RANKS * COUNT)[rank * COUNT :][:COUNT] for one in range(RANKS))"
-_SCATTER = "scatter(out, given)"
+_GATHERED = "torch.cat([values(src, COUNT) for src in range(RANKS)])"
+_SUM = "sum(values(src, COUNT) for src in range(RANKS))"
+_MY_SUM = "sum(values(src, RANKS * COUNT)[rank * COUNT :][:COUNT] for src in range(RANKS))"
+_SCATTER = "scatter(out, send)"
 _MATRIX = (
     "sum(COUNT[rank])",
     "sum(row[rank] for row in COUNT)",
-    "torch.cat([values(one, sum(row))[sum(row[:rank]) :][: row[rank]] for one, row in enumerate(COUNT)])",
+    "torch.cat([values(src, sum(row))[sum(row[:rank]) :][: row[rank]] for src, row in enumerate(COUNT)])",
 )
 COLLECTIVE_KINDS = {
-    "all_reduce": CollectiveKind("dist.all_reduce(given)", "COUNT", "", _SUM, True),
-    "all_gather": CollectiveKind("gather(out, given)", "COUNT", "RANKS * COUNT", _GATHERED),
+    "all_reduce": CollectiveKind("dist.all_reduce(send)", "COUNT", "", _SUM, True),
+    "all_gather": CollectiveKind("gather(out, send)", "COUNT", "RANKS * COUNT", _GATHERED),
     "all_gather of a list": CollectiveKind(
-        "dist.all_gather(list(out.chunk(RANKS)), given)", "COUNT", "RANKS * COUNT", _GATHERED
+        "dist.all_gather(list(out.chunk(RANKS)), send)", "COUNT", "RANKS * COUNT", _GATHERED
     ),
     "reduce_scatter": CollectiveKind(_SCATTER, "RANKS * COUNT", "COUNT", _MY_SUM, True),
     "reduce_scatter of a list": CollectiveKind(
-        "dist.reduce_scatter(out, list(given.chunk(RANKS)))",
+        "dist.reduce_scatter(out, list(send.chunk(RANKS)))",
         "RANKS * COUNT",
         "COUNT",
         _MY_SUM,
         reduces=True,
         instead=(_SCATTER, "gloo: one tensor, not a list of them"),
     ),
-    "broadcast": CollectiveKind("dist.broadcast(given, 0)", "COUNT", "", "values(0, COUNT)"),
-    "reduce": CollectiveKind("dist.reduce(given, 0)", "COUNT", "", _SUM, True, True),
+    "broadcast": CollectiveKind("dist.broadcast(send, 0)", "COUNT", "", "values(0, COUNT)"),
+    "reduce": CollectiveKind("dist.reduce(send, 0)", "COUNT", "", _SUM, True, True),
     "gather": CollectiveKind(
-        "dist.gather(given, None if rank else list(out.chunk(RANKS)), 0)",
+        "dist.gather(send, None if rank else list(out.chunk(RANKS)), 0)",
         "COUNT",
         "0 if rank else RANKS * COUNT",
         f"{_GATHERED}[: len(out)]",
         rooted=True,
     ),
     "scatter": CollectiveKind(
-        "dist.scatter(out, None if rank else list(given.chunk(RANKS)), 0)",
+        "dist.scatter(out, None if rank else list(send.chunk(RANKS)), 0)",
         "0 if rank else RANKS * COUNT",
         "COUNT",
         "values(0, RANKS * COUNT)[rank * COUNT :][:COUNT]",
     ),
     "all_to_all": CollectiveKind(
-        "dist.all_to_all_single(out, given)",
+        "dist.all_to_all_single(out, send)",
         "RANKS * COUNT",
         "RANKS * COUNT",
-        "torch.cat([values(one, RANKS * COUNT)[rank * COUNT :][:COUNT] for one in range(RANKS)])",
+        "torch.cat([values(src, RANKS * COUNT)[rank * COUNT :][:COUNT] for src in range(RANKS)])",
     ),
     "all_to_allv": CollectiveKind(
-        "dist.all_to_all_single(out, given, [row[rank] for row in COUNT], COUNT[rank])", *_MATRIX
+        "dist.all_to_all_single(out, send, [row[rank] for row in COUNT], COUNT[rank])", *_MATRIX
     ),
-    SEND_RECV: CollectiveKind("exchange(rank, given, out)", *_MATRIX),
+    SEND_RECV: CollectiveKind("exchange(rank, send, out)", *_MATRIX),
 }
 """Of all_to_allv and send/recv COUNT is a matrix, else the elements of one rank's piece."""
 

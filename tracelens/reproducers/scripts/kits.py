@@ -19,7 +19,7 @@ class Kit(NamedTuple):
         slack: how many roundings of the least precise input type a result may be off.
         compared: how many results are compared with the reference; -1: all.
         unchecked: why none is.
-        whole: whether the op has but one way to be called, and returns all that it makes.
+        functional: whether the op has but one way to be called, and returns all that it makes.
         data: what the template is given.
     """
 
@@ -30,41 +30,41 @@ class Kit(NamedTuple):
     slack: int = 3
     compared: int = -1
     unchecked: str = ""
-    whole: bool = False
+    functional: bool = False
     data: Mapping[str, Any] = {}
 
 
 def kit(op: str, arguments: Sequence[Argument]) -> Kit:
     """What a script for this op with these arguments needs."""
-    found = _KITS.get(op.removeprefix("aten::").removesuffix("_"), Kit())
-    if found.template == "scaled_mm" and not _plain_scales(arguments):
-        return Kit(compared=0, unchecked="its scales are in an order of their own (swizzled)")
-    if found.template == "attention":
-        return _attended(found, arguments)
-    if found is _SCALED_GROUPED and not _rows_of_weights(arguments):
+    op_kit = _KITS.get(op.removeprefix("aten::").removesuffix("_"), Kit())
+    if op_kit.template == "scaled_mm" and not _plain_scales(arguments):
+        return Kit(compared=0, unchecked="its scales are swizzled")
+    if op_kit.template == "attention":
+        return _attended(op_kit, arguments)
+    if op_kit is _SCALED_GROUPED and not _rows_of_weights(arguments):
         return Kit(compared=0, unchecked="no reference for scaled groups of columns")
-    return found
+    return op_kit
 
 
-def _attended(found: Kit, arguments: Sequence[Argument]) -> Kit:
+def _attended(op_kit: Kit, arguments: Sequence[Argument]) -> Kit:
     """The kit of an attention, without a reference where that is not plain attention."""
-    at = found.data["dropout"]
-    if at < len(arguments) and arguments[at]:
-        return found._replace(compared=0, unchecked="its results are random")
-    if any(isinstance(one, Tensor) and one.maker == "ends" for one in arguments):
-        return found._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
-    return found
+    dropout_index = op_kit.data["dropout"]
+    if dropout_index < len(arguments) and arguments[dropout_index]:
+        return op_kit._replace(compared=0, unchecked="its results are random")
+    if any(isinstance(argument, Tensor) and argument.maker == "ends" for argument in arguments):
+        return op_kit._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
+    return op_kit
 
 
 def _plain_scales(arguments: Sequence[Argument]) -> bool:
     """Whether each scale is one for all, or lies beside its rows, columns or blocks."""
-    scales = [one for one in arguments[2:4] if isinstance(one, Tensor)]
-    return all(len(one.shape) == 2 or one.numel == 1 for one in scales)
+    scales = [scale for scale in arguments[2:4] if isinstance(scale, Tensor)]
+    return all(len(scale.shape) == 2 or scale.numel == 1 for scale in scales)
 
 
 def _rows_of_weights(arguments: Sequence[Argument]) -> bool:
     """Whether groups are rows of the first operand, times a matrix each."""
-    dims = [len(one.shape) if isinstance(one, Tensor) else 0 for one in arguments[:2]]
+    dims = [len(argument.shape) if isinstance(argument, Tensor) else 0 for argument in arguments[:2]]
     return dims == [2, 3]
 
 
@@ -74,18 +74,20 @@ def _attention(
 ) -> dict[str, Kit]:  # fmt: skip
     """Kits of a forward op and its backward op; `dropout` is the place of its probability in both."""
     data = {"heads_first": heads_first, "bias": bias, "causal": causal, "forward": forward}
-    one = Kit("attention", stand_in=True, whole=True)
-    ahead = {**data, "backward": False, "dropout": dropout[0]}
-    back = {**data, "backward": True, "dropout": dropout[1]}
+    base = Kit("attention", stand_in=True, functional=True)
+    forward_data = {**data, "backward": False, "dropout": dropout[0]}
+    backward_data = {**data, "backward": True, "dropout": dropout[1]}
     return {
-        forward: one._replace(compared=1, data=ahead),
-        backward: one._replace(prepare=True, slack=12, compared=3, data=back),
+        forward: base._replace(compared=1, data=forward_data),
+        backward: base._replace(prepare=True, slack=12, compared=3, data=backward_data),
     }
 
 
 _SDPA = "_scaled_dot_product_"
-_CONVOLUTION = Kit("convolution", stand_in=True, whole=True)
-_SCALED_GROUPED = Kit("grouped", stand_in=True, whole=True, data={"ends_at": 4, "scaled": True})
+_CONVOLUTION = Kit("convolution", stand_in=True, functional=True)
+_BATCH_NORM = Kit("batch_norm", stand_in=True, compared=1, functional=True, data={"backward": False})
+_BATCH_NORM_BACKWARD = Kit("batch_norm", stand_in=True, functional=True, data={"backward": True})
+_SCALED_GROUPED = Kit("grouped", stand_in=True, functional=True, data={"ends_at": 4, "scaled": True})
 _FIRST = Kit(compared=1)
 _RANDOM = Kit(compared=0, unchecked="its results are random")
 
@@ -105,16 +107,16 @@ _KITS: dict[str, Kit] = {
     "cudnn_convolution": _CONVOLUTION,
     "cudnn_convolution_transpose": _CONVOLUTION,
     "mkldnn_convolution": _CONVOLUTION,
-    "miopen_batch_norm": Kit("batch_norm", stand_in=True, compared=1, whole=True, data={"backward": False}),
-    "cudnn_batch_norm": Kit("batch_norm", stand_in=True, compared=1, whole=True, data={"backward": False}),
-    "miopen_batch_norm_backward": Kit("batch_norm", stand_in=True, whole=True, data={"backward": True}),
-    "cudnn_batch_norm_backward": Kit("batch_norm", stand_in=True, whole=True, data={"backward": True}),
-    "native_batch_norm_backward": Kit("single", stand_in=True, whole=True),
+    "miopen_batch_norm": _BATCH_NORM,
+    "cudnn_batch_norm": _BATCH_NORM,
+    "miopen_batch_norm_backward": _BATCH_NORM_BACKWARD,
+    "cudnn_batch_norm_backward": _BATCH_NORM_BACKWARD,
+    "native_batch_norm_backward": Kit("single", stand_in=True, functional=True),
     "histc": Kit("single", stand_in=True),
     "max_pool2d_with_indices_backward": Kit("max_pool_backward", reference=False, prepare=True),
-    "_grouped_mm": Kit("grouped", whole=True, data={"ends_at": 2, "scaled": False}),
+    "_grouped_mm": Kit("grouped", functional=True, data={"ends_at": 2, "scaled": False}),
     "_scaled_grouped_mm": _SCALED_GROUPED,
-    "_scaled_mm": Kit("scaled_mm", whole=True),
+    "_scaled_mm": Kit("scaled_mm", functional=True),
     "_fused_adam": Kit("fused_optimizer"),
     "_fused_adamw": Kit("fused_optimizer"),
     "_softmax_backward_data": Kit("softmax_backward"),

@@ -19,7 +19,7 @@ DATA = "DATA"
 FIRST_LINES = b"#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"
 """Of each script. Python looks for a declared encoding (PEP 263) in these lines only."""
 
-MAKERS = frozenset({"strided", "number", "positive", "some", "places", "distinct", "ends", "Like"})
+MAKERS = frozenset({"strided", "number", "positive", "mask", "indices", "distinct", "ends", "Like"})
 """Functions of templates that data may call: they make inputs of given sizes."""
 
 SIZES = ("n", "m", "k")
@@ -40,15 +40,15 @@ def is_outline(text: str) -> bool:
 def difference(script: bytes, outline: str) -> str:
     """How a script differs from its outline in more than data; "" if it does not."""
     if not script.startswith(FIRST_LINES) or script.translate(None, _PRINTABLE):
-        return "its first lines or characters are not a script's"
+        return "unexpected first lines or characters"
     try:
         tree, comments = ast.parse(script), _comments(script)
-        wanted_tree, wanted_comments = _parsed(outline)
+        expected_tree, expected_comments = _parsed(outline)
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
-        return "it cannot be parsed"
-    if comments != wanted_comments:
-        return "its comments are not the template's"
-    return "" if _same(tree, wanted_tree) else "its syntax tree is not the template's"
+        return "it does not parse"
+    if comments != expected_comments:
+        return "its comments differ from the template's"
+    return "" if _same(tree, expected_tree) else "its syntax tree differs from the template's"
 
 
 @lru_cache(maxsize=64)
@@ -69,8 +69,8 @@ def _same(node: object, outline: object) -> bool:
     if type(node) is not type(outline):
         return False
     if isinstance(outline, ast.AST):
-        ours, wanted = vars(node), vars(outline)
-        return all(_same(ours.get(name), wanted.get(name)) for name in outline._fields)
+        ours, expected = vars(node), vars(outline)
+        return all(_same(ours.get(name), expected.get(name)) for name in outline._fields)
     if isinstance(node, list) and isinstance(outline, list):
         return len(node) == len(outline) and all(map(_same, node, outline))
     return node == outline
@@ -81,20 +81,20 @@ def _is_data(node: object) -> bool:
     match node:
         case ast.Constant() | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
             return True
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return all(map(_is_data, items))
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return all(map(_is_data, elements))
         case ast.Dict(keys=keys, values=values):
             return all(map(_is_data, [*keys, *values]))
         case ast.Call(
             func=ast.Name(id="float"), args=[ast.Constant(value="inf" | "-inf" | "nan")], keywords=[]
         ):
             return True
-        case ast.Call(func=ast.Name(id=name), args=items, keywords=[]):
-            return name in MAKERS and all(map(_is_data, items))
-        case ast.BinOp(left=ast.List() as items, op=ast.Mult(), right=ast.Constant(value=int())):
-            return _is_data(items)
+        case ast.Call(func=ast.Name(id=name), args=elements, keywords=[]):
+            return name in MAKERS and all(map(_is_data, elements))
+        case ast.BinOp(left=ast.List() as elements, op=ast.Mult(), right=ast.Constant(value=int())):
+            return _is_data(elements)
         case ast.ListComp(
-            elt=item,
+            elt=element,
             generators=[
                 ast.comprehension(
                     target=ast.Name(id="_"),
@@ -104,7 +104,7 @@ def _is_data(node: object) -> bool:
                 )
             ],
         ):
-            return _is_data(item)
+            return _is_data(element)
         case ast.Name(id=name):
             return name in SIZES
     return False

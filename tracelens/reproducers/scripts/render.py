@@ -20,7 +20,7 @@ Choice = bool | Kit | CollectiveKind | frozenset[str]
 """What a template's structure depends on; never text of a trace. A set is one of outline.MAKERS."""
 
 
-UNFAITHFUL = "the script made of it was not written: "
+UNFAITHFUL = "its script was not written: "
 """How the reason begins where a script would be more than its template and data."""
 
 
@@ -48,14 +48,14 @@ def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
     sources = {
         name: value if isinstance(value, Source) else Source(literal(value)) for name, value in data.items()
     }
-    if wrong := [name for name, source in sources.items() if not is_outline(source.outline)]:
-        raise TypeError(f"the outline of {', '.join(wrong)} has data in it")
+    if with_data := [name for name, source in sources.items() if not is_outline(source.outline)]:
+        raise TypeError(f"the outline of {', '.join(with_data)} has data in it")
     fixed = {**choices, "version": __version__}
-    made = _environment().get_template(template)
-    text = made.render(fixed, **{name: source.text for name, source in sources.items()})
-    outline = made.render(fixed, **{name: source.outline for name, source in sources.items()})
-    if why := difference(text.encode("utf-8", "surrogatepass"), outline):
-        raise Unreplayable(f"{UNFAITHFUL}{why}; please report this as a bug")
+    compiled = _environment().get_template(template)
+    text = compiled.render(fixed, **{name: source.text for name, source in sources.items()})
+    outline = compiled.render(fixed, **{name: source.outline for name, source in sources.items()})
+    if reason := difference(text.encode("utf-8", "surrogatepass"), outline):
+        raise Unreplayable(f"{UNFAITHFUL}{reason}; please report this as a bug")
     return text
 
 

@@ -37,8 +37,8 @@ _EPS = {
 }  # fmt: skip
 # Sums are added in another order, and single precision may run as TF32.
 _SUMS = 1e-3
-_BY_GRID = "The trace has no index tensors; the grid of the kernel tells how many rows were asked for."
-_LIST_TYPE = "The trace has no element type of tensors in lists; theirs is taken from the kernel."
+_BY_GRID = "Index tensors are not recorded; their length follows from the kernel grid."
+_LIST_TYPE = "Element types in tensor lists are not recorded; theirs follows from the kernel."
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}
@@ -61,34 +61,34 @@ def script(case: Case, max_elements: int | None = None) -> Script:
     """
     op = case.call.op
     if not OP.fullmatch(op):
-        raise Unreplayable("not the name of a registered op (namespace::name)")
+        raise Unreplayable("not a registered op name (namespace::name)")
     traced = complete(
         op, read(*case.call.recorded, of_lists=_of_lists(case)), case.call.kernel, case.call.blocks
     )
-    given = traced if max_elements is None else scaled(op, traced, max_elements)
-    same = given == traced
-    cost = case.cost if same else None
-    filled = fill(op, given)
-    special = kit(op, filled)
+    arguments = traced if max_elements is None else scaled(op, traced, max_elements)
+    unscaled = arguments == traced
+    cost = case.cost if unscaled else None
+    filled = fill(op, arguments)
+    op_kit = kit(op, filled)
     median_us = round(float(np.median(case.times)) / 1e3, 3)
     text = render(
         "op.py.j2",
         {
-            "kit": special,
+            "kit": op_kit,
             "library": not op.startswith("aten::"),
-            "kinds": frozenset(one.maker for one in tensors(filled)),
-            "complex": any(one.dtype.startswith("complex") for one in tensors(filled)),
+            "kinds": frozenset(tensor.maker for tensor in tensors(filled)),
+            "complex": any(tensor.dtype.startswith("complex") for tensor in tensors(filled)),
         },
-        about=about(_about(case, same)),
+        about=about(_about(case, unscaled)),
         op=op,
-        traced_us=median_us if same else None,
+        traced_us=median_us if unscaled else None,
         traced_on=plain(", ".join(case.devices)),
         flops=cost.flops if cost else 0,
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
         least_us=Source(mapping(least_us(cost, case.devices), len("LEAST_US = {}"))),
         arguments=call_arguments(filled),
         copies=_copies(filled),
-        rtol=_rtol(filled, special.slack),
+        rtol=_rtol(filled, op_kit.slack),
     )
     return Script(
         name=re.sub(r"\W+", "_", op)[:_NAME],
@@ -97,20 +97,20 @@ def script(case: Case, max_elements: int | None = None) -> Script:
         shapes=describe(case.call.shapes, case.call.dtypes),
         text=text,
         count=len(case.times),
-        traced_us=median_us if same else 0.0,
+        traced_us=median_us if unscaled else 0.0,
         total_us=case.total_ns / 1e3,
     )
 
 
 def _rtol(arguments: Sequence[Argument], slack: int) -> float:
     """Tolerated error: some roundings of the coarsest input type, 0 where there are only integers."""
-    eps = max((_EPS.get(one.dtype, 0.0) for one in tensors(arguments)), default=0.0)
+    eps = max((_EPS.get(tensor.dtype, 0.0) for tensor in tensors(arguments)), default=0.0)
     return max(slack * eps, _SUMS) if eps else 0.0
 
 
 def _copies(arguments: Sequence[Argument]) -> int:
     """How many sets of arguments are together beyond the caches of any GPU, 256 MB; not so many if large."""
-    size = sum(one.numel * WIDTHS[one.dtype] for one in tensors(arguments))
+    size = sum(tensor.numel * WIDTHS[tensor.dtype] for tensor in tensors(arguments))
     return 1 if size > _LARGE else min(16, 2 + _CACHES // max(size, 1))
 
 
@@ -121,26 +121,26 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
     """
     if cost is None:
         return {}
-    found = {}
-    own = {match(name) for name in traced_on}
+    least_by_device = {}
+    traced_devices = {match(name) for name in traced_on}
     for device in devices():
-        if device.name not in _RECENT and device not in own:
+        if device.name not in _RECENT and device not in traced_devices:
             continue
         least = least_ns(cost, device)
         if least > _LAUNCH_NS:
-            found[device.aliases[0]] = least / 1e3
-    return found
+            least_by_device[device.aliases[0]] = least / 1e3
+    return least_by_device
 
 
 def _of_lists(case: Case) -> str:
     """Element type of tensors in lists, from the kernel: its type, or one of the width that it moves."""
     if case.cost and case.cost.dtype in TORCH:
         return TORCH[case.cost.dtype]
-    width = next((found[1] for name in case.kernels if (found := _OPAQUE.search(name))), "4")
+    width = next((match[1] for name in case.kernels if (match := _OPAQUE.search(name))), "4")
     return _OF_WIDTH.get(width, "float32")
 
 
-def _about(case: Case, same: bool) -> list[str]:
+def _about(case: Case, unscaled: bool) -> list[str]:
     """What the script is of, as far as the trace says."""
     return [
         f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
@@ -148,5 +148,5 @@ def _about(case: Case, same: bool) -> list[str]:
         f"Kernels: {', '.join(case.kernels)}",
         *([_BY_GRID] if case.call.blocks >= 0 else []),
         *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
-        *([] if same else ["Sizes are scaled down; traced are those above."]),
+        *([] if unscaled else ["Sizes are scaled down from those above."]),
     ]

@@ -43,7 +43,7 @@ def about(texts: Sequence[str]) -> Source:
 
 
 def timed(times_us: Sequence[float], devices: Sequence[str]) -> str:
-    """How many calls there were, and how long they took where."""
+    """Number of calls, their times and devices."""
     calls = "1 call" if len(times_us) == 1 else f"{len(times_us):,} calls"
     return (
         f"{calls} of {median(times_us):,.1f} us (median; {min(times_us):,.1f} to {max(times_us):,.1f}) on "
@@ -79,11 +79,11 @@ def code(argument: Argument) -> str:
         if argument.maker == "number":
             return f"number({literal(argument.dtype)})"
         if argument.maker == "ends":
-            return f"ends({literal(argument.dtype)}, {repeated(argument.given[0])})"
-        given = (argument.dtype, argument.shape, argument.stride, *argument.given)
-        return f"{argument.maker}({', '.join(map(literal, given))})"
+            return f"ends({literal(argument.dtype)}, {repeated(argument.maker_args[0])})"
+        maker_args = (argument.dtype, argument.shape, argument.stride, *argument.maker_args)
+        return f"{argument.maker}({', '.join(map(literal, maker_args))})"
     if isinstance(argument, list):
-        items = [code(one) for one in argument]
+        items = [code(element) for element in argument]
         if len(items) > 1 and len(set(items)) == 1 and isinstance(argument[0], Tensor):
             return f"[{items[0]} for _ in range({len(items)})]"
         return f"[{', '.join(items)}]"
@@ -92,22 +92,22 @@ def code(argument: Argument) -> str:
 
 def call_arguments(arguments: Sequence[Argument]) -> Source:
     """Source of the list of arguments of a call, in a statement with an indent of one."""
-    items = "".join(f"{2 * _INDENT}{line}\n" for line in lines([code(one) for one in arguments], 8))
+    items = "".join(f"{2 * _INDENT}{line}\n" for line in lines([code(argument) for argument in arguments], 8))
     return Source(f"[\n{items}{_INDENT}]")
 
 
 def lines(items: Sequence[str], indent: int) -> list[str]:
     """Items of a list as lines, each with a comma behind it: tensors one a line if there are only a few."""
-    found: list[str] = []
+    wrapped_lines: list[str] = []
     for item in items:
-        packed = len(items) > _FEW or "(" not in item + found[-1] if found else False
-        if packed and len(found[-1]) + len(item) + 2 <= WIDTH - indent:
-            found[-1] += f" {item},"
+        packed = len(items) > _FEW or "(" not in item + wrapped_lines[-1] if wrapped_lines else False
+        if packed and len(wrapped_lines[-1]) + len(item) + 2 <= WIDTH - indent:
+            wrapped_lines[-1] += f" {item},"
         else:
-            found += textwrap.wrap(
+            wrapped_lines += textwrap.wrap(
                 f"{item},", WIDTH - indent, subsequent_indent="    ", break_long_words=False
             )
-    return found
+    return wrapped_lines
 
 
 def mapping(values: Mapping[str, float], taken: int) -> str:

@@ -2,6 +2,6 @@
 
 from tracelens.reproducers.select.cases import Call, Case, cases, merged
 from tracelens.reproducers.select.finding import time_of
-from tracelens.reproducers.select.select import Selection, chosen, fits, sizes
+from tracelens.reproducers.select.select import Selection, fits, selected_work, sizes
 
-__all__ = ["Call", "Case", "Selection", "cases", "chosen", "fits", "merged", "sizes", "time_of"]
+__all__ = ["Call", "Case", "Selection", "cases", "fits", "merged", "selected_work", "sizes", "time_of"]

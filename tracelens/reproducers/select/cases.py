@@ -69,14 +69,14 @@ def cases(trace: Trace, work: Work) -> list[Case]:
     """The different calls behind this GPU work, those with most time first; see opaque.callable_op."""
     ops = trace.once(OpCalls)
     op_of = callable_op(trace, work)
-    mine, op_of = work.take(op_of >= 0), op_of[op_of >= 0]
-    if not len(mine.event):
+    callable_work, op_of = work.take(op_of >= 0), op_of[op_of >= 0]
+    if not len(callable_work.event):
         return []
-    calls, dur = call_time(mine, op_of)
+    calls, dur = call_time(callable_work, op_of)
     table = trace.tables["ops"]
     texts = {name: table.columns[name] for name in RECORDED}
     row = ops.row[calls]
-    kernel, blocks = (_largest(values, op_of, calls) for values in grids(trace, mine, op_of))
+    kernel, blocks = (_largest(values, op_of, calls) for values in grids(trace, callable_work, op_of))
     recorded = (texts[name].codes[row] for name in RECORDED)
     group, _ = codes(trace.arrays.name[calls], *recorded, kernel, blocks)
     order = np.lexsort((dur, group))
@@ -86,51 +86,53 @@ def cases(trace: Trace, work: Work) -> list[Case]:
     begin = np.searchsorted(op_of[of_call], calls)
     end = np.searchsorted(op_of[of_call], calls, side="right")
     origin = int(trace.arrays.start.min())
-    found = []
+    distinct = []
     for low, high in zip(first.tolist(), (last + 1).tolist(), strict=True):
-        members = order[low:high]
-        longest = int(members[-1])
+        case_calls = order[low:high]
+        longest = int(case_calls[-1])
         op, pieces = int(calls[longest]), of_call[begin[longest] : end[longest]]
-        pieces = pieces[np.argsort(-mine.dur[pieces], kind="stable")]
-        at = int(row[longest])
-        call = Call(ops.name(op), *(texts[name].values[texts[name].codes[at]] for name in RECORDED))
+        pieces = pieces[np.argsort(-callable_work.dur[pieces], kind="stable")]
+        op_row = int(row[longest])
+        call = Call(ops.name(op), *(texts[name].values[texts[name].codes[op_row]] for name in RECORDED))
         if blocks[longest] >= 0:
-            by = trace.arrays.names[kernel[longest]]
-            call = call._replace(kernel=by, blocks=int(blocks[longest]))
-        found.append(
+            kernel_name = trace.arrays.names[kernel[longest]]
+            call = call._replace(kernel=kernel_name, blocks=int(blocks[longest]))
+        distinct.append(
             Case(
                 call,
-                dur[members],
+                dur[case_calls],
                 (trace.meta.rank,),
-                tuple(dict.fromkeys(mine.names[mine.name[piece]] for piece in pieces.tolist())),
+                tuple(
+                    dict.fromkeys(callable_work.names[callable_work.name[piece]] for piece in pieces.tolist())
+                ),
                 tuple(sorted(set(trace.meta.devices.values()))),
-                ops.cost(op, *_launch(trace, mine, int(pieces[0]))),
+                ops.cost(op, *_launch(trace, callable_work, int(pieces[0]))),
                 int(trace.arrays.start[op]) - origin,
             )
         )
-    return sorted(found, key=lambda case: -case.total_ns)
+    return sorted(distinct, key=lambda case: -case.total_ns)
 
 
 def _largest(values: Int, op_of: Int, calls: Int) -> Int:
     """The largest value among the pieces of each call."""
-    found = np.full(len(calls), -1, dtype=np.int64)
-    np.maximum.at(found, np.searchsorted(calls, op_of), values)
-    return found
+    largest = np.full(len(calls), -1, dtype=np.int64)
+    np.maximum.at(largest, np.searchsorted(calls, op_of), values)
+    return largest
 
 
 def merged(ranks: list[list[Case]]) -> list[Case]:
     """The cases of several ranks as one list, those with most time first."""
-    found: dict[Call, Case] = {}
+    by_call: dict[Call, Case] = {}
     for case in (case for rank in ranks for case in rank):
-        other = found.get(case.call)
-        if other is None:
-            found[case.call] = case
+        previous = by_call.get(case.call)
+        if previous is None:
+            by_call[case.call] = case
             continue
-        longer = max(case, other, key=lambda one: int(one.times.max()))
-        found[case.call] = longer._replace(
-            times=np.concatenate((other.times, case.times)), ranks=(*other.ranks, *case.ranks)
+        longer = max(case, previous, key=lambda candidate: int(candidate.times.max()))
+        by_call[case.call] = longer._replace(
+            times=np.concatenate((previous.times, case.times)), ranks=(*previous.ranks, *case.ranks)
         )
-    return sorted(found.values(), key=lambda case: -case.total_ns)
+    return sorted(by_call.values(), key=lambda case: -case.total_ns)
 
 
 def _launch(trace: Trace, work: Work, piece: int) -> tuple[str, int, int]:

@@ -25,18 +25,20 @@ def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Unio
         TracelensError: no such detector, or it finds nothing; the message says why.
     """
     detector = DETECTORS.get(name)
-    found: Mapping[int, Detection] | str
+    outcome: Mapping[int, Detection] | str
     if detector.needs:
-        found = detector.of_run({need: ANALYZERS.get(need)(run) for need in detector.needs})
+        outcome = detector.of_run({need: ANALYZERS.get(need)(run) for need in detector.needs})
     else:
-        each = {
+        per_rank = {
             trace.meta.rank: detector.of_rank(RankContext(trace, device or own_device(trace)))
             for trace in run.traces
         }
-        signals = {rank: one for rank, one in each.items() if isinstance(one, Detection)}
-        found = signals or "; ".join(dict.fromkeys(str(reason) for reason in each.values()))
-    if isinstance(found, str):
-        raise TracelensError(f"no finding {name!r} in this trace: {found}")
-    if JOB in found:
-        return dict.fromkeys(run.ranks, found[JOB].where)
-    return {rank: signal.where for rank, signal in found.items()}
+        detections = {
+            rank: detection for rank, detection in per_rank.items() if isinstance(detection, Detection)
+        }
+        outcome = detections or "; ".join(dict.fromkeys(str(reason) for reason in per_rank.values()))
+    if isinstance(outcome, str):
+        raise TracelensError(f"no finding {name!r} in this trace: {outcome}")
+    if JOB in outcome:
+        return dict.fromkeys(run.ranks, outcome[JOB].where)
+    return {rank: detection.where for rank, detection in outcome.items()}

@@ -18,7 +18,7 @@ from tracelens.trace import Trace, Union, Work, matching, wildcards
 
 @dataclass(frozen=True)
 class Selection:
-    """What is asked for; everything given has to hold.
+    """Which calls to replay; all conditions must hold.
 
     Attributes:
         op: pattern of op names (aten::*mm*), "" for all.
@@ -40,54 +40,54 @@ class Selection:
     during: Mapping[int, Union] | None = field(default=None, hash=False)
 
     @property
-    def everything(self) -> bool:
+    def selects_all(self) -> bool:
         """Whether nothing is asked for in particular."""
-        return not (self.op or self.about_calls)
+        return not (self.op or self.ops_only)
 
     @property
-    def about_calls(self) -> bool:
+    def ops_only(self) -> bool:
         """Whether anything is asked that only calls of ops can meet, not collectives."""
-        of_rank = self.rank >= 0 or self.at_ns is not None
-        return bool(of_rank or self.ops or self.shapes or self.module or self.during is not None)
+        has_rank = self.rank >= 0 or self.at_ns is not None
+        return bool(has_rank or self.ops or self.shapes or self.module or self.during is not None)
 
 
 def sizes(text: str) -> tuple[int, ...]:
     """The sizes that a user writes as 4096,2048 or 4096x2048; raises TracelensError for anything else."""
     words = re.split(r"[,x]", text.strip("[]() "))
     if not all(word.strip().isdecimal() for word in words):
-        raise TracelensError(f"{text!r} is no shape; write sizes such as 4096,2048")
+        raise TracelensError(f"{text!r} is not a shape; write sizes such as 4096,2048")
     return tuple(int(word) for word in words)
 
 
-def chosen(trace: Trace, wanted: Selection) -> Work:
+def selected_work(trace: Trace, selection: Selection) -> Work:
     """The GPU work of the calls that are asked for; shapes are for `fits`."""
     work = trace.work
-    if wanted.rank >= 0 and trace.meta.rank != wanted.rank:
+    if selection.rank >= 0 and trace.meta.rank != selection.rank:
         return work.take(np.zeros(len(work.event), dtype=bool))
     keep = work.op >= 0
     op = np.maximum(work.op, 0)
-    if wanted.op:
-        keep &= matching(trace.arrays.names, wildcards(wanted.op))[trace.arrays.name[op]]
-    if wanted.ops:
-        named = np.array([name in wanted.ops for name in trace.arrays.names], dtype=bool)
+    if selection.op:
+        keep &= matching(trace.arrays.names, wildcards(selection.op))[trace.arrays.name[op]]
+    if selection.ops:
+        named = np.array([name in selection.ops for name in trace.arrays.names], dtype=bool)
         keep &= named[trace.arrays.name[op]]
-    if wanted.module:
-        keep &= _inside(trace, work, _named(trace, wanted.module))
-    if wanted.at_ns is not None:
-        keep &= _at(trace, work, int(trace.arrays.start.min()) + wanted.at_ns)
-    if wanted.during is not None:
-        keep &= _during(work, wanted.during.get(trace.meta.rank))
+    if selection.module:
+        keep &= _inside(trace, work, _named(trace, selection.module))
+    if selection.at_ns is not None:
+        keep &= _at_time(trace, work, int(trace.arrays.start.min()) + selection.at_ns)
+    if selection.during is not None:
+        keep &= _during(work, selection.during.get(trace.meta.rank))
     return work.take(keep)
 
 
-def fits(case: Case, wanted: Selection) -> bool:
+def fits(case: Case, selection: Selection) -> bool:
     """Whether the arguments of a case have the shapes that are asked for."""
-    return not wanted.shapes or set(wanted.shapes) <= _shapes(case.call)
+    return not selection.shapes or set(selection.shapes) <= _shapes(case.call)
 
 
 def _shapes(call: Call) -> set[tuple[int, ...]]:
     try:
-        return {one.shape for one in tensors(read(*call.recorded, of_lists="float32"))}
+        return {tensor.shape for tensor in tensors(read(*call.recorded, of_lists="float32"))}
     except Unreplayable:
         return set()
 
@@ -107,7 +107,7 @@ def _inside(trace: Trace, work: Work, around: Bool) -> Bool:
     return of_op | of_forward
 
 
-def _at(trace: Trace, work: Work, time: int) -> Bool:
+def _at_time(trace: Trace, work: Work, time: int) -> Bool:
     """Work of the calls that start at a time, and that runs on the GPU then."""
     events = trace.arrays
     starts = (events.start == time) & events.where("op", "annotation", "python", "launch", "slice")

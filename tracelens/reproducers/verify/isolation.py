@@ -38,8 +38,8 @@ def private_copy(folder: Path, entry: Entry) -> Iterator[Path]:
     script = _bytes(folder / entry.file)
     if hashlib.sha256(script).hexdigest() != entry.sha256:
         raise Refused(
-            "the file was changed since tracelens wrote it (its SHA-256 is not that in replay.json): "
-            f"run it with python {entry.file}, or make the scripts again"
+            "modified since tracelens wrote it (SHA-256 differs from replay.json): run it directly "
+            f"with python {entry.file}, or regenerate the scripts"
         )
     with TemporaryDirectory(prefix="tracelens-") as private:  # mode 0700, with a name nobody can predict
         copy = Path(private, entry.file)
@@ -53,17 +53,17 @@ def _bytes(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         link = path.is_symlink()
-        reason = "a symbolic link, which is not followed" if link else error.strerror or str(error)
-        raise Refused(f"there is no file of this name in {path.parent}: {reason}") from None
+        reason = "a symbolic link" if link else error.strerror or str(error)
+        raise Refused(f"no such file in {path.parent}: {reason}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Refused(f"there is no file of this name in {path.parent}: not a regular file")
+            raise Refused(f"no such file in {path.parent}: not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             script = file.read(_LARGEST + 1)
     finally:
         os.close(descriptor)
     if len(script) > _LARGEST:
-        raise Refused(f"the file is larger than {_LARGEST:,} bytes, so tracelens did not write it")
+        raise Refused(f"larger than {_LARGEST:,} bytes: not written by tracelens")
     return script
 
 
@@ -75,5 +75,5 @@ def environment() -> dict[str, str]:
 
 def absolute(interpreter: str) -> str:
     """The path of an interpreter, as it is found from here; unchanged where there is none."""
-    found = shutil.which(interpreter)
-    return os.path.abspath(found) if found else interpreter
+    path = shutil.which(interpreter)
+    return os.path.abspath(path) if path else interpreter

@@ -108,12 +108,12 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def _descendants(number: int) -> list[int]:
     """Processes below a process that has not been waited for; none where the system has no /proc."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path(f"/proc/{number}/task").glob("*/children"):
         with suppress(OSError):  # a thread that has ended
             for child in map(int, path.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+                pids += [child, *_descendants(child)]
+    return pids
 
 
 def run_together(command: Sequence[str], timeout_s: float) -> Ran:

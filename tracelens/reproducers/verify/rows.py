@@ -14,17 +14,17 @@ from tracelens.reproducers.folder import Entry
 from tracelens.reproducers.verify.processes import Ran
 
 STATUSES = {
-    "wrong": "its result is not the one of the reference",
-    "failed": "it did not run to its end",
-    "timeout": "it ran longer than it may",
-    "slower": "it takes longer than in the trace, by more than the tolerance",
-    "faster": "it takes less time than in the trace, by more than the tolerance",
-    "match": "its time is the traced one, within the tolerance",
-    "other device": "it was traced on another GPU: the times cannot be compared",
-    "ran": "it runs; no traced time to compare with: it ran on the CPU, is scaled down, or a stand-in",
-    "skipped": "it was not run",
+    "wrong": "its result differs from the reference",
+    "failed": "it did not finish",
+    "timeout": "it exceeded the time limit",
+    "slower": "slower than traced by more than the tolerance",
+    "faster": "faster than traced by more than the tolerance",
+    "match": "within the tolerance of the traced time",
+    "other device": "traced on another GPU: times are not comparable",
+    "ran": "ran without a traced time to compare: on the CPU, scaled down, or a stand-in",
+    "skipped": "not run",
 }
-"""Each status and what it says, those that need a look first."""
+"""Each status and its meaning, most urgent first."""
 
 NOISY = 1.5
 """Times whose 90th percentile is so many times the 10th vary more than a tolerance can hold."""
@@ -94,39 +94,39 @@ def judged(entry: Entry, ran: Ran, tolerance: float) -> Row:
     Args:
         entry: which.
         ran: what came of it.
-        tolerance: by which part of the traced time a matching one may differ.
+        tolerance: allowed relative deviation from the traced time.
     """
     if ran.code is None:
         return unrun(entry, "timeout", _last_words(ran) or STATUSES["timeout"])
-    told = _result(ran.output)
-    check = str(told.get("check", ""))
+    report = _result(ran.output)
+    check = str(report.get("check", ""))
     if not check or (ran.code and not check.startswith("wrong")):
         return unrun(entry, "failed", _why_failed(ran, bool(check)))
     row = Row(
         entry,
         "",
-        _line(str(told.get("note") or "")),
+        _line(str(report.get("note") or "")),
         # No ratio: the script knows that its time is of something else, such as sizes scaled down.
-        _positive(told.get("traced_us", entry.traced_us) if told.get("ratio", 0) is not None else None),
-        max(_positive(told.get("kernel_us")), 0) or _positive(told.get("median_us")),
-        _positive(told.get("median_us")),
-        _positive(told.get("p10_us")),
-        _positive(told.get("p90_us")),
-        _positive(told.get("warm_us")),
-        _positive(told.get("of_roofline")),
-        _positive(told.get("flop_per_s")),
-        _positive(told.get("byte_per_s", told.get("busbw_bytes_per_s"))),
+        _positive(report.get("traced_us", entry.traced_us) if report.get("ratio", 0) is not None else None),
+        max(_positive(report.get("kernel_us")), 0) or _positive(report.get("median_us")),
+        _positive(report.get("median_us")),
+        _positive(report.get("p10_us")),
+        _positive(report.get("p90_us")),
+        _positive(report.get("warm_us")),
+        _positive(report.get("of_roofline")),
+        _positive(report.get("flop_per_s")),
+        _positive(report.get("byte_per_s", report.get("busbw_bytes_per_s"))),
         check.partition(":")[0],
-        str(told.get("device", "")),
+        str(report.get("device", "")),
     )
     if check.startswith("wrong"):
         return row._replace(status="wrong", note=_line(check.partition(":")[2]))
     if row.replayed_us < 0:
         return unrun(entry, "failed", "its result has no time")
-    name = str(told.get("op", ""))
+    name = str(report.get("op", ""))
     if name.startswith(STAND_IN):
-        return _noted(row, "ran", f"{name}: there is no such kernel here")
-    return _timed(row, _names(told.get("traced_on")), tolerance)
+        return _noted(row, "ran", f"{name}: no such kernel on this device")
+    return _timed(row, _names(report.get("traced_on")), tolerance)
 
 
 def _timed(row: Row, traced_on: list[str], tolerance: float) -> Row:
@@ -134,7 +134,7 @@ def _timed(row: Row, traced_on: list[str], tolerance: float) -> Row:
     if row.device == "cpu":
         return _noted(row, "ran")
     if not row.compared:
-        return _noted(row, "ran", "no traced time to compare with")
+        return _noted(row, "ran", "no traced time to compare")
     if traced_on and not any(_same(row.device, name) for name in traced_on):
         return _noted(row, "other device", f"traced on {', '.join(traced_on)}")
     if _near(row.replayed_us, row.traced_us, tolerance):
@@ -149,30 +149,28 @@ def _noted(row: Row, status: str, *notes: str) -> Row:
 
 def _reasons(row: Row, tolerance: float) -> list[str]:
     """Why a time differs, as far as the numbers tell."""
-    found = []
+    reasons = []
     if row.warm_us > 0 and _near(row.warm_us, row.traced_us, tolerance):
-        found.append(f"matches with warm caches ({row.warm_us:,.1f} us): the trace's inputs were cached")
+        reasons.append(f"matches with warm caches ({row.warm_us:,.1f} us): inputs were cached in the trace")
     if row.low_us > 0 and row.high_us / row.low_us > NOISY:
-        found.append(f"noisy here (p90/p10 = {row.high_us / row.low_us:.1f})")
+        reasons.append(f"noisy here (p90/p10 = {row.high_us / row.low_us:.1f})")
     mean = row.entry.total_us / max(row.entry.count, 1)
     if row.entry.traced_us > 0 and not 1 / NOISY < mean / row.entry.traced_us < NOISY:
-        found.append(
-            f"the traced calls vary: their mean is {mean / row.entry.traced_us:.1f} times the median"
-        )
+        reasons.append(f"traced calls vary: mean / median = {mean / row.entry.traced_us:.1f}")
     if 0 < row.replayed_us - row.traced_us <= BETWEEN_US:
-        found.append(f"short: the difference of {row.replayed_us - row.traced_us:.1f} us may be the gap "
+        reasons.append(f"short: the {row.replayed_us - row.traced_us:.1f} us difference may be the gap "
                      "between two kernels")  # fmt: skip
-    return found
+    return reasons
 
 
 def _near(time: float, traced: float, tolerance: float) -> bool:
     return abs(time - traced) <= tolerance * traced
 
 
-def _same(one: str, other: str) -> bool:
+def _same(name: str, other_name: str) -> bool:
     """Whether two names mean the same GPU: drivers of one vendor write them in several ways."""
-    known = match(one)
-    return one == other or (known is not None and known is match(other))
+    known = match(name)
+    return name == other_name or (known is not None and known is match(other_name))
 
 
 def _names(value: Any) -> list[str]:
@@ -186,11 +184,11 @@ def _result(output: str) -> Mapping[str, Any]:
         if not line.startswith("{"):
             continue
         try:
-            found = json.loads(line)
+            payload = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and "check" in found:
-            return found
+        if isinstance(payload, dict) and "check" in payload:
+            return payload
     return {}
 
 
@@ -223,5 +221,5 @@ def _positive(value: Any) -> float:
 
 
 def _line(text: str) -> str:
-    whole = " ".join(text.split())
-    return whole if len(whole) <= _NOTE else f"{whole[: _NOTE - 3]}..."
+    line = " ".join(text.split())
+    return line if len(line) <= _NOTE else f"{line[: _NOTE - 3]}..."

@@ -73,12 +73,12 @@ class Ending:
             self.reason = str(error.code) if text else ""
         elif error is not None:
             self.code = 1
-            self.reason = told(error)
+            self.reason = one_line(error)
             traceback.print_exception(kind, error, trace)
         return True
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error in one line; torch goes on for lines with hints that do not belong to it."""
     return f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
 
@@ -92,22 +92,22 @@ def main(arguments: Sequence[str]) -> None:
     """
     descriptor, library, gpu = arguments
     os.set_inheritable(int(descriptor), False)
-    with Connection(int(descriptor)) as asker, suppress(EOFError, OSError):
+    with Connection(int(descriptor)) as client, suppress(EOFError, OSError):
         try:
             torch = importlib.import_module(library)
         except (ImportError, OSError) as error:  # OSError: a library of the GPU's that is not there
             absent = isinstance(error, ImportError) and error.name == library
-            answer(asker, {"absent": absent, "reason": str(error)})
+            answer(client, {"absent": absent, "reason": str(error)})
             return
-        answer(asker, {"torch": str(torch.__version__), "devices": devices(torch) if gpu == "gpu" else []})
+        answer(client, {"torch": str(torch.__version__), "devices": devices(torch) if gpu == "gpu" else []})
         while True:
-            job = json.loads(asker.recv_bytes())
-            answer(asker, run(torch, job["path"], job["arguments"]))
+            job = json.loads(client.recv_bytes())
+            answer(client, run(torch, job["path"], job["arguments"]))
 
 
-def answer(asker: Connection, message: dict[str, Any]) -> None:
+def answer(client: Connection, message: dict[str, Any]) -> None:
     """Send one message."""
-    asker.send_bytes(json.dumps(message).encode())
+    client.send_bytes(json.dumps(message).encode())
 
 
 def devices(torch: Any) -> list[str]:
@@ -126,10 +126,10 @@ def run(torch: Any, path: str, arguments: Sequence[str]) -> dict[str, Any]:
     sys.argv = [path, *arguments]
     with Ending() as ending:
         runpy.run_path(path, run_name="__main__")
-    sys.argv, sys.path[:], environment, place, sys.stdout, sys.stderr = kept
+    sys.argv, sys.path[:], environment, directory, sys.stdout, sys.stderr = kept
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(place)
+    os.chdir(directory)
     closed = flush()
     late = wait(torch)
     if late and not ending.code:
@@ -149,15 +149,18 @@ def flush() -> bool:
 
 def state(torch: Any) -> dict[str, Any]:
     """What scripts may change, by name."""
-    found: dict[str, Any] = {"threads": threading.active_count(), "alarm": signal.getsignal(signal.SIGALRM)}
-    return found | {name: read(torch, name) for name in (*SETTINGS, *FLAGS)}
+    process_state: dict[str, Any] = {
+        "threads": threading.active_count(),
+        "alarm": signal.getsignal(signal.SIGALRM),
+    }
+    return process_state | {name: read(torch, name) for name in (*SETTINGS, *FLAGS)}
 
 
 def read(torch: Any, name: str) -> Any:
     """A flag, or what a function returns, by its dotted name; None where torch has none or will not say."""
     try:
-        found = reduce(getattr, name.split("."), torch)
-        return found() if callable(found) else found
+        value = reduce(getattr, name.split("."), torch)
+        return value() if callable(value) else value
     except (AttributeError, RuntimeError):
         return None
 
@@ -168,7 +171,7 @@ def wait(torch: Any) -> str:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
     except RuntimeError as error:
-        return told(error)
+        return one_line(error)
     return ""
 
 

@@ -34,7 +34,7 @@ SUMMARY = Schema(
     (
         Column("status", "str"),
         Column("count", "int64", "count", "scripts"),
-        Column("traced_ns", "float64", "ns", "time of the calls that they stand for, in the trace"),
+        Column("traced_ns", "float64", "ns", "traced time of the calls they represent"),
         Column("fraction", "float64", "fraction", "of the traced time of all scripts"),
         Column("meaning", "str", prose=True),
     ),
@@ -45,31 +45,31 @@ SCRIPTS = Schema(
         Column("status", "str", doc="; ".join(f"{name}: {why}" for name, why in STATUSES.items())),
         Column("file", "str"),
         Column("traced_ns", "float64", "ns", "median GPU time of a call in the trace"),
-        Column("replayed_ns", "float64", "ns", "the same here, as far as kernels are known, else elapsed"),
+        Column("replayed_ns", "float64", "ns", "median GPU time here: kernels where known, else elapsed"),
         Column("ratio", "float64", "ratio", "replayed / traced"),
-        Column("roofline", "float64", "ratio", "least time that this device needs / replayed"),
-        Column("subject", "str", doc="op, collective, or what a sequence of ops is of"),
+        Column("roofline", "float64", "ratio", "roofline time on this device / replayed"),
+        Column("subject", "str", doc="op, collective, or the sequence"),
         Column("shapes", "str", doc="of its arguments"),
-        Column("elapsed_ns", "float64", "ns", "median here from event to event, gaps included"),
+        Column("elapsed_ns", "float64", "ns", "median between device events, gaps included"),
         Column("p10_ns", "float64", "ns", "10th percentile of that"),
         Column("p90_ns", "float64", "ns", "90th percentile"),
-        Column("warm_ns", "float64", "ns", "median here of calls with the same arguments, which caches hold"),
+        Column("warm_ns", "float64", "ns", "median with warm caches: the same arguments every call"),
         Column("flops_per_s", "float64", "flops/s", "of a replayed call"),
-        Column("bytes_per_s", "float64", "bytes/s", "of a replayed call; of a collective the bus bandwidth"),
-        Column("count", "int64", "count", "calls in the trace that it stands for"),
-        Column("check", "str", doc="of the result: ok, wrong, or none where there is no reference"),
+        Column("bytes_per_s", "float64", "bytes/s", "of a replayed call; bus bandwidth for collectives"),
+        Column("count", "int64", "count", "traced calls that the script represents"),
+        Column("check", "str", doc="of the result: ok, wrong, or none (no reference)"),
     ),
-    doc="Those that are wrong or did not run come first, then those with most time in the trace. Calls take "
-    "other arguments each time, so that caches are cold as in most of a model.",
+    doc="Wrong and failed scripts first, then by traced time. Arguments change from call to call: caches are "
+    "cold, as in most of a model.",
 )  # fmt: skip
 NOTES = Schema(
     "Notes",
     (
         Column("status", "str"),
         Column("file", "str"),
-        Column("note", "str", doc="what went wrong, or why the time may differ", prose=True),
+        Column("note", "str", doc="error, or why the time may differ", prose=True),
     ),
-    doc="What went wrong, and why a time may differ from the traced one, as far as the numbers tell.",
+    doc="Errors, and likely reasons where a time differs from the trace.",
 )
 
 
@@ -90,14 +90,14 @@ def verify(
     only: re.Pattern[str] | None = None,
     progress: Callable[[str], None] = _quiet,
 ) -> Result:
-    """Does what the scripts of a directory do take as long as in the trace, and is it right?
+    """Run the scripts of a directory: are results correct, and do times match the trace?
 
     Args:
         folder: as `tracelens replay -o` wrote it; only what replay.json lists is run, as isolation.py says.
         device: "cuda" or "cpu"; None: a GPU where there is one.
         iters: timed calls of each script; None: as many as each takes by itself.
         max_bytes: scale messages of collectives down to this size; None: as traced.
-        tolerance: by which part of the traced time a matching one may differ.
+        tolerance: allowed relative deviation from the traced time.
         python: interpreter with torch; None: this one.
         timeout_s: for each script.
         ranks: processes that a collective may start; None: as many as there are GPUs, or RANKS on the CPU.
@@ -114,7 +114,9 @@ def verify(
     """
     entries = [entry for entry in folders.read(folder) if only is None or _named(entry, only)]
     if not entries:
-        raise TracelensError(f"{folder}: no script " + (f"fits {only.pattern!r}" if only else "in the list"))
+        raise TracelensError(
+            f"{folder}: no script " + (f"matches {only.pattern!r}" if only else "in the list")
+        )
     interpreter = absolute(python or sys.executable)
     arguments = ["--json", *_option("--device", device), *_option("--iters", iters)]
     number = count(1)
@@ -126,17 +128,17 @@ def verify(
     with Workers(interpreter, gpu=device != "cpu") as workers:
         machine = workers.machine
         if device == "cuda" and not machine.devices:
-            raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; take --device cpu")
+            raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; use --device cpu")
         alone = partial(workers.run, arguments=arguments, timeout_s=timeout_s)
         rows = {entry: row(entry, alone) for entry in entries if entry.processes <= 1}
     # Only now: the worker would hold memory of a GPU that these need.
-    most = RANKS if ranks is None else ranks
-    of_ranks = [*arguments, *_option("--max-bytes", max_bytes), "--ranks", str(most)]
+    limit = RANKS if ranks is None else ranks
+    of_ranks = [*arguments, *_option("--max-bytes", max_bytes), "--ranks", str(limit)]
     together = partial(_together, [interpreter, ISOLATED], of_ranks, timeout_s)
     for entry in (entry for entry in entries if entry.processes > 1):
         why = _too_many(entry, len(machine.devices), ranks)
         rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)
-    return _told([rows[entry] for entry in entries], machine, tolerance)
+    return _verify_result([rows[entry] for entry in entries], machine, tolerance)
 
 
 def _row(folder: Path, entry: Entry, run: Callable[[Path], Ran], tolerance: float) -> Row:
@@ -144,8 +146,8 @@ def _row(folder: Path, entry: Entry, run: Callable[[Path], Ran], tolerance: floa
     try:
         with private_copy(folder, entry) as path:
             return judged(entry, run(path), tolerance)
-    except Refused as why:
-        return unrun(entry, "failed", str(why))
+    except Refused as error:
+        return unrun(entry, "failed", str(error))
 
 
 def failed(result: Result, *, strict: bool = False) -> bool:
@@ -181,11 +183,12 @@ def _too_many(entry: Entry, gpus: int, ranks: int | None) -> str:
         ranks: processes that were allowed, None where nothing was said.
     """
     if 0 < gpus < entry.processes:
-        return f"needs {entry.processes} GPUs, {gpus} here; --device cpu runs it through gloo"
+        return f"needs {entry.processes} GPUs, found {gpus}; --device cpu runs it on gloo"
     most = ranks if ranks is not None else gpus or RANKS
     if entry.processes > most:
         where = "" if gpus else " on the CPU"
-        return f"starts {entry.processes} processes{where}, over {most}; --ranks {entry.processes} allows it"
+        allow = f"allow them with --ranks {entry.processes}"
+        return f"starts {entry.processes} processes{where}, limit {most}; {allow}"
     return ""
 
 
@@ -193,20 +196,20 @@ def _named(entry: Entry, pattern: re.Pattern[str]) -> bool:
     return any(map(pattern.search, (entry.file, entry.subject, entry.shapes)))
 
 
-def _told(rows: Sequence[Row], machine: Machine, tolerance: float) -> Result:
+def _verify_result(rows: Sequence[Row], machine: Machine, tolerance: float) -> Result:
     ordered = sorted(rows, key=lambda row: row.status not in BROKEN)
     summary = _summary(rows)
     statuses = summary.texts("status")
     fractions = dict(zip(statuses, summary.array("fraction").tolist(), strict=True))
     counts = dict(zip(statuses, summary.array("count").tolist(), strict=True))
-    on = dict.fromkeys(row.device for row in rows if row.device)
+    devices = dict.fromkeys(row.device for row in rows if row.device)
     return Result(
         "replay_verify",
         "Replay",
         {"summary": summary, "notes": _notes(ordered), "scripts": SCRIPTS.table(_columns(ordered))},
-        doc="Whether scripts made of a trace give right results, in the time that the trace shows.",
+        doc="Whether the scripts compute correct results in the traced time.",
         meta={
-            "device": ", ".join(on) or ", ".join(dict.fromkeys(machine.devices)) or "cpu",
+            "device": ", ".join(devices) or ", ".join(dict.fromkeys(machine.devices)) or "cpu",
             "torch": machine.torch,
             "tolerance": tolerance,
             "scripts": len(rows),
@@ -218,16 +221,16 @@ def _told(rows: Sequence[Row], machine: Machine, tolerance: float) -> Result:
 
 
 def _summary(rows: Sequence[Row]) -> Table:
-    found = {status: [row.entry.total_us for row in rows if row.status == status] for status in STATUSES}
-    found = {status: times for status, times in found.items() if times}
+    by_status = {status: [row.entry.total_us for row in rows if row.status == status] for status in STATUSES}
+    by_status = {status: times for status, times in by_status.items() if times}
     total = sum(row.entry.total_us for row in rows)
     return SUMMARY.table(
         {
-            "status": list(found),
-            "count": [len(times) for times in found.values()],
-            "traced_ns": [1e3 * sum(times) for times in found.values()],
-            "fraction": [sum(times) / total if total > 0 else 0.0 for times in found.values()],
-            "meaning": [STATUSES[status] for status in found],
+            "status": list(by_status),
+            "count": [len(times) for times in by_status.values()],
+            "traced_ns": [1e3 * sum(times) for times in by_status.values()],
+            "fraction": [sum(times) / total if total > 0 else 0.0 for times in by_status.values()],
+            "meaning": [STATUSES[status] for status in by_status],
         }
     )
 

@@ -70,21 +70,21 @@ class Worker:
 
     def _hello(self, python: str) -> Machine:
         try:
-            found = self._answer(START_S)
+            reply = self._answer(START_S)
         except TimeoutError:
-            found = None
-        if found is None:
+            reply = None
+        if reply is None:
             words = self._logs.tails()[1].split("\n")
             last = next((line for line in reversed(words) if line.strip()), "it did not answer")
             raise TracelensError(f"{python} cannot run scripts: {last}")
-        if found.get("absent"):
+        if reply.get("absent"):
             raise TracelensError(
-                f"{python} has no torch among its own packages (PYTHONPATH and the user's are ignored): "
-                "pip install torch, or name another with --python"
+                f"{python} has no torch (PYTHONPATH and user site-packages are ignored): "
+                "pip install torch, or pass another interpreter with --python"
             )
-        if "torch" not in found:
-            raise TracelensError(f"{python} cannot import torch: {found.get('reason')}")
-        return Machine(found["torch"], tuple(found["devices"]))
+        if "torch" not in reply:
+            raise TracelensError(f"{python} cannot import torch: {reply.get('reason')}")
+        return Machine(reply["torch"], tuple(reply["devices"]))
 
     def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:
         """Run one script to its end, or to that of its time."""
@@ -92,15 +92,15 @@ class Worker:
         self._logs.clear()
         try:
             self._pipe.send_bytes(msgspec.json.encode({"path": str(script), "arguments": list(arguments)}))
-            found = self._answer(timeout_s)
+            reply = self._answer(timeout_s)
         except TimeoutError:
             self.spent = True
             return Ran(None, *self._logs.tails())
         except OSError:  # it ended on its own since the last script
-            found = None
-        if found is not None:
-            self.spent = found["spent"]
-            return Ran(found["code"], *self._logs.tails(), found["reason"])
+            reply = None
+        if reply is not None:
+            self.spent = reply["spent"]
+            return Ran(reply["code"], *self._logs.tails(), reply["reason"])
         self.spent = True
         return Ran(self._end(), *self._logs.tails())
 
@@ -119,10 +119,10 @@ class Worker:
             if time.monotonic() > end:
                 raise TimeoutError
         try:
-            found: dict[str, Any] = msgspec.json.decode(self._pipe.recv_bytes())
+            reply: dict[str, Any] = msgspec.json.decode(self._pipe.recv_bytes())
         except (EOFError, ConnectionError):
             return None
-        return found
+        return reply
 
     def _end(self) -> int:
         """Exit status of a process that is about to end."""

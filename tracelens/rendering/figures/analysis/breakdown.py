@@ -18,19 +18,19 @@ def breakdown(result: Result) -> list[Figure]:
 
     Small nodes are folded into one "N more" child of their parent, so that children still add up to it.
     """
-    found = table(result, "breakdown", "rank", "node", "parent", "level", "name", "exclusive_ns")
-    if found is None:
+    nodes = table(result, "breakdown", "rank", "node", "parent", "level", "name", "exclusive_ns")
+    if nodes is None:
         return []
-    rank, *others = ranks(found)
-    which = f", rank {rank}" if others else ""
-    found = where(found, (found.array("rank") == rank) & (found.array("exclusive_ns") > 0))
-    tree = select(found, _NODES)
+    rank, *more_ranks = ranks(nodes)
+    rank_note = f", rank {rank}" if more_ranks else ""
+    nodes = where(nodes, (nodes.array("rank") == rank) & (nodes.array("exclusive_ns") > 0))
+    tree = select(nodes, _NODES)
     if not tree.rows:
         return []
-    names, levels = found.texts("name", tree.rows), found.texts("level", tree.rows)
-    trace = icicle(tree, names, levels, found.array("exclusive_ns")[tree.rows].tolist())
+    names, levels = nodes.texts("name", tree.rows), nodes.texts("level", tree.rows)
+    trace = icicle(tree, names, levels, nodes.array("exclusive_ns")[tree.rows].tolist())
     drawn = layout(
-        f"GPU time from the step down to the kernel{which}; click a box to zoom",
+        f"GPU time from the step down to the kernel{rank_note}; click a box to zoom",
         560,
         margin={"l": 4, "r": 4, "t": 30, "b": 8},
         uniformtext={"minsize": 10, "mode": "hide"},

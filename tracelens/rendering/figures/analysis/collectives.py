@@ -17,24 +17,25 @@ _MATRIX = 64
 @figure("collectives")
 def collectives(result: Result) -> list[Figure]:
     """Table `ranks` as bars of communication and waiting, and table `traffic` as a matrix."""
-    found = table(result, "ranks", "rank", "comm_ns", "sync_ns", "kernel_ns")
-    if found is None or not found.array("kernel_ns").any():
+    per_rank = table(result, "ranks", "rank", "comm_ns", "sync_ns", "kernel_ns")
+    if per_rank is None or not per_rank.array("kernel_ns").any():
         return []
-    return [_waiting(found), *_traffic(result)]
+    return [_waiting(per_rank), *_traffic(result)]
 
 
-def _waiting(found: Table) -> Figure:
+def _waiting(per_rank: Table) -> Figure:
     # With many ranks, those that wait least: they are the ones that the others wait for.
-    order = np.argsort(found.array("sync_ns"), kind="stable")[:_RANKS]
-    rows = np.sort(order) if len(found) <= _RANKS else order
-    kernel = np.maximum(found.array("kernel_ns")[rows], 1)
+    order = np.argsort(per_rank.array("sync_ns"), kind="stable")[:_RANKS]
+    rows = np.sort(order) if len(per_rank) <= _RANKS else order
+    kernel = np.maximum(per_rank.array("kernel_ns")[rows], 1)
     parts = {
-        name: found.array(f"{key}_ns")[rows] for name, key in (("communication", "comm"), ("waiting", "sync"))
+        name: per_rank.array(f"{key}_ns")[rows]
+        for name, key in (("communication", "comm"), ("waiting", "sync"))
     }
-    few = f" ({_RANKS} ranks that wait least)" if len(found) > _RANKS else ""
+    truncation = f" ({_RANKS} ranks that wait least)" if len(per_rank) > _RANKS else ""
     return stacked_bars(
-        f"Communication kernels: moving data, and waiting for the last rank{few}",
-        [f"rank {rank}" for rank in found.array("rank")[rows].tolist()],
+        f"Communication kernels: moving data, and waiting for the last rank{truncation}",
+        [f"rank {rank}" for rank in per_rank.array("rank")[rows].tolist()],
         {name: values.tolist() for name, values in parts.items()},
         {name: (values / kernel).tolist() for name, values in parts.items()},
     )
@@ -42,15 +43,15 @@ def _waiting(found: Table) -> Figure:
 
 def _traffic(result: Result) -> list[Figure]:
     """A matrix of bytes for the process group that exchanges most."""
-    found = table(result, "traffic", "group", "from_rank", "to_rank", "sent_bytes")
-    if found is None:
+    traffic = table(result, "traffic", "group", "from_rank", "to_rank", "sent_bytes")
+    if traffic is None:
         return []
-    groups = coded(found, "group")
-    sent = found.array("sent_bytes")
+    groups = coded(traffic, "group")
+    sent = traffic.array("sent_bytes")
     group = int(np.argmax(np.bincount(groups.codes, weights=sent, minlength=len(groups.values))))
     rows = np.flatnonzero(groups.codes == group)
-    ranks = np.unique(found.array("from_rank")[rows])[:_MATRIX]
-    matrix = _matrix(found, rows, ranks)
+    ranks = np.unique(traffic.array("from_rank")[rows])[:_MATRIX]
+    matrix = _matrix(traffic, rows, ranks)
     if not matrix.any():
         return []
     names = [str(rank) for rank in ranks.tolist()]
@@ -80,10 +81,10 @@ def _traffic(result: Result) -> list[Figure]:
     ]
 
 
-def _matrix(found: Table, rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    sender, receiver = (found.array(name)[rows] for name in ("from_rank", "to_rank"))
+def _matrix(traffic: Table, rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    sender, receiver = (traffic.array(name)[rows] for name in ("from_rank", "to_rank"))
     inside = np.isin(sender, ranks) & np.isin(receiver, ranks)
     matrix = np.zeros((len(ranks), len(ranks)))
-    place = (np.searchsorted(ranks, sender[inside]), np.searchsorted(ranks, receiver[inside]))
-    np.add.at(matrix, place, found.array("sent_bytes")[rows][inside])
+    cells = (np.searchsorted(ranks, sender[inside]), np.searchsorted(ranks, receiver[inside]))
+    np.add.at(matrix, cells, traffic.array("sent_bytes")[rows][inside])
     return matrix

@@ -12,26 +12,28 @@ _MOST_RANKS = 64
 @figure("idle")
 def idle(result: Result) -> list[Figure]:
     """Table `causes`: one bar a rank, made of the causes of its idle time, the largest first."""
-    found = table(result, "causes", "rank", "cause", "dur_ns", "fraction")
-    if found is None:
+    idle_causes = table(result, "causes", "rank", "cause", "dur_ns", "fraction")
+    if idle_causes is None:
         return []
-    shown = ranks(found)[:_MOST_RANKS]
-    causes = found.texts("cause")
+    shown = ranks(idle_causes)[:_MOST_RANKS]
+    causes = idle_causes.texts("cause")
     times = dict.fromkeys(causes, 0)
-    for cause, time in zip(causes, found.array("dur_ns").tolist(), strict=True):
+    for cause, time in zip(causes, idle_causes.array("dur_ns").tolist(), strict=True):
         times[cause] += time
-    place = {key: row for row, key in enumerate(zip(causes, found.array("rank").tolist(), strict=True))}
+    row_of = {
+        key: row for row, key in enumerate(zip(causes, idle_causes.array("rank").tolist(), strict=True))
+    }
     parts = sorted(times, key=lambda cause: -times[cause])
     return [
         stacked_bars(
             "Idle GPU time by cause",
             [f"rank {rank}" for rank in shown],
             {
-                part: by_row(found.array("dur_ns"), [place.get((part, rank)) for rank in shown])
+                part: by_row(idle_causes.array("dur_ns"), [row_of.get((part, rank)) for rank in shown])
                 for part in parts
             },
             {
-                part: by_row(found.array("fraction"), [place.get((part, rank)) for rank in shown])
+                part: by_row(idle_causes.array("fraction"), [row_of.get((part, rank)) for rank in shown])
                 for part in parts
             },
         )

@@ -10,5 +10,5 @@ from tracelens.table import Result
 @figure("kernels")
 def kernels(result: Result) -> list[Figure]:
     """Table `kernels`: the top kernels by `sum_ns` as bars, coloured by category."""
-    found = table(result, "kernels", "rank", "name", "category", "count", "sum_ns")
-    return [] if found is None else top_bars(found, "sum_ns", "Kernels")
+    per_kernel = table(result, "kernels", "rank", "name", "category", "count", "sum_ns")
+    return [] if per_kernel is None else top_bars(per_kernel, "sum_ns", "Kernels")

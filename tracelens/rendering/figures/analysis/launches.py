@@ -32,11 +32,11 @@ def launches(result: Result) -> list[Figure]:
 
 
 def _queue(result: Result) -> list[Figure]:
-    found = table(result, "queue", "rank", "ts_ns", "depth_max", "depth_mean")
-    if found is None:
+    queue = table(result, "queue", "rank", "ts_ns", "depth_max", "depth_mean")
+    if queue is None:
         return []
-    every = ranks(found)
-    shown = every[:_MOST_RANKS]
+    all_ranks = ranks(queue)
+    shown = all_ranks[:_MOST_RANKS]
     color = colors(f"rank {rank}" for rank in shown) if len(shown) > 1 else {f"rank {shown[0]}": BLUE}
     traces = [
         {
@@ -45,13 +45,13 @@ def _queue(result: Result) -> list[Figure]:
             "name": f"rank {rank}",
             "line": {"width": 1.2, "shape": "hv", "color": color[f"rank {rank}"]},
             "hovertemplate": "%{x:,.3f} ms: at most %{y:,}, on average %{customdata:,}",
-            **_thinned(where(found, found.array("rank") == rank), _POINTS // len(shown)),
+            **_thinned(where(queue, queue.array("rank") == rank), _POINTS // len(shown)),
         }
         for rank in shown
     ]
     title = "Work launched and not yet finished: at zero the GPU waits for the host"
-    if len(every) > len(shown):
-        title += f" (first {len(shown)} of {len(every)} ranks)"
+    if len(all_ranks) > len(shown):
+        title += f" (first {len(shown)} of {len(all_ranks)} ranks)"
     drawn = layout(
         title,
         280,
@@ -75,11 +75,11 @@ def _thinned(rows: Table, points: int) -> dict[str, list[float]]:
 
 
 def _latency(result: Result) -> list[Figure]:
-    found = table(result, "latency_histogram", "rank", "bucket", "count")
-    if found is None:
+    histogram = table(result, "latency_histogram", "rank", "bucket", "count")
+    if histogram is None:
         return []
-    bucket = coded(found, "bucket")
-    total = np.bincount(bucket.codes, weights=found.array("count"), minlength=len(bucket.values))
+    bucket = coded(histogram, "bucket")
+    total = np.bincount(bucket.codes, weights=histogram.array("count"), minlength=len(bucket.values))
     trace = {
         "type": "bar",
         "marker": {"color": BLUE},
@@ -89,7 +89,7 @@ def _latency(result: Result) -> list[Figure]:
         "name": "",
     }
     drawn = layout(
-        f"From launch on the host to start on the GPU{over_ranks(found)}",
+        f"From launch on the host to start on the GPU{over_ranks(histogram)}",
         280,
         bargap=0.12,
         showlegend=False,

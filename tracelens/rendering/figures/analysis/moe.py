@@ -47,19 +47,19 @@ def moe(result: Result) -> list[Figure]:
 
 
 def _tokens(result: Result) -> list[Figure]:
-    found = table(result, "tokens", "rank", "layer", "tokens", "ratio")
-    if found is None:
+    loads = table(result, "tokens", "rank", "layer", "tokens", "ratio")
+    if loads is None:
         return []
     # An even layer or rank tells nothing: where not all fit, the most uneven ones are shown.
-    every = {name: np.unique(found.array(name)) for name in ("rank", "layer")}
-    shown_ranks = _most_uneven(found, "rank", _RANKS)
-    shown_layers = _most_uneven(found, "layer", _CELLS // len(shown_ranks))
-    ratio = _matrix(found, "ratio", shown_layers, shown_ranks)
-    known = ratio[~np.isnan(ratio)]
-    if len(every["rank"]) < 2 or not len(known):
+    numbers = {name: np.unique(loads.array(name)) for name in ("rank", "layer")}
+    shown_ranks = _most_uneven(loads, "rank", _RANKS)
+    shown_layers = _most_uneven(loads, "layer", _CELLS // len(shown_ranks))
+    ratio = _matrix(loads, "ratio", shown_layers, shown_ranks)
+    measured = ratio[~np.isnan(ratio)]
+    if len(numbers["rank"]) < 2 or not len(measured):
         return []
-    span = min(max(float(np.abs(known - 1).max()), _LEAST), _MOST)
-    tokens = _matrix(found, "tokens", shown_layers, shown_ranks)
+    span = min(max(float(np.abs(measured - 1).max()), _LEAST), _MOST)
+    tokens = _matrix(loads, "tokens", shown_layers, shown_ranks)
     drawn: dict[str, Any] = {
         "type": "heatmap",
         "x": list(map(str, shown_ranks.tolist())),
@@ -77,14 +77,14 @@ def _tokens(result: Result) -> list[Figure]:
         "hovertemplate": "rank %{x}, layer %{y}: %{customdata:,.1f} tokens, %{z:.1%} of the mean"
         "<extra></extra>",
     }
-    few = [
-        f"{len(shown)} of {len(every[name])} {name}s"
+    truncated = [
+        f"{len(shown)} of {len(numbers[name])} {name}s"
         for name, shown in (("rank", shown_ranks), ("layer", shown_layers))
-        if len(shown) < len(every[name])
+        if len(shown) < len(numbers[name])
     ]
     title = "Tokens in the experts of each rank and layer, against the mean of the ranks"
-    if few:
-        title += f" (the most uneven {', '.join(few)})"
+    if truncated:
+        title += f" (the most uneven {', '.join(truncated)})"
     return [
         {
             "data": [drawn],
@@ -98,19 +98,19 @@ def _tokens(result: Result) -> list[Figure]:
     ]
 
 
-def _most_uneven(found: Table, name: str, most: int) -> Int:
+def _most_uneven(loads: Table, name: str, most: int) -> Int:
     """The ranks or layers, at most so many, in order of their numbers."""
-    numbers, group = np.unique(found.array(name), return_inverse=True)
-    ratio = found.array("ratio")
-    off = np.zeros(len(numbers))
-    np.maximum.at(off, group, np.where(ratio >= 0, np.abs(ratio - 1), 0))
-    chosen: Int = numbers[np.sort(np.argsort(-off, kind="stable")[:most])]
-    return chosen
+    numbers, group = np.unique(loads.array(name), return_inverse=True)
+    ratio = loads.array("ratio")
+    deviation = np.zeros(len(numbers))
+    np.maximum.at(deviation, group, np.where(ratio >= 0, np.abs(ratio - 1), 0))
+    uneven: Int = numbers[np.sort(np.argsort(-deviation, kind="stable")[:most])]
+    return uneven
 
 
-def _matrix(found: Table, value: str, layers: Int, ranks: Int) -> Float:
+def _matrix(loads: Table, value: str, layers: Int, ranks: Int) -> Float:
     """The values by layer and rank; what is not there or not known is NaN."""
-    layer, rank, values = (found.array(name) for name in ("layer", "rank", value))
+    layer, rank, values = (loads.array(name) for name in ("layer", "rank", value))
     inside = np.isin(layer, layers) & np.isin(rank, ranks) & (values >= 0)
     matrix = np.full((len(layers), len(ranks)), np.nan)
     matrix[np.searchsorted(layers, layer[inside]), np.searchsorted(ranks, rank[inside])] = values[inside]
@@ -123,26 +123,32 @@ def _cells(matrix: Float, digits: int) -> list[list[float | None]]:
 
 def _stages(result: Result) -> list[Figure]:
     columns = tuple(f"{phase}_ns" for phase in _PHASES)
-    found = table(result, "stages", "rank", "stage", "fraction", *columns)
-    if found is None:
+    stage_times = table(result, "stages", "rank", "stage", "fraction", *columns)
+    if stage_times is None:
         return []
-    times = np.stack([found.array(name) for name in columns], axis=1)
+    times = np.stack([stage_times.array(name) for name in columns], axis=1)
     total = times.sum(axis=1)
-    shown = ranks(found)[:_RANKS]
-    stages = list(dict.fromkeys(found.texts("stage")))
-    keys = zip(found.array("rank").tolist(), found.texts("stage"), strict=True)
-    place = {key: row for row, key in enumerate(keys)}
-    at = {stage: [place.get((rank, stage)) for rank in shown] for stage in stages}
-    few = f" (the first {_RANKS} of {len(ranks(found))} ranks)" if len(ranks(found)) > _RANKS else ""
+    shown = ranks(stage_times)[:_RANKS]
+    stages = list(dict.fromkeys(stage_times.texts("stage")))
+    keys = zip(stage_times.array("rank").tolist(), stage_times.texts("stage"), strict=True)
+    row_of = {key: row for row, key in enumerate(keys)}
+    stage_rows = {stage: [row_of.get((rank, stage)) for rank in shown] for stage in stages}
+    truncation = (
+        f" (the first {_RANKS} of {len(ranks(stage_times))} ranks)"
+        if len(ranks(stage_times)) > _RANKS
+        else ""
+    )
     drawn = stacked_bars(
-        f"Time in the MoE layers by stage, of a step{few}",
+        f"Time in the MoE layers by stage, of a step{truncation}",
         [f"rank {rank}" for rank in shown],
-        {stage: by_row(total, rows) for stage, rows in at.items()},
-        {stage: by_row(found.array("fraction"), rows) for stage, rows in at.items()},
+        {stage: by_row(total, rows) for stage, rows in stage_rows.items()},
+        {stage: by_row(stage_times.array("fraction"), rows) for stage, rows in stage_rows.items()},
     )
     for trace, stage in zip(drawn["data"], stages, strict=True):
         trace["marker"]["color"] = _COLOR.get(stage, GREY)
-        phases = np.array([times[row] if row is not None else np.zeros(len(columns)) for row in at[stage]])
+        phases = np.array(
+            [times[row] if row is not None else np.zeros(len(columns)) for row in stage_rows[stage]]
+        )
         trace["customdata"] = [
             [share, *ms(split)] for share, split in zip(trace["customdata"], phases, strict=True)
         ]

@@ -10,5 +10,5 @@ from tracelens.table import Result
 @figure("ops")
 def ops(result: Result) -> list[Figure]:
     """Table `ops`: the top operators by `dur_ns` as bars, coloured by category."""
-    found = table(result, "ops", "rank", "name", "category", "count", "dur_ns")
-    return [] if found is None else top_bars(found, "dur_ns", "Operators")
+    per_op = table(result, "ops", "rank", "name", "category", "count", "dur_ns")
+    return [] if per_op is None else top_bars(per_op, "dur_ns", "Operators")

@@ -37,30 +37,30 @@ def overlap(result: Result) -> list[Figure]:
 
 def _hidden(result: Result) -> list[Figure]:
     times = ("hidden_ns", "exposed_ns")
-    found = table(result, "overlap", "rank", "group", "collective", "comm_ns", *times)
-    if found is None:
+    overlaps = table(result, "overlap", "rank", "group", "collective", "comm_ns", *times)
+    if overlaps is None:
         return []
-    shown = ranks(found)[:_MOST_ROWS]
-    most = max(1, _MOST_ROWS // len(shown))
-    rank, comm = found.array("rank"), found.array("comm_ns")
+    shown = ranks(overlaps)[:_MOST_ROWS]
+    rows_per_rank = max(1, _MOST_ROWS // len(shown))
+    rank, comm = overlaps.array("rank"), overlaps.array("comm_ns")
     rows: list[int] = []
-    for one in shown:
-        mine = np.flatnonzero(rank == one)
-        rows += mine[np.argsort(-comm[mine], kind="stable")][:most].tolist()
-    names = _names(found.texts("collective", rows), found.texts("group", rows))
+    for shown_rank in shown:
+        rank_rows = np.flatnonzero(rank == shown_rank)
+        rows += rank_rows[np.argsort(-comm[rank_rows], kind="stable")][:rows_per_rank].tolist()
+    names = _names(overlaps.texts("collective", rows), overlaps.texts("group", rows))
     if len(shown) > 1:
         names = [f"rank {rank[row]} {name}" for row, name in zip(rows, names, strict=True)]
     parts = dict(zip(("hidden", "exposed_comm"), times, strict=True))
     title = "Communication hidden under computation and exposed, by collective and process group"
-    if len(rows) < len(found):
-        title += f" ({len(rows)} of {len(found)} rows: of each rank the largest)"
-    whole = np.maximum(comm, 1)
+    if len(rows) < len(overlaps):
+        title += f" ({len(rows)} of {len(overlaps)} rows: of each rank the largest)"
+    total_ns = np.maximum(comm, 1)
     return [
         stacked_bars(
             title,
             names,
-            {part: by_row(found.array(column), rows) for part, column in parts.items()},
-            {part: by_row(found.array(column) / whole, rows) for part, column in parts.items()},
+            {part: by_row(overlaps.array(column), rows) for part, column in parts.items()},
+            {part: by_row(overlaps.array(column) / total_ns, rows) for part, column in parts.items()},
         )
     ]
 
@@ -74,34 +74,36 @@ def _names(collectives: list[str], groups: list[str]) -> list[str]:
 
 def _slower(result: Result) -> list[Figure]:
     columns = ("rank", "name", "shapes", "overlapped_count", "alone_mean_ns", "extra_ns")
-    found = table(result, "slowdown", *columns)
-    if found is None:
+    slowdowns = table(result, "slowdown", *columns)
+    if slowdowns is None:
         return []
-    every = coded(found, "name")
-    found = where(found, np.array([text != _ALL for text in every.values])[every.codes])
-    name, shapes = coded(found, "name"), coded(found, "shapes")
+    all_names = coded(slowdowns, "name")
+    slowdowns = where(slowdowns, np.array([text != _ALL for text in all_names.values])[all_names.codes])
+    name, shapes = coded(slowdowns, "name"), coded(slowdowns, "shapes")
     keys, group = np.unique(name.codes * len(shapes.values) + shapes.codes, return_inverse=True)
-    extra = np.bincount(group, weights=found.array("extra_ns"), minlength=len(keys))
-    calls = found.array("overlapped_count")
+    extra = np.bincount(group, weights=slowdowns.array("extra_ns"), minlength=len(keys))
+    calls = slowdowns.array("overlapped_count")
     count = np.bincount(group, weights=calls, minlength=len(keys))
-    alone = np.bincount(group, weights=found.array("alone_mean_ns") * calls, minlength=len(keys))
+    alone = np.bincount(group, weights=slowdowns.array("alone_mean_ns") * calls, minlength=len(keys))
     rows = [row for row in np.argsort(-extra, kind="stable")[:_TOP].tolist() if extra[row] > 0]
     if not rows:
         return []
-    places = [divmod(int(keys[row]), len(shapes.values)) for row in rows]
-    texts = [f"{name.values[one]} {shapes.values[other]}".strip() for one, other in places]
+    codes = [divmod(int(keys[row]), len(shapes.values)) for row in rows]
+    texts = [
+        f"{name.values[name_code]} {shapes.values[shapes_code]}".strip() for name_code, shapes_code in codes
+    ]
     title = "Calls beside communication: what they take without it, and the extra time"
     parts = {"alone": alone[rows], "extra": extra[rows]}
     drawn = stacked_bars(
-        f"{title} (top {len(rows)}){over_ranks(found)}",
+        f"{title} (top {len(rows)}){over_ranks(slowdowns)}",
         texts,
         {part: times.tolist() for part, times in parts.items()},
         {part: (times / (alone + extra)[rows]).tolist() for part, times in parts.items()},
     )
-    told = zip(texts, count[rows].astype(int).tolist(), (1 + extra / alone)[rows].tolist(), strict=True)
-    about = [[wrapped(text), calls, round(ratio, 4)] for text, calls, ratio in told]
+    hover = zip(texts, count[rows].astype(int).tolist(), (1 + extra / alone)[rows].tolist(), strict=True)
+    customdata = [[wrapped(text), calls, round(ratio, 4)] for text, calls, ratio in hover]
     for trace, color in zip(drawn["data"], (BLUE, ORANGE), strict=True):
         trace["marker"]["color"] = color
-        trace["customdata"] = about
+        trace["customdata"] = customdata
         trace["hovertemplate"] = _HOVER
     return [drawn]

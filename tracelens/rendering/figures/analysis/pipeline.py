@@ -41,7 +41,7 @@ def pipeline(result: Result) -> list[Figure]:
     order = {rank: int(stages[spans.array("rank") == rank][0]) for rank in ranks(spans)}
     # Stages of one pipeline below each other, as far as rank numbers tell.
     shown = sorted(order, key=lambda rank: (order[rank], rank))[: rows_that_fit(spans, len(order))]
-    drawn = _of(spans, label, shown)
+    drawn = _of_step(spans, label, shown)
     begin, end = extent(drawn)
     traces = [
         bars(where(drawn, mask), shown, begin, phase, PASSES[phase])
@@ -50,7 +50,7 @@ def pipeline(result: Result) -> list[Figure]:
     ]
     waits = table(result, "waits", "rank", "step", "part", "ts_ns", "dur_ns")
     if waits is not None:
-        waits = _longest(_of(waits, label, shown), POINTS - len(drawn))
+        waits = _longest(_of_step(waits, label, shown), POINTS - len(drawn))
         traces += [
             bars(where(waits, mask), shown, begin, part, _WAITS[part])
             for part in _WAITS
@@ -61,7 +61,7 @@ def pipeline(result: Result) -> list[Figure]:
         title += f": {plain(label, 40)}"
     if len(shown) < len(order):
         title += f" ({len(shown)} of {len(order)} ranks)"
-    about = layout(
+    chart = layout(
         title,
         110 + max(22, min(44, 480 // len(shown))) * len(shown),
         barmode="overlay",
@@ -69,12 +69,12 @@ def pipeline(result: Result) -> list[Figure]:
         xaxis=axis("time since the first forward (ms)", showgrid=False, range=ms([0, end - begin])),
         yaxis=rows_axis([f"rank {rank} stage {order[rank]}" for rank in shown]),
     )
-    return [{"data": traces, "layout": about}]
+    return [{"data": traces, "layout": chart}]
 
 
-def _of(found: Table, label: str, shown: list[int]) -> Table:
+def _of_step(rows: Table, label: str, shown: list[int]) -> Table:
     """The rows of one step and some ranks."""
-    return where(found, is_text(found, "step", label) & np.isin(found.array("rank"), shown))
+    return where(rows, is_text(rows, "step", label) & np.isin(rows.array("rank"), shown))
 
 
 def _longest(waits: Table, most: int) -> Table:

@@ -38,28 +38,28 @@ _INK = "#7d8796"
 @figure("roofline")
 def roofline(result: Result) -> list[Figure]:
     """Table `roofline` under the roofs of table `roofs`, and the rows with the most to save."""
-    found = table(
+    ops = table(
         result, "roofline", "rank", "name", "shapes", "dtype", "count", "dur_ns", "flops", "flops_per_s",
         "bytes_per_s", "intensity", "bound", "efficiency", "recoverable_ns", "note",
     )  # fmt: skip
-    if found is None:
+    if ops is None:
         return []
-    return [*_under_roofs(result, found), *_savings(found)]
+    return [*_under_roofs(result, ops), *_savings(ops)]
 
 
-def _under_roofs(result: Result, found: Table) -> list[Figure]:
-    dur = found.array("dur_ns")
+def _under_roofs(result: Result, ops: Table) -> list[Figure]:
+    dur = ops.array("dur_ns")
     # What goes over a link has no place under the memory's roof, nor what computes nothing on a log scale.
-    drawn = (found.array("flops") > 0) & (found.array("bytes_per_s") > 0) & (dur > 0)
-    bound = coded(found, "bound")
-    drawn &= ~np.isin(bound.codes, [place for place, text in enumerate(bound.values) if "link" in text])
-    if not drawn.any():
+    drawable = (ops.array("flops") > 0) & (ops.array("bytes_per_s") > 0) & (dur > 0)
+    bound = coded(ops, "bound")
+    drawable &= ~np.isin(bound.codes, [code for code, text in enumerate(bound.values) if "link" in text])
+    if not drawable.any():
         return []
-    rows = np.flatnonzero(drawn)
+    rows = np.flatnonzero(drawable)
     rows = rows[np.argsort(-dur[rows], kind="stable")[:_BUBBLES]]
-    chosen = np.zeros(len(found), dtype=bool)
-    chosen[rows] = True
-    shown = where(found, chosen)
+    is_shown = np.zeros(len(ops), dtype=bool)
+    is_shown[rows] = True
+    shown = where(ops, is_shown)
     x = shown.array("intensity")
     ends = (10 ** np.floor(np.log10(x.min())), 10 ** np.ceil(np.log10(max(x.max(), 2000.0))))
     share = float(dur[rows].sum()) / float(max(dur.sum(), 1))
@@ -92,13 +92,13 @@ def _bubbles(shown: Table) -> list[dict[str, Any]]:
     largest = np.argsort(-time, kind="stable")[:_NAMES]
     group = np.full(len(names.values), -1)
     group[largest] = np.arange(len(largest))
-    labels = [names.values[place] for place in largest.tolist()]
+    labels = [names.values[code] for code in largest.tolist()]
     color = colors(labels)
     hover = np.array(_hover(shown), dtype=object)
     traces = []
     for number, label in enumerate([*labels, _REST]):
-        mine = np.flatnonzero(group[names.codes] == (number if number < len(labels) else -1))
-        if not len(mine):
+        rows = np.flatnonzero(group[names.codes] == (number if number < len(labels) else -1))
+        if not len(rows):
             continue
         traces.append(
             {
@@ -107,15 +107,15 @@ def _bubbles(shown: Table) -> list[dict[str, Any]]:
                 "name": safe(label, 34),
                 "legendgroup": "ops",
                 "legendgrouptitle": {"text": "ops"},
-                "x": rounded(shown.array("intensity")[mine], 4),
-                "y": rounded(shown.array("flops_per_s")[mine], 0),
-                "customdata": hover[mine].tolist(),
+                "x": rounded(shown.array("intensity")[rows], 4),
+                "y": rounded(shown.array("flops_per_s")[rows], 0),
+                "customdata": hover[rows].tolist(),
                 "hovertemplate": "%{customdata}<extra></extra>",
                 "marker": {
                     "color": GREY if label == _REST and number == len(labels) else color[label],
                     "opacity": 0.62,
                     "line": {"width": 0.6, "color": "rgba(255,255,255,0.6)"},
-                    "size": rounded(dur[mine] / 1e6, 6),
+                    "size": rounded(dur[rows] / 1e6, 6),
                     "sizemode": "area",
                     "sizeref": float(dur.max()) / 1e6 / _LARGEST**2,
                     "sizemin": _SMALLEST,
@@ -144,23 +144,23 @@ def _hover(shown: Table) -> list[str]:
 
 def _roofs(result: Result, shown: Table, ends: Sequence[float]) -> list[dict[str, Any]]:
     """The chosen device's roofs for the element types in use; of other devices the main type's roof."""
-    found = table(result, "roofs", "device", "role", "kind", "dtype", "flops_per_s", "bytes_per_s")
-    if found is None:
+    roofs = table(result, "roofs", "device", "role", "kind", "dtype", "flops_per_s", "bytes_per_s")
+    if roofs is None:
         return []
     time: dict[str, int] = {}
     for dtype, dur in zip(shown.texts("dtype"), shown.array("dur_ns").tolist(), strict=True):
         time[dtype] = time.get(dtype, 0) + dur
     rows = list(
         zip(
-            *(found.texts(name) for name in ("device", "kind", "dtype", "role")),
-            *(found.array(name).tolist() for name in ("flops_per_s", "bytes_per_s")),
+            *(roofs.texts(name) for name in ("device", "kind", "dtype", "role")),
+            *(roofs.array(name).tolist() for name in ("flops_per_s", "bytes_per_s")),
             strict=True,
         )
     )
     used = {dtype for dtype in time if any(dtype == row[2] and row[1] == "matrix" for row in rows)}
     main = max(used, key=lambda dtype: time[dtype], default="bf16")
     color = colors(row[0] for row in rows)
-    own = max((row[4] for row in rows if row[1:4] == ("matrix", main, "chosen")), default=0.0)
+    device_peak = max((row[4] for row in rows if row[1:4] == ("matrix", main, "chosen")), default=0.0)
     lines = []
     for device, kind, dtype, role, peak, bandwidth in rows:
         if role == "chosen" and (dtype in used or (kind == "vector" and dtype == "fp32")):
@@ -169,11 +169,11 @@ def _roofs(result: Result, shown: Table, ends: Sequence[float]) -> list[dict[str
                 _line(name, device, peak, bandwidth, ends, color=_INK, dash=_DASH.get(kind, "solid"))
             )
         elif role != "chosen" and kind == "matrix" and dtype == main:
-            other = _line(device, f"{main} matrix roof of others", peak, bandwidth, ends, color=color[device])
-            other["line"] |= {"width": 0.9, "dash": "longdashdot"}
+            line = _line(device, f"{main} matrix roof of others", peak, bandwidth, ends, color=color[device])
+            line["line"] |= {"width": 0.9, "dash": "longdashdot"}
             # Devices of earlier generations are one click away.
-            near = role == "measured" or peak >= own / 2
-            lines.append(other if near else other | {"visible": "legendonly"})
+            near = role == "measured" or peak >= device_peak / 2
+            lines.append(line if near else line | {"visible": "legendonly"})
     return lines
 
 
@@ -204,25 +204,25 @@ def _line(
     }
 
 
-def _savings(found: Table) -> list[Figure]:
+def _savings(ops: Table) -> list[Figure]:
     """Bars of the rows with the most recoverable time; ranks with the same op and shape are summed."""
-    saved = found.array("recoverable_ns")
+    saved = ops.array("recoverable_ns")
     if not (saved > 0).any():
         return []
-    name, shapes = coded(found, "name"), coded(found, "shapes")
+    name, shapes = coded(ops, "name"), coded(ops, "shapes")
     keys, group = np.unique(name.codes * len(shapes.values) + shapes.codes, return_inverse=True)
     known = saved >= 0
     lost = np.bincount(group, weights=np.where(known, saved, 0))
-    done = np.bincount(group, weights=np.where(known, found.array("dur_ns") - saved, 0))
-    top = [place for place in np.argsort(-lost, kind="stable")[:_BARS].tolist() if lost[place] > 0]
-    pairs = [divmod(int(keys[place]), len(shapes.values)) for place in top]
-    whole = max(float(found.array("dur_ns").sum()), 1.0)
+    done = np.bincount(group, weights=np.where(known, ops.array("dur_ns") - saved, 0))
+    top = [pair for pair in np.argsort(-lost, kind="stable")[:_BARS].tolist() if lost[pair] > 0]
+    pairs = [divmod(int(keys[pair]), len(shapes.values)) for pair in top]
+    total_ns = max(float(ops.array("dur_ns").sum()), 1.0)
     parts = {"at the roofline": done[top].tolist(), "recoverable": lost[top].tolist()}
     return [
         stacked_bars(
-            f"Measured - roofline time: what perfect kernels would save (top {len(top)}){over_ranks(found)}",
+            f"Measured - roofline time: what perfect kernels would save (top {len(top)}){over_ranks(ops)}",
             [f"{name.values[first]}  {shapes.values[second]}" for first, second in pairs],
             parts,
-            {part: [value / whole for value in values] for part, values in parts.items()},
+            {part: [value / total_ns for value in values] for part, values in parts.items()},
         )
     ]

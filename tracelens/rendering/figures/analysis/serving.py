@@ -39,52 +39,52 @@ def serving(result: Result) -> list[Figure]:
 
 
 def _lanes(result: Result) -> list[Figure]:
-    found = table(result, "steps", "rank", "index", "kind", "dummy", "tokens", "ts_ns", "dur_ns")
-    if found is None:
+    steps = table(result, "steps", "rank", "index", "kind", "dummy", "tokens", "ts_ns", "dur_ns")
+    if steps is None:
         return []
-    shown = ranks(found)[:_RANKS]
-    rank, start = found.array("rank"), found.array("ts_ns")
+    shown = ranks(steps)[:_RANKS]
+    rank, start = steps.array("rank"), steps.array("ts_ns")
     rows = np.flatnonzero(np.isin(rank, shown))
     rows = rows[np.argsort(start[rows], kind="stable")]
-    few = ""
+    truncation = ""
     if len(rows) > _MARKS:
-        few = f" (the first {_MARKS:,} of {len(found):,} steps)"
-    elif len(rows) < len(found):
-        few = f" (ranks {shown[0]} to {shown[-1]})"
+        truncation = f" (the first {_MARKS:,} of {len(steps):,} steps)"
+    elif len(rows) < len(steps):
+        truncation = f" (ranks {shown[0]} to {shown[-1]})"
     rows = rows[:_MARKS]
     first = int(start[rows].min())
     traces = [
-        _marks(found, rows[[name == one for name in _names(found, rows)]], shown, first, one)
-        for one in sorted(set(_names(found, rows)))
+        _marks(steps, rows[[name == kind for name in _names(steps, rows)]], shown, first, kind)
+        for kind in sorted(set(_names(steps, rows)))
     ]
     return [
         {
             "data": traces,
             "layout": layout(
-                f"Steps of each rank by kind, on one clock{few}",
+                f"Steps of each rank by kind, on one clock{truncation}",
                 130 + 26 * len(shown),
                 barmode="overlay",
                 showlegend=True,
                 xaxis=axis("time (ms)"),
-                yaxis=rows_axis([f"rank {one}" for one in shown]),
+                yaxis=rows_axis([f"rank {number}" for number in shown]),
             ),
         }
     ]
 
 
-def _names(found: Table, rows: np.ndarray) -> list[str]:
+def _names(steps: Table, rows: np.ndarray) -> list[str]:
     """What each step is drawn as: its kind, unless no request is served."""
-    dummy = found.array("dummy")[rows].tolist()
-    kinds = found.texts("kind", rows)
+    dummy = steps.array("dummy")[rows].tolist()
+    kinds = steps.texts("kind", rows)
     return ["without a request" if empty else kind for kind, empty in zip(kinds, dummy, strict=True)]
 
 
-def _marks(found: Table, rows: np.ndarray, shown: list[int], first: int, name: str) -> dict[str, Any]:
-    tokens = found.array("tokens")[rows].tolist()
-    about = [
+def _marks(steps: Table, rows: np.ndarray, shown: list[int], first: int, name: str) -> dict[str, Any]:
+    tokens = steps.array("tokens")[rows].tolist()
+    hover = [
         [index, kind, f"{count:,} tokens" if count >= 0 else "tokens not told"]
         for index, kind, count in zip(
-            found.array("index")[rows].tolist(), found.texts("kind", rows), tokens, strict=True
+            steps.array("index")[rows].tolist(), steps.texts("kind", rows), tokens, strict=True
         )
     ]
     return {
@@ -93,32 +93,32 @@ def _marks(found: Table, rows: np.ndarray, shown: list[int], first: int, name: s
         "name": safe(name, 30),
         "marker": {"color": _COLOR.get(name, _OTHER)},
         "width": 0.8,
-        "y": np.searchsorted(shown, found.array("rank")[rows]).tolist(),
-        "base": ms(found.array("ts_ns")[rows] - first),
-        "x": ms(found.array("dur_ns")[rows]),
-        "customdata": [[index, safe(kind, 30), text] for index, kind, text in about],
+        "y": np.searchsorted(shown, steps.array("rank")[rows]).tolist(),
+        "base": ms(steps.array("ts_ns")[rows] - first),
+        "x": ms(steps.array("dur_ns")[rows]),
+        "customdata": [[index, safe(kind, 30), text] for index, kind, text in hover],
         "hovertemplate": "step %{customdata[0]}: %{customdata[1]}, %{customdata[2]}, %{x:,.3f} ms",
     }
 
 
 def _kinds(result: Result) -> list[Figure]:
-    found = table(result, "ranks", "rank", "kind", "dur_ns", "fraction")
-    if found is None:
+    per_kind = table(result, "ranks", "rank", "kind", "dur_ns", "fraction")
+    if per_kind is None:
         return []
-    shown = ranks(found)[:_RANKS]
-    kinds = list(dict.fromkeys(coded(found, "kind").values))
-    place = {
+    shown = ranks(per_kind)[:_RANKS]
+    kinds = list(dict.fromkeys(coded(per_kind, "kind").values))
+    row_of = {
         (rank, kind): row
         for row, (rank, kind) in enumerate(
-            zip(found.array("rank").tolist(), found.texts("kind"), strict=True)
+            zip(per_kind.array("rank").tolist(), per_kind.texts("kind"), strict=True)
         )
     }
-    at = {kind: [place.get((rank, kind)) for rank in shown] for kind in kinds}
+    kind_rows = {kind: [row_of.get((rank, kind)) for rank in shown] for kind in kinds}
     drawn = stacked_bars(
-        "Time in steps of each kind" + (f" (first {_RANKS} ranks)" if len(ranks(found)) > _RANKS else ""),
+        "Time in steps of each kind" + (f" (first {_RANKS} ranks)" if len(ranks(per_kind)) > _RANKS else ""),
         [f"rank {rank}" for rank in shown],
-        {kind: by_row(found.array("dur_ns"), rows) for kind, rows in at.items()},
-        {kind: by_row(found.array("fraction"), rows) for kind, rows in at.items()},
+        {kind: by_row(per_kind.array("dur_ns"), rows) for kind, rows in kind_rows.items()},
+        {kind: by_row(per_kind.array("fraction"), rows) for kind, rows in kind_rows.items()},
     )
     for trace, kind in zip(drawn["data"], kinds, strict=True):
         trace["marker"]["color"] = _COLOR.get(kind, GREY if kind == "idle" else _OTHER)

@@ -40,14 +40,14 @@ def timeline(result: Result) -> list[Figure]:
 
 
 def _stack(result: Result) -> list[Figure]:
-    found = table(result, "timeline", "rank", "metric", "dur_ns", "fraction")
-    if found is None:
+    metrics = table(result, "timeline", "rank", "metric", "dur_ns", "fraction")
+    if metrics is None:
         return []
-    shown = ranks(found)[:_MOST_ROWS]
-    keys = zip(found.array("rank").tolist(), found.texts("metric"), strict=True)
-    place = {key: row for row, key in enumerate(keys)}
-    rows = {part: [place.get((rank, part)) for rank in shown] for part in _PARTS}
-    times = {part: by_row(found.array("dur_ns"), rows[part]) for part in _PARTS}
+    shown = ranks(metrics)[:_MOST_ROWS]
+    keys = zip(metrics.array("rank").tolist(), metrics.texts("metric"), strict=True)
+    row_of = {key: row for row, key in enumerate(keys)}
+    rows = {part: [row_of.get((rank, part)) for rank in shown] for part in _PARTS}
+    times = {part: by_row(metrics.array("dur_ns"), rows[part]) for part in _PARTS}
     parts = [part for part in _PARTS if any(times[part])]
     if not parts:
         return []
@@ -56,7 +56,7 @@ def _stack(result: Result) -> list[Figure]:
             "What each rank's time is made of: computation, what it does not hide, and idle",
             [f"rank {rank}" for rank in shown],
             {part: times[part] for part in parts},
-            {part: by_row(found.array("fraction"), rows[part]) for part in parts},
+            {part: by_row(metrics.array("fraction"), rows[part]) for part in parts},
         )
     ]
 
@@ -81,18 +81,18 @@ class _Pieces:
 
 
 def _strip(result: Result) -> list[Figure]:
-    found = table(result, "strip", *_STREAM, "kind", "ts_ns", "dur_ns", "busy_fraction")
-    if found is None:
+    strip = table(result, "strip", *_STREAM, "kind", "ts_ns", "dur_ns", "busy_fraction")
+    if strip is None:
         return []
-    streams, pieces = _pieces(found)
-    chosen = _busiest(streams, np.bincount(pieces.row, weights=pieces.dur_ns * pieces.busy))
-    shown = [streams[place] for place in chosen]
-    pieces = _coarse(pieces.moved({place: row for row, place in enumerate(chosen)}))
-    below, whole = _stacked(pieces)
+    streams, pieces = _pieces(strip)
+    busiest = _busiest(streams, np.bincount(pieces.row, weights=pieces.dur_ns * pieces.busy))
+    shown = [streams[index] for index in busiest]
+    pieces = _coarse(pieces.moved({index: row for row, index in enumerate(busiest)}))
+    below, filled = _stacked(pieces)
     traces = [
-        _bars(pieces[mine], below[mine], whole[mine], kind)
-        for place, kind in enumerate(KINDS)
-        if (mine := pieces.kind == place).any()
+        _bars(pieces[of_kind], below[of_kind], filled[of_kind], kind)
+        for index, kind in enumerate(KINDS)
+        if (of_kind := pieces.kind == index).any()
     ]
     title = "What each GPU stream did over time; a lane is filled as far as the stream is busy"
     if len(streams) > len(shown):
@@ -113,15 +113,17 @@ def _strip(result: Result) -> list[Figure]:
     return [{"data": traces, "layout": drawn}]
 
 
-def _pieces(found: Table) -> tuple[list[tuple[int, ...]], _Pieces]:
+def _pieces(strip: Table) -> tuple[list[tuple[int, ...]], _Pieces]:
     """All (rank, device, stream) in order, and the pieces with their place among them as row."""
-    keys = np.stack([found.array(name) for name in _STREAM], axis=1)
+    keys = np.stack([strip.array(name) for name in _STREAM], axis=1)
     streams, row = np.unique(keys, axis=0, return_inverse=True)
-    kind = coded(found, "kind")
+    kind = coded(strip, "kind")
     order = list(KINDS)
-    place = np.array([order.index(text) if text in order else len(order) for text in kind.values])
-    numbers = (found.array(name) for name in ("ts_ns", "dur_ns", "busy_fraction"))
-    return [tuple(stream) for stream in streams.tolist()], _Pieces(row.ravel(), place[kind.codes], *numbers)
+    kind_index = np.array([order.index(text) if text in order else len(order) for text in kind.values])
+    numbers = (strip.array(name) for name in ("ts_ns", "dur_ns", "busy_fraction"))
+    return [tuple(stream) for stream in streams.tolist()], _Pieces(
+        row.ravel(), kind_index[kind.codes], *numbers
+    )
 
 
 def _lane(index: int) -> dict[str, Any]:
@@ -135,15 +137,15 @@ def _busiest(streams: list[tuple[int, ...]], busy: NDArray[Any]) -> list[int]:
     """Places of the streams that are drawn, in order: of every rank the same number, those with most work."""
     ranks_ = sorted({stream[0] for stream in streams})
     most = max(1, _MOST_ROWS // len(ranks_))
-    chosen: list[int] = []
+    busiest: list[int] = []
     for rank in ranks_[:_MOST_ROWS]:
-        mine = [place for place, stream in enumerate(streams) if stream[0] == rank]
-        chosen += sorted(sorted(mine, key=lambda place: -busy[place])[:most])
-    return chosen
+        rank_streams = [index for index, stream in enumerate(streams) if stream[0] == rank]
+        busiest += sorted(sorted(rank_streams, key=lambda index: -busy[index])[:most])
+    return busiest
 
 
 def _row_name(stream: tuple[int, ...], streams: list[tuple[int, ...]]) -> str:
-    one_device = len({other[:2] for other in streams}) == len({other[0] for other in streams})
+    one_device = len({key[:2] for key in streams}) == len({key[0] for key in streams})
     device = "" if one_device else f" gpu {stream[1]}"
     return f"rank {stream[0]}{device} stream {stream[2]}"
 
@@ -174,8 +176,8 @@ def _recut(lane: _Pieces, edges: Int) -> tuple[NDArray[Any], ...]:
     busy = np.diff(np.interp(edges, np.maximum.accumulate(time), so_far))
     kept = np.flatnonzero(busy > 0)
     width = np.diff(edges)[kept]
-    same = np.ones(len(kept), np.int64)
-    return same * lane.row[0], same * lane.kind[0], edges[kept], width, np.minimum(busy[kept] / width, 1)
+    ones = np.ones(len(kept), np.int64)
+    return ones * lane.row[0], ones * lane.kind[0], edges[kept], width, np.minimum(busy[kept] / width, 1)
 
 
 def _stacked(pieces: _Pieces) -> tuple[Float, Float]:
@@ -189,16 +191,16 @@ def _stacked(pieces: _Pieces) -> tuple[Float, Float]:
     first = np.flatnonzero(new)
     group = np.cumsum(new) - 1
     before = np.cumsum(busy) - busy
-    below, whole = np.empty(len(order)), np.empty(len(order))
+    below, filled = np.empty(len(order)), np.empty(len(order))
     below[order] = before - before[first][group]
-    whole[order] = np.maximum(np.add.reduceat(busy, first), 1)[group]
-    return below, whole
+    filled[order] = np.maximum(np.add.reduceat(busy, first), 1)[group]
+    return below, filled
 
 
-def _bars(pieces: _Pieces, below: Float, whole: Float, kind: str) -> dict[str, Any]:
-    height = np.maximum(pieces.busy / whole, _VISIBLE) * _LANE
+def _bars(pieces: _Pieces, below: Float, filled: Float, kind: str) -> dict[str, Any]:
+    height = np.maximum(pieces.busy / filled, _VISIBLE) * _LANE
     # The axis points down: the ground of a lane is at +half, and a bar begins at its upper edge.
-    upper = _LANE / 2 - below / whole * _LANE - height
+    upper = _LANE / 2 - below / filled * _LANE - height
     return {
         "type": "bar",
         "orientation": "h",

@@ -10,7 +10,7 @@ from tracelens.rendering.figures.base import BLUE, GREY, ORANGE, axis, layout, r
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result
 
-_WAYS = {
+_CONVENTIONS = {
     "whole_fraction": ("of the whole time", BLUE, "bottom center"),
     "ideal_ratio": ("of the ideal time", GREY, "top center"),
 }
@@ -20,7 +20,7 @@ _WAYS = {
 @figure("bubble")
 def bubble(result: Result) -> list[Figure]:
     """Table `by_vpp` as lines, `published` as points beside them."""
-    series = table(result, "by_vpp", "vpp", *_WAYS)
+    series = table(result, "by_vpp", "vpp", *_CONVENTIONS)
     # One point is no line: without a pipeline there are no chunks to choose.
     if series is None or len(series) < 2:
         return []
@@ -34,10 +34,10 @@ def bubble(result: Result) -> list[Figure]:
             "x": vpp,
             "y": rounded(series.array(column), 6),
             "text": [f"{share:.1%}" for share in series.array(column).tolist()],
-            "textposition": place,
+            "textposition": position,
             "hovertemplate": "VPP %{x}: %{y:.2%} " + name,
         }
-        for column, (name, color, place) in _WAYS.items()
+        for column, (name, color, position) in _CONVENTIONS.items()
     ]
     published = table(result, "published", "vpp", "measured_fraction", "source")
     if published is not None:
@@ -57,7 +57,7 @@ def bubble(result: Result) -> list[Figure]:
     title = "Bubble of a pipeline by chunks on each stage"
     if all(isinstance(value, int) for value in numbers.values()):
         title += f": {numbers['pp']} stages, {numbers['microbatches']} micro-batches"
-    top = max(float(np.max(series.array(column))) for column in _WAYS)
+    top = max(float(np.max(series.array(column))) for column in _CONVENTIONS)
     return [
         {
             "data": traces,

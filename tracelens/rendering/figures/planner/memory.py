@@ -38,7 +38,7 @@ _BARS = 64
 """Bars that are drawn."""
 _LABELLED = 16
 """So many bars have room for their sum above them."""
-_TOLD = 0.042
+_LABEL_SHARE = 0.042
 """Parts of the whole height that have room for their number."""
 _GIB = 2**30
 _GB = 1e9
@@ -47,10 +47,10 @@ _GB = 1e9
 @figure("memory")
 def memory(result: Result) -> list[Figure]:
     """Table `memory` as stacked bars, the devices of `fits` as lines across."""
-    found = table(result, "memory", "layout", "pp_rank", "component", "bytes")
-    if found is None:
+    per_component = table(result, "memory", "layout", "pp_rank", "component", "bytes")
+    if per_component is None:
         return []
-    layouts, ranks = found.texts("layout"), found.array("pp_rank").tolist()
+    layouts, ranks = per_component.texts("layout"), per_component.array("pp_rank").tolist()
     names = list(dict.fromkeys(layouts))
     if len(names) > 1:
         first = {name: ranks[layouts.index(name)] for name in names}
@@ -60,16 +60,16 @@ def memory(result: Result) -> list[Figure]:
     else:
         bars = [(names[0], rank) for rank in sorted(set(ranks))[:_BARS]]
         labels = [str(rank) for _, rank in bars]
-        of = f": {safe(names[0], 60)}" if names[0] else ""
-        title = f"Memory of each GPU by pipeline rank{of}"
-    place = {bar: number for number, bar in enumerate(bars)}
+        suffix = f": {safe(names[0], 60)}" if names[0] else ""
+        title = f"Memory of each GPU by pipeline rank{suffix}"
+    bar_index = {bar: number for number, bar in enumerate(bars)}
     sizes: dict[str, list[float]] = {}
-    components = found.texts("component")
+    components = per_component.texts("component")
     for key, component, size in zip(
-        zip(layouts, ranks, strict=True), components, found.array("bytes").tolist(), strict=True
+        zip(layouts, ranks, strict=True), components, per_component.array("bytes").tolist(), strict=True
     ):
-        if key in place:
-            sizes.setdefault(component, [0.0] * len(bars))[place[key]] += size / _GIB
+        if key in bar_index:
+            sizes.setdefault(component, [0.0] * len(bars))[bar_index[key]] += size / _GIB
     return [_drawn(title, "" if len(names) > 1 else "pipeline rank", labels, sizes, result)]
 
 
@@ -77,17 +77,17 @@ def _drawn(
     title: str, across: str, labels: Sequence[str], sizes: dict[str, list[float]], result: Result
 ) -> Figure:
     order = {name: number for number, name in enumerate(_COLORS)}
-    known = sorted(sizes, key=lambda name: order.get(name, len(order)))
-    whole = np.sum([sizes[name] for name in known], axis=0)
+    components = sorted(sizes, key=lambda name: order.get(name, len(order)))
+    totals = np.sum([sizes[name] for name in components], axis=0)
     lines = _lines(table(result, "fits", "device", "memory_bytes", "reserve_bytes"))
-    top = max([float(whole.max()), *lines.values()]) * 1.08
+    top = max([float(totals.max()), *lines.values()]) * 1.08
     # On narrow and on low bars numbers would lie over each other.
-    few = len(labels) <= _LABELLED
-    least = _TOLD * top if few else float("inf")
-    color = _COLORS | colors([name for name in known if name not in _COLORS])
-    traces = [_part(name, color[name], sizes[name], least) for name in known]
-    if few:
-        traces.append(_sums(whole, in_gb=result.meta.get("convention") == "brief"))
+    is_labelled = len(labels) <= _LABELLED
+    least = _LABEL_SHARE * top if is_labelled else float("inf")
+    color = _COLORS | colors([name for name in components if name not in _COLORS])
+    traces = [_part(name, color[name], sizes[name], least) for name in components]
+    if is_labelled:
+        traces.append(_sums(totals, in_gb=result.meta.get("convention") == "brief"))
     drawn = layout(
         title,
         520,
@@ -126,15 +126,15 @@ def _part(name: str, color: str, sizes: Sequence[float], least: float) -> dict[s
     }
 
 
-def _sums(whole: Float, in_gb: bool) -> dict[str, Any]:
+def _sums(totals: Float, in_gb: bool) -> dict[str, Any]:
     """What the components of each bar come to, above it; in decimal GB, too, as published charts count."""
     return {
         "type": "scatter",
         "mode": "text",
-        "x": list(range(len(whole))),
-        "y": rounded(whole, 4),
+        "x": list(range(len(totals))),
+        "y": rounded(totals, 4),
         "text": [
-            f"{value:,.1f}{f' ({value * _GIB / _GB:,.1f} GB)' if in_gb else ''}" for value in whole.tolist()
+            f"{value:,.1f}{f' ({value * _GIB / _GB:,.1f} GB)' if in_gb else ''}" for value in totals.tolist()
         ],
         "textposition": "top center",
         "showlegend": False,
@@ -167,8 +167,8 @@ def _lines(fits: Table | None) -> dict[str, float]:
     """Text at the line of each device, and its memory less the reserve in GiB."""
     if fits is None:
         return {}
-    found = {}
+    gib_of = {}
     columns = (fits.array(name).tolist() for name in ("memory_bytes", "reserve_bytes"))
     for name, size, reserve in zip(fits.texts("device"), *columns, strict=True):
-        found[f"{name}: {size / _GIB:,.1f} less {reserve / _GIB:,.1f} GiB"] = (size - reserve) / _GIB
-    return found
+        gib_of[f"{name}: {size / _GIB:,.1f} less {reserve / _GIB:,.1f} GiB"] = (size - reserve) / _GIB
+    return gib_of

@@ -51,30 +51,30 @@ def pipeline_schedule(result: Result) -> list[Figure]:
 
 def _compared(summary: Table) -> Figure:
     """Time of the passes and bubble of each schedule."""
-    whole = summary.array("makespan_ns")
+    makespan_ns = summary.array("makespan_ns")
     share = summary.array("bubble_fraction")
-    idle = np.rint(whole * share)
+    idle = np.rint(makespan_ns * share)
     return stacked_bars(
         "Makespan of each schedule: passes, and what stages are idle on average",
         summary.texts("schedule"),
-        {"passes": (whole - idle).tolist(), "idle": idle.tolist()},
+        {"passes": (makespan_ns - idle).tolist(), "idle": idle.tolist()},
         {"passes": (1 - share).tolist(), "idle": share.tolist()},
     )
 
 
 def _gantt(spans: Table, name: str, share: float) -> Figure:
     """All passes of one schedule on one clock."""
-    every = ranks(spans)
-    shown = every[:MOST_ROWS]
+    all_ranks = ranks(spans)
+    shown = all_ranks[:MOST_ROWS]
     begin, end = extent(spans)
     spans = where(spans, np.isin(spans.array("rank"), shown))
     # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
     cut = len(spans) > POINTS
     if cut:
         order = np.argsort(spans.array("ts_ns"), kind="stable")[:POINTS]
-        chosen = np.zeros(len(spans), dtype=bool)
-        chosen[order] = True
-        spans = where(spans, chosen)
+        is_kept = np.zeros(len(spans), dtype=bool)
+        is_kept[order] = True
+        spans = where(spans, is_kept)
         end = extent(spans)[1]
     known = coded(spans, "phase").values
     traces = [
@@ -83,11 +83,11 @@ def _gantt(spans: Table, name: str, share: float) -> Figure:
         if phase in known and (mask := is_text(spans, "phase", phase)).any()
     ]
     title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
-    if len(shown) < len(every):
-        title += f" ({len(shown)} of {len(every)} stages)"
+    if len(shown) < len(all_ranks):
+        title += f" ({len(shown)} of {len(all_ranks)} stages)"
     if cut:
         title += f" (the first {POINTS:,} passes)"
-    about = layout(
+    chart = layout(
         title,
         110 + max(22, min(44, 480 // len(shown))) * len(shown),
         barmode="overlay",
@@ -96,35 +96,35 @@ def _gantt(spans: Table, name: str, share: float) -> Figure:
         xaxis=axis("time since the first forward (ms)", showgrid=False, range=ms([0, end - begin])),
         yaxis=rows_axis([f"stage {rank}" for rank in shown]),
     )
-    return {"data": traces, "layout": about}
+    return {"data": traces, "layout": chart}
 
 
 def _held(held: Table, name: str) -> Figure:
     """Chunks in flight over time, or their bytes where known, of some stages."""
-    every = ranks(held)
-    picked = np.linspace(0, len(every) - 1, min(len(every), _LINES)).round().astype(int).tolist()
+    all_ranks = ranks(held)
+    picked = np.linspace(0, len(all_ranks) - 1, min(len(all_ranks), _LINES)).round().astype(int).tolist()
     sized = bool((held.array("bytes") >= 0).all())
-    labels = {every[place]: f"stage {every[place]}" for place in picked}
+    labels = {all_ranks[index]: f"stage {all_ranks[index]}" for index in picked}
     color = colors(labels.values())
-    each = POINTS // len(labels)
+    points_per_line = POINTS // len(labels)
     traces: list[dict[str, Any]] = []
     for rank, label in labels.items():
-        mine = where(held, held.array("rank") == rank)
+        in_flight = where(held, held.array("rank") == rank)
         # A line takes long runs of points; every nth of them shows the same shape.
-        step = -(-len(mine) // each)
-        values = mine.array("bytes") / 2**30 if sized else mine.array("chunks")
+        step = -(-len(in_flight) // points_per_line)
+        values = in_flight.array("bytes") / 2**30 if sized else in_flight.array("chunks")
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": label,
                 "line": {"shape": "hv", "width": 1.5, "color": color[label]},
-                "x": ms(mine.array("ts_ns")[::step]),
+                "x": ms(in_flight.array("ts_ns")[::step]),
                 "y": np.round(values[::step], 3).tolist(),
                 "hovertemplate": "%{y:,} from %{x:,.3f} ms",
             }
         )
-    what = "activations (GiB)" if sized else "chunks of micro-batches"
+    quantity = "activations (GiB)" if sized else "chunks of micro-batches"
     return {
         "data": traces,
         "layout": layout(
@@ -132,6 +132,6 @@ def _held(held: Table, name: str) -> Figure:
             320,
             showlegend=True,
             xaxis=axis("time since the first forward (ms)"),
-            yaxis=axis(what, rangemode="tozero"),
+            yaxis=axis(quantity, rangemode="tozero"),
         ),
     }

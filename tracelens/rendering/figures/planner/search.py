@@ -16,29 +16,31 @@ _DEVICES = 6
 @figure("search")
 def search(result: Result) -> list[Figure]:
     """Table `parts` as a stacked bar a layout, the shortest step first."""
-    found = table(result, "parts", "device", "place", "layout", "part", "ns")
-    if found is None:
+    per_part = table(result, "parts", "device", "place", "layout", "part", "ns")
+    if per_part is None:
         return []
-    devices = np.array(found.texts("device"))
+    devices = np.array(per_part.texts("device"))
     names = list(dict.fromkeys(devices.tolist()))[:_DEVICES]
-    return [_drawn(name, where(found, devices == name)) for name in names]
+    return [_drawn(name, where(per_part, devices == name)) for name in names]
 
 
-def _drawn(device: str, found: Table) -> Figure:
+def _drawn(device: str, per_part: Table) -> Figure:
     """The layouts of one device; those that do not fit say so."""
-    places, layouts = found.array("place").tolist(), found.texts("layout")
-    keys = list(dict.fromkeys(zip(places, layouts, strict=True)))[:_ROWS]
-    row = {key: at for at, key in enumerate(keys)}
-    parts = {part: [0.0] * len(keys) for part in dict.fromkeys(found.texts("part"))}
-    values = zip(places, layouts, found.texts("part"), found.array("ns").tolist(), strict=True)
-    for place, layout, part, ns in values:
-        if (place, layout) in row:
-            parts[part][row[place, layout]] += ns
-    whole = [max(sum(column), 1.0) for column in zip(*parts.values(), strict=True)]
+    positions, layouts = per_part.array("place").tolist(), per_part.texts("layout")
+    keys = list(dict.fromkeys(zip(positions, layouts, strict=True)))[:_ROWS]
+    row = {key: index for index, key in enumerate(keys)}
+    parts = {part: [0.0] * len(keys) for part in dict.fromkeys(per_part.texts("part"))}
+    values = zip(positions, layouts, per_part.texts("part"), per_part.array("ns").tolist(), strict=True)
+    for position, layout, part, ns in values:
+        if (position, layout) in row:
+            parts[part][row[position, layout]] += ns
+    totals = [max(sum(column), 1.0) for column in zip(*parts.values(), strict=True)]
     shares = {
-        part: [ns / step for ns, step in zip(column, whole, strict=True)] for part, column in parts.items()
+        part: [ns / step for ns, step in zip(column, totals, strict=True)] for part, column in parts.items()
     }
-    fits = any(place > 0 for place, _ in keys)
-    names = [f"{place}: {layout}" if place > 0 else f"does not fit: {layout}" for place, layout in keys]
+    fits = any(position > 0 for position, _ in keys)
+    names = [
+        f"{position}: {layout}" if position > 0 else f"does not fit: {layout}" for position, layout in keys
+    ]
     title = f"Least time of a step on {plain(device, 40)} by layout"
     return stacked_bars(title if fits else f"{title}; none fits", names, parts, shares)

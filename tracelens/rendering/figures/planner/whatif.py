@@ -87,15 +87,15 @@ def _steps(steps: Table) -> Figure:
     }
 
 
-def _labels(at: NDArray[Any], projected: NDArray[Any], gain: NDArray[Any]) -> dict[str, Any]:
+def _labels(ends: NDArray[Any], projected: NDArray[Any], gain: NDArray[Any]) -> dict[str, Any]:
     """Step and gain of each row, behind all that is drawn of it."""
     return {
         "type": "scatter",
         "mode": "text",
         "showlegend": False,
         "hoverinfo": "skip",
-        "x": ms(at),
-        "y": list(range(len(at))),
+        "x": ms(ends),
+        "y": list(range(len(ends))),
         "text": [f"  {ns / 1e6:,.3f} ms, {more:+.1%}" for ns, more in zip(projected, gain, strict=True)],
         "textposition": "middle right",
         "cliponaxis": False,
@@ -116,11 +116,14 @@ def _paths(paths: Table) -> Figure:
     named = order if len(order) <= _PARTS + 1 else order[:_PARTS]
     parts = {name: [spans[row].get(name, 0) for row in rows] for name in named}
     if len(named) < len(order):
-        parts[REST] = [sum(_others(spans[row], named).values()) for row in rows]
-    whole = [max(sum(spans[row].values()), 1) for row in rows]
-    shares = {name: [ns / all_ for ns, all_ in zip(some, whole, strict=True)] for name, some in parts.items()}
+        parts[REST] = [sum(_unnamed(spans[row], named).values()) for row in rows]
+    totals = [max(sum(spans[row].values()), 1) for row in rows]
+    shares = {
+        name: [ns / total_ns for ns, total_ns in zip(times, totals, strict=True)]
+        for name, times in parts.items()
+    }
     return stacked_bars("Critical path of each step: what it waits for", rows, parts, shares)
 
 
-def _others(parts: Mapping[str, int], named: list[str]) -> dict[str, int]:
+def _unnamed(parts: Mapping[str, int], named: list[str]) -> dict[str, int]:
     return {name: ns for name, ns in parts.items() if name not in named}

@@ -100,7 +100,7 @@ def test_the_script(gate, tmp_path: Path, rules: str, code: int, verdict: str) -
     assert outputs["verdict"] == verdict
     assert not (tmp_path / "harm").exists()
     if verdict == "error":
-        assert "is no name of a metric" in done.stderr
+        assert "is not a metric name" in done.stderr
         assert summary == ""
     else:
         assert json.loads(Path(outputs["json"]).read_text())["meta"]["verdict"] == verdict

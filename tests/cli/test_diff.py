@@ -99,7 +99,7 @@ def test_one_step_of_both(capfd: pytest.CaptureFixture[str]) -> None:
         ),
         ([LOOP, GROUPED, "-o", "d.docx"], "no format is written as '.docx'"),
         ([LOOP, str(SAMPLES / "one_gpu" / "*" / "*.gz")], "is rank 0, and so is"),
-        ([LOOP, "IDLE"], "no GPU work, so there is no step time to compare"),
+        ([LOOP, "IDLE"], "no GPU work, no step time to compare"),
     ],
 )
 def test_errors_are_one_line_and_exit_2(

@@ -71,7 +71,7 @@ def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrote, *annotated = [line for line in err.splitlines() if not line.startswith("wrote out/g.md")]
     assert wrote == "wrote out/g.xml"
     assert annotated[0].startswith(
-        "::error title=tracelens gate%3A step.time<=1.03::step.time: 10 µs to 11 µs a step"
+        "::error title=tracelens gate%3A step.time<=1.03::step.time: 10 µs to 11 µs per step"
     )
     assert ElementTree.parse("out/g.xml").getroot().attrib["failures"] == "1"
     assert Path("out/g.md").read_text().startswith("# tracelens gate: regression, 1 of 3 rules failed\n")
@@ -116,7 +116,7 @@ def test_rules_of_a_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> Non
             ["old.json", "after"],
             "old.json: a report, written by tracelens 0.0.1, without the table steps.metrics",
         ),
-        (["broken.json", "after"], "begins like a report but is no JSON"),
+        (["broken.json", "after"], "begins like a report but is not JSON"),
     ],
 )
 def test_errors_are_one_line_and_exit_2(

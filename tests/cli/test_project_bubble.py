@@ -42,8 +42,8 @@ def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--global-tokens", "1000"], "no whole number of micro-batches"),
-        (["--pp", "7"], "no multiple of pp x cp x tp = 7"),
+        (["--global-tokens", "1000"], "not a whole number of micro-batches"),
+        (["--pp", "7"], "not a multiple of pp x cp x tp = 7"),
         (["--vpp", "100000000"], "vpp must be 1 to 1000"),
         (["-o", "b.doc"], "no format is written as '.doc'"),
     ],

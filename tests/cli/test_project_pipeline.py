@@ -80,7 +80,7 @@ def test_the_heading_says_how_well_a_run_is_given_back(capfd: pytest.CaptureFixt
 def test_ranks_may_be_missing_where_asked(capfd: pytest.CaptureFixture[str]) -> None:
     four = Path(PLAIN).parents[1] / "ladder" / "ep4" / "00_baseline"
     some = [part for rank in (0, 2) for file in four.glob(f"rank{rank}.*") for part in ("--from", str(file))]
-    for more, problem in (([], "--partial"), (["--partial"], "no whole pipeline")):
+    for more, problem in (([], "--partial"), (["--partial"], "no complete pipeline")):
         assert run_cli([*PIPELINE, *some, *more]) == 2
         assert problem in capfd.readouterr().err
 
@@ -113,13 +113,13 @@ def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([*PIPELINE], "say where the times are from"),
-        ([*GIVEN, "--from", PLAIN], "say where the times are from"),
+        ([*PIPELINE], "give one source of times"),
+        ([*GIVEN, "--from", PLAIN], "give one source of times"),
         ([*PIPELINE, "--forward-ms", "2", "--pp", "4"], "--pp and --micro-batches"),
         ([*GIVEN, "--schedule", "zbh1"], "did you mean 'zb-h1'"),
-        ([*GIVEN, "--vpp", "2", "--turn", "3"], "each turn must have 4"),
+        ([*GIVEN, "--vpp", "2", "--turn", "3"], "each turn needs 4"),
         ([*GIVEN, "--best-partition"], "needs times of layers"),
-        ([*GIVEN, "--forward-ms", "-1"], "must take some time"),
+        ([*GIVEN, "--forward-ms", "-1"], "must not both be 0"),
         ([*GIVEN, "--p2p-us", "-1"], "--p2p-us"),
         ([*GIVEN, "--backward-ms", "nan"], "at most 1,000 s"),
         ([*GIVEN, "--forward-ms", "inf"], "at most 1,000 s"),
@@ -127,8 +127,8 @@ def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[st
         ([*GIVEN, "--weight-share", "2"], "--weight-share"),
         ([*GIVEN, "--layout", "0,0,0,0"], "1 to 10,000 layers, not 0"),
         ([*GIVEN, "--layout", "99999999999999999999,1,1,1"], "1 to 10,000 layers"),
-        ([*GIVEN, "--pp", "2000"], "2,000 stages are more than"),
-        ([*GIVEN, "--schedule", "gpipe", "--vpp", "2"], "none of the schedules has 2 chunks a stage"),
+        ([*GIVEN, "--pp", "2000"], "2,000 stages exceed"),
+        ([*GIVEN, "--schedule", "gpipe", "--vpp", "2"], "none of the schedules has 2 chunks per stage"),
         ([*GIVEN, "--turn", "4"], "--turn is for interleaved schedules"),
         ([*MODEL, "--micro-batches", "8", "--set", "vpp=2"], "--set vpp: give --vpp instead"),
         ([*GIVEN, "--ep", "8"], "--ep goes with --model"),

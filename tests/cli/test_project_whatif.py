@@ -65,10 +65,10 @@ def test_files_are_written(trace: str, tmp_path: Path, capfd: pytest.CaptureFixt
     [
         (["--scenario", "no_bloking"], "unknown scenario 'no_bloking'; did you mean 'no_blocking'?"),
         (["--scenario", "identity+balnced"], "unknown scenario 'balnced'; did you mean 'balanced'?"),
-        (["--scenario", "scale:first=1e30"], "'1e30' is not a number above zero (1e-09 to 1e+09)"),
-        (["--scenario", "scale:first=1e9"], "something would take over 1,000 s"),
+        (["--scenario", "scale:first=1e30"], "'1e30' is not a positive number (1e-09 to 1e+09)"),
+        (["--scenario", "scale:first=1e9"], "a duration would exceed 1,000 s"),
         (["--scenario", "scale"], "scale needs an argument: scale:PATTERN=FACTOR"),
-        (["--scenario", "scale:first=often"], "'often' is not a number above zero"),
+        (["--scenario", "scale:first=often"], "'often' is not a positive number"),
         (["--step", "3"], "no step '3' on all ranks (has: ProfilerStep#0)"),
         (["-o", "a.docx"], "a.docx"),
         (["--device", "abacus"], "abacus"),

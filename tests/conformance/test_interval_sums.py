@@ -14,7 +14,8 @@ import pytest
 import tracelens
 from tests.conformance.corpus import part_metrics
 from tracelens.trace.activities import Work, gpu_work
-from tracelens.trace.steps import STEP_MARK, find_steps
+from tracelens.trace.names import STEP_MARK
+from tracelens.trace.steps import find_steps
 from tracelens.trace.trace import Trace
 
 EXACT_US = {

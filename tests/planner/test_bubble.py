@@ -70,7 +70,7 @@ def test_turns_that_do_not_fit_are_told() -> None:
     ("changes", "vpp", "problem"),
     [
         ({"pp": 0}, 1, "pp must be at least 1"),
-        ({"pp": 7}, 1, "512 GPUs are no multiple of pp x cp x tp = 7"),
+        ({"pp": 7}, 1, "512 GPUs are not a multiple of pp x cp x tp = 7"),
         ({"global_tokens": 2**21 + 1}, 1, "give 2097152 or 2228224"),
         ({"global_tokens": 5}, 1, "give 131072"),
         ({}, 0, "not 0"),

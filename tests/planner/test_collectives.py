@@ -34,15 +34,15 @@ def test_all_to_all_is_the_fullest_link(near: int, nodes: int, rates: Rates) -> 
 @given(st.integers(1, 8), st.integers(1, 6))
 def test_a_gather_brings_each_node_what_it_lacks(near: int, nodes: int) -> None:
     ranks, size = near * nodes, 840e6
-    found = ring_seconds(size, ranks, near, SWITCH)
+    seconds = ring_seconds(size, ranks, near, SWITCH)
     each = size / ranks
     through_nics = (ranks - near) * each / near / SWITCH.nic
-    assert found >= through_nics - 1e-12
+    assert seconds >= through_nics - 1e-12
     if near > 1:
         # A rank passes on every part but its own.
-        assert found == pytest.approx(max(through_nics, (ranks - 1) * each / SWITCH.links))
+        assert seconds == pytest.approx(max(through_nics, (ranks - 1) * each / SWITCH.links))
     else:
-        assert found == pytest.approx(through_nics)
+        assert seconds == pytest.approx(through_nics)
 
 
 def test_few_ranks_of_a_mesh_use_few_of_its_links() -> None:

@@ -41,8 +41,8 @@ def edges(recorded: Recorded, kind: str) -> list[tuple[str, str]]:
         return f"{graph.rank[node]}:{NODES[graph.kind[node]]} {name}".strip()
 
     code = list(EDGES).index(kind)
-    rows = [at for at, one in enumerate(graph.edge.tolist()) if one == code]
-    return [(said(int(graph.src[at])), said(int(graph.dst[at]))) for at in rows]
+    rows = [edge for edge, edge_kind in enumerate(graph.edge.tolist()) if edge_kind == code]
+    return [(said(int(graph.src[edge])), said(int(graph.dst[edge]))) for edge in rows]
 
 
 def assert_identity(run: Run) -> Recorded:

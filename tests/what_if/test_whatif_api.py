@@ -13,9 +13,9 @@ from tracelens.table.result import Result
 
 def test_the_function_is_part_of_the_package() -> None:
     assert "whatif" in tracelens.__all__
-    found = tracelens.whatif(run_of("step 0 | ----\nlaunch | a\ns7 gemm |  aaaaa"), ["scale:*gemm*=2"])
-    assert isinstance(found, Result)
-    assert interval(found, "scale:*gemm*=2") == (11, 11, 11)
+    result = tracelens.whatif(run_of("step 0 | ----\nlaunch | a\ns7 gemm |  aaaaa"), ["scale:*gemm*=2"])
+    assert isinstance(result, Result)
+    assert interval(result, "scale:*gemm*=2") == (11, 11, 11)
 
 
 def test_it_is_imported_when_it_is_asked_for() -> None:

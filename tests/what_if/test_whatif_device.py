@@ -35,7 +35,7 @@ def test_work_keeps_its_efficiency_against_the_roofline() -> None:
     assert interval(result, "device=mi325x")[1] == pytest.approx(step, abs=0.01)
     assert interval(result, "device=MI300X")[1] == pytest.approx(30)
     assumed = result["assumptions"].set_index("scenario")["assumption"]["device=mi325x"]
-    assert "33% of its time has no cost model and scales with the memory's bandwidth (0.88)" in assumed
+    assert "33% of GPU time has no cost model and scales with memory bandwidth (0.88)" in assumed
 
 
 def test_products_go_by_peaks_where_a_device_publishes_no_more() -> None:
@@ -76,7 +76,7 @@ def test_a_device_of_one_s_own(tmp_path: Path) -> None:
     result = whatif(run, [f"device={path}"], device="mi300x")
     assert result["whatif"]["projected_ns"].tolist() == [14_000]
     assert (
-        "collectives keep their time, since a device's link rate is not known"
+        "collectives keep their time, as a device's link rate is unknown"
         in (result["assumptions"]["assumption"][0])
     )
 
@@ -85,15 +85,15 @@ def test_one_rank_alone_keeps_its_communication() -> None:
     run = run_of(EXCHANGE.format(kernel="  aaaaaaaaaaaa"))
     result = whatif(run, ["device=mi355x"], device="mi300x")
     assert interval(result, "device=mi355x")[1] == 14
-    assert (
-        "communication that one rank alone recorded keeps its time" in result["assumptions"]["assumption"][0]
-    )
+    assert "communication recorded on one rank only keeps its time" in result["assumptions"]["assumption"][0]
 
 
 def test_devices_that_nobody_knows() -> None:
     run = run_of(WORK)
-    (skip,) = [one for one in whatif(run, ["device=mi355x"]).skips if "device" in one.subject]
-    assert skip.reason == "rank 0: its device is not known; give --device"
+    (skip,) = [
+        candidate for candidate in whatif(run, ["device=mi355x"]).skips if "device" in candidate.subject
+    ]
+    assert skip.reason == "rank 0: unknown device; give --device"
     with pytest.raises(UnknownName, match="mi999"):
         projected(run, "device=mi999")
 

@@ -372,7 +372,7 @@ def test_ranks_that_ran_their_steps_in_another_order_are_refused() -> None:
     """From the first to the last step of one rank, time would run backwards on the other."""
     drawing = "step {0} | ----\nstep {1} |     ----\nstep {2} |         ----\nlaunch | a  b\ns7 gemm |  aa bb"
     ahead = drawing.format(1, 2, 3)
-    with pytest.raises(TracelensError, match="rank 1 ran its steps in another order than rank 0"):
+    with pytest.raises(TracelensError, match="rank 1 ran its steps in a different order than rank 0"):
         build(run_of(ahead, drawing.format(3, 1, 2)))
     assert [window.label[-1] for window in build(run_of(ahead, drawing.format(0, 2, 3))).windows] == [
         "2",

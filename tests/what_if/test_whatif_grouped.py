@@ -23,7 +23,7 @@ from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import HANDOVER, HOST, LAUNCH, WORK, Graph
 from tracelens.what_if.graph.windows import StepSpan
 from tracelens.what_if.replay.schedule import schedule
-from tracelens.what_if.scenario import ScenarioContext, wish
+from tracelens.what_if.scenario import ScenarioContext, parse_request
 from tracelens.what_if.scenarios.grouped_gemm import product_ns
 from tracelens.what_if.scenarios.loops import loops, turns
 from tracelens.what_if.whatif import whatif
@@ -85,8 +85,8 @@ def test_what_of_a_loop_goes_and_what_stays() -> None:
     assert [turns(forward.visit), forward.phase, backward.phase] == [8, FORWARD, BACKWARD]
     # Two products and one activation a turn; backward each product is two kernels in as many ops, and the
     # gradients of two weights are added up.
-    assert [len(one) for one in (forward.products, forward.stays, forward.gone)] == [2, 1, 7 * 3]
-    assert [len(one) for one in (backward.products, backward.stays, backward.gone)] == [4, 3, 7 * 7]
+    assert [len(kept) for kept in (forward.products, forward.stays, forward.gone)] == [2, 1, 7 * 3]
+    assert [len(kept) for kept in (backward.products, backward.stays, backward.gone)] == [4, 3, 7 * 7]
     # An activation takes 2 us however little it does.
     assert forward.ns.tolist() == [2_000]
     assert set(np.concatenate([forward.products, forward.stays, forward.gone]).tolist()) <= set(
@@ -104,8 +104,8 @@ def test_work_on_rows_keeps_what_is_not_fixed_cost(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Recorder, "mlp", mlp)
     (trace,) = recorded(Model(layers=1, order="F0"))[0].traces
-    (found,) = loops(trace, 1e12)
-    assert found.ns.tolist() == pytest.approx([1_000 + 100 * ROWS])
+    (loop,) = loops(trace, 1e12)
+    assert loop.ns.tolist() == pytest.approx([1_000 + 100 * ROWS])
     # A row is 64 bytes to read and 64 to write: 400 ns at 0.32 GB/s, which leaves 400 ns of fixed cost of the
     # 1.2 us that two rows take in the mean; at 0.1 GB/s nothing is left.
     (slow,) = loops(trace, 0.32e9)
@@ -154,23 +154,25 @@ def test_sizes_that_the_host_reads_in_the_loop_go(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Recorder, "mlp", reads)
     (trace,) = recorded(Model(layers=1, order="F0"))[0].traces
-    (found,) = loops(trace, 0)
+    (loop,) = loops(trace, 0)
     # The first read is in front of the experts' first product, which is where the loop is seen to begin.
-    assert len(found.calls) in (7, 8)
-    gone = {trace.work.names[code] for code in trace.work.name[found.gone].tolist()}
+    assert len(loop.calls) in (7, 8)
+    gone = {trace.work.names[code] for code in trace.work.name[loop.gone].tolist()}
     assert "Memcpy DtoH (Device -> Pinned)" in gone
-    stays = {trace.work.names[code] for code in trace.work.name[found.stays].tolist()}
+    stays = {trace.work.names[code] for code in trace.work.name[loop.stays].tolist()}
     assert "Memcpy DtoH (Device -> Pinned)" not in stays
 
 
 def test_grouped_products_by_hand() -> None:
     """Four experts with 10, 20, 30, 40 rows: weights of 100 x 50, then of 50 x 100."""
     rows = (10, 20, 30, 40)
-    one = visit(*[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows])
+    layer_pass = visit(
+        *[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows]
+    )
     # 2 x 100 x 100 x 50 = 1e6 FLOPs each at 1 GFLOP/s: 1 ms. (100 x 150 + 4 x 5,000) x 2 bytes = 70,000.
-    assert product_ns(one, FORWARD, 1e9, 1e9) == pytest.approx(2e6)
-    assert product_ns(one, BACKWARD, 1e9, 1e9) == pytest.approx(4e6)
-    assert product_ns(one, FORWARD, 1e12, 1e9) == pytest.approx(2 * 70_000)
+    assert product_ns(layer_pass, FORWARD, 1e9, 1e9) == pytest.approx(2e6)
+    assert product_ns(layer_pass, BACKWARD, 1e9, 1e9) == pytest.approx(4e6)
+    assert product_ns(layer_pass, FORWARD, 1e12, 1e9) == pytest.approx(2 * 70_000)
     # Gate and up projections apart: two products of a size an expert, and as many weights.
     gate = visit(*[GemmSize(count, 100, 50) for count in rows for _ in range(2)])
     assert turns(gate) == 8
@@ -194,7 +196,7 @@ def test_where_there_is_nothing_to_group() -> None:
     assert (
         skipped(loop, "grouped_gemm=0.5") == "the device's rate for bf16 products is not known: give --device"
     )
-    with pytest.raises(TracelensError, match="grouped_gemm=fast: 'fast' is not a number above zero"):
+    with pytest.raises(TracelensError, match="grouped_gemm=fast: 'fast' is not a positive number"):
         whatif(loop, ["grouped_gemm=fast"])
     host = run_of("op aten::mm shapes=[[64,64],[64,64]] | ----")
     assert skipped(host, "grouped_gemm").startswith("the host does all the work")
@@ -202,7 +204,11 @@ def test_where_there_is_nothing_to_group() -> None:
 
 def skipped(run: Run, scenario: str) -> str:
     """Why a scenario does not apply."""
-    (skip,) = [one for one in whatif(run, [scenario]).skips if one.subject == f"scenario {scenario}"]
+    (skip,) = [
+        candidate
+        for candidate in whatif(run, [scenario]).skips
+        if candidate.subject == f"scenario {scenario}"
+    ]
     return skip.reason
 
 
@@ -241,40 +247,42 @@ def test_the_ladder_s_loop_predicts_its_grouped_rung_but_for_the_host_s_pace() -
     graph, window, measured = recorded_.graph, recorded_.windows[0], grouped.windows[0]
     step = measured.spans(grouped.graph.start, grouped.graph.end).mean()
     edit = Edit.of(graph)
-    ((item, argument),) = wish("grouped_gemm").parts
+    ((item, argument),) = parse_request("grouped_gemm").parts
     item.change(ScenarioContext(recorded_), edit, argument)
     times = schedule(graph, edit)
     assert 1.1 < window.spans(times.start, times.end).mean() / step < 1.3
-    for at, (trace, other) in enumerate(zip(before.traces, after.traces, strict=True)):
-        assert edit.dur[inside(recorded_.graph, at, window)].sum() == pytest.approx(
-            grouped.graph.dur[inside(grouped.graph, at, measured)].sum(), rel=0.03
+    for rank_index, (trace, other) in enumerate(zip(before.traces, after.traces, strict=True)):
+        assert edit.dur[inside(recorded_.graph, rank_index, window)].sum() == pytest.approx(
+            grouped.graph.dur[inside(grouped.graph, rank_index, measured)].sum(), rel=0.03
         )
-        pace = outside_ns(grouped.graph, at, other, measured) / outside_ns(graph, at, trace, window)
+        pace = outside_ns(grouped.graph, rank_index, other, measured) / outside_ns(
+            graph, rank_index, trace, window
+        )
         assert pace < 1
-        host = np.isin(graph.edge, (HOST, HANDOVER)) & (graph.rank[graph.dst] == at)
+        host = np.isin(graph.edge, (HOST, HANDOVER)) & (graph.rank[graph.dst] == rank_index)
         edit.lag[host] = np.rint(edit.lag[host] * pace).astype(np.int64)
     times = schedule(graph, edit)
     assert window.spans(times.start, times.end).mean() / step == pytest.approx(1, abs=0.1)
 
 
-def inside(graph: Graph, at: int, window: StepSpan) -> NDArray[np.bool_]:
+def inside(graph: Graph, rank_index: int, window: StepSpan) -> NDArray[np.bool_]:
     """A rank's GPU work in a step."""
-    begin, end = window.borders(graph.start, graph.end)[at]
+    begin, end = window.borders(graph.start, graph.end)[rank_index]
     mine: NDArray[np.bool_] = (
-        (graph.rank == at) & (graph.kind == WORK) & (graph.start >= begin) & (graph.start < end)
+        (graph.rank == rank_index) & (graph.kind == WORK) & (graph.start >= begin) & (graph.start < end)
     )
     return mine
 
 
-def outside_ns(graph: Graph, at: int, trace: Trace, window: StepSpan) -> int:
+def outside_ns(graph: Graph, rank_index: int, trace: Trace, window: StepSpan) -> int:
     """A host's own time between launches of work that is in no MoE layer."""
-    begin, end = window.borders(graph.start, graph.end)[at]
+    begin, end = window.borders(graph.start, graph.end)[rank_index]
     launched = np.full(len(graph), -1, dtype=np.int64)
-    launch = (graph.edge == LAUNCH) & (graph.rank[graph.dst] == at)
+    launch = (graph.edge == LAUNCH) & (graph.rank[graph.dst] == rank_index)
     launched[graph.src[launch]] = graph.work[graph.dst[launch]]
     src, dst = graph.src, graph.dst
     rows = np.flatnonzero(
-        (graph.edge == HOST) & (launched[src] >= 0) & (launched[dst] >= 0) & (graph.rank[dst] == at)
+        (graph.edge == HOST) & (launched[src] >= 0) & (launched[dst] >= 0) & (graph.rank[dst] == rank_index)
     )
     rows = rows[(graph.start[dst[rows]] >= begin) & (graph.start[dst[rows]] < end)]
     visit = trace.once(regions).layer_pass

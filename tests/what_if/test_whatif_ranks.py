@@ -60,14 +60,14 @@ def test_the_largest_of_draws_is_what_draws_show() -> None:
     ],
 )
 def test_transfers_behind_a_switch(name: str, members: Sequence[int], times: int, ratio: float) -> None:
-    found = transfer_ratio(collective(name, members), times, device("h200"), Machine())
-    assert found == pytest.approx(ratio)
+    change = transfer_ratio(collective(name, members), times, device("h200"), Machine())
+    assert change == pytest.approx(ratio)
 
 
 def test_ranks_with_a_link_to_each_other_use_more_of_them() -> None:
     """Two of eight: half of the bytes over one link; four: a quarter over each of three."""
-    found = transfer_ratio(collective("all_to_all", (0, 1)), 2, device("mi300x"), Machine())
-    assert found == pytest.approx((1 / 4) / (1 / 2))
+    change = transfer_ratio(collective("all_to_all", (0, 1)), 2, device("mi300x"), Machine())
+    assert change == pytest.approx((1 / 4) / (1 / 2))
 
 
 def test_gathered_tokens_grow_with_the_ranks_and_parameters_do_not() -> None:
@@ -110,15 +110,17 @@ def test_the_last_of_more_ranks_comes_later() -> None:
     later = np.sqrt(8) * (1.02938 - 0.56419)
     assert interval(result, "ranks=x2") == pytest.approx([6 + 12 + later] * 3, abs=0.002)
     (assumption,) = result["assumptions"]["assumption"]
-    assert assumption.startswith("1 collectives over 2 ranks now have 2 times as many")
+    assert assumption.startswith("1 collectives over 2 ranks grow by 2x")
 
 
 @pytest.mark.parametrize(
     "group", ["TENSOR_MODEL_PARALLEL_GROUP", "tp", "PIPELINE_MODEL_PARALLEL_GROUP", "cp_tp"]
 )
 def test_groups_inside_of_a_model_stay(group: str) -> None:
-    (skip,) = [one for one in ranks(exchange(group), "ranks=x2").skips if "ranks=x2" in one.subject]
-    assert skip.reason == "no collective over data or experts that several ranks of the run recorded"
+    (skip,) = [
+        candidate for candidate in ranks(exchange(group), "ranks=x2").skips if "ranks=x2" in candidate.subject
+    ]
+    assert skip.reason == "no collective of a data or expert group recorded on several ranks"
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,18 @@ def test_the_interval_holds_all_recorded_steps() -> None:
     assert interval(result, "identity") == (10, 14, 20)
     # Half of 6 and of 12 columns less; the shortest of the calls is taken for the host's own time in each.
     assert interval(result, "scale:*gemm*=0.5") == (10, 11, 14)
-    assert not [skip for skip in result.skips if skip.subject == "how much steps differ"]
+    assert not [skip for skip in result.skips if skip.subject == "step-to-step variation"]
     last = whatif(run, ["identity"], step="2")
     assert interval(last, "identity") == (10, 20, 20)
 
 
-@pytest.mark.parametrize(("step", "why"), [(None, "one step is recorded"), ("all", "all steps together are")])
+@pytest.mark.parametrize(
+    ("step", "why"), [(None, "only one step is recorded"), ("all", "all steps together occur")]
+)
 def test_one_step_does_not_say_how_much_steps_differ(step: str | None, why: str) -> None:
     result = whatif(run_of(WAITS), ["identity"], step=step)
     assert interval(result, "identity") == (27, 27, 27)
-    (reason,) = [skip.reason for skip in result.skips if skip.subject == "how much steps differ"]
+    (reason,) = [skip.reason for skip in result.skips if skip.subject == "step-to-step variation"]
     assert reason.startswith(why)
 
 
@@ -155,8 +157,10 @@ def test_delays_that_stay_may_make_a_step_shorter() -> None:
     edit = Edit.of(recorded.graph)
     edit.dur[recorded.graph.dur == 6_000] = 3_000
     spans = {
-        delays: int(recorded.windows[1].spans(at.start, at.end)[0])
-        for delays, at in ((one, schedule(recorded.graph, edit, one)) for one in ("low", "typical", "high"))
+        delays: int(recorded.windows[1].spans(times.start, times.end)[0])
+        for delays, times in (
+            (reading, schedule(recorded.graph, edit, reading)) for reading in ("low", "typical", "high")
+        )
     }
     assert spans["high"] < spans["typical"] == spans["low"]
     for step in ("0", "1"):
@@ -165,8 +169,8 @@ def test_delays_that_stay_may_make_a_step_shorter() -> None:
 
 
 @given(drawings, drawings)
-def test_low_projected_and_high_are_in_order(one: Drawing, other: Drawing) -> None:
-    run = draw_run(*(Drawing(d.work, d.calls, d.spans, [20, 30]).text for d in (one, other)))
+def test_low_projected_and_high_are_in_order(first: Drawing, second: Drawing) -> None:
+    run = draw_run(*(Drawing(d.work, d.calls, d.spans, [20, 30]).text for d in (first, second)))
     if not all(len(trace.work.event) for trace in run.traces):
         return
     names = ["identity", "no_blocking", "launch_free", "host=0.5", "host=2", "scale:*gemm*=0.5+no_blocking"]
@@ -198,10 +202,10 @@ def test_a_graph_that_explains_little_is_told() -> None:
         s7 two  |  {two}
     """
     late = whatif(run_of(text.format(two="                 bbbbbb")), ["identity"])
-    (reason,) = [one.reason for one in late.skips if one.subject == "all that the step waits for"]
-    assert "of its critical path has no reason in the trace" in reason
+    (reason,) = [candidate.reason for candidate in late.skips if candidate.subject == "full critical path"]
+    assert "of the critical path is unexplained" in reason
     soon = whatif(run_of(text.format(two="  bbbbbbbbbbbbbbbbbbbbb")), ["identity"])
-    assert "all that the step waits for" not in [one.subject for one in soon.skips]
+    assert "full critical path" not in [candidate.subject for candidate in soon.skips]
 
 
 def test_what_is_missing_of_a_file_is_told(tmp_path: Path) -> None:
@@ -210,5 +214,5 @@ def test_what_is_missing_of_a_file_is_told(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_bytes(whole.read_bytes()[:-12])
     skips = whatif(load(path), ["identity"]).skips
-    (reason,) = [one.reason for one in skips if one.subject == f"the rest of {path}"]
+    (reason,) = [candidate.reason for candidate in skips if candidate.subject == f"the rest of {path}"]
     assert reason.startswith("the file is cut off")

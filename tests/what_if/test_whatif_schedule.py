@@ -18,8 +18,8 @@ def test_nothing_changed_nothing_moved(drawing: Drawing) -> None:
 
 
 @given(drawings, drawings)
-def test_nor_on_two_ranks(one: Drawing, other: Drawing) -> None:
-    assert_identity(draw_run(*(Drawing(d.work, d.calls, d.spans, []).text for d in (one, other))))
+def test_nor_on_two_ranks(first: Drawing, second: Drawing) -> None:
+    assert_identity(draw_run(*(Drawing(d.work, d.calls, d.spans, []).text for d in (first, second))))
 
 
 @given(drawings, st.data())
@@ -31,14 +31,14 @@ def test_what_takes_less_time_delays_nothing(drawing: Drawing, data: st.DataObje
     edit = Edit.of(graph)
     for values in (edit.dur, edit.lag):
         chosen = data.draw(st.dictionaries(st.integers(0, max(len(values) - 1, 0)), shorter, max_size=4))
-        for place, factor in chosen.items():
-            if place < len(values) and values[place] > 0:
-                values[place] = int(values[place] * factor)
+        for index, factor in chosen.items():
+            if index < len(values) and values[index] > 0:
+                values[index] = int(values[index] * factor)
     dropped = data.draw(st.sets(st.integers(0, max(len(edit.kept) - 1, 0)), max_size=2))
     more = Edit(edit.dur.copy(), edit.delay.copy(), edit.lag.copy(), edit.kept.copy())
-    for place in dropped:
-        if place < len(edit.kept) and (graph.dst[edit.kept] == graph.dst[place]).sum() > 1:
-            more.kept[place] = False
+    for index in dropped:
+        if index < len(edit.kept) and (graph.dst[edit.kept] == graph.dst[index]).sum() > 1:
+            more.kept[index] = False
     low, typical, high = (schedule(graph, more, delays) for delays in ("low", "typical", "high"))
     assert (low.end <= typical.end).all()
     assert (typical.end <= high.end).all()

@@ -23,7 +23,7 @@ PREFILL, DECODE = "prefill[bs=1 tok=1024 ctx=1024]", "decode[bs=16 tok=16 d=16]"
 
 def steps(*columns: str) -> list[GlobalStep]:
     """GlobalStep steps from what each rank runs in them: "p100 d" for 100 tokens of prompts and a decode."""
-    found = []
+    global_steps = []
     for number, text in enumerate(columns):
         members = []
         for rank, word in enumerate(text.split()):
@@ -32,8 +32,8 @@ def steps(*columns: str) -> list[GlobalStep]:
             members.append(
                 RankStep(rank, Step(label, False, False, 100 * number, 100 * number + 50, (), -1, -1))
             )
-        found.append(GlobalStep(tuple(members)))
-    return found
+        global_steps.append(GlobalStep(tuple(members)))
+    return global_steps
 
 
 STAYS, DECODES = Fate(False), Fate(True)
@@ -73,8 +73,8 @@ def rank(*parts: tuple[str, str, str]) -> str:
     The marks stand one behind the other on the host, which runs ahead; the GPU begins at column 2.
     """
     rows, letters = ["step 0 | ------------------"], iter("abcdefghijklmnop")
-    for place, (label, computation, communication) in enumerate(parts):
-        ahead, gpu = " " * (6 * place + 1), " " * (20 * place + 2)
+    for number, (label, computation, communication) in enumerate(parts):
+        ahead, gpu = " " * (6 * number + 1), " " * (20 * number + 2)
         first, second = next(letters), next(letters)
         rows += [
             f"scope {label} | {ahead}------",
@@ -186,12 +186,12 @@ def test_a_run_predicts_that_two_batches_do_not_pay(name: str) -> None:
 
 
 def test_the_steps_of_a_serving_engine_are_looked_at_together() -> None:
-    """Each of them is another batch: none is typical, and none says how much another one may differ."""
+    """Each of them runs a different batch: none is typical, and none says how much another one may differ."""
     run = tracelens.load(SERVING / "delayer_on")
     result, one = whatif(run, ["identity"]), whatif(run, ["identity"], step="31")
     assert result.meta["step"] == "all steps"
     assert result.meta["base_ns"] > 10 * one.meta["base_ns"]
-    for found, why in ((result, "all steps together are recorded once"), (one, "is another batch")):
+    for found, why in ((result, "all steps together occur once"), (one, "runs a different batch")):
         low, projected, high = interval(found, "identity")
         assert low == projected == high
         assert any(why in skip.reason for skip in found.skips)

@@ -21,7 +21,8 @@ from tests.workload.toggle_variants import fields as variant_fields
 from tracelens.analysis.moe.stages import STAGES
 from tracelens.planner.config.config import override, preset
 from tracelens.planner.config.toggles import CHOICES, Toggles
-from tracelens.planner.expected import balanced, messages
+from tracelens.planner.expected import balanced
+from tracelens.planner.expected.messages import messages
 from tracelens.table.result import Result
 
 # Of the preset tiny on two ranks: 2 MoE layers, 4 experts a rank, 2 a token; 2 micro-batches of 64 tokens.

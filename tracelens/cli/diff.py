@@ -33,8 +33,8 @@ def diff(
         typer.Option(
             "-o",
             "--output",
-            help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. May be given several "
-            "times. Without it the comparison is printed.",
+            help="Output: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable. Without it the "
+            "comparison is printed.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def diff(
     partial: Partial = False,
     _limit: Limit = None,
 ) -> None:
-    """Compare two runs: what changed, and where the difference of their step times comes from.
+    """Compare two runs: what changed, and what makes up the difference of their step times.
 
     For example:
 
@@ -75,7 +75,7 @@ def diff(
 
 
 def _prepare(output: Sequence[str]) -> None:
-    """Import what the outputs need while a trace is decoded."""
+    """Import what the outputs need while a trace is being decoded."""
     import tracelens.compare.diff  # noqa: F401
 
     import_formats(output)

@@ -1,10 +1,9 @@
-"""Before a run: will it fit, how large is its bubble. After a run: what it would gain from a change.
+"""Planning before a run: does it fit, how large is the bubble, how long does a step take.
 
-- `memory`: bytes a GPU, by component and pipeline rank, of a model and a layout; `search` walks layouts.
-- `bubble` and `pipeline`: idle stages by formula, and by simulating a schedule.
-- `whatif`: the step time of a recorded run if something in it were otherwise.
+- `memory`: bytes per GPU, by component and pipeline rank, of a model and a layout; `search` tries layouts.
+- `bubble` and `pipeline`: idle time of pipeline stages, by formula and by simulating a schedule.
 
-Each is a function of the module of its name and returns a `tracelens.table.schema.Result`.
+Each is a function in the module of its name and returns a `tracelens.table.schema.Result`.
 """
 
 from tracelens.planner.bubble import Batch, bubble

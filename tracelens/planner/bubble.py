@@ -1,8 +1,7 @@
-"""The bubble of a pipeline by its closed forms, before a run.
+"""The pipeline bubble in closed form.
 
-With PP stages, GA micro-batches a step and VPP chunks of the model on each stage, all passes alike and
-messages free, each stage is idle for the time of (PP - 1) / VPP micro-batches (arXiv:2104.04473, section
-2.2).
+With PP stages, GA micro-batches per step, VPP model chunks per stage, equal passes and free messages, each
+stage idles for the time of (PP - 1) / VPP micro-batches (arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -18,39 +17,37 @@ from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table
 
 CONVENTIONS = ("of the whole time", "of the ideal time (Megatron-LM)")
-"""How a bubble is told: as a share of the pipeline's time with it, or without it."""
+"""Idle time as a share of the pipeline's time with the bubble, or without it."""
 
 BUBBLE = Schema(
     "Bubble",
     (
         Column("convention", "category"),
-        Column("numbers", "str", doc="its formula with numbers"),
-        Column("fraction", "float64", "ratio", "idle time of each stage; of the ideal time it may exceed 1"),
+        Column("numbers", "str", doc="the formula with its numbers"),
+        Column("fraction", "float64", "ratio", "idle time per stage; may exceed 1 of the ideal time"),
     ),
-    doc="(PP - 1) / (PP - 1 + GA VPP) of the whole time, (PP - 1) / (GA VPP) of the ideal time. All passes "
-    "of a phase take the same time, and messages none.",
+    doc="(PP - 1) / (PP - 1 + GA VPP) of the whole time, (PP - 1) / (GA VPP) of the ideal time, "
+    "for equal passes and free messages.",
 )
 BY_CHUNKS = Schema(
     "Bubble by chunks",
     (
-        Column("vpp", "int64", "count", "chunks of the model on each stage; one: no interleaving"),
+        Column("vpp", "int64", "count", "model chunks per stage; 1: no interleaving"),
         Column("whole_fraction", "float64", "fraction", "of the whole time"),
         Column("ideal_ratio", "float64", "ratio", "of the ideal time"),
-        Column(
-            "in_flight", "int64", "count", "chunks of micro-batches whose activations the first stage holds"
-        ),
-        Column("in_flight_share", "float64", doc="the same in micro-batches, as shares of all its chunks"),
+        Column("in_flight", "int64", "count", "micro-batch chunks whose activations the first stage holds"),
+        Column("in_flight_share", "float64", doc="in_flight / vpp: the same in micro-batches"),
     ),
-    doc="More chunks a stage make the bubble shorter, and need more messages and memory.",
+    doc="More chunks per stage shrink the bubble but cost messages and memory.",
 )
 PUBLISHED = Schema(
     "Bubble as published",
     (
         Column("vpp", "int64", "count"),
-        Column("measured_fraction", "float64", "fraction", "of the whole time, read off a chart"),
+        Column("measured_fraction", "float64", "fraction", "of the whole time, read from a chart"),
         Column("source", "str"),
     ),
-    doc="Another group's measurement with these very numbers.",
+    doc="A published measurement with the same configuration.",
 )
 
 _MOST_CHUNKS = 8
@@ -64,12 +61,12 @@ class Batch:
     """The numbers that a bubble depends on.
 
     Attributes:
-        pp: stages.
-        global_tokens: of a step on all ranks.
-        seq: tokens of a sequence.
-        nodes: machines.
-        mbs: sequences of a micro-batch.
-        gpus_per_node: of each machine.
+        pp: pipeline stages.
+        global_tokens: per step on all ranks.
+        seq: tokens per sequence.
+        nodes: number of nodes.
+        mbs: sequences per micro-batch.
+        gpus_per_node: GPUs per node.
         cp: ranks that share a sequence.
         tp: ranks that share each matrix.
     """
@@ -84,16 +81,16 @@ class Batch:
     tp: int = 1
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be."""
+        """Raise TracelensError for invalid values."""
         at_least_one(self, ("pp", "global_tokens", "seq", "nodes", "mbs", "gpus_per_node", "cp", "tp"))
         inner = self.pp * self.cp * self.tp
         if self.gpus % inner:
-            raise TracelensError(f"{self.gpus} GPUs are no multiple of pp x cp x tp = {inner}")
-        if self.global_tokens % (whole := self.seq * self.mbs * self.dp):
-            lower = self.global_tokens // whole * whole
-            near = f"{lower} or {lower + whole}" if lower else f"{whole}"
+            raise TracelensError(f"{self.gpus} GPUs are not a multiple of pp x cp x tp = {inner}")
+        if self.global_tokens % (unit := self.seq * self.mbs * self.dp):
+            lower = self.global_tokens // unit * unit
+            near = f"{lower} or {lower + unit}" if lower else f"{unit}"
             raise TracelensError(
-                f"{self.global_tokens} tokens are no whole number of micro-batches of "
+                f"{self.global_tokens} tokens are not a whole number of micro-batches of "
                 f"{self.mbs} x {self.seq} tokens on {self.dp} data-parallel ranks; give {near}"
             )
 
@@ -112,18 +109,18 @@ class Batch:
 
 
 def bubble(batch: Batch, vpp: int = 1) -> Result:
-    """How much of its time does a pipeline stand idle, by the closed forms?
+    """What share of its time is a pipeline idle, in closed form?
 
     Args:
         batch: stages and micro-batches.
-        vpp: chunks of the model on each stage.
+        vpp: model chunks per stage.
 
     Returns:
-        tables `bubble` (one row a convention), `by_vpp` and, for the numbers of a published measurement,
-        `published`. meta: the numbers, GA among them.
+        tables `bubble` (one row per convention), `by_vpp` and, for the configuration of a published
+        measurement, `published`. meta: the numbers, GA among them.
 
     Raises:
-        TracelensError: `vpp` is below 1, above 1 without a pipeline, or more than any model has layers for.
+        TracelensError: `vpp` is below 1, above 1 without a pipeline, or too large.
     """
     most = _MOST_VPP if batch.pp > 1 else 1
     if not 1 <= vpp <= most:
@@ -143,8 +140,7 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
         skips.append(
             Skip(
                 f"VPP {vpp} with {count} micro-batches",
-                f"the interleaved schedule in turns of {batch.pp} needs a multiple of pp; the closed form is "
-                "that of turns that fit",
+                f"the interleaved schedule needs a multiple of pp={batch.pp}; the closed form assumes one",
             )
         )
     return Result(
@@ -166,32 +162,32 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
 
 
 def _conventions(stages: int, count: int, vpp: int) -> Table:
-    both = [float(one) for one in fractions(stages, count, vpp)]
-    more = stages - 1
+    shares = [float(fraction) for fraction in fractions(stages, count, vpp)]
+    others = stages - 1
     return BUBBLE.table(
         {
             "convention": list(CONVENTIONS),
             "numbers": [
-                f"{more} / ({more} + {count} x {vpp}) = {both[0]:.2%}",
-                f"{more} / ({count} x {vpp}) = {both[1]:.2%}",
+                f"{others} / ({others} + {count} x {vpp}) = {shares[0]:.2%}",
+                f"{others} / ({count} x {vpp}) = {shares[1]:.2%}",
             ],
-            "fraction": both,
+            "fraction": shares,
         }
     )
 
 
 def _by_chunks(stages: int, count: int, vpp: int) -> Table:
-    """BY_CHUNKS up to this number of chunks and beyond."""
+    """BY_CHUNKS up to _MOST_CHUNKS, or up to `vpp` if that is more."""
     chunks = range(1, max(_MOST_CHUNKS, vpp) + 1 if stages > 1 else 2)
-    series = np.array([[float(one) for one in fractions(stages, count, some)] for some in chunks])
-    held = np.array([in_flight(stages, 0, count, some) for some in chunks])
+    series = np.array([[float(fraction) for fraction in fractions(stages, count, vpp)] for vpp in chunks])
+    chunks_held = np.array([in_flight(stages, 0, count, vpp) for vpp in chunks])
     return BY_CHUNKS.table(
         {
             "vpp": list(chunks),
             "whole_fraction": series[:, 0],
             "ideal_ratio": series[:, 1],
-            "in_flight": held,
-            "in_flight_share": held / np.array(chunks),
+            "in_flight": chunks_held,
+            "in_flight_share": chunks_held / np.array(chunks),
         }
     )
 
@@ -211,19 +207,19 @@ def fractions(stages: int, microbatches: int, chunks: int) -> tuple[Fraction, Fr
 def in_flight(
     stages: int, stage: int, microbatches: int, chunks: int, turn: int = 0, overlap: bool = False
 ) -> int:
-    """Chunks of micro-batches whose activations a stage holds at most, in 1F1B or interleaved 1F1B.
+    """Most micro-batch chunks whose activations a stage holds, in 1F1B or interleaved 1F1B.
 
     They are the forwards before its first backward.
 
     Args:
         stages: PP.
-        stage: which.
+        stage: number of the stage.
         microbatches: GA.
         chunks: VPP.
-        turn: micro-batches that go through a chunk before the next one's turn, `stages` where it is 0.
-        overlap: a forward and a backward of other micro-batches run together: one more is needed, and with
-            one chunk a stage they begin as early as in the interleaved schedule, or stages would wait for
-            each other every time.
+        turn: micro-batches per turn through a chunk; 0 for `stages`.
+        overlap: a forward and a backward of different micro-batches run together. That takes one more
+            forward, and with one chunk per stage as many as the interleaved schedule, or stages would wait
+            for each other every time.
     """
     ahead = stages - stage
     if chunks > 1 or overlap:

@@ -1,13 +1,12 @@
-"""How long the bytes of a collective take over the links of a node and the NICs between nodes.
+"""Transfer times of collectives over the links of a node and the NICs between nodes.
 
-Of n ranks, m share a node. Each rank has its links to the others of its node and one NIC out of it, both work
-at the same time, and the slower one counts. Of a message of b bytes, in the full buffer as nccl-tests counts
-it:
+Of n ranks, m share a node. Each rank has links to the others of its node and one NIC; both transfer at the
+same time and the slower one counts. For a message of b bytes (the full buffer, as nccl-tests counts it):
 
 - all-to-all: (m-1)/n of b over the links, (n-m)/n through the NIC;
-- gather, scatter: by rings, (n-1)/n of b over the links of each rank, which passes all on that it lacks;
-  what a node lacks, (n-m)/n of b, comes through the NICs of its m ranks, a ring through each;
-- all-reduce: a scatter and a gather; broadcast: all bytes passed on once, as in a gather.
+- all-gather, reduce-scatter: rings, (n-1)/n of b over the links of each rank; (n-m)/n of b enters a node
+  through the NICs of its m ranks, one ring through each;
+- all-reduce: a reduce-scatter and an all-gather; broadcast: all bytes passed on once, as in an all-gather.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ MESH_LINKS = 7
 
 
 class Rates(NamedTuple):
-    """Ways out of one rank, bytes/s.
+    """Bandwidths of one rank, bytes/s.
 
     Attributes:
         links: to all other ranks of its node together.
         nic: to other nodes.
-        is_mesh: whether each two ranks of a node have a link of their own, so that a group uses those between
-            its ranks alone; else there is a switch.
+        is_mesh: whether each pair of ranks of a node has its own link, so that a group uses only the links
+            between its ranks; else there is a switch.
     """
 
     links: float
@@ -33,12 +32,12 @@ class Rates(NamedTuple):
     is_mesh: bool
 
     def among(self, near: int) -> float:
-        """From a rank to the others of `near` in its node, at least 2."""
+        """Bandwidth of a rank within a group of `near` ranks on its node, at least 2."""
         return self.links * min(1.0, (near - 1) / MESH_LINKS) if self.is_mesh else self.links
 
 
 def all_to_all_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
-    """Each rank sends a part to each.
+    """All-to-all.
 
     Args:
         size: bytes that a rank sends, to itself included.
@@ -51,7 +50,7 @@ def all_to_all_seconds(size: float, ranks: int, near: int, rates: Rates) -> floa
 
 
 def ring_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
-    """Gather or scatter by rings.
+    """All-gather or reduce-scatter by rings.
 
     Args:
         size: bytes of the full buffer.
@@ -64,5 +63,5 @@ def ring_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
 
 
 def pair_seconds(size: float, is_near: bool, rates: Rates) -> float:
-    """From one rank to another, on the same node or on another."""
+    """Send from one rank to another, on the same node or not."""
     return size / (rates.among(2) if is_near else rates.nic)

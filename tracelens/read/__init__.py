@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.read.files import MAGIC, TraceFiles, local_path, named_like_a_trace, trace_files
+    from tracelens.read.files import MAGIC, TraceFiles, local_path, named_like_a_trace
     from tracelens.read.parser import PARSERS, parse
     from tracelens.read.remote import is_url
 
-__all__ = [
-    "MAGIC",
-    "PARSERS",
-    "TraceFiles",
-    "is_url",
-    "local_path",
-    "named_like_a_trace",
-    "parse",
-    "trace_files",
-]
+__all__ = ["MAGIC", "PARSERS", "TraceFiles", "is_url", "local_path", "named_like_a_trace", "parse"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -32,6 +23,5 @@ __getattr__, __dir__ = lazy(
         "local_path": "read.files",
         "named_like_a_trace": "read.files",
         "parse": "read.parser",
-        "trace_files": "read.files",
     },
 )

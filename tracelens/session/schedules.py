@@ -191,7 +191,7 @@ class _Found(NamedTuple):
             rest_ns=self.measured.rest_ns if self.measured is not None else -1,
             activation_bytes=-1 if activation_gb is None else _whole(activation_gb * 1e9),
             kept=self.kept,
-            told=self.told,
+            times_from=self.told,
         )
 
 

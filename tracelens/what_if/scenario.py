@@ -11,21 +11,21 @@ from tracelens.registry import Registry
 from tracelens.what_if.graph import Edit, Recorded
 
 _LEAST, _MOST = 1e-9, 1e9
-"""Numbers of arguments are in between: what is beyond is a slip, and no duration times it is one."""
+"""Range of numbers in arguments; a number outside is a typo."""
 
 
 class NotApplicable(TracelensError):
-    """A scenario has nothing to change in this run; its text says why, and becomes a Skip."""
+    """The run has nothing that a scenario changes; its text says why and becomes a Skip."""
 
 
 @dataclass(frozen=True)
 class ScenarioContext:
-    """What a scenario is given.
+    """What a scenario may read.
 
     Attributes:
         recorded: the run as a graph, with its collectives and steps.
-        device: name of the device that the run was recorded on, where the user gives it.
-        device_file: TOML file that describes it, where the user gives one.
+        device: name of the recorded device, if the user gives it.
+        device_file: TOML file that describes it, if the user gives one.
     """
 
     recorded: Recorded
@@ -42,10 +42,10 @@ class Scenario:
 
     Attributes:
         name: as on the command line.
-        doc: what would be otherwise, one line.
-        change: (scene, edit, argument) -> the assumption that the projection rests on; edits in place.
-        argument: what stands after the name, "" for nothing, such as "=GB/s".
-        usual: arguments with which it is tried when nobody names a scenario.
+        doc: what it changes, one line.
+        change: (context, edit, argument) -> the assumptions of the projection; edits in place.
+        argument: syntax of what follows the name, such as "=GB/s"; "" for nothing.
+        usual: arguments tried when the user names no scenario.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def grammar(self) -> str:
-        """How it is written; in brackets what may be left out."""
+        """Its syntax, optional parts in brackets."""
         optional = self.argument and "" in self.usual
         return f"{self.name}[{self.argument}]" if optional else f"{self.name}{self.argument}"
 
@@ -65,7 +65,7 @@ SCENARIOS: Registry[Scenario] = Registry("scenario", "tracelens.what_if.scenario
 
 
 def scenario(name: str, *, argument: str = "", usual: Sequence[str] = ("",)) -> Callable[[Change], Change]:
-    """Register a function (scene, edit, argument) -> assumption as a scenario; its docstring is its text."""
+    """Register a function (context, edit, argument) -> assumptions as a scenario with its docstring."""
 
     def keep(change: Change) -> Change:
         doc = (change.__doc__ or name).splitlines()[0]
@@ -77,29 +77,29 @@ def scenario(name: str, *, argument: str = "", usual: Sequence[str] = ("",)) -> 
 
 @dataclass(frozen=True)
 class ScenarioRequest:
-    """Scenarios that are to hold together.
+    """Scenarios to apply together.
 
     Attributes:
         text: as the user wrote it; names the row.
-        parts: (scenario, its argument) of each.
+        parts: (scenario, argument) of each.
     """
 
     text: str
     parts: tuple[tuple[Scenario, str], ...]
 
 
-def wish(text: str) -> ScenarioRequest:
-    """What a text asks for: `name`, `name=value`, `name:what=value`, several of these joined by `+`.
+def parse_request(text: str) -> ScenarioRequest:
+    """Parse `name`, `name=value` or `name:what=value`, several of them joined by `+`.
 
     Raises:
         UnknownName: no scenario of that name.
-        TracelensError: an argument where there is none, or none where one is needed.
+        TracelensError: an unexpected or a missing argument.
     """
     return ScenarioRequest(text, tuple(_part(part) for part in _split(text)))
 
 
-def usual() -> list[ScenarioRequest]:
-    """Every scenario with its usual arguments; those that need an argument of the user's are not tried."""
+def default_requests() -> list[ScenarioRequest]:
+    """Every scenario with its usual arguments; those that need an argument from the user are left out."""
     return [
         ScenarioRequest(item.name + (f"={argument}" if argument else ""), ((item, argument),))
         for _, item in SCENARIOS.items()
@@ -108,7 +108,7 @@ def usual() -> list[ScenarioRequest]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts of a text between each `+` that the name of a scenario follows."""
+    """Split a text at each `+` that a scenario name follows."""
     names = "|".join(re.escape(name) for name, _ in SCENARIOS.items())
     return [part.strip() for part in re.split(rf"\+(?=\s*(?:{names})\s*(?:$|[+:=]))", text)]
 
@@ -116,7 +116,7 @@ def _split(text: str) -> list[str]:
 def _part(text: str) -> tuple[Scenario, str]:
     mark = re.search(r"[:=]", text)
     name, argument = (text[: mark.start()], text[mark.end() :]) if mark else (text, "")
-    # Behind a "+" may stand a name that nobody knows; then that one is told.
+    # A "+" may precede an unknown name; the error then names it.
     item = [SCENARIOS.get(part.strip()) for part in name.split("+")][-1]
     if bool(argument) != bool(item.argument) and not (not argument and "" in item.usual):
         needs = f"needs an argument: {item.name}{item.argument}" if item.argument else "takes no argument"
@@ -124,8 +124,8 @@ def _part(text: str) -> tuple[Scenario, str]:
     return item, argument
 
 
-def number(text: str, what: str) -> float:
-    """A positive number of a scenario's argument.
+def number(text: str, subject: str) -> float:
+    """Parse a positive number of a scenario's argument.
 
     Raises:
         TracelensError: it is none.
@@ -136,18 +136,18 @@ def number(text: str, what: str) -> float:
         value = 0.0
     if not _LEAST <= value <= _MOST:
         raise TracelensError(
-            f"scenario {what}: {text!r} is not a number above zero ({_LEAST:g} to {_MOST:g})"
+            f"scenario {subject}: {text!r} is not a positive number ({_LEAST:g} to {_MOST:g})"
         )
     return value
 
 
-def efficiency(text: str, what: str) -> float:
-    """A share of what is possible, above 0 and at most 1, of a scenario's argument.
+def efficiency(text: str, subject: str) -> float:
+    """Parse an efficiency in (0, 1] of a scenario's argument.
 
     Raises:
         TracelensError: it is none.
     """
-    value = number(text, what)
+    value = number(text, subject)
     if value > 1:
-        raise TracelensError(f"scenario {what}: an efficiency is at most 1")
+        raise TracelensError(f"scenario {subject}: an efficiency is at most 1")
     return value

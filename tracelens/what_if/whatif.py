@@ -1,24 +1,23 @@
-"""What a recorded run's step time would be if something were otherwise.
+"""Projects the step time of a recorded run under changes.
 
-    run -> build -> Recorded(graph, exchanges, windows)           what happened, and what waited for what
-                    scenario(scene, edit, argument) -> assumption  what would be otherwise
-                    schedule(graph, edit, delays) -> Times         when everything would start and end
-                    window.spans(...), critical_path(...)          the step, and what it would wait for
+    run -> build -> Recorded(graph, collectives, windows)            what happened, and what waited for what
+                    scenario(context, edit, argument) -> assumptions  what changes
+                    schedule(graph, edit, delays) -> Times           when everything then starts and ends
+                    window.spans(...), critical_path(...)            the step, and what it then waits for
 
 A scenario is a function in a module of `scenarios/`, registered with `@scenario(name)`. It gets
 
-- `scene.recorded.graph`: nodes and edges as numpy arrays, see `graph.Graph`; the run itself is
-  `graph.run`, and `graph.rank` and `graph.work` lead from a node to its piece of `run.traces[rank].work`;
-- `scene.recorded.exchanges.instances[graph.instance[node]]`: the collective of a meeting; the transfer is
+- `context.recorded.graph`: nodes and edges as numpy arrays, see `graph.Graph`; the run itself is
+  `graph.run`, and `graph.rank` and `graph.work` lead from a node to its activity in `run.traces[rank].work`;
+- `context.recorded.collectives.matched[graph.collective[node]]`: the collective of a meeting; the transfer is
   the meeting's duration;
-- `labels(scene.recorded)`: names and kernel classes of all nodes;
-- `edit`: `dur` and `delay` of each node, `lag` and `kept` of each edge, to be changed in place. Several
-  scenarios may be asked for together, so change what is there (`edit.dur[nodes] //= 2`) and do not assume
-  that it is as measured;
-- `argument`: what the user wrote behind the name, "" for nothing.
+- `labels(context.recorded)`: names and kernel classes of all nodes;
+- `edit`: `dur` and `delay` of each node, `lag` and `kept` of each edge, to change in place. Scenarios
+  combine, so change current values (`edit.dur[nodes] //= 2`), not the measured ones;
+- `argument`: the text after the name, "" for nothing.
 
-It returns its assumptions as a sentence, and raises `NotApplicable` where the run has nothing of what it
-changes, which becomes a Skip; a wrong argument is a TracelensError.
+It returns its assumptions as a sentence. It raises `NotApplicable`, which becomes a Skip, if the run has
+nothing to change, and TracelensError for a wrong argument.
 """
 
 from __future__ import annotations
@@ -31,8 +30,14 @@ from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
 from tracelens.trace import Run
 from tracelens.what_if.graph import build
-from tracelens.what_if.replay import Outcome, Replay, doubt
-from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest, usual, wish
+from tracelens.what_if.replay import Outcome, Replay, reliability_warning
+from tracelens.what_if.scenario import (
+    NotApplicable,
+    ScenarioContext,
+    ScenarioRequest,
+    default_requests,
+    parse_request,
+)
 
 
 def _quiet(_: str) -> None:
@@ -48,34 +53,34 @@ def whatif(
     device_file: str | None = None,
     progress: Callable[[str], None] = _quiet,
 ) -> Result:
-    """What would a step of this run take if something were otherwise, and what would it wait for then?
+    """How long would a step of this run take under each scenario, and what would it then wait for?
 
-    The whole recording is replayed, from the first to the last event, and one step of it is looked at: the
-    one of median duration, or `step`; of a serving engine, whose steps are all different, all together.
+    Replays the whole recording and reports one step: the one of median duration, or `step`; of a serving
+    engine, whose steps all differ, all steps together.
 
     Args:
         run: all ranks of a job, not narrowed to a step.
-        scenarios: as `name`, `name=value` or `name:what=value`, several that hold together joined by "+",
-            applied from left to right; without any, all that need no argument of the user's.
-        step: "2" for ProfilerStep#2, or the whole mark; "all" for all steps together.
-        device: device of the recording, where the traces do not say it.
+        scenarios: `name`, `name=value` or `name:what=value`, several joined by "+" and applied from left to
+            right; by default all that need no argument from the user.
+        step: "2" for ProfilerStep#2, or the full mark; "all" for all steps together.
+        device: device of the recording, if the traces do not name it.
         device_file: TOML file that describes it.
         progress: called with a line of text before each scenario.
 
     Returns:
-        tables `whatif` (best first), `assumptions`, `critical_path` and `bottlenecks` (as measured and for
-        each scenario), `explained` and `ranks`. meta: step, base_ns of it, and how many steps there are.
+        tables `whatif` (best first), `assumptions`, `critical_path` and `bottlenecks` (as measured and per
+        scenario), `explained` and `ranks`. meta: step, its base_ns, and the number of recorded steps.
 
     Raises:
         TracelensError: no such scenario, argument or step; a rank without GPU work.
     """
-    wishes = [wish(text) for text in scenarios] or usual()
+    requests = [parse_request(text) for text in scenarios] or default_requests()
     recorded = build(run)
     replay = Replay(recorded, ScenarioContext(recorded, device, device_file), step)
-    found, not_applicable = _outcomes(replay, wishes, progress)
-    skips = [*recorded.exchanges.skips, *recorded.skips, *not_applicable]
-    tables = replay.tables(found)
-    if found:
+    outcomes, not_applicable = _outcomes(replay, requests, progress)
+    skips = [*recorded.collectives.skips, *recorded.skips, *not_applicable]
+    tables = replay.tables(outcomes)
+    if outcomes:
         skips += _limits(run, replay, tables)
     result = Result(
         "whatif",
@@ -94,15 +99,15 @@ def whatif(
 
 
 def _outcomes(
-    replay: Replay, wishes: Sequence[ScenarioRequest], progress: Callable[[str], None]
+    replay: Replay, requests: Sequence[ScenarioRequest], progress: Callable[[str], None]
 ) -> tuple[list[Outcome], list[Skip]]:
-    """What each scenario comes to, and why others come to nothing."""
+    """The outcome of each scenario, and why others have none."""
     outcomes, skips = [], []
-    for each in wishes:
-        progress(f"replaying {each.text}")
-        subject = f"scenario {each.text}"
+    for request in requests:
+        progress(f"replaying {request.text}")
+        subject = f"scenario {request.text}"
         try:
-            outcome = guard(subject, replay.scenario, each)
+            outcome = guard(subject, replay.scenario, request)
         except NotApplicable as why:
             skips.append(Skip(subject, str(why)))
             continue
@@ -114,15 +119,15 @@ def _outcomes(
 
 
 def _limits(run: Run, replay: Replay, tables: Mapping[str, Table]) -> list[Skip]:
-    """What keeps projections of this run from being sure."""
+    """What limits the projections of this run."""
     skips = [
         Skip(f"the rest of {trace.meta.path}", problem)
         for trace in run.traces
         for problem in trace.meta.problems
     ]
-    if replay.alone:
-        text = f"{replay.alone}, so low and high hold unexplained delays only"
-        skips.append(Skip("how much steps differ", text))
-    if text := doubt(tables["explained"]):
-        skips.append(Skip("all that the step waits for", text))
+    if replay.single_step_reason:
+        text = f"{replay.single_step_reason}; low and high cover unexplained delays only"
+        skips.append(Skip("step-to-step variation", text))
+    if text := reliability_warning(tables["explained"]):
+        skips.append(Skip("full critical path", text))
     return skips

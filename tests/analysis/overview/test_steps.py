@@ -14,7 +14,7 @@ from tests.analysis.drawings import Drawing, drawings
 from tests.analysis.moe_traces import Model, recorded
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
-from tracelens.rendering.formats.json import one
+from tracelens.rendering.formats.json import one_result
 from tracelens.table.result import Result
 from tracelens.trace.run import make_run
 from tracelens.trace.steps import select_step
@@ -193,7 +193,7 @@ def test_ranks_stand_below_each_other() -> None:
 def test_a_large_trace_is_a_small_baseline(corpus: Path) -> None:
     run = tracelens.load(corpus / "nvidia-h100-hf" / "dsv2_grouped.json.gz")
     result = analyze(run, "steps")
-    assert len(one(result, {})) < 100_000
+    assert len(one_result(result, {})) < 100_000
     assert result["steps"]["kernels"].nunique() == 1
 
 

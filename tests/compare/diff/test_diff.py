@@ -181,8 +181,8 @@ def test_a_run_without_gpu_work_is_an_error() -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawings, drawings)
-def test_any_two_traces_add_up(one: Drawing, other: Drawing) -> None:
-    runs = [make_run([draw(drawing.text)]) for drawing in (one, other)]
+def test_any_two_traces_add_up(first: Drawing, second: Drawing) -> None:
+    runs = [make_run([draw(drawing.text)]) for drawing in (first, second)]
     try:
         result = diff(*runs)
     except TracelensError:

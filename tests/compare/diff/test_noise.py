@@ -59,13 +59,13 @@ def test_t_against_published_tables(tail: float, freedom: float, value: float) -
 
 def test_welch_and_pooled_by_hand() -> None:
     base, candidate = np.array([9.0, 10, 11]), np.array([12.0, 12.5, 13])
-    found = difference(base, candidate, 0.005)
+    interval = difference(base, candidate, 0.005)
     # Welch: variances 1/3 and 1/12 of the means, 2.94 degrees of freedom; pooled: 0.625 * 2/3, 4.
     welch = np.sqrt(1 / 3 + 0.25 / 3) * t_quantile(0.005, (5 / 12) ** 2 / (1 / 18 + 1 / 288))
     pooled = np.sqrt(0.625 * 2 / 3) * t_quantile(0.005, 4)
-    assert found.estimate == 2.5
-    assert found.high - 2.5 == pytest.approx(max(welch, pooled))
-    assert 2.5 - found.low == pytest.approx(max(welch, pooled))
+    assert interval.estimate == 2.5
+    assert interval.high - 2.5 == pytest.approx(max(welch, pooled))
+    assert 2.5 - interval.low == pytest.approx(max(welch, pooled))
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ positive = st.lists(st.floats(1, 1e9), min_size=2, max_size=8).map(np.array)
 def test_scaling_the_candidate_scales_the_ratio(
     base: np.ndarray, candidate: np.ndarray, factor: float
 ) -> None:
-    one, other = ratio(base, candidate, 0.005), ratio(base, factor * candidate, 0.005)
-    assert other.estimate == pytest.approx(factor * one.estimate)
-    if one.low > 1e-200 and one.high < 1e200:
-        assert other.low == pytest.approx(factor * one.low, rel=1e-6)
-        assert other.high == pytest.approx(factor * one.high, rel=1e-6)
+    plain, scaled = ratio(base, candidate, 0.005), ratio(base, factor * candidate, 0.005)
+    assert scaled.estimate == pytest.approx(factor * plain.estimate)
+    if plain.low > 1e-200 and plain.high < 1e200:
+        assert scaled.low == pytest.approx(factor * plain.low, rel=1e-6)
+        assert scaled.high == pytest.approx(factor * plain.high, rel=1e-6)
 
 
 @given(positive, positive)
@@ -174,7 +174,7 @@ def test_many_at_once_are_as_one_by_one(rows: list[list[float]], steps: int, ran
     base = np.array(rows)
     cand = np.array([[random.uniform(0, 1e6) for _ in range(steps)] for _ in rows])
     low, high = differences(spread(base), spread(cand), 0.025)
-    for at, (one, other) in enumerate(zip(base, cand, strict=True)):
-        found = difference(one, other, 0.025)
-        assert low[at] == pytest.approx(found.low, rel=1e-9, abs=1e-3)
-        assert high[at] == pytest.approx(found.high, rel=1e-9, abs=1e-3)
+    for row, (base_row, cand_row) in enumerate(zip(base, cand, strict=True)):
+        interval = difference(base_row, cand_row, 0.025)
+        assert low[row] == pytest.approx(interval.low, rel=1e-9, abs=1e-3)
+        assert high[row] == pytest.approx(interval.high, rel=1e-9, abs=1e-3)

@@ -34,12 +34,13 @@ def adds_up(result: Result) -> bool:
 
 def same_share(base: Run, cand: Run) -> float:
     """Share of both runs' GPU time that is told as the same calls with the same kernels."""
-    one, other = Side(base.traces[0]), Side(cand.traces[0])
-    found = pair(one, other)
+    base_side, cand_side = Side(base.traces[0]), Side(cand.traces[0])
+    pairing = pair(base_side, cand_side)
     same = sum(
-        int(side.ns[cause == SAME_WORK].sum()) for side, cause in zip((one, other), found.cause, strict=True)
+        int(side.ns[cause == SAME_WORK].sum())
+        for side, cause in zip((base_side, cand_side), pairing.cause, strict=True)
     )
-    return same / (int(one.ns.sum()) + int(other.ns.sum()))
+    return same / (int(base_side.ns.sum()) + int(cand_side.ns.sum()))
 
 
 BASE = """
@@ -64,11 +65,11 @@ WRAPPERS = {
 def test_wrapped_calls_stay_the_same_calls(wrapper: str) -> None:
     base, cand = (make_run([draw(text)]) for text in (BASE, BASE + WRAPPERS[wrapper]))
     count = WRAPPERS[wrapper].count("\n")
-    for one, other, kind in ((base, cand, "wrapper added"), (cand, base, "wrapper removed")):
-        result = diff(one, other)
+    for before, after, kind in ((base, cand, "wrapper added"), (cand, base, "wrapper removed")):
+        result = diff(before, after)
         assert adds_up(result)
         assert result.meta["delta_ns"] == 0
-        assert same_share(one, other) == 1
+        assert same_share(before, after) == 1
         assert set(result["changes"]["kind"]) == {kind}
         assert result["changes"]["count"].sum() == count
 
@@ -77,13 +78,13 @@ def test_wrappers_around_a_changed_call_leave_the_others_alone() -> None:
     """The second call has another name, and each pair of calls has a scope of its own on one side."""
     changed = BASE.replace("aten::second", "aten::fourth") + WRAPPERS["two"]
     base, cand = (make_run([draw(text)]) for text in (BASE, changed))
-    for one, other in ((base, cand), (cand, base)):
-        result = diff(one, other)
+    for before, after in ((base, cand), (cand, base)):
+        result = diff(before, after)
         assert adds_up(result)
         kinds = records(result["changes"], "kind", "count")
         assert sum(count for kind, count in kinds if kind.startswith("wrapper")) == 2
         assert {kind for kind, _ in kinds if not kind.startswith("wrapper")} == {"renamed"}
-        assert same_share(one, other) == 0.75
+        assert same_share(before, after) == 0.75
 
 
 trees = st.recursive(
@@ -116,49 +117,49 @@ def rewrapped(forest: list[Tree], draw_from: Random, names: str) -> list[Tree]:
 
 def events(forest: list[Tree]) -> list[Event]:
     """The program as a trace: one leaf after the other."""
-    found: list[Event] = []
+    made: list[Event] = []
 
     def op(name: str, start: float, end: float) -> Event:
-        place = {"pid": CPU_PID, "tid": MAIN_TID, "ts": start, "dur": end - start}
-        return {"ph": "X", "cat": "cpu_op", "name": name, **place, "args": {}}
+        times = {"pid": CPU_PID, "tid": MAIN_TID, "ts": start, "dur": end - start}
+        return {"ph": "X", "cat": "cpu_op", "name": name, **times, "args": {}}
 
-    def put(tree: Tree, at: float) -> float:
+    def put(tree: Tree, start_us: float) -> float:
         name, children = tree
         if children:
-            place = len(found)
-            end = at
+            position = len(made)
+            end = start_us
             for child in children:
                 end = put(child, end)
-            found.insert(place, op(name, at, end))  # outer ones before inner ones of the same extent
+            made.insert(position, op(name, start_us, end))  # outer ones before inner ones of the same extent
             return end
-        number = sum(event["cat"] == "kernel" for event in found) + 1
-        found.append(op(name, at + 1, at + LEAF_US - 1))
+        number = sum(event["cat"] == "kernel" for event in made) + 1
+        made.append(op(name, start_us + 1, start_us + LEAF_US - 1))
         launch = {
-            **op("cudaLaunchKernel", at + 2, at + 4),
+            **op("cudaLaunchKernel", start_us + 2, start_us + 4),
             "cat": "cuda_runtime",
             "args": {"correlation": number},
         }
         about = {"device": GPU_PID, "stream": 7, "correlation": number}
         work = {"ph": "X", "cat": "kernel", "name": f"k_{name}", "pid": GPU_PID, "tid": 7}
-        found.extend((launch, {**work, "ts": at + 5, "dur": 3, "args": about}))
-        return at + LEAF_US
+        made.extend((launch, {**work, "ts": start_us + 5, "dur": 3, "args": about}))
+        return start_us + LEAF_US
 
-    at = 0.0
+    start_us = 0.0
     for tree in forest:
-        at = put(tree, at)
-    return found
+        start_us = put(tree, start_us)
+    return made
 
 
 @given(forests, st.randoms(use_true_random=False), st.sampled_from(("vw", "vwpab", "pq")))
 def test_leaves_stay_matched_whatever_is_around_them(
     forest: list[Tree], draw_from: Random, names: str
 ) -> None:
-    base, cand = (make_run([read(events(one))]) for one in (forest, rewrapped(forest, draw_from, names)))
-    for one, other in ((base, cand), (cand, base)):
-        result = diff(one, other)
+    base, cand = (make_run([read(events(trees))]) for trees in (forest, rewrapped(forest, draw_from, names)))
+    for before, after in ((base, cand), (cand, base)):
+        result = diff(before, after)
         assert adds_up(result)
         assert not result["waterfall"]["delta_ns"].any()
-        assert same_share(one, other) == 1
+        assert same_share(before, after) == 1
 
 
 @cache
@@ -219,13 +220,13 @@ VARIANTS: dict[str, tuple[Callable[[], list[Event]], float]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_real_trace_inside_other_scopes(variant: str) -> None:
     make, least = VARIANTS[variant]
-    base, cand = (make_run([read(one, **program().header)]) for one in (program().events, make()))
-    for one, other in ((base, cand), (cand, base)):
-        result = diff(one, other)
+    base, cand = (make_run([read(source, **program().header)]) for source in (program().events, make()))
+    for before, after in ((base, cand), (cand, base)):
+        result = diff(before, after)
         assert adds_up(result)
         if variant != "without steps":  # a step of the one is not all of the other
             assert result.meta["delta_ns"] == 0
-        share = same_share(one, other)
+        share = same_share(before, after)
         print(f"{variant}: {share:.2%} of GPU time told as the same calls")
         assert share >= least
         assert np.isfinite(result["waterfall"]["share"]).all()

@@ -39,11 +39,11 @@ def test_no_file_is_no_rules(tmp_path: Path) -> None:
     [
         ("", "no section [gate] or [tool.tracelens.gate]"),
         ("[gate", "name another file with --config"),
-        ("gate = 3", "gate is no table"),
+        ("gate = 3", "gate is not a table"),
         ("[gate]\nrule = []", "[gate] has no key 'rule'; known: rules, confidence"),
-        ("[gate]\nrules = 'step.time<=1'", "is no list of texts"),
-        ("[gate]\nrules = [1]", "is no list of texts"),
-        ("[gate]\nconfidence = true", "confidence of [gate] is no number"),
+        ("[gate]\nrules = 'step.time<=1'", "is not a list of strings"),
+        ("[gate]\nrules = [1]", "is not a list of strings"),
+        ("[gate]\nconfidence = true", "confidence of [gate] is not a number"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, said: str) -> None:

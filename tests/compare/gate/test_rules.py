@@ -61,7 +61,7 @@ def test_what_is_written_reads_as_the_same(rule: Rule) -> None:
     assert read_rule(str(rule)) == rule
 
 
-def told(text: str) -> Rule | str:
+def parsed(text: str) -> Rule | str:
     """The rule, or the error."""
     try:
         return read_rule(text)
@@ -71,30 +71,30 @@ def told(text: str) -> Rule | str:
 
 @given(st.text(max_size=40) | st.builds("{}<={}".format, names, st.text(max_size=8)))
 def test_any_text_is_a_rule_or_a_one_line_error(text: str) -> None:
-    found = told(text)
-    if isinstance(found, Rule):
-        assert read_rule(str(found)) == found
+    rule = parsed(text)
+    if isinstance(rule, Rule):
+        assert read_rule(str(rule)) == rule
     else:
-        assert "\n" not in found
-        assert "write it like" in found or "cannot be 'abs' too" in found
+        assert "\n" not in rule
+        assert "write it like" in rule or "cannot be 'abs'" in rule
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no limit, which begins with <= or >="),
+        ("", "no limit; it begins with <= or >="),
         ("step.time", "no limit"),
         ("step.time<1.03", "no limit"),
         ("step.time==1", "no limit"),
         ("<=1.03", "no limit"),
-        ("step time<=1", "'step time' is no name of a metric"),
-        ("op[]<=1", "'op[]' is no name"),
-        ("step.time<=", "'' is no limit"),
-        ("step.time<=fast", "'fast' is no limit"),
+        ("step time<=1", "'step time' is not a metric name"),
+        ("op[]<=1", "'op[]' is not a metric name"),
+        ("step.time<=", "'' is not a limit"),
+        ("step.time<=fast", "'fast' is not a limit"),
         ("step.time<=3 parsecs", "units: ns, us"),
-        ("step.time<=1e999", "'1e999' is no limit"),
-        ("step.time<=nan", "'nan' is no limit"),
-        ("step.time<=+3ms abs", "cannot be 'abs' too"),
+        ("step.time<=1e999", "'1e999' is not a limit"),
+        ("step.time<=nan", "'nan' is not a limit"),
+        ("step.time<=+3ms abs", "cannot be 'abs'"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, said: str) -> None:

@@ -15,7 +15,7 @@ from tests.builders import draw, draw_run
 from tests.compare.gate.gate_sides import side
 from tracelens.compare.gate.samples import Samples, from_result, from_saved, read_saved
 from tracelens.errors import TracelensError
-from tracelens.rendering.formats.json import one
+from tracelens.rendering.formats.json import one_result
 from tracelens.trace.run import Run, make_run
 
 FIRST = """
@@ -42,18 +42,18 @@ def of(run: Run) -> Samples:
 
 
 def test_one_row_a_rank_and_the_steps_that_all_have() -> None:
-    found = of(draw_run(FIRST, SECOND))
-    assert found.ranks == (0, 1)
-    assert found.steps == ("ProfilerStep#1", "ProfilerStep#2")
+    samples = of(draw_run(FIRST, SECOND))
+    assert samples.ranks == (0, 1)
+    assert samples.steps == ("ProfilerStep#1", "ProfilerStep#2")
     # An op without work in a step took none of its time.
-    assert found.values["op[aten::mm].time"].tolist() == [[3000, 4000], [3000, 0]]
-    assert found.each_step("op[aten::mm].time").tolist() == [3000, 2000]
-    assert found.units["op[aten::mm].time"] == "ns"
-    assert found.find("op[aten::mm]") == "op[aten::mm].time"
-    assert found.find("memory.peak") is None
-    assert "profile_memory=True" in found.why_not("memory.peak")
-    assert "no MoE layer" in found.why_not("moe.router.time")
-    assert found.why_not("step.time") == ""
+    assert samples.values["op[aten::mm].time"].tolist() == [[3000, 4000], [3000, 0]]
+    assert samples.each_step("op[aten::mm].time").tolist() == [3000, 2000]
+    assert samples.units["op[aten::mm].time"] == "ns"
+    assert samples.find("op[aten::mm]") == "op[aten::mm].time"
+    assert samples.find("memory.peak") is None
+    assert "profile_memory=True" in samples.why_not("memory.peak")
+    assert "no MoE layer" in samples.why_not("moe.router.time")
+    assert samples.why_not("step.time") == ""
 
 
 def test_a_metric_of_some_ranks_is_the_mean_of_those() -> None:
@@ -65,7 +65,7 @@ def test_a_metric_of_some_ranks_is_the_mean_of_those() -> None:
 
 def test_ranks_without_a_step_in_common() -> None:
     other = FIRST.replace("step 1", "step 8").replace("step 2", "step 9")
-    with pytest.raises(TracelensError, match="run: its 2 ranks have no step in common"):
+    with pytest.raises(TracelensError, match="run: its 2 ranks have no common step"):
         of(draw_run(FIRST, other))
 
 
@@ -81,19 +81,19 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def same(one: Samples, other: Samples) -> bool:
-    return one.values.keys() == other.values.keys() and all(
-        np.array_equal(rows, other.values[name]) for name, rows in one.values.items()
+def same(first: Samples, second: Samples) -> bool:
+    return first.values.keys() == second.values.keys() and all(
+        np.array_equal(rows, second.values[name]) for name, rows in first.values.items()
     )
 
 
 def test_a_saved_report_is_as_good_as_the_traces(saved: Path, tmp_path: Path) -> None:
     live = of(draw_run(FIRST, SECOND))
-    found = read_saved(str(saved))
-    assert found is not None
-    assert same(found, live)
-    assert (found.ranks, found.steps, found.units) == (live.ranks, live.steps, live.units)
-    assert (found.version, found.scope, found.lacking) == (tracelens.__version__, "all", live.lacking)
+    samples = read_saved(str(saved))
+    assert samples is not None
+    assert same(samples, live)
+    assert (samples.ranks, samples.steps, samples.units) == (live.ranks, live.steps, live.units)
+    assert (samples.version, samples.scope, samples.lacking) == (tracelens.__version__, "all", live.lacking)
     zipped = tmp_path / "base.json.gz"
     zipped.write_bytes(
         gzip.compress(b"\xef\xbb\xbf" + json.dumps(json.loads(saved.read_bytes()), indent=1).encode())
@@ -104,11 +104,11 @@ def test_a_saved_report_is_as_good_as_the_traces(saved: Path, tmp_path: Path) ->
 def test_the_result_of_the_analyzer_alone_is_a_baseline_too(tmp_path: Path) -> None:
     run = draw_run(FIRST, SECOND)
     path = tmp_path / "steps.json"
-    path.write_bytes(one(tracelens.analyze(run, "steps", scope="linked"), {"version": "7"}))
-    found = read_saved(str(path))
-    assert found is not None
-    assert (found.version, found.scope) == ("7", "linked")
-    assert same(found, from_result(tracelens.analyze(run, "steps", scope="linked"), "run", "1"))
+    path.write_bytes(one_result(tracelens.analyze(run, "steps", scope="linked"), {"version": "7"}))
+    samples = read_saved(str(path))
+    assert samples is not None
+    assert (samples.version, samples.scope) == ("7", "linked")
+    assert same(samples, from_result(tracelens.analyze(run, "steps", scope="linked"), "run", "1"))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"schemaVersion": 1, "traceEvents": []}', "\x1f\x8b"])
@@ -154,5 +154,5 @@ def test_reports_that_are_no_baseline(document: Any, said: str) -> None:
 
 def test_a_report_that_was_cut_off(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:-100])
-    with pytest.raises(TracelensError, match=r"base\.json: begins like a report but is no JSON"):
+    with pytest.raises(TracelensError, match=r"base\.json: begins like a report but is not JSON"):
         read_saved(str(saved))

@@ -30,11 +30,11 @@ EVERY = ("step.time<=1.0", "kernel.count<=1.0", "kernel.count<=+2", f"{HOSTILE}<
 
 
 def test_failed_rules_stand_first() -> None:
-    found = result(verdict_of(*EVERY))
-    assert found["verdict"]["result"].tolist() == ["fail", "fail", "unclear", "pass"]
-    assert found["figures"]["status"].tolist() == ["unclear", "fail", "pass", "fail"]
-    assert found.meta["verdict"] == "fail"
-    row = found["verdict"].iloc[0]
+    verdict_result = result(verdict_of(*EVERY))
+    assert verdict_result["verdict"]["result"].tolist() == ["fail", "fail", "unclear", "pass"]
+    assert verdict_result["figures"]["status"].tolist() == ["unclear", "fail", "pass", "fail"]
+    assert verdict_result.meta["verdict"] == "fail"
+    row = verdict_result["verdict"].iloc[0]
     assert (row["rule"], row["base"], row["candidate"], row["measured"]) == (
         "kernel.count<=1",
         "5",
@@ -46,10 +46,12 @@ def test_failed_rules_stand_first() -> None:
 
 
 def test_a_sentence_has_all_numbers() -> None:
-    told = [sentence(outcome) for outcome in verdict_of(*EVERY).outcomes]
-    assert told[0].startswith("step.time: 101 ms to 102 ms a step, ratio 1.01, allowed at most 1; interval ")
-    assert told[0].endswith("from 2 and 2 steps; this may be noise")
-    assert told[2] == "kernel.count: 5 to 6 a step, difference +1, allowed at most +2"
+    sentences = [sentence(outcome) for outcome in verdict_of(*EVERY).outcomes]
+    assert sentences[0].startswith(
+        "step.time: 101 ms to 102 ms per step, ratio 1.01, allowed at most 1; interval "
+    )
+    assert sentences[0].endswith("from 2 and 2 steps; may be noise")
+    assert sentences[2] == "kernel.count: 5 to 6 per step, difference +1, allowed at most +2"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_junit_is_well_formed_whatever_the_names() -> None:
         ["system-out"], ["failure", "system-out"], ["system-out"], ["failure", "system-out"],
     ]  # fmt: skip
     assert cases[1].attrib["name"] == "kernel.count<=1"
-    assert "kernel.count: 5 to 6 a step, ratio 1.2" in cases[1][0].attrib["message"]
+    assert "kernel.count: 5 to 6 per step, ratio 1.2" in cases[1][0].attrib["message"]
     assert "</failure>]]>&\"'" in cases[3].attrib["name"]
 
 
@@ -115,5 +117,5 @@ def test_markdown_of_hostile_names() -> None:
 
 @pytest.mark.parametrize("name", [name for name, _ in RENDERERS.items()])
 def test_every_renderer_takes_a_verdict(name: str) -> None:
-    told = report(verdict_of(*EVERY, "step.time<=0"), version="1", inputs=["a", "b"])
-    assert RENDERERS.get(name).files(told)
+    verdict_report = report(verdict_of(*EVERY, "step.time<=0"), version="1", inputs=["a", "b"])
+    assert RENDERERS.get(name).files(verdict_report)

@@ -58,7 +58,7 @@ def run(text: str) -> Run:
     return make_run([draw(text, rank=0)])
 
 
-def climbed(**options: Any) -> LadderRun:
+def ladder_run(**options: Any) -> LadderRun:
     timed = options.pop("timed", ((4.0, 4.0, 4.2), (2.0, 2.0, 2.1), (2.5, 2.5, 2.5)))
     peaks = options.pop("peaks", (3 << 30, 2 << 30, 1 << 30))
     adds = ("", "experts=grouped", "dispatch=dedup")
@@ -71,7 +71,7 @@ def climbed(**options: Any) -> LadderRun:
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return ladder(climbed(left=(("graph", "needs a GPU"),)), map(run, TEXTS))
+    return ladder(ladder_run(not_run=(("graph", "needs a GPU"),)), map(run, TEXTS))
 
 
 def test_the_waterfall_adds_up_rung_by_rung(result: Result) -> None:
@@ -135,25 +135,25 @@ def test_rungs_that_were_left_out_are_told(result: Result) -> None:
 
 
 def test_what_was_not_measured_is_absent_and_told() -> None:
-    found = ladder(climbed(timed=((), (2.0,), ()), peaks=(-1, -1, -1)), map(run, TEXTS))
-    rungs = found["rungs"]
+    result = ladder(ladder_run(timed=((), (2.0,), ()), peaks=(-1, -1, -1)), map(run, TEXTS))
+    rungs = result["rungs"]
     assert rungs["tokens_per_s"].tolist() == [-1, 4_000_000, -1]
     assert rungs["speedup"].tolist() == [-1, -1, -1]
     assert rungs["gain"].tolist() == [0, -1, -1]
-    assert [skip.subject for skip in found.skips] == ["peak memory", "throughput of baseline, dedup"]
-    assert found.meta["speedup"] == -1
+    assert [skip.subject for skip in result.skips] == ["peak memory", "throughput of baseline, dedup"]
+    assert result.meta["speedup"] == -1
 
 
 def test_steps_that_differ_by_less_than_they_vary_are_noise() -> None:
-    found = ladder(climbed(timed=((4.0, 5.0, 3.0), (4.1, 5.1, 2.9), (4.0,))), map(run, TEXTS))
-    assert found["rungs"]["noise"].tolist() == ["", "within", "unknown"]
+    result = ladder(ladder_run(timed=((4.0, 5.0, 3.0), (4.1, 5.1, 2.9), (4.0,))), map(run, TEXTS))
+    assert result["rungs"]["noise"].tolist() == ["", "within", "unknown"]
 
 
 def test_a_ladder_of_one_run_repeated_has_no_difference() -> None:
-    found = ladder(climbed(), map(run, (BASELINE,) * 3))
-    assert found.meta["delta_ns"] == 0
-    assert (found["waterfall"]["delta_ns"] == 0).all()
-    assert set(found["changed"]["by_category"]) == {"no difference"}
+    result = ladder(ladder_run(), map(run, (BASELINE,) * 3))
+    assert result.meta["delta_ns"] == 0
+    assert (result["waterfall"]["delta_ns"] == 0).all()
+    assert set(result["changed"]["by_category"]) == {"no difference"}
 
 
 DOCUMENT = {
@@ -187,10 +187,10 @@ def folder(tmp_path: Path) -> Path:
 def test_a_ladder_is_reported_from_its_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     outputs = [part for name in ("l.html", "l.md", "csv/") for part in ("-o", str(folder / name))]
     assert run_cli(["workload", "ladder", "--from", str(folder), "--json", *outputs]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found["analyzer"] == "ladder"
-    assert list(found["tables"]) == ["rungs", "changed", "total", "waterfall"]
-    assert (found["meta"]["base_ns"], found["meta"]["last_ns"]) == (29_500, 28_000)
+    document = json.loads(capfd.readouterr().out)
+    assert document["analyzer"] == "ladder"
+    assert list(document["tables"]) == ["rungs", "changed", "total", "waterfall"]
+    assert (document["meta"]["base_ns"], document["meta"]["last_ns"]) == (29_500, 28_000)
     assert "What each rung changed" in (folder / "l.md").read_text()
     assert "Throughput of each rung" in (folder / "l.html").read_text()
     assert run_cli(["workload", "ladder", "--from", str(folder)]) == 0
@@ -211,8 +211,8 @@ def test_the_gate_fails_when_a_rung_is_turned_off(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda path: path.unlink(), "no ladder.json, so there are no rungs; make them"),
-        (lambda path: path.write_text("{"), "is no JSON"),
+        (lambda path: path.unlink(), "no ladder.json, no rungs; create them with"),
+        (lambda path: path.write_text("{"), "is not JSON"),
         (lambda path: path.write_text("[]"), "its schema is None, not 'tracelens.ladder/1'"),
         (lambda path: path.write_text(json.dumps(DOCUMENT | {"schema": "x/2"})), "its schema is 'x/2'"),
         (
@@ -221,7 +221,7 @@ def test_the_gate_fails_when_a_rung_is_turned_off(folder: Path) -> None:
         ),
         (
             lambda path: path.write_text(json.dumps(DOCUMENT | {"rungs": []})),
-            "has no rung above the baseline",
+            "no rung above the baseline",
         ),
     ],
 )
@@ -241,6 +241,6 @@ def test_a_rung_without_its_traces(folder: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_a_folder_named_elsewhere_is_not_read(folder: Path) -> None:
-    rungs = [{**one, "folder": f"/somewhere/else/{one['folder']}"} for one in DOCUMENT["rungs"]]  # type: ignore[attr-defined]
+    rungs = [{**rung, "folder": f"/somewhere/else/{rung['folder']}"} for rung in DOCUMENT["rungs"]]  # type: ignore[attr-defined]
     (folder / "ladder.json").write_text(json.dumps(DOCUMENT | {"rungs": rungs}))
     assert [rung.folder.parent for rung in read(folder).rungs] == [folder] * 3

@@ -93,7 +93,7 @@ def test_override_reads_values_of_all_kinds() -> None:
         (["overlap_shared=maybe"], "overlap_shared must be true or false"),
         (["recompute_layer_ids=3"], "there is no layer 3 of 3"),
         (["recompute_layer_ids=a"], "must be numbers, as in 0,1,2"),
-        (["ranks=3", "tp=2"], "no multiple of pp x cp x tp = 2"),
+        (["ranks=3", "tp=2"], "not a multiple of pp x cp x tp = 2"),
         (["ranks=4", "ep=3"], "must divide the 4 ranks"),
         (["ranks=3"], "experts_count .8. must be a multiple of ep = 3"),
         (["ranks=4", "node=3"], "node .3. must divide"),

@@ -56,9 +56,9 @@ def written(folder: Path, content: dict[str, Any]) -> str:
     return str(path)
 
 
-def left_out(found: ModelFile) -> int:
+def left_out(file: ModelFile) -> int:
     """Parameters that the notes say are not counted."""
-    counts = (re.search(r"not counted: .*, ([\d,]+) parameters", note) for note in found.notes)
+    counts = (re.search(r"not counted: .*, ([\d,]+) parameters", note) for note in file.notes)
     return sum(int(count[1].replace(",", "")) for count in counts if count)
 
 
@@ -68,9 +68,9 @@ def test_bundled_models_are_files_with_a_source_for_every_figure(name: str) -> N
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text())
     figures = set(content) - {"title", "sources", "attention", "score", "aux_loss"}
     if sources := content.get("sources"):
-        told = [field for source in sources.values() for field in source["fields"]]
-        assert len(told) == len(set(told))
-        assert figures <= set(told) <= figures | {"score", "aux_loss"}
+        sourced = [field for source in sources.values() for field in source["fields"]]
+        assert len(sourced) == len(set(sourced))
+        assert figures <= set(sourced) <= figures | {"score", "aux_loss"}
         assert all(source["url"].startswith("https://") for source in sources.values())
     else:
         assert name in ("tiny", "small")
@@ -98,15 +98,15 @@ def test_models_go_from_small_to_large() -> None:
 def test_parameters_of_hugging_face_models_are_the_published_ones(
     tmp_path: Path, content: dict[str, Any], published: int
 ) -> None:
-    found = read_file(written(tmp_path, content))
-    assert totals(found.model).total + left_out(found) == published
-    assert read_file(str(tmp_path)) == found
+    file = read_file(written(tmp_path, content))
+    assert totals(file.model).total + left_out(file) == published
+    assert read_file(str(tmp_path)) == file
 
 
 def test_the_published_config_of_deepseek_is_the_bundled_model(tmp_path: Path) -> None:
-    found = read_file(written(tmp_path, DEEPSEEK_V3))
-    assert found.model == MODELS["deepseek_v3"]
-    assert found.notes == (
+    file = read_file(written(tmp_path, DEEPSEEK_V3))
+    assert file.model == MODELS["deepseek_v3"]
+    assert file.notes == (
         "not counted: 1 layers of multi-token prediction",
         "not counted: biases of the experts' choice, 14,848 parameters",
     )
@@ -294,10 +294,10 @@ def primus(tmp_path: Path) -> Path:
 
 
 def test_a_model_of_primus_is_the_bundled_one(primus: Path) -> None:
-    found = read_file(str(primus / "primus/configs/models/megatron/lite.yaml"))
-    assert found.model == MODELS["deepseek_v2_lite"]
-    assert found.notes == ("vocabulary of 102400, that of deepseek-ai/DeepSeek-V2-Lite's config.json",)
-    assert found.settings == {"ep": 8}
+    file = read_file(str(primus / "primus/configs/models/megatron/lite.yaml"))
+    assert file.model == MODELS["deepseek_v2_lite"]
+    assert file.notes == ("vocabulary of 102400, that of deepseek-ai/DeepSeek-V2-Lite's config.json",)
+    assert file.settings == {"ep": 8}
 
 
 def test_of_several_files_the_later_one_counts(primus: Path) -> None:
@@ -309,16 +309,16 @@ def test_of_several_files_the_later_one_counts(primus: Path) -> None:
 
 def test_an_experiment_of_primus(primus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(primus / "examples/run.yaml")
-    found = read_file(path)
+    file = read_file(path)
     changed = {"layers": 9}
-    assert asdict(found.model) == asdict(MODELS["deepseek_v2_lite"]) | changed
-    assert found.settings == {"ep": 8, "micro_batch": 2, "seq": 1024, "pp": 2}
-    assert "left out: recompute_granularity = full; set it as an option" in found.notes
+    assert asdict(file.model) == asdict(MODELS["deepseek_v2_lite"]) | changed
+    assert file.settings == {"ep": 8, "micro_batch": 2, "seq": 1024, "pp": 2}
+    assert "left out: recompute_granularity = full; set it as an option" in file.notes
     config = read_config(path, ["ranks=16"])
     # 64 sequences over 8 data-parallel ranks with 2 at a time.
     assert (config.layout.dp, config.training.micro_batches, config.layout.ep) == (8, 4, 8)
     assert read_config(path, ["ranks=16", "micro_batches=2"]).training.micro_batches == 2
-    with pytest.raises(TracelensError, match="64 is no multiple of dp x micro_batch = 24"):
+    with pytest.raises(TracelensError, match="64 is not a multiple of dp x micro_batch = 24"):
         read_config(path, ["ranks=24", "ep=12", "experts_count=60"])
     monkeypatch.setenv("LAYERS", "5")
     monkeypatch.setenv("PATTERN", "[0]+[1]*4")
@@ -340,13 +340,13 @@ def test_a_file_of_megatron_with_sections(tmp_path: Path) -> None:
         "  num_layers_per_virtual_pipeline_stage: 2\n"
         "vocab_size: 50257\n"
     )
-    found = read_file(str(path))
-    model = found.model
+    file = read_file(str(path))
+    model = file.model
     assert (model.attention, model.kv_groups, model.head_dim, model.top_k) == ("gqa", 4, 64, 2)
     # Filled up to a multiple of 128 x tp; 4 x 1024 x 2/3 in steps of 64.
     assert (model.vocab, model.dense_layers, model.aux_loss) == (50432, 0, 0.0)
-    assert found.settings == {"tp": 2, "pp": 2, "vpp": 2}
-    notes = " | ".join(found.notes)
+    assert file.settings == {"tp": 2, "pp": 2, "vpp": 2}
+    notes = " | ".join(file.notes)
     for part in (
         "norms of queries and keys, 1,024", "2 layers of multi-token", "experts' choice, 128 ", "RMSNorm",
         "add_qkv_bias", "embedding and head are one", "expert_tensor_parallel_size", "kind aux_loss",
@@ -364,7 +364,7 @@ def test_a_file_of_megatron_with_sections(tmp_path: Path) -> None:
         ("moe_layer_freq: '__import__(\"os\")'", "moe_layer_freq must be a number or a list"),
         ("moe_layer_freq: '[1]*99999'", "moe_layer_freq must be a number or a list"),
         ("moe_layer_freq: '[0]*3'", "0 or 1 for each of 27 layers"),
-        ("tokenizer_model: mine", "that of the tokenizer mine is not known; add vocab_size"),
+        ("tokenizer_model: mine", "that of the tokenizer mine is unknown; add vocab_size"),
         ("extends: [lite.yaml]", "the file includes itself"),
         ("extends: [none.yaml]", "none.yaml: no such file"),
         ("extends: 7", "must be a list of files"),

@@ -69,7 +69,7 @@ def fits(values: Values) -> bool:
 
 def with_needs(name: str, value: object) -> Values:
     """A value, and as few others away from their defaults as it takes for it to be allowed."""
-    others = [(other, one) for other, values in VALUES.items() if other != name for one in values[1:]]
+    others = [(other, choice) for other, values in VALUES.items() if other != name for choice in values[1:]]
     for count in range(len(VALUES)):
         for chosen in subsets(others, count):
             values = dict(chosen) | {name: value}
@@ -149,12 +149,12 @@ def of_this_seed(config: Config, seed: int) -> Config:
 
 def on_rank(rank: int, base: Config, seed: int, device: str) -> list[Result | None]:
     """What came out of each combination; the first rank alone tells, it has whole gradients."""
-    groups, found = make_groups(base.layout, rank), []
+    groups, results = make_groups(base.layout, rank), []
     for values in combinations():
         config = replace(base, toggles=Toggles(**values))  # type: ignore[arg-type]
         result = train(of_this_seed(config, seed), groups, seed, device)
-        found.append(result if rank == 0 else None)
-    return found
+        results.append(result if rank == 0 else None)
+    return results
 
 
 @pytest.fixture(autouse=True)
@@ -164,10 +164,10 @@ def _collector() -> Iterator[None]:
     gc.enable()
 
 
-def compare(found: list[Result], expected: Result, seed: int, tolerance: float) -> None:
+def compare(results: list[Result], expected: Result, seed: int, tolerance: float) -> None:
     """Every combination against the baseline."""
     wrong = {}
-    for values, result in zip(combinations(), found, strict=True):
+    for values, result in zip(combinations(), results, strict=True):
         try:
             assert_same(result, expected, seed, tolerance)
         except AssertionError as error:
@@ -179,8 +179,8 @@ def test_all_combinations_compute_what_the_baseline_on_one_rank_does(tmp_path: P
     seed = clear_seed(BASE)
     alone = of_this_seed(one_rank(BASE), seed)
     expected = train(alone, Groups(alone.layout), seed, "cpu")
-    found = run_ranks(4, on_rank, BASE, seed, "cpu", folder=tmp_path)[0]
-    compare(found, expected, seed, FLOAT32)
+    results = run_ranks(4, on_rank, BASE, seed, "cpu", folder=tmp_path)[0]
+    compare(results, expected, seed, FLOAT32)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs 4 GPUs")
@@ -189,5 +189,5 @@ def test_all_combinations_do_so_in_bfloat16_on_gpus(tmp_path: Path) -> None:
     # ones depends on the layout, so the baseline is that of the same ranks, the first combination.
     base = override(BASE, ["dtype=bfloat16", "routing=balanced", "hidden=256"])
     seed = int(torch.seed() % 2**31)
-    found = run_ranks(4, on_rank, base, seed, "cuda", folder=tmp_path, device="cuda")[0]
-    compare(found, found[0], seed, BFLOAT16)
+    results = run_ranks(4, on_rank, base, seed, "cuda", folder=tmp_path, device="cuda")[0]
+    compare(results, results[0], seed, BFLOAT16)

@@ -23,11 +23,11 @@ from tracelens.planner.expected import (
     balanced,
     buffer_bytes,
     flops,
-    messages,
     parameters,
     summary,
 )
 from tracelens.planner.expected.flops import Work, scores_work
+from tracelens.planner.expected.messages import messages
 from tracelens.planner.expected.parameters import totals
 from tracelens.planner.expected.share import Share
 
@@ -66,10 +66,10 @@ def test_parameters_by_hand() -> None:
 
 def test_parameters_of_latent_attention_by_hand() -> None:
     model = replace(BY_HAND, attention="mla", q_lora=6, kv_lora=4, qk_dim=2, rope_dim=2, v_dim=3)
-    found = parameters(Config(model, training=by_hand().training), 0)
+    counts = parameters(Config(model, training=by_hand().training), 0)
     # Down 6 x 8 and (4 + 2) x 8, norms of 6 and 4; up 2 heads x (4 x 6 + 5 x 4), output 8 x 2 x 3.
-    assert found["stage"]["attention"] == 2 * (48 + 48 + 10)
-    assert found["dense"]["attention"] == 2 * (2 * 24 + 2 * 20 + 48)
+    assert counts["stage"]["attention"] == 2 * (48 + 48 + 10)
+    assert counts["dense"]["attention"] == 2 * (2 * 24 + 2 * 20 + 48)
 
 
 def test_parameters_of_one_rank_by_hand() -> None:
@@ -116,16 +116,16 @@ def test_parameters_are_those_that_torch_counts(config: Config, data: st.DataObj
     rank = data.draw(st.integers(0, config.layout.ranks - 1))
     counted: dict[str, int] = {}
     chunks = config.layout.chunks(config.model.layers)
-    place = config.layout.coordinates(rank)
+    coordinates = config.layout.coordinates(rank)
     for number, layers in enumerate(chunks):
-        if number % config.layout.pp == place["pp"]:
+        if number % config.layout.pp == coordinates["pp"]:
             ends = (number == 0, number == len(chunks) - 1)
             with torch.device("meta"):
                 chunk = Transformer(config, Groups(config.layout, rank), layers, ends)
             for parameter in chunk.parameters():
                 counted[parameter.replicas] = counted.get(parameter.replicas, 0) + parameter.numel()
-    found = parameters(config, rank)
-    assert {replicas: sum(counts.values()) for replicas, counts in found.items()} == counted
+    by_group = parameters(config, rank)
+    assert {replicas: sum(counts.values()) for replicas, counts in by_group.items()} == counted
 
 
 @given(configs())
@@ -143,46 +143,46 @@ def test_ranks_hold_the_model_as_often_as_they_replicate_it(config: Config) -> N
 
 
 def test_flops_by_hand() -> None:
-    found = flops(by_hand(), 0)
+    by_scope = flops(by_hand(), 0)
     # 6 tokens: queries, keys, values, output are 192 numbers, 2 * 6 * 192 = 2304; half of 6 x 6 scores in
     # 2 heads, of width 4 and again 4: 2 * 2 * 18 * 8 = 576. Backward: twice the products, and of scores
     # 3 * 4 + 2 * 4 = 20 for 8. Two micro-batches.
-    assert found["L0.attention"] == (2 * (2304 + 576), 2 * (2 * 2304 + 1440), 0)
-    assert found["L0.mlp"] == (2 * 2 * 6 * 384, 2 * 4 * 6 * 384, 0)
-    assert found["L1.router"] == (2 * 2 * 6 * 32, 2 * 4 * 6 * 32, 0)
+    assert by_scope["L0.attention"] == (2 * (2304 + 576), 2 * (2 * 2304 + 1440), 0)
+    assert by_scope["L0.mlp"] == (2 * 2 * 6 * 384, 2 * 4 * 6 * 384, 0)
+    assert by_scope["L1.router"] == (2 * 2 * 6 * 32, 2 * 4 * 6 * 32, 0)
     # 6 tokens choose 2 experts each.
-    assert found["L1.experts"] == (2 * 2 * 12 * 192, 2 * 4 * 12 * 192, 0)
-    assert found["L1.shared"] == (2 * 2 * 6 * 96, 2 * 4 * 6 * 96, 0)
-    assert found["head"] == (2 * 2 * 6 * 80, 2 * 4 * 6 * 80, 0)
-    assert set(found) == {
+    assert by_scope["L1.experts"] == (2 * 2 * 12 * 192, 2 * 4 * 12 * 192, 0)
+    assert by_scope["L1.shared"] == (2 * 2 * 6 * 96, 2 * 4 * 6 * 96, 0)
+    assert by_scope["head"] == (2 * 2 * 6 * 80, 2 * 4 * 6 * 80, 0)
+    assert set(by_scope) == {
         "L0.attention", "L0.mlp", "L1.attention", "L1.router", "L1.experts", "L1.shared", "head",
     }  # fmt: skip
 
 
 def test_recomputation_ends_before_the_last_product() -> None:
-    found = flops(by_hand(None, "recompute_layer_ids=0,1"), 0)
-    assert found["L0.attention"].recomputed == found["L0.attention"].forward
-    assert found["L0.mlp"].recomputed == 2 * 2 * 6 * 8 * 32
-    assert found["L1.experts"].recomputed == found["L1.experts"].forward
-    assert found["L1.shared"].recomputed == 2 * 2 * 6 * 8 * 8
+    by_scope = flops(by_hand(None, "recompute_layer_ids=0,1"), 0)
+    assert by_scope["L0.attention"].recomputed == by_scope["L0.attention"].forward
+    assert by_scope["L0.mlp"].recomputed == 2 * 2 * 6 * 8 * 32
+    assert by_scope["L1.experts"].recomputed == by_scope["L1.experts"].forward
+    assert by_scope["L1.shared"].recomputed == 2 * 2 * 6 * 8 * 8
     early = flops(by_hand(None, "recompute_layer_ids=1", "overlap_shared=on"), 0)
     assert early["L1.shared"].recomputed == early["L1.shared"].forward
     assert early["L0.mlp"].recomputed == early["head"].recomputed == 0
     shown = flops(by_hand(None, "recompute_layer_ids=0,1"), 0, broken_off=True)
-    assert all(shown[scope].recomputed == shown[scope].forward for scope in found if scope != "head")
+    assert all(shown[scope].recomputed == shown[scope].forward for scope in by_scope if scope != "head")
 
 
 def test_experts_take_the_rows_that_were_routed_or_all_of_the_buffers() -> None:
     config = by_hand(Layout(ranks=2), "experts=grouped", "sync_free=3", "routing=learned")
-    one = Routed(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
-    routing = Routing({1: (one, replace(one, rows=(0, 1)))})
+    routed = Routed(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
+    routing = Routing({1: (routed, replace(routed, rows=(0, 1)))})
     assert flops(config, 1, routing)["L1.experts"].forward == 2 * (9 + 1) * 192
     # Both ranks' 6 tokens may all choose both experts of this rank, in each of two micro-batches.
     assert flops(config, 1, buffers=True)["L1.experts"].forward == 2 * 2 * (2 * 6 * 2) * 192
     with pytest.raises(TracelensError, match="routing=learned depends on the weights"):
         flops(config, 1)
     with pytest.raises(TracelensError, match="layer 1 is not known for micro-batch 1"):
-        flops(config, 1, Routing({1: (one,)}))
+        flops(config, 1, Routing({1: (routed,)}))
     assert "L1.experts" not in flops(by_hand(Layout(ranks=2, pp=2), "routing=learned"), 0)
 
 
@@ -227,10 +227,10 @@ def test_flops_are_those_that_torch_counts(assignments: list[str]) -> None:
         with FlopCounterMode(display=False, custom_mapping=mapping) as backward:
             loss.backward()
     (routing,) = log.read()
-    found = flops(config, 0, routing, attention="math")
-    assert sum(work.forward for work in found.values()) == forward.get_total_flops()
-    assert sum(work.backward + work.recomputed for work in found.values()) == backward.get_total_flops()
-    assert flops(config, 0, attention="math", buffers=True) == found  # one rank gets all that it sends
+    by_scope = flops(config, 0, routing, attention="math")
+    assert sum(work.forward for work in by_scope.values()) == forward.get_total_flops()
+    assert sum(work.backward + work.recomputed for work in by_scope.values()) == backward.get_total_flops()
+    assert flops(config, 0, attention="math", buffers=True) == by_scope  # one rank gets all that it sends
 
 
 def _grouped_flops(a: Any, b: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -285,31 +285,31 @@ def test_balanced_routing_is_what_the_router_does(tokens: int, top_k: int, exper
     assert all(len(row) == top_k for row in chosen)
     each = experts // ranks
     for rank in range(ranks):
-        one = balanced(config, rank).at(1, 0)
+        routed = balanced(config, rank).at(1, 0)
         mine = range(rank * each, (rank + 1) * each)
-        assert one.rows == tuple(ranks * sum(expert in row for row in chosen) for expert in mine)
-        assert one.rows_from == (sum(one.rows) // ranks,) * ranks
-        assert one.copies_from == (sum(not row.isdisjoint(mine) for row in chosen),) * ranks
-        assert one.rows_to[rank] == one.rows_from[0]
-        assert one.copies_to[rank] == one.copies_from[0]
-        assert sum(one.rows_to) == tokens * top_k
+        assert routed.rows == tuple(ranks * sum(expert in row for row in chosen) for expert in mine)
+        assert routed.rows_from == (sum(routed.rows) // ranks,) * ranks
+        assert routed.copies_from == (sum(not row.isdisjoint(mine) for row in chosen),) * ranks
+        assert routed.rows_to[rank] == routed.rows_from[0]
+        assert routed.copies_to[rank] == routed.copies_from[0]
+        assert sum(routed.rows_to) == tokens * top_k
 
 
 def test_messages_by_hand() -> None:
     config = by_hand(Layout(ranks=2), "micro_batches=1")
     # Of 6 tokens' 12 choices each expert gets 3, so each rank 6, from each rank.
     row = 8 * 4
-    found = messages(config, 1)
-    assert found[:3] == [
+    sent = messages(config, 1)
+    assert sent[:3] == [
         Message("L1.dispatch", "forward", 0, "counts", "all_to_all", "ep", 2, 4 * 8, 4 * 8),
         Message("L1.dispatch", "forward", 0, "tokens", "all_to_all", "ep", 2, 12 * row, 12 * row),
         Message("L1.combine", "forward", 0, "results", "all_to_all", "ep", 2, 12 * row, 12 * row),
     ]
-    assert [one[:2] for one in found[3:5]] == [("L1.combine.B", "backward"), ("L1.dispatch.B", "backward")]
+    assert [one[:2] for one in sent[3:5]] == [("L1.combine.B", "backward"), ("L1.dispatch.B", "backward")]
     # 32 numbers are a cache line: norms of 8 take one, 80 numbers of embedding and head three each. Both
     # ranks have as many lines: of dense parameters there are 27, so one is added.
     sizes = {"stage": 128 * (3 + 5 + 1 + 3), "dense": 128 * (2 * (2 + 1 + 1 + 2) + 3 * (4 + 1) + 1)}
-    assert [one[3:] for one in found[5:9]] == [
+    assert [one[3:] for one in sent[5:9]] == [
         ("gradients", "reduce_scatter", "dp_cp_tp", 2, sizes["stage"], sizes["stage"] // 2),
         ("gradients", "reduce_scatter", "dp_cp", 2, sizes["dense"], sizes["dense"] // 2),
         ("parameters", "all_gather", "dp_cp_tp", 2, sizes["stage"] // 2, sizes["stage"]),
@@ -319,13 +319,15 @@ def test_messages_by_hand() -> None:
 
 
 def test_messages_of_unevenly_routed_tokens() -> None:
-    one = Routed(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
-    routing, row = Routing({1: (one,)}), 8 * 4
+    routed = Routed(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
+    routing, row = Routing({1: (routed,)}), 8 * 4
     for dispatch, sent, received in (("alltoall", 12, 9), ("dedup", 9, 7), ("deepep", 9, 7)):
         config = by_hand(Layout(ranks=2), "micro_batches=1", "routing=learned", f"dispatch={dispatch}")
-        found = [one for one in messages(config, 1, routing) if one.what in ("tokens", "results")]
+        token_messages = [
+            message for message in messages(config, 1, routing) if message.what in ("tokens", "results")
+        ]
         there, back = (sent * row, received * row), (received * row, sent * row)
-        assert [message[-2:] for message in found] == [there, back, there, back]
+        assert [message[-2:] for message in token_messages] == [there, back, there, back]
         with pytest.raises(TracelensError, match="routing=learned depends on the weights"):
             messages(config, 1)
 
@@ -334,8 +336,8 @@ def test_static_buffers_need_no_routing() -> None:
     layout, row = Layout(ranks=2), 8 * 4
     options = ["experts=grouped", "sync_free=3", "routing=learned"]
     tokens = {
-        dispatch: {one.sent for one in messages(by_hand(layout, f"dispatch={dispatch}", *options), 0)
-                   if one.what == "tokens"}
+        dispatch: {message.sent for message in messages(by_hand(layout, f"dispatch={dispatch}", *options), 0)
+                   if message.what == "tokens"}
         for dispatch in ("alltoall", "dedup")
     }  # fmt: skip
     assert tokens == {"alltoall": {2 * 6 * 2 * row}, "dedup": {2 * 6 * row}}
@@ -363,8 +365,8 @@ def test_hierarchical_reduction_by_hand() -> None:
     layout = Layout(ranks=4, node=2)
     config = by_hand(layout, "grad_reduce=hierarchical", "micro_batches=1")
     size = buffer_bytes(Share(config, 0))["dense"]
-    found = [one for one in messages(config, 3) if one.scope == "grad_reduce"][-3:]
-    assert [one[4:] for one in found] == [
+    reductions = [message for message in messages(config, 3) if message.scope == "grad_reduce"][-3:]
+    assert [message[4:] for message in reductions] == [
         ("reduce_scatter", "dp_node", 2, size, size // 2),
         ("all_reduce", "dp_across", 2, size // 2, size // 2),
         ("all_gather", "dp_node", 2, size // 2, size),
@@ -390,13 +392,13 @@ def test_routing_survives_json() -> None:
 
 def test_a_summary_is_plain_and_holds_everything() -> None:
     config = by_hand(Layout(ranks=2))
-    found = summary(config, 1, "cpu")
-    assert json.loads(json.dumps(found)) == found
-    assert found["parameters"] == parameters(config, 1)
-    assert found["flops"]["head"] == {"forward": 1920, "backward": 3840, "recomputed": 0}
-    assert sum(one["times"] for one in found["messages"]) == len(messages(config, 1))
-    assert sum(one["sent"] * one["times"] for one in found["messages"]) == sum(
-        one.sent for one in messages(config, 1)
+    document = summary(config, 1, "cpu")
+    assert json.loads(json.dumps(document)) == document
+    assert document["parameters"] == parameters(config, 1)
+    assert document["flops"]["head"] == {"forward": 1920, "backward": 3840, "recomputed": 0}
+    assert sum(message["times"] for message in document["messages"]) == len(messages(config, 1))
+    assert sum(message["sent"] * message["times"] for message in document["messages"]) == sum(
+        message.sent for message in messages(config, 1)
     )
 
 
@@ -426,9 +428,9 @@ def test_a_log_tells_what_each_token_chose() -> None:
     steps = log.read()
     assert len(steps) == 2
     # The hook of this test also sees each layer computed again.
-    found = [one.rows for step in steps for one in step.layers[1]]
-    assert found == [tuple(one.flatten().bincount(minlength=8).tolist()) for one in chosen[::2]]
-    assert all(one.copies_to == (8,) for step in steps for one in step.layers[2])
+    rows = [routed.rows for step in steps for routed in step.layers[1]]
+    assert rows == [tuple(routed.flatten().bincount(minlength=8).tolist()) for routed in chosen[::2]]
+    assert all(routed.copies_to == (8,) for step in steps for routed in step.layers[2])
 
 
 def test_a_router_outside_of_numbered_layers_cannot_be_logged() -> None:

@@ -60,15 +60,15 @@ def config_of(name: str, layout: Layout) -> Config:
 
 def counted(config: Config, rank: int) -> Counter[str]:
     """What torch counts of a rank's chunks, by the group of ranks that hold the same."""
-    layout, found = config.layout, Counter[str]()
+    layout, counts = config.layout, Counter[str]()
     chunks = layout.chunks(config.model.layers)
     for number in range(layout.coordinates(rank)["pp"], len(chunks), layout.pp):
         with torch.device("meta"):
             ends = (number == 0, number == len(chunks) - 1)
             chunk = Transformer(config, Groups(layout, rank), chunks[number], ends)
         for parameter in chunk.parameters():
-            found[parameter.replicas] += parameter.numel()
-    return found
+            counts[parameter.replicas] += parameter.numel()
+    return counts
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=told)
@@ -78,8 +78,8 @@ def test_each_kind_of_rank_holds_what_torch_counts(name: str, layout: Layout) ->
     for pp in {0, 1, layout.pp // 2, layout.pp - 1} & set(range(layout.pp)):
         # The first and the last rank of a stage have other places in every one of its groups.
         for rank in {pp * stage, (pp + 1) * stage - 1}:
-            found = {name: sum(counts.values()) for name, counts in parameters(config, rank).items()}
-            assert found == counted(config, rank), rank
+            by_group = {name: sum(counts.values()) for name, counts in parameters(config, rank).items()}
+            assert by_group == counted(config, rank), rank
 
 
 PIPELINES = [

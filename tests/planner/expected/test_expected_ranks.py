@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.expected import Routing, attention_kernel, flops, messages
+from tracelens.planner.expected import Routing, attention_kernel, flops
+from tracelens.planner.expected.messages import messages
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 
@@ -114,10 +115,10 @@ def test_a_step_does_what_is_expected(
     routing = Routing.from_dict(told[case, rank])
     work, sent = read(json.loads(trace.read_text())["traceEvents"])
     kernel = attention_kernel(config, rank, "cpu")
-    found = flops(config, rank, routing, kernel, config.toggles.sync_free == 3, broken_off=True)
+    by_scope = flops(config, rank, routing, kernel, config.toggles.sync_free == 3, broken_off=True)
     expected = {
         (f"{scope}.B" if phase == "backward" else scope, phase): count
-        for scope, done in found.items()
+        for scope, done in by_scope.items()
         for phase, count in zip(("forward", "backward", "recompute"), done, strict=True)
         if count
     }
@@ -145,14 +146,16 @@ def read(events: list[dict[str, Any]]) -> Counted:
     for event in spans:
         while around and (around[-1]["tid"] != event["tid"] or end(around[-1]) <= event["ts"]):
             around.pop()
-        scopes = [one["name"] for one in around if one["cat"] == "user_annotation"]
-        inside = any(one["name"] == "aten::_grouped_mm" for one in around)
+        scopes = [event_["name"] for event_ in around if event_["cat"] == "user_annotation"]
+        inside = any(event_["name"] == "aten::_grouped_mm" for event_ in around)
         if count := 0 if inside else flops_of(event):
             work[place(scopes)] += count
         if event["name"] in COLLECTIVES:
-            collective, given, taken = COLLECTIVES[event["name"]]
-            sizes = [0 if at is None else bytes_of(event, at) for at in (given, taken)]
-            where = ("", "step") if None in (given, taken) else place(scopes)
+            collective, sent_from, received_in = COLLECTIVES[event["name"]]
+            sizes = [
+                0 if argument is None else bytes_of(event, argument) for argument in (sent_from, received_in)
+            ]
+            where = ("", "step") if None in (sent_from, received_in) else place(scopes)
             sent[*where, collective, *sizes] += 1
         if event["cat"] == "user_annotation" or event["name"] == "aten::_grouped_mm":
             around.append(event)
@@ -174,8 +177,8 @@ def place(scopes: list[str]) -> tuple[str, str]:
     return scope, "backward" if scope.endswith(".B") else "recompute"
 
 
-def bytes_of(event: dict[str, Any], at: int) -> int:
-    dims, kind = event["args"]["Input Dims"][at], event["args"]["Input type"][at]
+def bytes_of(event: dict[str, Any], argument: int) -> int:
+    dims, kind = event["args"]["Input Dims"][argument], event["args"]["Input type"][argument]
     shapes = dims if kind == "TensorList" else [dims]
     total = 0
     for shape in shapes:

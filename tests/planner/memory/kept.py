@@ -29,19 +29,19 @@ def saved(config: Config, groups: Groups | None = None) -> int:
     shape = (1, config.training.seq // shards, config.training.micro_batch)
     token = torch.randint(config.model.vocab, shape)
     own = {_place(tensor) for tensor in (*chunk.parameters(), *chunk.buffers(), token)}
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     alive: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         size = tensor.untyped_storage().nbytes()
         if _place(tensor) not in own and size >= LEAST:
-            found[_place(tensor)] = size
+            sizes[_place(tensor)] = size
             alive.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         schedule.parts[0](token, token)
-    return sum(found.values())
+    return sum(sizes.values())
 
 
 def _place(tensor: Tensor) -> int:

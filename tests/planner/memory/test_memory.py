@@ -12,6 +12,7 @@ from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.planner import expected
 from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.expected.parameters import totals
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.memory import memory, stages, worst
 from tracelens.planner.memory.tables import COMPONENTS
@@ -26,33 +27,33 @@ def config(model: str = "small", *fields: str) -> Config:
 
 def test_one_dense_layer_by_hand() -> None:
     """Two heads of 8, D 16, an MLP of 32, V 64, 64 tokens, float32, no main copies, Adam."""
-    one = config(
+    dense = config(
         "tiny",
         "layers=1 dense_layers=1 hidden=16 dense_ffn=32 heads=2 attention=gqa kv_groups=2 head_dim=8",
         "vocab=64 seq=64 micro_batch=1 micro_batches=1",
     )
-    found = worst(one, Assumptions(library_bytes=0))
+    stage = worst(dense, Assumptions(library_bytes=0))
     D, T, V, F = 16, 64, 64, 32
     # Embedding, three norms, four matrices of attention, three of the MLP, head; the largest multiples of
     # 128 bytes that hold a norm are 128, and all others are such multiples.
     parameters = 4 * (V * D + 4 * D * D + 3 * D * F + V * D) + 3 * 128
-    assert found.held["parameters"] == found.held["gradients"] == parameters
-    assert found.held["optimizer"] == 2 * parameters
-    assert "main_parameters" not in found.held
+    assert stage.held["parameters"] == stage.held["gradients"] == parameters
+    assert stage.held["optimizer"] == 2 * parameters
+    assert "main_parameters" not in stage.held
     # Stream and normed input of each norm and one number a token; queries, keys, values and output, and one
     # number a query and head; gate, up, silu and product.
     norms = 3 * (2 * T * D + T) * 4
     attention = 4 * (4 * T * D + 2 * T)
     mlp = 4 * 4 * T * F
-    assert found.held["activations.norms"] == norms
-    assert found.held["activations.attention"] == attention
-    assert found.held["activations.mlp"] == mlp
+    assert stage.held["activations.norms"] == norms
+    assert stage.held["activations.attention"] == attention
+    assert stage.held["activations.mlp"] == mlp
     # Logs of the shares are kept; their gradient and that of the logits are there with them.
-    assert found.held["loss"] == 4 * T * V
-    assert found.held["temporary"] == 2 * 4 * T * V
-    assert found.held["buffers.tokens"] == 2 * 8 * T
-    assert found.moment == "backward"
-    assert found.moments["between"] == 4 * parameters + 16 * T
+    assert stage.held["loss"] == 4 * T * V
+    assert stage.held["temporary"] == 2 * 4 * T * V
+    assert stage.held["buffers.tokens"] == 2 * 8 * T
+    assert stage.moment == "backward"
+    assert stage.moments["between"] == 4 * parameters + 16 * T
 
 
 @pytest.mark.parametrize(
@@ -63,23 +64,23 @@ def test_one_dense_layer_by_hand() -> None:
     ],
 )  # fmt: skip
 def test_the_parameters_of_all_stages_are_the_model_s(fields: str) -> None:
-    one = config("small", fields)
+    small = config("small", fields)
     share = 0
-    for place in range(one.layout.pp):
-        counted = expected.parameters(one, place * one.layout.stage_ranks)
+    for place in range(small.layout.pp):
+        counted = expected.parameters(small, place * small.layout.stage_ranks)
         counts = sum(sum(parts.values()) for parts in counted.values())
-        held = stages(one)[place].held["parameters"]
+        held = stages(small)[place].held["parameters"]
         # Each of a few buffers is filled up to shares of 128 bytes for each rank.
-        assert 0 <= held - 2 * counts <= 200 * 128 + 3 * 128 * one.layout.ranks
+        assert 0 <= held - 2 * counts <= 200 * 128 + 3 * 128 * small.layout.ranks
         share += counts
-    if one.layout.experts_over == one.layout.tp == 1:
-        assert share == expected.totals(one.model).total
+    if small.layout.experts_over == small.layout.tp == 1:
+        assert share == totals(small.model).total
 
 
 def test_worst_first_and_rows_add_up() -> None:
-    one = config("small", "ranks=4 pp=4 layers=8 micro_batches=8")
-    found = memory(one, devices=[device("h200"), device("h100")])
-    ranks, table = found["ranks"], found["memory"]
+    small = config("small", "ranks=4 pp=4 layers=8 micro_batches=8")
+    result = memory(small, devices=[device("h200"), device("h100")])
+    ranks, table = result["ranks"], result["memory"]
     assert ranks["peak_bytes"].is_monotonic_decreasing
     sums = table.groupby("pp_rank", sort=False)["bytes"].sum()
     assert sums.to_dict() == dict(zip(ranks["pp_rank"], ranks["peak_bytes"], strict=True))
@@ -88,8 +89,8 @@ def test_worst_first_and_rows_add_up() -> None:
     assert set(table["component"]) <= set(COMPONENTS)
     assert ranks.sort_values("pp_rank")["layers"].tolist() == ["+0-1", "2-3", "4-5", "6-7+"]
     assert ranks.sort_values("pp_rank")["in_flight"].tolist() == [4, 3, 2, 1]
-    assert (ranks["peak_bytes"] == found.meta["worst_bytes"]).any()
-    fits = found["fits"].set_index("device")
+    assert (ranks["peak_bytes"] == result.meta["worst_bytes"]).any()
+    fits = result["fits"].set_index("device")
     for name in ("h200", "h100"):
         row = fits.loc[name]
         assert row["free_bytes"] == row["memory_bytes"] - row["reserve_bytes"] - row["needed_bytes"]
@@ -97,19 +98,21 @@ def test_worst_first_and_rows_add_up() -> None:
 
 
 def test_real_bytes_and_the_reserve() -> None:
-    one = config("small")
-    row = memory(one, devices=[device("mi300x")], reserve=10**9)["fits"].iloc[0]
+    small = config("small")
+    row = memory(small, devices=[device("mi300x")], reserve=10**9)["fits"].iloc[0]
     assert (row["memory_bytes"], row["nameplate_bytes"]) == (206_141_652_992, 192_000_000_000)
     assert row["reserve_bytes"] == 10**9
-    found = memory(one, devices=[device("mi325x")])
-    assert found["fits"]["memory_bytes"][0] == 256_000_000_000
-    assert any("mi325x" in skip.subject for skip in found.skips)
+    result = memory(small, devices=[device("mi325x")])
+    assert result["fits"]["memory_bytes"][0] == 256_000_000_000
+    assert any("mi325x" in skip.subject for skip in result.skips)
 
 
 def test_several_layouts_are_compared_by_name() -> None:
-    found = memory({text: config("small", text) for text in ("ranks=2", "ranks=4")}, devices=[device("h100")])
-    assert list(dict.fromkeys(found["memory"]["layout"])) == ["ranks=2", "ranks=4"]
-    assert found["fits"]["layout"].tolist() == ["ranks=2", "ranks=4"]
+    result = memory(
+        {text: config("small", text) for text in ("ranks=2", "ranks=4")}, devices=[device("h100")]
+    )
+    assert list(dict.fromkeys(result["memory"]["layout"])) == ["ranks=2", "ranks=4"]
+    assert result["fits"]["layout"].tolist() == ["ranks=2", "ranks=4"]
     assert memory(config("small", "ranks=8 tp=2")).meta["layouts"] == ["8 GPUs ep=8 tp=2"]
 
 
@@ -125,43 +128,43 @@ def test_worst_case_buffers_are_told_from_rows_with_tokens() -> None:
 
 @pytest.mark.parametrize(("less", "more"), [("full", "attention"), ("attention", "none")])
 def test_recomputation_keeps_less(less: str, more: str) -> None:
-    one = config("deepseek_v2_lite", "ranks=8 micro_batch=4")
-    found = [worst(one, Assumptions(recompute=how)) for how in (less, more)]  # type: ignore[arg-type]
-    assert found[0].total < found[1].total
+    lite = config("deepseek_v2_lite", "ranks=8 micro_batch=4")
+    stages_ = [worst(lite, Assumptions(recompute=how)) for how in (less, more)]  # type: ignore[arg-type]
+    assert stages_[0].total < stages_[1].total
     ids = config(
         "deepseek_v2_lite", "ranks=8 micro_batch=4 recompute_layer_ids=" + ",".join(map(str, range(27)))
     )
-    assert worst(ids).total == worst(one, Assumptions(recompute="full")).total
+    assert worst(ids).total == worst(lite, Assumptions(recompute="full")).total
 
 
 def test_precision_optimizer_and_sharding() -> None:
-    one = config("small", "ranks=2")
-    base = worst(one).moments["between"]
-    elements = worst(one).held["parameters"] // 2
+    small = config("small", "ranks=2")
+    base = worst(small).moments["between"]
+    elements = worst(small).held["parameters"] // 2
 
     def between(**assumed: object) -> int:
-        return worst(one, Assumptions(**assumed)).moments["between"]  # type: ignore[arg-type]
+        return worst(small, Assumptions(**assumed)).moments["between"]  # type: ignore[arg-type]
 
     assert between(gradients="float32") - base == 2 * elements
-    shared = worst(one).held["optimizer"] // 8
+    shared = worst(small).held["optimizer"] // 8
     assert base - between(optimizer="momentum") == 4 * shared
     assert base - between(optimizer="sgd") == 8 * shared
     assert between(sharding="none") - base == 12 * (elements - shared)
     # Without main copies Adam's numbers have the parameters' type.
-    without = worst(override(one, ["main_params=false"])).moments["between"]
+    without = worst(override(small, ["main_params=false"])).moments["between"]
     assert base - without == 8 * shared
 
 
 def test_gradients_in_float32_spare_the_optimizer_a_copy() -> None:
-    one = config("small", "ranks=2")
-    moments = worst(one, Assumptions(gradients="float32")).moments
+    small = config("small", "ranks=2")
+    moments = worst(small, Assumptions(gradients="float32")).moments
     assert moments["optimizer"] == moments["between"]
 
 
 def test_buffers_of_stages() -> None:
-    one = config("small", "ranks=2 pp=2 micro_batches=8 layers=4 micro_batch=8", FUSED)
-    row = one.tokens * one.model.hidden * 2
-    every, few = (stages(one, Assumptions(stage_buffers=kind))[0] for kind in ("all", "in_flight"))  # type: ignore[arg-type]
+    pipelined = config("small", "ranks=2 pp=2 micro_batches=8 layers=4 micro_batch=8", FUSED)
+    row = pipelined.tokens * pipelined.model.hidden * 2
+    every, few = (stages(pipelined, Assumptions(stage_buffers=kind))[0] for kind in ("all", "in_flight"))  # type: ignore[arg-type]
     # Gradients of eight micro-batches, and what went out of two; else one gradient.
     assert every.held["buffers.pipeline"] == 10 * row
     assert few.held["buffers.pipeline"] == row
@@ -187,7 +190,7 @@ def test_assumptions_that_cannot_be(wrong: dict[str, object], message: str) -> N
     [
         (80e9, -1, "reserve must be 0 bytes or more, not -1"),
         (80e9, 80 * 10**9, "the reserve leaves nothing of the 75 GiB of mine"),
-        (0, None, "the memory of mine is not known: add hbm_bytes to its device file"),
+        (0, None, "the memory of mine is unknown: add hbm_bytes to its device file"),
     ],
 )
 def test_devices_that_cannot_be_compared_with(has: float, reserve: int | None, message: str) -> None:
@@ -202,9 +205,9 @@ def test_a_device_of_ones_own_has_the_memory_that_its_file_says() -> None:
 
 
 def test_two_words_on_recomputation_are_refused() -> None:
-    one = config("small", "recompute_layer_ids=1")
+    small = config("small", "recompute_layer_ids=1")
     with pytest.raises(TracelensError, match="recompute=none and recompute_layer_ids exclude each other"):
-        worst(one, Assumptions(recompute="none"))
+        worst(small, Assumptions(recompute="none"))
 
 
 def test_meta_says_how_the_model_computes() -> None:
@@ -216,9 +219,9 @@ def test_meta_says_how_the_model_computes() -> None:
     assert memory(fused).meta["toggles"] == "experts=grouped permute=fused router=fused loss=fused"
     assert "optimised_bytes" not in memory(fused).meta
     # Of several layouts, what any of them has at its baseline.
-    some = memory({"a": fused, "b": override(fused, ["loss=plain"])}).meta
-    assert some["toggles"] == "loss=plain"
-    assert some["optimised_bytes"] < some["worst_bytes"]
+    partly = memory({"a": fused, "b": override(fused, ["loss=plain"])}).meta
+    assert partly["toggles"] == "loss=plain"
+    assert partly["optimised_bytes"] < partly["worst_bytes"]
     streams = memory(config("small", "experts=multistream permute=fused router=fused loss=fused")).meta
     assert streams["toggles"] == "experts=multistream permute=fused router=fused loss=fused"
     charts = memory(
@@ -255,17 +258,19 @@ def test_larger_batches_and_imbalance_never_take_less(
 
 @given(st.sampled_from([2, 4]), st.integers(1, 3), st.integers(4, 12))
 def test_an_early_stage_has_no_fewer_in_flight(pp: int, vpp: int, batches: int) -> None:
-    one = config("small", f"ranks={pp} pp={pp} vpp={vpp} layers={pp * vpp} micro_batches={pp * batches}")
-    found = [stages(one)[place].in_flight for place in range(pp)]
-    assert found == sorted(found, reverse=True)
-    more = stages(one, Assumptions(overlap=True))
+    pipelined = config(
+        "small", f"ranks={pp} pp={pp} vpp={vpp} layers={pp * vpp} micro_batches={pp * batches}"
+    )
+    in_flight = [stages(pipelined)[place].in_flight for place in range(pp)]
+    assert in_flight == sorted(in_flight, reverse=True)
+    more = stages(pipelined, Assumptions(overlap=True))
     # With one chunk a stage as many forwards ahead as in the interleaved schedule, else one more.
-    wanted = [2 * (pp - place) if vpp == 1 else found[place] + 1 for place in range(pp)]
+    wanted = [2 * (pp - place) if vpp == 1 else in_flight[place] + 1 for place in range(pp)]
     assert [more[place].in_flight for place in range(pp)] == wanted
 
 
 def test_one_answer_takes_no_state() -> None:
-    one = config("moe_1t", "ranks=768 pp=24 ep=8 vpp=4 micro_batches=48")
-    first = worst(one)
+    large = config("moe_1t", "ranks=768 pp=24 ep=8 vpp=4 micro_batches=48")
+    first = worst(large)
     first.held.clear()
-    assert total(worst(one).held) > 0
+    assert total(worst(large).held) > 0

@@ -61,11 +61,11 @@ def test_the_conclusions(model: str, where: str, fitting: tuple[int, int, int, i
     # CP 1T would fit, too: the charts go for CP before more EP.
     pp, _, vpp, _ = fitting
     order = [(8, 1), (8, 2), (16, 2)]
-    found = {
+    totals = {
         (ep, cp): memory(config(model, pp, ep, vpp, cp), BRIEF, [device(where)])["fits"]["fits"][0]
         for ep, cp in order
     }
-    first = next(key for key in order if found[key] == "yes")
+    first = next(key for key in order if totals[key] == "yes")
     assert (pp, first[0], vpp, first[1]) == fitting
 
 
@@ -84,7 +84,7 @@ def test_the_margin_is_the_reserve() -> None:
 
 
 def test_models_of_another_kind_are_refused() -> None:
-    with pytest.raises(TracelensError, match="take convention=exact"):
+    with pytest.raises(TracelensError, match="use convention=exact"):
         worst(preset("deepseek_v3"), BRIEF)
 
 
@@ -103,12 +103,12 @@ def test_models_of_another_kind_are_refused() -> None:
     ],
 )
 def test_what_the_charts_do_not_tell_is_refused(assumed: dict[str, Any], fields: str, what: str) -> None:
-    asked = override(config("moe_1t", 24, 8, 4), fields.split())
-    with pytest.raises(TracelensError, match=f"convention=brief does not tell {what}: leave it out"):
-        worst(asked, replace(BRIEF, **assumed))
+    changed = override(config("moe_1t", 24, 8, 4), fields.split())
+    with pytest.raises(TracelensError, match=f"convention=brief does not support {what}: leave it out"):
+        worst(changed, replace(BRIEF, **assumed))
 
 
 def test_what_the_charts_leave_out_is_told() -> None:
-    found = memory(config("moe_1t", 24, 8, 4), BRIEF)
-    assert [skip.subject for skip in found.skips] == ["pipeline ranks from 1 on"]
+    result = memory(config("moe_1t", 24, 8, 4), BRIEF)
+    assert [skip.subject for skip in result.skips] == ["pipeline ranks from 1 on"]
     assert worst(config("moe_1t", 24, 8, 4)).total > 2 * worst(config("moe_1t", 24, 8, 4), BRIEF).total

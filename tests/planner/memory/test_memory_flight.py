@@ -25,11 +25,11 @@ def runs(pp: int, vpp: int, batches: int, stage: int, early: int) -> list[tuple[
         for chunk in range(vpp):
             forward += [("F", chunk)] * size
             backward += [("B", vpp - 1 - chunk)] * size
-    found = forward[:early]
-    for number, one in enumerate(backward):
-        found.append(one)
-        found += forward[early + number : early + number + 1]
-    return found
+    order = forward[:early]
+    for number, run in enumerate(backward):
+        order.append(run)
+        order += forward[early + number : early + number + 1]
+    return order
 
 
 CASES = [case for case in product((2, 4, 8), (1, 2, 4), (1, 2, 3)) if case[1] == 1 or case[0] > 1]
@@ -50,11 +50,11 @@ def test_every_moment_of_every_rank(pp: int, vpp: int, rounds: int) -> None:
             counts[chunk] += 1 if kind == "F" else -1
             most = max(most, sum(counts))
         assert counts == [0] * vpp
-        found = flight(config(pp, vpp, batches), stage)
-        assert found.most == most
+        moments = flight(config(pp, vpp, batches), stage)
+        assert moments.most == most
         after = {
             (tuple(row), chunk)
-            for row, chunk in zip(found.after.tolist(), found.backward.tolist(), strict=True)
+            for row, chunk in zip(moments.after.tolist(), moments.backward.tolist(), strict=True)
         }
         assert after <= states
         # None of those left out has more in flight of any chunk.

@@ -32,22 +32,22 @@ def config(case: dict[str, Any]) -> Config:
 def test_a_measured_stage(case: dict[str, Any], place: int) -> None:
     measured = case["stage"][place]
     assert stages(config(case))[place].total == pytest.approx(measured["peak"], rel=0.05)
-    found = stages(config(case), WORKLOAD)[place]
+    stage = stages(config(case), WORKLOAD)[place]
     # What is asked of it is 5%; what is left is rounding of the allocator, and with several streams memory
     # that is freed late.
     rounding, late, held = (0.01, 0.05, 0.02) if "multistream" in case["fields"] else (0.004, 0.015, 0.001)
-    assert found.total == pytest.approx(measured["peak"], rel=rounding)
-    assert found.moments["between"] == pytest.approx(measured["between"], rel=held)
-    passes = max(found.moments["forward"], found.moments["backward"])
+    assert stage.total == pytest.approx(measured["peak"], rel=rounding)
+    assert stage.moments["between"] == pytest.approx(measured["between"], rel=held)
+    passes = max(stage.moments["forward"], stage.moments["backward"])
     assert passes == pytest.approx(measured["passes"], rel=rounding)
     # Activations alone, which are small beside the optimizer's numbers.
     kept = measured["passes"] - measured["between"]
-    assert passes - found.moments["between"] == pytest.approx(kept, rel=late)
+    assert passes - stage.moments["between"] == pytest.approx(kept, rel=late)
 
 
 def test_enough_layouts_and_toggles_are_measured() -> None:
-    found = [config(case) for case in MEASURED["case"]]
-    assert len({(one.layout, one.toggles, one.training, one.model) for one in found}) >= 12
+    configs = [config(case) for case in MEASURED["case"]]
+    assert len({(one.layout, one.toggles, one.training, one.model) for one in configs}) >= 12
     assert {len(case["stage"]) for case in MEASURED["case"]} == {1, 2}
 
 
@@ -71,5 +71,5 @@ def test_a_rung_of_the_ladder_on_four_gpus(base: dict[str, Any], rung: dict[str,
         if not isinstance(value, list)
     ]
     changed = [f"{name}={value}" for name, value in rung["toggles"].items()]
-    found = worst(override(preset("small"), [*fields, *changed])).total
-    assert found == pytest.approx(rung["peak_bytes"], rel=0.005)
+    stage = worst(override(preset("small"), [*fields, *changed])).total
+    assert stage == pytest.approx(rung["peak_bytes"], rel=0.005)

@@ -37,5 +37,5 @@ FUSED = "experts=grouped permute=fused router=fused sync_free=2"
 def test_the_peak_of_a_step(fields: str, within: float) -> None:
     config = override(preset("tiny"), [*SIZES.split(), *fields.split()])
     moments = worst(config, Assumptions()).moments
-    found = max(moments["forward"], moments["backward"]) - moments["between"]
-    assert found + norms_on_cpu(config) == pytest.approx(peak(config), rel=within)
+    projected = max(moments["forward"], moments["backward"]) - moments["between"]
+    assert projected + norms_on_cpu(config) == pytest.approx(peak(config), rel=within)

@@ -74,14 +74,14 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 def test_all_that_one_of_two_ranks_saves(number: int, on_two_ranks: list[list[int]]) -> None:
     config = tiny(f"routing=balanced {RANKS[number]}")
     # On a GPU torch has no kernel for grouped queries in float32.
-    found = projected(config, attention="flash")
+    sizes = projected(config, attention="flash")
     kept = [of[number] for of in on_two_ranks]
     if config.layout.cp > 1:
         # The last rank sees most keys; on a CPU it keeps a mask, too.
         mask = config.model.layers * config.tokens * config.training.seq * 4
-        assert kept[0] <= kept[1] - mask == found
+        assert kept[0] <= kept[1] - mask == sizes
     elif config.toggles.dispatch == "dedup" and not config.toggles.sync_free:
         # How many copies there are, is an average.
-        assert kept == pytest.approx([found] * 2, rel=0.003)
+        assert kept == pytest.approx([sizes] * 2, rel=0.003)
     else:
-        assert kept == [found] * 2
+        assert kept == [sizes] * 2

@@ -98,7 +98,7 @@ def test_a_backward_leaves_the_gradient_of_the_input_alone(fields: str) -> None:
         layer.head_block(config),
     ):
         left = dict(block.backward[-1].end)
-        assert left.pop(TEMPORARY, 0) == block.given
+        assert left.pop(TEMPORARY, 0) == block.input_bytes
         assert not any(left.values())
         kept = dict(block.forward[-1].end)
         assert kept.pop(TEMPORARY) == block.output

@@ -32,14 +32,16 @@ def _bar(match: re.Match[str]) -> tuple[str, int, int, int]:
 def bars(played: Played) -> list[Bars]:
     """The same of a simulation."""
     kinds = dict(zip(PHASES, "FBBW", strict=True))
-    found: list[Bars] = []
+    drawn: list[Bars] = []
     for stage in range(played.schedule.stages):
         rows = played.of(stage)
         columns = (played.phase[rows], played.microbatch[rows], played.start[rows], played.end[rows])
-        found.append(
+        drawn.append(
             [
                 (kinds[PHASES[phase]], microbatch, start, end)
-                for phase, microbatch, start, end in zip(*(one.tolist() for one in columns), strict=True)
+                for phase, microbatch, start, end in zip(
+                    *(column.tolist() for column in columns), strict=True
+                )
             ]
         )
-    return found
+    return drawn

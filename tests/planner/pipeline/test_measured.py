@@ -51,12 +51,12 @@ def test_a_drawn_pipeline_is_given_back(
     size: int, rounds: int, chunks: int, forward: int, backward: int
 ) -> None:
     lanes = played(size, rounds * size, chunks, forward, backward)
-    found = measure(stages(*lanes, chunks=chunks, scopes=SCOPES))
-    (line,) = found.lines
+    measured = measure(stages(*lanes, chunks=chunks, scopes=SCOPES))
+    (line,) = measured.lines
     assert (line.size.stages, line.size.microbatches, line.size.chunks) == (size, rounds * size, chunks)
     assert (line.forward == forward * US).all()
     assert (line.backward == backward * US).all()
-    assert found.chunks.forward.tolist() == [forward * US] * (size * chunks)
+    assert measured.chunks.forward.tolist() == [forward * US] * (size * chunks)
     # What was recorded is the order of Megatron-LM's schedule, and its makespan the closed form.
     name = "interleaved" if chunks > 1 else "1f1b"
     assert line.schedule.orders == make_schedule(name, size, rounds * size, chunks).orders
@@ -72,8 +72,8 @@ def test_waits_for_messages_and_of_the_host_are_told_apart() -> None:
         [Piece(kind, start, end, number // 2 if lane else number % 2) for number, (kind, start, end) in rows]
         for lane, rows in enumerate((list(enumerate(first)), list(enumerate(second))))
     ]
-    found = measure(stages(*lanes, scopes=SCOPES))
-    (line,) = found.lines
+    measured = measure(stages(*lanes, scopes=SCOPES))
+    (line,) = measured.lines
     assert (line.costs.forward_transit, line.costs.backward_transit) == (2 * US, 3 * US)
     # Stage 0: 1 us after its first forward. Stage 1: none, none, and 4 us.
     assert line.costs.gap == (1 * US, round(4 * US / 3))
@@ -85,37 +85,39 @@ def test_waits_for_messages_and_of_the_host_are_told_apart() -> None:
 def test_without_all_stages_there_is_nothing_to_simulate() -> None:
     lanes = played(3, 3, 1)
     run = make_run([stage(lanes[rank], rank, 3, 1, scopes=SCOPES) for rank in (0, 2)], partial=True)
-    with pytest.raises(TracelensError, match="not all of its stages are in the run"):
+    with pytest.raises(TracelensError, match="some of its stages are missing"):
         measure(run)
 
 
 def test_a_run_without_a_pipeline_is_refused() -> None:
-    with pytest.raises(TracelensError, match="no whole pipeline in the trace: give the ranks of all stages"):
+    with pytest.raises(
+        TracelensError, match="no complete pipeline in the trace: give the ranks of all stages"
+    ):
         measure(tracelens.load(SAMPLES.parent / "one_gpu" / "grouped"))
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("plain", 0.001), ("interleaved", 0.003)])
 def test_recorded_passes_give_back_the_recorded_phase(name: str, tolerance: float) -> None:
-    found = sample(name)
-    table = project(found, "interleaved", chunks=found.size.chunks)["check"].set_index("times")
+    measured = sample(name)
+    table = project(measured, "interleaved", chunks=measured.size.chunks)["check"].set_index("times")
     assert abs(table["offset"]["each pass"]) < tolerance
     assert abs(table["offset"]["mean of chunk"]) < 0.02
-    assert table["measured_ns"]["each pass"] == found.phase_ns
+    assert table["measured_ns"]["each pass"] == measured.phase_ns
 
 
 def test_layers_of_a_recorded_pipeline_add_up_to_its_passes() -> None:
     for name, shares in (("plain", (2, 2)), ("interleaved", (1, 1, 1, 1))):
-        found = sample(name)
-        assert found.shares == shares
-        assert found.layers is not None
+        measured = sample(name)
+        assert measured.shares == shares
+        assert measured.layers is not None
         # The layers with experts count as one kind, so that only the sum over all chunks is kept.
-        chunks = Layers(found.layers).chunks(2, len(shares), shares)
+        chunks = Layers(measured.layers).chunks(2, len(shares), shares)
         for phase in ("forward", "backward"):
-            parts, whole = (float(getattr(one, phase).sum()) for one in (chunks, found.chunks))
+            parts, whole = (float(getattr(one, phase).sum()) for one in (chunks, measured.chunks))
             assert parts == pytest.approx(whole, rel=1e-6)
-        forward = found.layers.forward
+        forward = measured.layers.forward
         assert forward[0] < forward[1] == forward[2] == forward[3]
-        assert min(*found.layers.embedding, *found.layers.head) > 0
+        assert min(*measured.layers.embedding, *measured.layers.head) > 0
 
 
 def test_interleaving_is_predicted_from_the_run_without() -> None:
@@ -139,39 +141,39 @@ def test_megatron_lm_is_given_back(corpus: Path) -> None:
     path = corpus / "nvidia-h200-megatron" / "pp2ep4"
     if not path.is_dir():
         pytest.skip(f"{path} is not in this corpus")
-    found = measure(tracelens.load(path))
-    assert [line.ranks for line in found.lines] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    assert found.lines[0].schedule.orders == make_schedule("1f1b", 2, 8).orders
-    table = project(found, "1f1b")["check"]
+    measured = measure(tracelens.load(path))
+    assert [line.ranks for line in measured.lines] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert measured.lines[0].schedule.orders == make_schedule("1f1b", 2, 8).orders
+    table = project(measured, "1f1b")["check"]
     own, mean = (
         table[table["times"] == times]["offset"].abs().max() for times in ("each pass", "mean of chunk")
     )
     assert own < 0.002
     assert mean < 0.01
-    assert found.layers is None
+    assert measured.layers is None
     with pytest.raises(TracelensError, match="--layers"):
-        project(found, "interleaved", chunks=2)
+        project(measured, "interleaved", chunks=2)
 
 
 def test_times_are_the_runs_own_unless_it_is_cut_otherwise() -> None:
-    found = sample("plain")
-    assert isinstance(measured_source(found, 2, {1}), Fixed)
-    assert isinstance(measured_source(found, 2, {1, 2}), Layers)
-    assert isinstance(measured_source(found, 4, {1}), Layers)
-    assert isinstance(measured_source(found, 2, {1}, other_cut=True), Layers)
+    measured = sample("plain")
+    assert isinstance(measured_source(measured, 2, {1}), Fixed)
+    assert isinstance(measured_source(measured, 2, {1, 2}), Layers)
+    assert isinstance(measured_source(measured, 4, {1}), Layers)
+    assert isinstance(measured_source(measured, 2, {1}, other_cut=True), Layers)
     with pytest.raises(TracelensError, match="names 4 layers, not 5"):
-        measured_source(found, 2, {2}, layers=5)
+        measured_source(measured, 2, {2}, layers=5)
     with pytest.raises(TracelensError, match="names 4 layers, not 5"):
-        measured_source(found, 2, {1}, layers=5)
-    with pytest.raises(TracelensError, match="another cut of the model needs times of layers"):
-        measured_source(found._replace(layers=None), 2, {1}, other_cut=True)
-    unnamed = measured_source(found._replace(layers=None), 2, {2}, layers=4)
+        measured_source(measured, 2, {1}, layers=5)
+    with pytest.raises(TracelensError, match="another partition needs times of layers"):
+        measured_source(measured._replace(layers=None), 2, {1}, other_cut=True)
+    unnamed = measured_source(measured._replace(layers=None), 2, {2}, layers=4)
     assert isinstance(unnamed, Layers)
-    halves = np.rint(found.chunks.forward / 2).astype(np.int64)
+    halves = np.rint(measured.chunks.forward / 2).astype(np.int64)
     assert unnamed.times.forward.tolist() == np.repeat(halves, 2).tolist()
 
 
 def test_gaps_of_other_stages_are_the_mean() -> None:
-    found = sample("plain")
-    assert measured_costs(found, 2) == found.costs
-    assert measured_costs(found, 4).gap == (round(np.mean(found.costs.gap)),) * 4
+    measured = sample("plain")
+    assert measured_costs(measured, 2) == measured.costs
+    assert measured_costs(measured, 4).gap == (round(np.mean(measured.costs.gap)),) * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import combinations_with_replacement, pairwise
 
 import numpy as np
@@ -35,9 +36,9 @@ def test_the_longest_chunk_is_as_short_as_it_can_be(
     count = data.draw(st.integers(2, len(cost)))
     shares = shortest(np.array(cost), ends, count)
     assert (len(shares), sum(shares)) == (count, len(cost))
-    found = longest(cost, ends, (0, *np.cumsum(shares).tolist()))
+    longest_ns = longest(cost, ends, (0, *np.cumsum(shares).tolist()))
     every = combinations_with_replacement(range(len(cost) + 1), count - 1)
-    assert found == min(longest(cost, ends, (0, *cuts, len(cost))) for cuts in every)
+    assert longest_ns == min(longest(cost, ends, (0, *cuts, len(cost))) for cuts in every)
 
 
 def layer_times(forward: list[int], embedding: int = 0, head: int = 0) -> LayerTimes:
@@ -73,7 +74,7 @@ def test_the_best_cut_is_never_slower_than_the_even_one(
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "interleaved-overlap"])
 def test_many_micro_batches_do_not_change_that(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracelens.planner.pipeline.pipeline._QUICK_PASSES", 600)
+    monkeypatch.setattr(sys.modules["tracelens.planner.pipeline.pipeline"], "_QUICK_PASSES", 600)
     source = Layers(layer_times([30, *[20] * 26], embedding=4, head=70))
     setting = {"schedules": (schedule,), "stages": 8, "microbatches": 64, "chunks": 2}
     even, best = (
@@ -113,9 +114,13 @@ def test_shares_of_a_model_without_times_of_layers() -> None:
     [
         ({"layout": "3,4"}, Layers(layer_times([1] * 8)), "pp_layout 3,4 must be 2 counts"),
         ({"layout": "a,b"}, Uniform(1, 2), "layers a chunk, as in 3,4,4,3"),
-        ({"layout": "4,4", "best": True}, Layers(layer_times([1] * 8)), "either given or looked for"),
+        (
+            {"layout": "4,4", "best": True},
+            Layers(layer_times([1] * 8)),
+            "either a partition or --best-partition",
+        ),
         ({"best": True}, Uniform(1, 2), "needs times of layers"),
-        ({"best": True}, Uniform(1, 2, layers=8), "it is the even one"),
+        ({"best": True}, Uniform(1, 2, layers=8), "even shares are the best"),
     ],
 )
 def test_cuts_that_cannot_be_made(changes: dict[str, object], source: Layers | Uniform, problem: str) -> None:

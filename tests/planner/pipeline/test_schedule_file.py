@@ -19,14 +19,14 @@ LETTERS = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
 def written(schedule: Schedule) -> str:
     """A schedule as text."""
 
-    def cell(one: Pass, places: tuple[int, ...]) -> str:
-        return f"{places[one.chunk]}{LETTERS[one.phase]}{one.microbatch}"
+    def cell(pass_: Pass, places: tuple[int, ...]) -> str:
+        return f"{places[pass_.chunk]}{LETTERS[pass_.phase]}{pass_.microbatch}"
 
     lines = []
-    for places, slots in zip(schedule.places, schedule.orders, strict=True):
+    for places, slots in zip(schedule.positions, schedule.orders, strict=True):
         cells = [[cell(one, places) for one in slot] for slot in slots]
         lines.append(
-            ",".join(some[0] if len(some) == 1 else f"({';'.join(some)})OVERLAP_F_B" for some in cells)
+            ",".join(texts[0] if len(texts) == 1 else f"({';'.join(texts)})OVERLAP_F_B" for texts in cells)
         )
     return "\n".join(lines) + "\n"
 
@@ -36,9 +36,9 @@ def test_every_kind_is_read_back(name: str, tmp_path: Path) -> None:
     schedule = make_schedule(name, 3, 6, chunks_of(name, 2))
     path = tmp_path / "orders.csv"
     path.write_text(written(schedule))
-    found = read_schedule(str(path))
-    assert (found.places, found.microbatches, found.orders) == (
-        schedule.places,
+    read_back = read_schedule(str(path))
+    assert (read_back.positions, read_back.microbatches, read_back.orders) == (
+        schedule.positions,
         schedule.microbatches,
         schedule.orders,
     )

@@ -28,10 +28,10 @@ def peaks(schedule: Schedule) -> list[int]:
     return [int(in_flight(slots).max()) for slots in schedule.orders]
 
 
-def windows(found: Played) -> list[int]:
+def windows(simulated: Played) -> list[int]:
     """Of each stage, the time from its first to its last pass."""
-    rows = [found.of(stage) for stage in range(found.schedule.stages)]
-    return [int(found.end[row].max() - found.start[row].min()) for row in rows]
+    rows = [simulated.of(stage) for stage in range(simulated.schedule.stages)]
+    return [int(simulated.end[row].max() - simulated.start[row].min()) for row in rows]
 
 
 @st.composite
@@ -53,15 +53,15 @@ def test_each_pass_runs_once_and_after_what_it_needs(
     schedule: Schedule, forward: int, backward: int, transit: int
 ) -> None:
     check(schedule)
-    found = play(schedule, forward, backward, forward_transit=transit, backward_transit=transit)
+    simulated = play(schedule, forward, backward, forward_transit=transit, backward_transit=transit)
     ends = {}
     rows = zip(
-        found.stage.tolist(),
-        (PHASES[code] for code in found.phase.tolist()),
-        found.place.tolist(),
-        found.microbatch.tolist(),
-        found.start.tolist(),
-        found.end.tolist(),
+        simulated.stage.tolist(),
+        (PHASES[code] for code in simulated.phase.tolist()),
+        simulated.position.tolist(),
+        simulated.microbatch.tolist(),
+        simulated.start.tolist(),
+        simulated.end.tolist(),
         strict=True,
     )
     passes = list(rows)
@@ -80,8 +80,8 @@ def test_each_pass_runs_once_and_after_what_it_needs(
             end, other = ends[(*needs, microbatch)]
             assert start >= end + transit * (other != stage)
     for stage in range(schedule.stages):
-        rows_of = found.of(stage)
-        assert (found.start[rows_of][1:] >= found.start[rows_of][:-1]).all()
+        rows_of = simulated.of(stage)
+        assert (simulated.start[rows_of][1:] >= simulated.start[rows_of][:-1]).all()
 
 
 @pytest.mark.parametrize("chunks", range(1, 9))
@@ -90,13 +90,13 @@ def test_interleaved_1f1b_is_its_closed_form(stages: int, chunks: int) -> None:
     for rounds, forward, backward in ((1, 3, 7), (2, 5, 2)):
         microbatches = rounds * stages
         schedule = make_schedule("interleaved", stages, microbatches, chunks)
-        found = play(schedule, forward, backward)
+        simulated = play(schedule, forward, backward)
         both = forward + backward
-        assert found.makespan == (microbatches * chunks + stages - 1) * both
-        idle = [found.makespan - found.busy(stage) for stage in range(stages)]
+        assert simulated.makespan == (microbatches * chunks + stages - 1) * both
+        idle = [simulated.makespan - simulated.busy(stage) for stage in range(stages)]
         assert idle == [(stages - 1) * both] * stages
         whole, ideal = fractions(stages, microbatches, chunks)
-        assert idle[0] == whole * found.makespan == ideal * found.busy(0)
+        assert idle[0] == whole * simulated.makespan == ideal * simulated.busy(0)
         assert peaks(schedule) == [
             closed_in_flight(stages, stage, microbatches, chunks) for stage in range(stages)
         ]
@@ -142,9 +142,9 @@ def test_agrees_with_another_player(
     stages: int, rounds: int, chunks: int, forward: int, backward: int
 ) -> None:
     microbatches = rounds * stages
-    found = play(make_schedule("interleaved", stages, microbatches, chunks), forward, backward)
+    simulated = play(make_schedule("interleaved", stages, microbatches, chunks), forward, backward)
     other = played(stages, microbatches, chunks, forward, backward)
-    assert bars(found) == [
+    assert bars(simulated) == [
         [(piece.kind, piece.microbatch, piece.start, piece.end) for piece in lane] for lane in other
     ]
 
@@ -167,9 +167,9 @@ def test_zb_v_by_hand() -> None:
 
 
 def test_neighbouring_chunks_on_one_stage_need_no_message() -> None:
-    found = play(make_schedule("zb-v", 2, 1, 2), forward_transit=1, backward_transit=1)
+    simulated = play(make_schedule("zb-v", 2, 1, 2), forward_transit=1, backward_transit=1)
     # Two messages down and up again, none at the turn on stage 1.
-    assert bars(found)[:1] == drawn("0....0aA....aA")
+    assert bars(simulated)[:1] == drawn("0....0aA....aA")
 
 
 @given(st.integers(1, 9), st.integers(0, 20))
@@ -196,13 +196,16 @@ def test_overlap_adds_one_forward_and_runs_at_the_rate_of_pairs(stages: int) -> 
     assert peaks(beside) == [min(held + 1, microbatches * chunks) for held in peaks(plain)]
     # Half of each pass is exchanged: in a pair, computation of one lies under the exchange of the other.
     times = make_times(even(beside.count, 10, 20, 0.5), stages, microbatches)
-    found = simulate(beside, times)
-    last = found.of(stages - 1)
+    simulated = simulate(beside, times)
+    last = simulated.of(stages - 1)
     pairs = microbatches * chunks - (chunks - 1) * stages - 1
-    assert int((found.end - found.start)[last].max()) == 20
-    steady = found.end[last & (found.phase == 0)].max() - found.start[last & (found.phase == 1)].min()
+    assert int((simulated.end - simulated.start)[last].max()) == 20
+    steady = (
+        simulated.end[last & (simulated.phase == 0)].max()
+        - simulated.start[last & (simulated.phase == 1)].min()
+    )
     assert steady == 20 * pairs
-    assert found.makespan < simulate(plain, times).makespan
+    assert simulated.makespan < simulate(plain, times).makespan
 
 
 @given(st.integers(1, 8), st.integers(0, 20), st.integers(1, 4), st.integers(0, 20), st.integers(1, 20))
@@ -224,8 +227,8 @@ def test_pairs_without_exchanges_are_as_long_as_what_they_are_made_of(
 def test_overlapped_1f1b_by_hand() -> None:
     times = make_times(even(2, 2, 2, 1 / 2), 2, 4)
     # Half of each pass is exchanged, so that a pair takes as long as one of its passes.
-    found = simulate(make_schedule("1f1b-overlap", 2, 4), times)
-    assert bars(found)[0] == [
+    simulated = simulate(make_schedule("1f1b-overlap", 2, 4), times)
+    assert bars(simulated)[0] == [
         ("F", 0, 0, 2),
         ("F", 1, 2, 4),
         ("F", 2, 4, 6),
@@ -235,7 +238,7 @@ def test_overlapped_1f1b_by_hand() -> None:
         ("B", 2, 10, 12),
         ("B", 3, 12, 14),
     ]
-    assert bars(found)[1] == [
+    assert bars(simulated)[1] == [
         ("F", 0, 2, 4),
         ("F", 1, 4, 6),
         ("B", 0, 4, 6),
@@ -253,7 +256,7 @@ def test_overlapped_1f1b_by_hand() -> None:
         ("interleaved", (4, 6, 2), "a turn of 6 would"),
         ("interleaved", (4, 3, 2), "4 micro-batches would"),
         ("interleaved", (4, 13, 2, 6), "16 micro-batches would"),
-        ("interleaved", (4, 8, 2, 2), "each turn must have 4"),
+        ("interleaved", (4, 8, 2, 2), "each turn needs 4"),
         ("gpipe", (4, 8, 2), "has 1 chunk"),
         ("zb-v", (4, 8, 1), "has 2 chunk"),
         ("1f1b", (0, 8), "at least 1"),

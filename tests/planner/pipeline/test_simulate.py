@@ -38,22 +38,22 @@ def handmade(*lines: str, microbatches: int = 1) -> Schedule:
 
 def test_messages_take_their_time_and_keep_no_stage_busy() -> None:
     times = make_times(even(2, 1, 2), 2, 3, Costs(forward_transit=1, backward_transit=3))
-    found = simulate(make_schedule("1f1b", 2, 3), times)
-    assert bars(found) == drawn("01......aa2bb.....cc", "..0aa1bb....2cc")
-    assert found.makespan == 20
-    assert [found.busy(stage) for stage in range(2)] == [9, 9]
+    played = simulate(make_schedule("1f1b", 2, 3), times)
+    assert bars(played) == drawn("01......aa2bb.....cc", "..0aa1bb....2cc")
+    assert played.makespan == 20
+    assert [played.busy(stage) for stage in range(2)] == [9, 9]
 
 
 def test_the_host_takes_its_time_between_passes() -> None:
     times = make_times(even(2, 1, 2), 2, 2, Costs(gap=(2, 0)))
-    found = simulate(make_schedule("1f1b", 2, 2), times)
-    assert bars(found) == drawn("0..1..aa..bb", ".0aa1bb")
+    played = simulate(make_schedule("1f1b", 2, 2), times)
+    assert bars(played) == drawn("0..1..aa..bb", ".0aa1bb")
 
 
 def test_each_pass_may_take_another_time() -> None:
     times = make_times(ChunkTimes(*(np.array(ns) for ns in ([1, 3], [2, 4], [0, 0], [0, 0]))), 2, 2)
-    found = simulate(make_schedule("gpipe", 2, 2), times)
-    assert bars(found) == drawn("01.........aa..bb", ".000111aaaabbbb")
+    played = simulate(make_schedule("gpipe", 2, 2), times)
+    assert bars(played) == drawn("01.........aa..bb", ".000111aaaabbbb")
 
 
 @given(

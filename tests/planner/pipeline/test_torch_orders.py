@@ -27,16 +27,16 @@ def theirs(name: str, **numbers: int) -> Order:
         pytest.skip(f"this torch makes the order of {name} in another way")
     actions = make(SimpleNamespace(**numbers), numbers["rank"])
     return [
-        (_NAMES[one.computation_type.name], one.stage_index, one.microbatch_index)
-        for one in actions
-        if one is not None
+        (_NAMES[action.computation_type.name], action.stage_index, action.microbatch_index)
+        for action in actions
+        if action is not None
     ]
 
 
 def ours(name: str, rank: int, *numbers: int) -> Order:
     schedule = make_schedule(name, *numbers)
     slots = schedule.orders[rank]
-    return [(one.phase, schedule.places[rank][one.chunk], one.microbatch) for (one,) in slots]
+    return [(one.phase, schedule.positions[rank][one.chunk], one.microbatch) for (one,) in slots]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])

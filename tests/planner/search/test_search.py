@@ -50,14 +50,14 @@ def first(result: Result, name: str) -> dict[str, Any]:
 def test_the_published_choices_come_out(batch: int, model: str, name: str, best: dict[str, int]) -> None:
     """The recommendations of AMD's MoE training guide (figures 8 and 9), from bytes and least step times."""
     question = Question(MODELS[model], 768, global_batch=batch, memory=BRIEF)
-    found = search(question, [device(name)], SIX)
-    assert first(found, name) == best
-    assert found.meta["possible"] == 6
+    result = search(question, [device(name)], SIX)
+    assert first(result, name) == best
+    assert result.meta["possible"] == 6
 
 
 def test_the_reasons_of_the_choice_are_those_that_were_given() -> None:
-    found = search(Question(MODELS["moe_1t"], 768, memory=BRIEF), [MI355X], SIX)
-    rows = found["layouts"].set_index(["pp", "ep", "cp"])
+    result = search(Question(MODELS["moe_1t"], 768, memory=BRIEF), [MI355X], SIX)
+    rows = result["layouts"].set_index(["pp", "ep", "cp"])
     near, far = rows.loc[(24, 8, 1)], rows.loc[(24, 16, 1)]
     deep, shared = rows.loc[(48, 8, 1)], rows.loc[(24, 8, 2)]
     # More ranks for the experts: all-to-all between nodes, and hardly less memory.
@@ -69,15 +69,15 @@ def test_the_reasons_of_the_choice_are_those_that_were_given() -> None:
     assert deep["bytes"] > near["bytes"]
     # Shared sequences: half the activations, for messages that were not there.
     assert near["bytes"] - shared["bytes"] == pytest.approx(76.7e9, rel=1e-3)
-    parts = found["parts"].set_index(["layout", "part"])["ns"]
+    parts = result["parts"].set_index(["layout", "part"])["ns"]
     assert parts["pp=24 vpp=4 ep=8 cp=2", "context_exchange"] > 0
     assert parts["pp=24 vpp=4 ep=8", "context_exchange"] == 0
 
 
 def test_small_batches_make_the_bubble_count() -> None:
     # With as many micro-batches as stages, sharing sequences doubles these and halves the bubble.
-    found = search(Question(MODELS["moe_1t"], 768, global_batch=768, memory=BRIEF), [MI355X], SIX)
-    assert first(found, "mi355x")["cp"] == 2
+    result = search(Question(MODELS["moe_1t"], 768, global_batch=768, memory=BRIEF), [MI355X], SIX)
+    assert first(result, "mi355x")["cp"] == 2
 
 
 def small(**changes: Any) -> Question:
@@ -87,7 +87,7 @@ def small(**changes: Any) -> Question:
 def test_the_first_is_the_fastest_of_all_that_fit() -> None:
     """Every layout of a small space, worked out one by one."""
     space = Space(pp=(1, 2), vpp=(1,), cp=(1, 2), tp=(1, 2), ep=(8, 16), recompute=("none",))
-    found = search(small(), [H200], [space], top=1000)
+    result = search(small(), [H200], [space], top=1000)
     by_hand = {}
     for pp in (1, 2):
         for cp in (1, 2):
@@ -100,32 +100,35 @@ def test_the_first_is_the_fastest_of_all_that_fit() -> None:
                     config = Config(MODELS["deepseek_v2_lite"], layout, training=training)
                     if worst(config).total <= room(H200, "exact", None).usable:
                         by_hand[pp, cp, tp, ep] = estimate(config, H200).step_ns
-    rows = found["layouts"]
+    rows = result["layouts"]
     assert rows["place"].tolist() == list(range(1, len(by_hand) + 1))
     keys = list(zip(rows["pp"], rows["cp"], rows["tp"], rows["ep"], strict=True))
     assert dict(zip(keys, rows["step_ns"], strict=True)) == by_hand
     assert rows["step_ns"].is_monotonic_increasing
     assert (rows["left_bytes"] >= 0).all()
-    assert found.meta["fits"] == {"h200": len(by_hand)}
+    assert result.meta["fits"] == {"h200": len(by_hand)}
 
 
 def test_of_one_layout_the_least_recomputation_that_fits() -> None:
     space = Space(pp=(1,), cp=(1,), tp=(1,), ep=(8,), micro_batch=(2,), recompute=("full", "9", "none"))
-    texts = [one.recompute for one in variants(Config(MODELS["deepseek_v2_lite"]), space)]
+    texts = [candidate.recompute for candidate in variants(Config(MODELS["deepseek_v2_lite"]), space)]
     assert texts == ["none", "9", "full"]
     config = Config(
         MODELS["deepseek_v2_lite"], Layout(ranks=16, ep=8), training=Training(micro_batch=2, micro_batches=2)
     )
-    sizes = {one.recompute: footprint(one.config, Assumptions()) for one in variants(config, space)}
+    sizes = {
+        candidate.recompute: footprint(candidate.config, Assumptions())
+        for candidate in variants(config, space)
+    }
     assert sizes["none"] > sizes["9"] > sizes["full"]
     whole = 141_000_000_000
     for text, has in (("none", sizes["none"]), ("9", sizes["none"] - 1), ("full", sizes["9"] - 1)):
         lent = replace(H200, name="lent", hbm_bytes=max(has, whole))
         question = small(reserve=max(has, whole) - has)
-        found = search(question, [lent], [space])
-        assert found["layouts"]["recompute"].tolist() == [text]
-        assert found["layouts"]["place"].tolist() == [1]
-        assert found["layouts"]["left_bytes"].tolist() == [has - sizes[text]]
+        result = search(question, [lent], [space])
+        assert result["layouts"]["recompute"].tolist() == [text]
+        assert result["layouts"]["place"].tolist() == [1]
+        assert result["layouts"]["left_bytes"].tolist() == [has - sizes[text]]
 
 
 def test_each_device_takes_as_little_recomputation_as_it_can() -> None:
@@ -138,7 +141,7 @@ def test_each_device_takes_as_little_recomputation_as_it_can() -> None:
 def test_amounts_of_recomputation_that_are_tried() -> None:
     def texts(pp: int, *recompute: str) -> list[str]:
         config = Config(MODELS["moe_1t"], Layout(ranks=pp, pp=pp), training=Training(micro_batches=pp))
-        return [one.recompute for one in variants(config, Space(recompute=recompute))]
+        return [candidate.recompute for candidate in variants(config, Space(recompute=recompute))]
 
     assert texts(8) == ["none", "1", "2", "3", "4", "8", "full"]
     assert texts(24) == ["none", "1", "2", "3", "full"]
@@ -149,66 +152,66 @@ def test_amounts_of_recomputation_that_are_tried() -> None:
 
 def test_the_charts_know_no_recomputation() -> None:
     small_one = replace(MI300X, name="small", hbm_bytes=50_000_000_000)
-    found = search(
+    result = search(
         Question(MODELS["moe_1t"], 768, memory=BRIEF),
         [small_one],
         [Space(pp=(24,), tp=(1, 2), ep=(8,), vpp=(4,), cp=(1,))],
     )
-    assert found["layouts"]["recompute"].tolist() == ["none"]
-    assert set(found["refused"]["reason"]) == {
+    assert result["layouts"]["recompute"].tolist() == ["none"]
+    assert set(result["refused"]["reason"]) == {
         "does not fit",
-        "convention=brief does not tell tensor parallelism: leave it out, or take convention=exact",
+        "convention=brief does not support tensor parallelism: leave it out, or use convention=exact",
     }
 
 
 def test_layers_of_each_chunk_are_computed_again() -> None:
     config = Config(MODELS["deepseek_v2_lite"], Layout(ranks=3, pp=3), training=Training(micro_batches=3))
-    found = {
-        one.recompute: one.config.toggles.recompute_layer_ids
-        for one in variants(config, Space(recompute=("2", "none", "full")))
+    result = {
+        candidate.recompute: candidate.config.toggles.recompute_layer_ids
+        for candidate in variants(config, Space(recompute=("2", "none", "full")))
     }
-    assert found == {"none": (), "2": (0, 1, 9, 10, 18, 19), "full": tuple(range(27))}
+    assert result == {"none": (), "2": (0, 1, 9, 10, 18, 19), "full": tuple(range(27))}
 
 
 def test_where_none_fits_those_that_need_least_are_shown() -> None:
-    found = search(Question(MODELS["moe_2t"], 8, global_batch=8), [MI300X, H200], [Space(tp=(1,))])
-    rows = found["layouts"]
+    result = search(Question(MODELS["moe_2t"], 8, global_batch=8), [MI300X, H200], [Space(tp=(1,))])
+    rows = result["layouts"]
     assert set(rows["place"]) == {-1}
     assert (rows["left_bytes"] < 0).all()
-    assert [skip.subject for skip in found.skips] == ["layouts on mi300x", "layouts on h200"]
-    assert found.meta["best"] == {}
+    assert [skip.subject for skip in result.skips] == ["layouts on mi300x", "layouts on h200"]
+    assert result.meta["best"] == {}
     lowest = rows[rows["device"] == "h200"]["bytes"]
     assert lowest.is_monotonic_increasing
-    assert "at least" in found["refused"]["example"].iloc[0]
+    assert "at least" in result["refused"]["example"].iloc[0]
 
 
 def test_what_cannot_be_is_counted_by_its_reason() -> None:
     space = Space(pp=(1, 3, 32), vpp=(1, 2), cp=(1,), tp=(1, 16), ep=(8, 5), micro_batch=(1, 3))
-    found = search(small(), [H200], [space])
-    refused = found["refused"]
+    result = search(small(), [H200], [space])
+    refused = result["refused"]
     reasons = dict(zip(refused["reason"], refused["count"], strict=True))
-    assert reasons["N GPUs are no multiple of pp x cp x tp"] == 4
+    assert reasons["N GPUs are not a multiple of pp x cp x tp"] == 4
     assert reasons["ep (N) must divide the N ranks of a stage"] == 8
     assert reasons["vpp above N needs a pipeline: pp above N"] == 4
-    assert reasons["a global batch of N sequences is no multiple of dp x micro_batch = N x N"] == 2
-    told = [text for text in refused["example"] if "global batch" in text]
-    assert told == [
-        "pp=1 vpp=1 cp=1 tp=1 ep=8 micro_batch=3: a global batch of 64 sequences is no multiple of dp x "
+    assert reasons["a global batch of N sequences is not a multiple of dp x micro_batch = N x N"] == 2
+    texts_ = [text for text in refused["example"] if "global batch" in text]
+    assert texts_ == [
+        "pp=1 vpp=1 cp=1 tp=1 ep=8 micro_batch=3: a global batch of 64 sequences is not a multiple of dp x "
         "micro_batch = 16 x 3"
     ]
-    assert found.meta["tried"] == found.meta["possible"] + refused[refused["device"] == ""]["count"].sum()
+    assert result.meta["tried"] == result.meta["possible"] + refused[refused["device"] == ""]["count"].sum()
 
 
 def test_everything_that_makes_sense_is_tried() -> None:
     model = MODELS["deepseek_v2_lite"]
     every = list(candidates(model, 16, 64, Training(), Toggles(), Space()))
-    possible = [one for one in every if isinstance(one, Config)]
+    possible = [candidate for candidate in every if isinstance(candidate, Config)]
     seen = {(c.layout.pp, c.layout.vpp, c.layout.cp, c.layout.tp, c.layout.ep) for c in possible}
     assert len(seen) == len(possible)
-    assert {one[0] for one in seen} == {1, 2, 4, 8, 16}
-    assert {one[1] for one in seen} == {1}  # 27 layers: no even chunks on 2 stages or more
-    assert {one[4] for one in seen} == {1, 2, 4, 8, 16}
-    assert all(isinstance(one, Config | Refusal) for one in every)
+    assert {candidate[0] for candidate in seen} == {1, 2, 4, 8, 16}
+    assert {candidate[1] for candidate in seen} == {1}  # 27 layers: no even chunks on 2 stages or more
+    assert {candidate[4] for candidate in seen} == {1, 2, 4, 8, 16}
+    assert all(isinstance(candidate, Config | Refusal) for candidate in every)
     assert all(c.global_tokens == 64 * 4096 for c in possible)
     assert divisors(12) == (1, 2, 3, 4, 6, 12)
     assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
@@ -288,28 +291,28 @@ def test_spaces_that_cannot_be(changes: dict[str, Any], message: str) -> None:
 def test_searches_that_cannot_be() -> None:
     with pytest.raises(TracelensError, match="needs a device"):
         search(small(), [])
-    with pytest.raises(TracelensError, match="none of 16 layouts can be; 16 as in pp=5"):
+    with pytest.raises(TracelensError, match="none of 16 layouts is valid; 16 as in pp=5"):
         search(small(), [H200], [Space(pp=(5,))])
-    with pytest.raises(TracelensError, match="the memory of mine is not known"):
+    with pytest.raises(TracelensError, match="the memory of mine is unknown"):
         search(small(), [replace(H200, name="mine", hbm_bytes=0)])
     with pytest.raises(TracelensError, match=r"the reserve leaves nothing of the 140 GiB of h200"):
         search(small(reserve=10**12), [H200])
     with pytest.raises(TracelensError, match="reserve must be 0 bytes or more, not -1"):
         search(small(reserve=-1), [H200])
     # What the charts cannot tell is refused, and not guessed.
-    with pytest.raises(TracelensError, match="models with grouped queries"):
+    with pytest.raises(TracelensError, match="models with grouped-query attention"):
         search(small(memory=BRIEF), [H200])
 
 
 def test_assumptions_are_told_with_their_source() -> None:
     machine = Machine(matrix_efficiency=0.5)
-    found = search(small(machine=machine), [H200], [Space(pp=(1,), cp=(1,), tp=(1,), ep=(16,))])[
+    result = search(small(machine=machine), [H200], [Space(pp=(1,), cp=(1,), tp=(1,), ep=(16,))])[
         "assumptions"
     ]
-    told = found.set_index("name")
-    assert told.loc["matrix_efficiency", "value"] == "0.5"
-    assert told.loc["matrix_efficiency", "about"].endswith("; given")
-    assert told.loc["nic_bytes_per_s", "about"].startswith("out of one GPU to other nodes")
-    assert (told.loc["matrix_flops_per_s", "value"], told.loc["matrix_flops_per_s", "device"]) == (
+    texts_ = result.set_index("name")
+    assert texts_.loc["matrix_efficiency", "value"] == "0.5"
+    assert texts_.loc["matrix_efficiency", "about"].endswith("; given")
+    assert texts_.loc["nic_bytes_per_s", "about"].startswith("network bandwidth per GPU")
+    assert (texts_.loc["matrix_flops_per_s", "value"], texts_.loc["matrix_flops_per_s", "device"]) == (
         "4.947e+14", "h200",
     )  # fmt: skip

@@ -68,7 +68,7 @@ def test_latency_is_added() -> None:
 def test_a_device_without_link_rate_is_told() -> None:
     lone = replace(device("h200"), gpu_link_bytes_per_s=0.0)
     network = Network(Layout(ranks=8), lone, FREE)
-    with pytest.raises(TracelensError, match="the link rate of h200 is not known: add gpu_link_bytes_per_s"):
+    with pytest.raises(TracelensError, match="the link rate of h200 is unknown: add gpu_link_bytes_per_s"):
         network.nanoseconds("all_to_all", "ep", 8, 1, 1)
     assert Network(Layout(ranks=64, ep=8), lone, FREE).nanoseconds("all_gather", "edp", 8, SIZE, SIZE) > 0
 

@@ -20,8 +20,8 @@ from tracelens.planner.step_time.work import (
     embedding_parts,
     expert_parts,
     gated_parts,
+    gemm,
     head_parts,
-    product,
     router_parts,
     stream_part,
 )
@@ -44,23 +44,23 @@ def test_flops_are_those_that_are_expected(case: str) -> None:
     timer = Timer(config, device("h200"), Machine())
     layout = config.layout
     last = (layout.cp - 1) * layout.tp
-    found: dict[str, list[int]] = {}
+    counted: dict[str, list[int]] = {}
     for layer in range(config.model.layers):
         for part in timer.parts(timer.kind(layer).is_moe):
-            again = part.forward.flops if part.again and timer.kind(layer).is_recomputed else 0
+            again = part.forward.flops if part.reruns and timer.kind(layer).is_recomputed else 0
             if part.forward.flops:
-                sums = found.setdefault(f"L{layer}.{part.name}", [0, 0, 0])
+                sums = counted.setdefault(f"L{layer}.{part.name}", [0, 0, 0])
                 for at, count in enumerate((part.forward.flops, part.backward.flops, again)):
                     sums[at] += count * config.training.micro_batches
     for part in head_parts(timer.share):
         if part.forward.flops:
             counts = (part.forward.flops, part.backward.flops, 0)
-            found["head"] = [count * config.training.micro_batches for count in counts]
+            counted["head"] = [count * config.training.micro_batches for count in counts]
     expected: dict[str, list[int]] = {}
     for stage in range(layout.pp):
         work = flops(config, stage * layout.stage_ranks + last)
-        expected |= {scope: list(one) for scope, one in work.items()}
-    assert found == expected
+        expected |= {scope: list(scope_work) for scope, scope_work in work.items()}
+    assert counted == expected
 
 
 BY_HAND = Model(
@@ -76,17 +76,17 @@ def share() -> Share:
 
 
 def test_a_product_reads_both_and_writes_one(share: Share) -> None:
-    part = product(share, "x", 6, 8, 5)
+    part = gemm(share, "x", 6, 8, 5)
     assert part.forward == Load(2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
     # The output's gradient twice, the input, its gradient, the weights, and their gradient read and written.
     assert part.backward == Load(4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
-    assert product(share, "x", 6, 8, 5, 3).forward.bytes == 4 * (48 + 3 * 40 + 30)
+    assert gemm(share, "x", 6, 8, 5, 3).forward.bytes == 4 * (48 + 3 * 40 + 30)
 
 
 def test_bytes_by_hand(share: Share) -> None:
     T, D = 6, 8
-    up, inner, down = gated_parts(share, "mlp", 16, whole=False)
-    assert (up.again, down.again) == (True, False)
+    up, inner, down = gated_parts(share, "mlp", 16, reruns_down=False)
+    assert (up.reruns, down.reruns) == (True, False)
     assert up.forward.bytes == 4 * (T * D + D * 32 + T * 32)
     assert (inner.forward.bytes, inner.backward.bytes) == (4 * 3 * 16 * T, 4 * 5 * 16 * T)
     assert stream_part(share, "mlp", 1).forward.bytes == 4 * 5 * T * D

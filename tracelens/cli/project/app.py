@@ -1,4 +1,4 @@
-"""`tracelens project`: will it fit, how large is the bubble, and what would it gain."""
+"""`tracelens project`: memory, pipeline and what-if projections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(name="project", rich_markup_mode=None, add_completion=False)
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Before a run: memory and pipeline bubble. After a run: its step time if something were otherwise."""
+    """Project memory and pipeline schedules before a run, and step time under changes after it."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -1,4 +1,4 @@
-"""`tracelens project bubble`: how much of its time a pipeline stands idle, by the closed forms."""
+"""`tracelens project bubble`: the idle share of a pipeline, in closed form."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tracelens.session import project_bubble
 
 def bubble(
     pp: Annotated[int, typer.Option(help="Pipeline stages.", show_default=False)],
-    global_tokens: Annotated[int, typer.Option(help="Tokens of a step on all GPUs.", show_default=False)],
-    nodes: Annotated[int, typer.Option(help="Machines.", show_default=False)],
-    seq: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 4096,
-    mbs: Annotated[int, typer.Option(help="Sequences of a micro-batch.")] = 1,
-    vpp: Annotated[int, typer.Option(help="Chunks of the model on each stage.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of a machine.")] = 8,
+    global_tokens: Annotated[int, typer.Option(help="Tokens per step on all GPUs.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Number of nodes.", show_default=False)],
+    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
+    mbs: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 1,
+    vpp: Annotated[int, typer.Option(help="Model chunks per stage.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs per node.")] = 8,
     cp: Annotated[int, typer.Option(help="Ranks that share a sequence.")] = 1,
     tp: Annotated[int, typer.Option(help="Ranks that share each matrix.")] = 1,
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Idle time of a pipeline's stages, as a share of the whole and of the ideal time.
+    """Project the pipeline bubble: idle time as a share of the whole and of the ideal time.
 
     For example:
 

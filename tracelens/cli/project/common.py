@@ -18,8 +18,8 @@ Output = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. May be given several times. "
-        "Without it the result is printed.",
+        help="Output: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable. Without it the result is "
+        "printed.",
         show_default=False,
     ),
 ]
@@ -32,7 +32,7 @@ def files_of(*names: str | None) -> list[str]:
 
 
 def tell_notes(model: str) -> None:
-    """Say what a model's file says and the model leaves out."""
+    """Print what the model leaves out of a model file."""
     from tracelens.planner.config import read_file
 
     for note in read_file(model).notes:

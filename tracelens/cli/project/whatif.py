@@ -52,12 +52,12 @@ def whatif(
     traces = TraceFiles(paths)
     check_outputs(output or (), [*paths, *filter(None, [device_file])], traces=traces)
     from tracelens.analysis.common import choose_device
+    from tracelens.what_if import parse_request
     from tracelens.what_if import whatif as project
-    from tracelens.what_if import wish
 
     choose_device(device, device_file)
     for text in scenario or ():
-        wish(text)
+        parse_request(text)
     with progress() as line:
         with Reading(traces.all(), partial=partial, progress=line) as reading:
             run = reading.run()

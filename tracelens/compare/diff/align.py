@@ -230,8 +230,8 @@ class _Aligner:
 
     def _alike(self, one: Int, other: Int) -> bool:
         """Whether as many nodes have the same arguments, in order: the same calls under other names."""
-        mine = self.first.own[one] - self.first.named[one]
-        theirs = self.second.own[other] - self.second.named[other]
+        mine = self.first.signature[one] - self.first.named[one]
+        theirs = self.second.signature[other] - self.second.named[other]
         same: bool = bool((self.first.size[one] == self.second.size[other]).all()) and bool(
             (mine != theirs).sum() == 0
         )

@@ -1,4 +1,4 @@
-"""All pieces of a rank's step time, and the levels by which they are told apart."""
+"""All pieces of a rank's step time, and the levels they are grouped by."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LEVELS = ("cause", "stage", "category", "op", "shape", "kernel", "rank")
 
 
 class _Pieces(NamedTuple):
-    """Pieces with their waiting apart, see Side."""
+    """Pieces of step time (see Side), with waiting split off."""
 
     row: Int
     step: Int
     ns: Int
     begins: Int
     cause: Int
-    place: Int
+    piece: Int
 
 
 def add_rank(
@@ -47,7 +47,7 @@ def add_rank(
         side: the rank.
         cause: of each piece, code into CAUSES.
         waits: when it waits for other ranks, ns by its own clock.
-        regrouped: GROUPED, UNGROUPED or "": what became of the experts between the runs.
+        regrouped: GROUPED, UNGROUPED or "": whether expert GEMMs got grouped or ungrouped.
     """
     pieces = _pieces(side, cause, waits, regrouped)
     for level in levels:
@@ -57,7 +57,7 @@ def add_rank(
 
 
 def _add_idle(level: Level, number: int, side: Side) -> None:
-    """The idle time: by its cause where the level is about causes, the rank's where it is about ranks."""
+    """Add idle time: by cause on the cause level, by rank on the rank level, else as one row."""
     step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
     code = np.zeros_like(why)
     texts = [_of_rank(side) if level.name == "rank" else IDLE]
@@ -74,25 +74,25 @@ def _pieces(side: Side, cause: Int, waits: Union, regrouped: str) -> _Pieces:
         cause[experts] = ALL_CAUSES.index(regrouped)
     waited = np.rint(side.ns * side.waiting(waits)).astype(np.int64)
     waited[cause != COMM] = 0
-    some = np.flatnonzero(waited)
-    place = np.concatenate((np.arange(len(side.row)), some))
+    waiting = np.flatnonzero(waited)
+    piece = np.concatenate((np.arange(len(side.row)), waiting))
     return _Pieces(
-        side.row[place],
-        side.step[place],
-        np.concatenate((side.ns - waited, waited[some])),
-        np.concatenate((side.begins, np.zeros(len(some), dtype=np.int64))),
-        np.concatenate((cause, np.full(len(some), WAIT))),
-        place,
+        side.row[piece],
+        side.step[piece],
+        np.concatenate((side.ns - waited, waited[waiting])),
+        np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64))),
+        np.concatenate((cause, np.full(len(waiting), WAIT))),
+        piece,
     )
 
 
 def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]:
-    """Names of a level, and of each piece its place among them."""
+    """Names of a level, and the index of each piece's name."""
     events, work = side.trace.arrays, side.work
     if level == "cause":
         return ALL_CAUSES, pieces.cause
     if level == "stage":
-        return (*STAGES, OUTSIDE), side.stage[pieces.place]
+        return (*STAGES, OUTSIDE), side.stage[pieces.piece]
     if level == "category":
         return work.categories, work.category[pieces.row]
     if level == "kernel":
@@ -105,8 +105,11 @@ def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]
     if level == "op":
         return names, name
     shape, texts = shape_texts(side.trace, work._replace(op=side.op))
-    code, (ones, twos) = codes(name, shape[pieces.row])
-    return [f"{names[one]} {texts[two]}" for one, two in zip(ones.tolist(), twos.tolist(), strict=True)], code
+    code, (op_codes, shape_codes) = codes(name, shape[pieces.row])
+    return [
+        f"{names[op_code]} {texts[shape_code]}"
+        for op_code, shape_code in zip(op_codes.tolist(), shape_codes.tolist(), strict=True)
+    ], code
 
 
 def _of_rank(side: Side) -> str:
@@ -114,10 +117,15 @@ def _of_rank(side: Side) -> str:
 
 
 def regrouped(base: Sequence[Side], cand: Sequence[Side]) -> str:
-    """Whether the experts' products are grouped in one of two runs and launched one by one in the other."""
+    """Whether expert GEMMs are grouped in one run and launched one by one in the other."""
     kinds = [
-        {visit.grouped for side in some for visit in side.trace.once(regions).passes if visit.gemms}
-        for some in (base, cand)
+        {
+            layer_pass.grouped
+            for side in sides
+            for layer_pass in side.trace.once(regions).passes
+            if layer_pass.gemms
+        }
+        for sides in (base, cand)
     ]
     if kinds == [{False}, {True}]:
         return GROUPED

@@ -1,4 +1,4 @@
-"""Two runs against each other: a waterfall that adds up to the difference of their step times exactly."""
+"""Compares two runs: a waterfall that adds up exactly to the difference of their step times."""
 
 from __future__ import annotations
 
@@ -23,55 +23,60 @@ from tracelens.table import Column, Result, Schema, Skip, codes, result, stack
 from tracelens.trace import Run, Union, union
 
 TAIL = 0.025
-"""Of each end of the interval that a difference has to leave to be beyond the noise."""
+"""Probability of each tail of the interval of a difference; an interval that excludes 0 is beyond noise."""
 
 WATERFALL = Schema(
     "Waterfall",
     (
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category"),
-        Column("base_ns", "int64", "ns", "of a step"),
-        Column("cand_ns", "int64", "ns", "of a step"),
+        Column("base_ns", "int64", "ns", "per step"),
+        Column("cand_ns", "int64", "ns", "per step"),
         Column("delta_ns", "int64", "ns", "candidate - base"),
-        Column("share", "float64", "ratio", "of the whole difference"),
+        Column("share", "float64", "ratio", "of the total difference"),
         Column("cause", "category", doc="of most of the difference"),
-        Column("noise", "category", doc="whether the difference is beyond the noise between steps; unknown "
-               "where a run has one step only"),
-        Column("base_count", "float64", "count", "kernels, copies and fills of a step"),
+        Column("noise", "category", doc="whether the difference exceeds the step-to-step noise; unknown if "
+               "a run has a single step"),
+        Column("base_count", "float64", "count", "kernels, memcpys and memsets per step"),
         Column("cand_count", "float64", "count"),
     ),
-    doc="The rows of each level add up to the difference of the two step times. Time is given to one piece "
-    "of work at a time as in the breakdown; steps and ranks are averaged.",
+    doc="The rows of each level add up to the difference of the two step times. Overlapping activities share "
+    "no time, as in the breakdown; mean over steps and ranks.",
 )  # fmt: skip
 
 CHANGES = Schema(
     "What changed",
     (
         Column("kind", "category", doc=", ".join(KINDS)),
-        Column("base", "str", doc="op, of an exchange those with most GPU time"),
+        Column("base", "str", doc="op; of replaced calls the ops with most GPU time"),
         Column("cand", "str", doc="op of the candidate"),
-        Column("delta_ns", "int64", "ns", "of a step, with all that it calls"),
+        Column("delta_ns", "int64", "ns", "per step, including callees"),
         Column("base_ns", "int64", "ns"),
         Column("cand_ns", "int64", "ns"),
-        Column("count", "int64", "count", "places, over all steps and ranks"),
+        Column("count", "int64", "count", "occurrences in all steps and ranks"),
         Column("noise", "category"),
-        Column("where", "str", doc="names of what is around it"),
+        Column("where", "str", doc="enclosing scopes"),
         Column("base_rank", "int64"),
-        Column("base_at_ns", "int64", "ns", "of one of them, since its trace's first event; -1 for none"),
+        Column(
+            "base_at_ns",
+            "int64",
+            "ns",
+            "of the longest occurrence, since the trace's first event; -1 for none",
+        ),
         Column("cand_rank", "int64"),
         Column("cand_at_ns", "int64", "ns", "the same in the candidate"),
     ),
-    doc="Calls are matched by names and structure, not by position. Times of changes overlap where one is "
-    "inside of another, so these do not add up; the waterfall does.",
+    doc="Calls are matched by names and structure, not by position. Nested changes overlap, so times here do "
+    "not add up; the waterfall does.",
 )
 
 
 def diff(base: Run, cand: Run) -> Result:
-    """What changed between two runs, and where the difference of their step times comes from.
+    """What changed between two runs, and what makes up the difference of their step times.
 
     Args:
         base: the run before.
-        cand: the run after; it may have other steps, ranks, libraries and hardware.
+        cand: the run after; steps, ranks, libraries and hardware may differ.
 
     Returns:
         tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
@@ -86,38 +91,38 @@ def diff(base: Run, cand: Run) -> Result:
     ranks = len(base.traces), len(cand.traces)
     levels = [Level(name, len(ALL_CAUSES), ranks) for name in LEVELS]
     experts = regrouped(*sides)
-    found: list[dict[Key, Change]] = []
+    per_rank: list[dict[Key, Change]] = []
     pairings: list[tuple[Side, Side, Pairing]] = []
-    aligned, whole = 0, 0
+    aligned_ns, total_ns = 0, 0
     done: set[tuple[int, int]] = set()
     for number in range(max(ranks)):
-        one, other = number % ranks[0], number % ranks[1]
-        mine, theirs = sides[0][one], sides[1][other]
-        pairing = pair(mine, theirs)
-        found.append(changes(mine, theirs, pairing))
-        pairings.append((mine, theirs, pairing))
-        for which, at, side in ((0, one, mine), (1, other, theirs)):
-            if (which, at) not in done:
-                done.add((which, at))
+        base_index, cand_index = number % ranks[0], number % ranks[1]
+        base_side, cand_side = sides[0][base_index], sides[1][cand_index]
+        pairing = pair(base_side, cand_side)
+        per_rank.append(changes(base_side, cand_side, pairing))
+        pairings.append((base_side, cand_side, pairing))
+        for which, index, side in ((0, base_index, base_side), (1, cand_index, cand_side)):
+            if (which, index) not in done:
+                done.add((which, index))
                 cause = pairing.cause[which]
                 add_rank(levels, which, side, cause, waits[which].get(side.rank, _NONE), experts)
                 lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
-                aligned, whole = aligned + int(side.ns[~lost].sum()), whole + int(side.ns.sum())
+                aligned_ns, total_ns = aligned_ns + int(side.ns[~lost].sum()), total_ns + int(side.ns.sum())
     step_ns = [_mean_step(side) for side in sides]
     delta = step_ns[1] - step_ns[0]
     rows = [_rows(level, (step_ns[0], step_ns[1])) for level in levels]
     table = sorted(
-        _change_rows(list(each(found)), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
+        _change_rows(list(each(per_rank)), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
     )
     skips = []
     if min(len(side[0].labels) for side in sides) < 2:
-        skips.append(Skip("noise", "a run has one step only; record two or more (schedule(active=3))"))
+        skips.append(Skip("noise", "a run has a single step; record two or more (schedule(active=3))"))
     skips += dict.fromkeys(skip for *_, pairing in pairings for skip in pairing.lacking)
     meta = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
         "delta_ns": delta,
-        "aligned_fraction": aligned / max(whole, 1),
+        "aligned_fraction": aligned_ns / max(total_ns, 1),
     }
     tables = {
         "waterfall": stack(WATERFALL, rows),
@@ -132,15 +137,18 @@ _NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def _waits(run: Run) -> dict[int, Union]:
-    """When each rank waits in collectives for others."""
+    """When each rank waits for others in collectives."""
     if len(run.traces) < 2:
         return {}
-    members = ANALYZERS.get("collectives")(run).data["members"]
-    group, (ranks,) = codes(members.array("rank"))
+    participants = ANALYZERS.get("collectives")(run).data["members"]
+    group, (ranks,) = codes(participants.array("rank"))
     order = np.argsort(group, kind="stable")
     borders = np.cumsum(np.bincount(group))[:-1]
-    start, wait = (np.split(members.array(name)[order], borders) for name in ("own_ts_ns", "wait_ns"))
-    return {rank: union(one, one + ns) for rank, one, ns in zip(ranks.tolist(), start, wait, strict=False)}
+    starts, waits = (np.split(participants.array(name)[order], borders) for name in ("own_ts_ns", "wait_ns"))
+    return {
+        rank: union(start_ns, start_ns + wait_ns)
+        for rank, start_ns, wait_ns in zip(ranks.tolist(), starts, waits, strict=False)
+    }
 
 
 def _mean_step(sides: Sequence[Side]) -> int:
@@ -149,25 +157,27 @@ def _mean_step(sides: Sequence[Side]) -> int:
 
 def _rows(level: Level, step_ns: tuple[int, int]) -> dict[str, Any]:
     """Rows of WATERFALL of one level."""
-    found, delta = level.rows(step_ns), step_ns[1] - step_ns[0]
-    kept = np.flatnonzero((found.base_ns > 0) | (found.cand_ns > 0))
-    more = (found.cand_ns - found.base_ns)[kept]
+    ledger, delta = level.rows(step_ns), step_ns[1] - step_ns[0]
+    shown = np.flatnonzero((ledger.base_ns > 0) | (ledger.cand_ns > 0))
+    delta_ns = (ledger.cand_ns - ledger.base_ns)[shown]
     return {
-        "level": [level.name] * len(kept),
-        "name": [found.names[at] for at in kept.tolist()],
-        "base_ns": found.base_ns[kept],
-        "cand_ns": found.cand_ns[kept],
-        "delta_ns": more,
-        "share": more / delta if delta else np.zeros(len(kept)),
-        "cause": [ALL_CAUSES[code] if ns else "" for code, ns in zip(found.cause[kept], more, strict=True)],
-        "noise": _noise(found.base.take(kept), found.cand.take(kept)),
-        "base_count": found.base_count[kept],
-        "cand_count": found.cand_count[kept],
+        "level": [level.name] * len(shown),
+        "name": [ledger.names[row] for row in shown.tolist()],
+        "base_ns": ledger.base_ns[shown],
+        "cand_ns": ledger.cand_ns[shown],
+        "delta_ns": delta_ns,
+        "share": delta_ns / delta if delta else np.zeros(len(shown)),
+        "cause": [
+            ALL_CAUSES[code] if ns else "" for code, ns in zip(ledger.cause[shown], delta_ns, strict=True)
+        ],
+        "noise": _noise(ledger.base.take(shown), ledger.cand.take(shown)),
+        "base_count": ledger.base_count[shown],
+        "cand_count": ledger.cand_count[shown],
     }
 
 
 def _noise(base: Spread, cand: Spread) -> list[str]:
-    """Whether differences lie beyond the noise between steps, row by row."""
+    """Whether each difference exceeds the step-to-step noise."""
     if min(base.steps, cand.steps) < 2:
         return ["unknown"] * len(base.mean)
     low, high = differences(base, cand, TAIL)
@@ -175,21 +185,22 @@ def _noise(base: Spread, cand: Spread) -> list[str]:
 
 
 def _change_rows(
-    found: Sequence[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
+    keyed: Sequence[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
 ) -> Iterator[dict[str, Any]]:
-    of_rank = [{one.rank: one for one in side} for side in sides]
+    of_rank = [{side.rank: side for side in ranks} for ranks in sides]
     base_by_step, cand_by_step = (
-        _by_step([getattr(change, which) for _, change in found], side)
+        _by_step([getattr(change, which) for _, change in keyed], side)
         for which, side in zip(("base", "cand"), sides, strict=True)
     )
     noise = _noise(base_by_step, cand_by_step)
-    for row, (key, change) in enumerate(found):
+    for row, (key, change) in enumerate(keyed):
         base, cand = (round(float(side.mean[row])) for side in (base_by_step, cand_by_step))
         kind = key.kind
         if kind == "slower" and cand < base:
             kind = "faster"
-        places = [
-            _place(at, ranks) for at, ranks in zip((change.base_at, change.cand_at), of_rank, strict=True)
+        locations = [
+            _location(example, ranks)
+            for example, ranks in zip((change.base_at, change.cand_at), of_rank, strict=True)
         ]
         yield {
             "kind": [kind],
@@ -201,15 +212,15 @@ def _change_rows(
             "count": [change.count],
             "noise": [noise[row]],
             "where": [key.where],
-            "base_rank": [places[0][0]],
-            "base_at_ns": [places[0][1]],
-            "cand_rank": [places[1][0]],
-            "cand_at_ns": [places[1][1]],
+            "base_rank": [locations[0][0]],
+            "base_at_ns": [locations[0][1]],
+            "cand_rank": [locations[1][0]],
+            "cand_at_ns": [locations[1][1]],
         }
 
 
 def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence[Side]) -> Spread:
-    """Ns of each change over steps, mean of the ranks."""
+    """Ns per step of each change, mean over ranks."""
     steps = min(side.steps for side in sides)
     row = np.repeat(np.arange(len(changes)), [len(values) for values in changes])
     step = np.array([min(step, steps - 1) for values in changes for _, step in values], dtype=np.int64)
@@ -217,9 +228,9 @@ def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence
     return spread(row, step, ns, len(changes), steps, len(sides))
 
 
-def _place(at: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
+def _location(example: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
     """(rank, ns since its first event) of an event, -1 for none."""
-    rank, event = at
+    rank, event = example
     if event < 0:
         return -1, -1
     side = ranks[rank]

@@ -53,7 +53,7 @@ class Forest:
         step: number of the step in which the host began the root above it.
         thread: (pid, tid) as a number.
         named: hash of its name.
-        own: hash of its name and arguments.
+        signature: hash of its name and arguments.
         loose: hash of the names of the whole subtree, in order.
         strict: hash of names and arguments of the whole subtree.
     """
@@ -65,7 +65,7 @@ class Forest:
     step: Int
     thread: Int
     named: Hash
-    own: Hash
+    signature: Hash
     loose: Hash
     strict: Hash
     names: list[str]
@@ -160,7 +160,7 @@ class Forest:
             named: np.concatenate(
                 (np.zeros(1, dtype=np.uint64), np.cumsum(_mixed(key[leaves]) * power[:-1], dtype=np.uint64))
             )
-            for named, key in ((True, self.named), (False, self.own))
+            for named, key in ((True, self.named), (False, self.signature))
         }
 
     def leaves(self, nodes: Int, *, named: bool = False) -> Leaves:
@@ -185,7 +185,7 @@ class Forest:
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
         parent = self.parent[low:high]
-        names = ("event", "name", "size", "step", "thread", "named", "own", "loose", "strict")
+        names = ("event", "name", "size", "step", "thread", "named", "signature", "loose", "strict")
         columns = {name: getattr(self, name)[low:high] for name in names}
         return replace(self, parent=np.where(parent >= 0, parent - low, -1), **columns)
 
@@ -246,7 +246,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
     parent = np.where(above >= 0, place[np.maximum(above, 0)], -1)
     depth = depths(parent)
     named = text_hashes(events.names)[events.name[rows]]
-    own = _mixed(named + _MIX * _argument_hashes(trace)[rows])
+    signature = _mixed(named + _MIX * _argument_hashes(trace)[rows])
     sibling = _sibling(parent)
     return Forest(
         rows,
@@ -256,9 +256,9 @@ def forest(trace: Trace, marks: Int) -> Forest:
         step,
         thread,
         named,
-        own,
+        signature,
         _subtree_hashes(named, parent, depth, sibling),
-        _subtree_hashes(own, parent, depth, sibling),
+        _subtree_hashes(signature, parent, depth, sibling),
         events.names,
     )
 
@@ -309,16 +309,16 @@ def _mixed(values: Hash) -> Hash:
     return result
 
 
-def _subtree_hashes(own: Hash, parent: Int, depth: Int, sibling: Int) -> Hash:
+def _subtree_hashes(signature: Hash, parent: Int, depth: Int, sibling: Int) -> Hash:
     """Hash of each subtree: of its own value and of its children's in order."""
-    below = np.zeros(len(own), dtype=np.uint64)
-    result = own.copy()
+    below = np.zeros(len(signature), dtype=np.uint64)
+    result = signature.copy()
     weight = _mixed((sibling.astype(np.uint64) + np.uint64(1)) * _CHILD) | np.uint64(1)
     order = np.argsort(depth, kind="stable")
     borders = np.searchsorted(depth[order], np.arange(int(depth.max(initial=0)) + 2))
     for level in range(len(borders) - 2, -1, -1):
         rows = order[borders[level] : borders[level + 1]]
-        result[rows] = _mixed(own[rows] + below[rows])
+        result[rows] = _mixed(signature[rows] + below[rows])
         if level:
             np.add.at(below, parent[rows], _mixed(result[rows]) * weight[rows])
     return result

@@ -17,11 +17,11 @@ ICICLE = Schema(
     "Step time by category, op and kernel",
     (
         Column("node", "int64"),
-        Column("parent", "int64", doc="node of the one above, -1 at the top"),
+        Column("parent", "int64", doc="node one level up, -1 at the top"),
         Column("level", "category", doc="category, op or kernel"),
         Column("name", "category"),
-        Column("base_ns", "int64", "ns", "of a step"),
-        Column("cand_ns", "int64", "ns", "of a step"),
+        Column("base_ns", "int64", "ns", "per step"),
+        Column("cand_ns", "int64", "ns", "per step"),
     ),
     doc="Parents before their children; the rows of each level add up to the step.",
     detail=True,
@@ -40,19 +40,19 @@ def icicle_rows(sides: Sequence[Sequence[Side]]) -> dict[str, Any]:
             for key, ns in _leaves(side):
                 total.setdefault(key, [0.0, 0.0])[number] += ns / side.steps / len(ranks)
     keys = sorted(total, key=lambda key: (key[0], key[1], key[2]))
-    whole = [apportion(np.array([total[key][number] for key in keys])) for number in (0, 1)]
+    leaf_ns = [apportion(np.array([total[key][number] for key in keys])) for number in (0, 1)]
     rows: list[tuple[int, int, str, str, int, int]] = []
     sums: dict[tuple[str, ...], list[int]] = {}
-    for at, key in enumerate(keys):
+    for leaf, key in enumerate(keys):
         for depth in (1, 2, 3):
             entry = sums.setdefault(key[:depth], [0, 0])
-            entry[0] += int(whole[0][at])
-            entry[1] += int(whole[1][at])
-    place: dict[tuple[str, ...], int] = {(): -1}
+            entry[0] += int(leaf_ns[0][leaf])
+            entry[1] += int(leaf_ns[1][leaf])
+    node_of_path: dict[tuple[str, ...], int] = {(): -1}
     for path, (base, cand) in sums.items():
-        place[path] = len(rows)
+        node_of_path[path] = len(rows)
         level = ("category", "op", "kernel")[len(path) - 1]
-        rows.append((len(rows), place[path[:-1]], level, path[-1], base, cand))
+        rows.append((len(rows), node_of_path[path[:-1]], level, path[-1], base, cand))
     columns = zip(*rows, strict=True) if rows else ([] for _ in ICICLE.names)
     return dict(zip(ICICLE.names, map(list, columns), strict=True))
 
@@ -62,11 +62,11 @@ def _leaves(side: Side) -> list[tuple[tuple[str, str, str], float]]:
     events, work = side.trace.arrays, side.work
     op = side.op[side.row]
     name = np.where(op >= 0, events.name[np.maximum(op, 0)], len(events.names))
-    place, keys = codes(work.category[side.row], name, work.name[side.row])
-    total = np.bincount(place, weights=side.ns, minlength=len(keys[0]))
+    group, keys = codes(work.category[side.row], name, work.name[side.row])
+    total = np.bincount(group, weights=side.ns, minlength=len(keys[0]))
     names = [*events.names, NO_OP]
-    found = [
-        ((work.categories[one], names[two], work.names[three]), ns)
-        for one, two, three, ns in zip(*(key.tolist() for key in keys), total.tolist(), strict=True)
+    leaves = [
+        ((work.categories[category], names[op_name], work.names[kernel]), ns)
+        for category, op_name, kernel, ns in zip(*(key.tolist() for key in keys), total.tolist(), strict=True)
     ]
-    return [*found, ((IDLE, IDLE, IDLE), float(side.idle.sum()))]
+    return [*leaves, ((IDLE, IDLE, IDLE), float(side.idle.sum()))]

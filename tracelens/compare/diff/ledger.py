@@ -1,4 +1,4 @@
-"""Step times cut in several ways, each of which adds up to the difference of two runs exactly."""
+"""Breakdowns of step time, each of which adds up exactly to the difference of two runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class LedgerRows(NamedTuple):
     """The rows of a level, largest difference first.
 
     Attributes:
-        names: of what they are about.
-        base: ns of a step of the base, over its steps, mean of the ranks.
+        names: one per row.
+        base: ns over the base's steps, mean over ranks.
         cand: the same of the candidate.
-        base_ns: mean of the steps, rounded so that all rows of a level add up to the step.
+        base_ns: mean over steps, rounded so that all rows of a level add up to the step.
         cand_ns: the same of the candidate.
-        base_count: pieces of GPU work a step.
+        base_count: GPU activities per step.
         cand_count: the same of the candidate.
-        cause: place in the causes of what makes most of the difference.
+        cause: code of the cause of most of the difference.
     """
 
     names: list[str]
@@ -37,18 +37,18 @@ class LedgerRows(NamedTuple):
 
 
 class Level:
-    """One way to cut the step time of both runs.
+    """One breakdown of the step time of both runs.
 
     Args:
         name: of the level.
-        causes: number of causes that are told apart.
-        ranks: of the base and of the candidate.
+        causes: number of causes.
+        ranks: number of ranks of the base and of the candidate.
     """
 
     def __init__(self, name: str, causes: int, ranks: tuple[int, int]) -> None:
         self.name = name
         self._causes, self._ranks = causes, ranks
-        self._place: dict[str, int] = {}
+        self._row_of_text: dict[str, int] = {}
         self._parts: tuple[list[_Part], list[_Part]] = ([], [])
 
     def add(
@@ -67,32 +67,34 @@ class Level:
         Args:
             side: 0 for the base, 1 for the candidate.
             texts: names.
-            code: of each piece, place in `texts`.
+            code: of each piece, index into `texts`.
             step: of each piece.
             cause: of each piece.
             ns: of each piece.
-            starts: of each piece, 1 where its work begins in the step.
-            steps: of the rank.
+            starts: of each piece, 1 if its activity begins in the step.
+            steps: number of steps of the rank.
         """
-        place = np.array([self._place.setdefault(text, len(self._place)) for text in texts], dtype=np.int64)
-        rows = place[code] if len(place) else code
+        row_of_name = np.array(
+            [self._row_of_text.setdefault(text, len(self._row_of_text)) for text in texts], dtype=np.int64
+        )
+        rows = row_of_name[code] if len(row_of_name) else code
         self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
 
     def rows(self, step_ns: tuple[int, int]) -> LedgerRows:
         """All rows.
 
         Args:
-            step_ns: of the base and of the candidate: what the rows add up to.
+            step_ns: step time of the base and of the candidate, which the rows add up to.
         """
-        count = len(self._place)
+        count = len(self._row_of_text)
         by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
         base_ns, cand_ns = (
-            apportion(spread.mean, whole) for spread, whole in zip(by_step, step_ns, strict=True)
+            apportion(spread.mean, total_ns) for spread, total_ns in zip(by_step, step_ns, strict=True)
         )
         order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
-        names = list(self._place)
+        names = list(self._row_of_text)
         return LedgerRows(
-            [names[at] for at in order.tolist()],
+            [names[row] for row in order.tolist()],
             by_step[0].take(order),
             by_step[1].take(order),
             base_ns[order],
@@ -103,19 +105,19 @@ class Level:
         )
 
     def _sums(self, side: int, count: int) -> tuple[Spread, Float, Float]:
-        """(ns by row over steps, mean of the ranks; ns of a step by row and cause; pieces a step by row)."""
+        """(ns by row over steps, mean over ranks; ns per step by row and cause; pieces per step by row)."""
         parts = self._parts[side]
         steps = min((part.steps for part in parts), default=0)
         by_cause, starts = np.zeros((count, self._causes)), np.zeros(count)
         for part in parts:
             np.add.at(by_cause, (part.row, part.cause), part.ns / part.steps)
             np.add.at(starts, part.row, part.starts / part.steps)
-        # Ranks of one job have the same steps; what only some have recorded joins the last common one.
+        # Ranks of one job have the same steps; extra steps of some ranks join the last common step.
         ranks = self._ranks[side]
         by_step = spread(
-            np.concatenate([_NOTHING, *(part.row for part in parts)]),
-            np.concatenate([_NOTHING, *(np.minimum(part.step, steps - 1) for part in parts)]),
-            np.concatenate([_NOTHING, *(part.ns * (steps / part.steps) for part in parts)]),
+            np.concatenate([_EMPTY, *(part.row for part in parts)]),
+            np.concatenate([_EMPTY, *(np.minimum(part.step, steps - 1) for part in parts)]),
+            np.concatenate([_EMPTY, *(part.ns * (steps / part.steps) for part in parts)]),
             count,
             steps,
             ranks,
@@ -123,7 +125,7 @@ class Level:
         return by_step, by_cause / ranks, starts / ranks
 
 
-_NOTHING = np.empty(0, dtype=np.int64)
+_EMPTY = np.empty(0, dtype=np.int64)
 
 
 class _Part(NamedTuple):
@@ -137,19 +139,19 @@ class _Part(NamedTuple):
     steps: int
 
 
-def apportion(values: Float, whole: int | None = None) -> Int:
-    """Whole numbers near `values` whose sum is `whole`; the largest remainders are rounded up.
+def apportion(values: Float, total: int | None = None) -> Int:
+    """Integers near `values` whose sum is `total`; the largest remainders are rounded up.
 
     Args:
-        values: that sum up to about `whole`: floats beyond 2**53 are off by more than a remainder, and then
-            the largest number takes the rest.
-        whole: the sum wanted, by default that of the values. Where they are further from it than floats can
-            be, they are not its parts, and keep their own sum.
+        values: sum up to about `total`. Floats beyond 2**53 are off by more than a remainder; then the
+            largest value takes the rest.
+        total: the wanted sum, by default that of the values. Values further from it than float rounding are
+            not its parts and keep their own sum.
     """
     low = np.floor(values).astype(np.int64)
-    if whole is None or abs(float(values.sum()) - whole) > max(1.0, 1e-9 * whole):
-        whole = round(float(values.sum()))
-    missing = whole - int(low.sum())
+    if total is None or abs(float(values.sum()) - total) > max(1.0, 1e-9 * total):
+        total = round(float(values.sum()))
+    missing = total - int(low.sum())
     if 0 <= missing <= len(low):
         low[np.argsort(-(values - low), kind="stable")[:missing]] += 1
     elif len(low):
@@ -158,7 +160,7 @@ def apportion(values: Float, whole: int | None = None) -> Int:
 
 
 def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) -> Spread:
-    """How time is spread over steps, row by row.
+    """Mean and variance over steps of the time of each row.
 
     Args:
         row: of each piece.
@@ -168,7 +170,7 @@ def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) ->
         steps: number of steps; those without a piece count as 0.
         ranks: over which the sum of a step is averaged.
     """
-    cell, (own, _) = codes(row, step)
-    values = np.zeros(len(own))
+    cell, (cell_row, _) = codes(row, step)
+    values = np.zeros(len(cell_row))
     np.add.at(values, cell, ns)
-    return Spread.of(own, values / ranks, rows, steps)
+    return Spread.of(cell_row, values / ranks, rows, steps)

@@ -1,16 +1,15 @@
-"""How sure a change is: intervals for ratios, differences and means of a few noisy steps.
+"""Confidence intervals for ratios, differences and means of a few noisy steps.
 
-A profile holds two to ten steps, too few for resampling: with three steps on each side, at a nominal 1 %,
-a percentile bootstrap of the ratio of means sees a change where there is none in 6 to 9 % of trials, with two
-steps in 17 %; a studentised one has no power there, as its resamples are often all alike. Intervals from
-Student's t hold their level from two steps on. Of the two kinds, Welch's is too narrow where one side has few
-steps (up to 4 % at a nominal 1 % with 3 against 10 skewed ones), and the pooled one where the side with few
-steps is the noisy one; so the wider of both is taken, with at most 1.1 % at a nominal 1 % for steps that are
-normal, log-normal, exponential or have outliers, equal or unequal in number. tests/compare/diff/test_noise.py
-repeats these trials.
+A profile holds two to ten steps, too few for resampling. At a nominal 1 %, a percentile bootstrap of the
+ratio of means has 6 to 9 % false positives with three steps per side and 17 % with two; a studentised one has
+no power, as its resamples are often all equal. Student's t intervals hold their level from two steps on.
+Welch's is too narrow when one side has few steps (up to 4 % at a nominal 1 % with 3 against 10 skewed steps),
+the pooled one when the side with few steps is the noisy one; the wider of the two stays within 1.1 % at a
+nominal 1 % for normal, log-normal, exponential and outlier-prone steps, equal or unequal in number.
+tests/compare/diff/test_noise.py repeats these trials.
 
-Steps are taken to be independent: noise that lasts for all steps of a run, such as another node or clock, is
-not seen in one run, and is what a limit's tolerance is for.
+Steps are assumed independent: noise common to all steps of a run, such as another node or clock, is invisible
+within one run; a limit's tolerance covers it.
 
 Sources: Welch, The generalization of Student's problem when several different population variances are
 involved, Biometrika 34 (1947), for the degrees of freedom; the ratio's variance by the delta method.
@@ -30,13 +29,13 @@ _GRID = np.linspace(0, np.pi / 2, 1 << 14)
 
 
 class Interval(NamedTuple):
-    """An estimate and its interval; both ends are the estimate where there is no noise, or it is not known.
+    """An estimate and its confidence interval; without known noise, both ends are the estimate.
 
     Attributes:
         estimate: from the means.
         low: the true value lies below with the probability of one tail.
-        high: and above with the same.
-        known: whether there are steps enough to tell the noise.
+        high: the true value lies above with the probability of one tail.
+        known: whether there are enough steps to estimate the noise.
     """
 
     estimate: float
@@ -49,12 +48,12 @@ def ratio(base: Float, candidate: Float, tail: float) -> Interval:
     """Candidate's mean over base's mean, both at least 0.
 
     Args:
-        base: one number a step.
+        base: one value per step.
         candidate: the same.
         tail: probability of each end, such as 0.005.
 
     Returns:
-        its interval; nothing over nothing is 1, something over nothing is infinite.
+        the interval; 0 / 0 is 1, x / 0 is infinite.
     """
     known = min(len(base), len(candidate)) > 1
     mean_b, mean_c = float(base.mean()), float(candidate.mean())
@@ -85,12 +84,12 @@ def difference(base: Float, candidate: Float, tail: float) -> Interval:
 
 
 class Spread(NamedTuple):
-    """Mean and variance of many rows of numbers, one number a step.
+    """Mean and variance of many rows, one value per step.
 
     Attributes:
         mean: of each row.
-        variance: of each row, 0 with less than two steps; exactly 0 where all numbers are equal.
-        steps: how many numbers each row has.
+        variance: of each row, 0 with less than two steps; exactly 0 if all values are equal.
+        steps: values per row.
     """
 
     mean: Float
@@ -99,13 +98,13 @@ class Spread(NamedTuple):
 
     @staticmethod
     def of(row: Int, values: Float, rows: int, steps: int) -> Spread:
-        """From the numbers that are not 0.
+        """From the nonzero values.
 
         Args:
-            row: of each number, ascending; at most one number a step.
-            values: the numbers.
-            rows: how many rows there are.
-            steps: how many numbers each row has; those that are not given are 0.
+            row: of each value, ascending; at most one value per step.
+            values: nonzero values.
+            rows: number of rows.
+            steps: values per row; the missing ones are 0.
         """
         count = np.bincount(row, minlength=rows)
         mean = np.bincount(row, weights=values, minlength=rows) / max(steps, 1)
@@ -114,7 +113,7 @@ class Spread(NamedTuple):
         first = np.zeros(rows)
         first[row[::-1]] = values[::-1]
         differs = np.bincount(row, weights=values != first[row], minlength=rows) > 0
-        # Equal numbers have a mean that is off by rounding, and so a variance; they are exact.
+        # Rounding of the mean would give equal values a variance.
         constant = ~differs & ((count == steps) | (first == 0))
         return Spread(mean, np.where(constant | (steps < 2), 0.0, variance), steps)
 
@@ -127,27 +126,27 @@ def differences(base: Spread, candidate: Spread, tail: float) -> tuple[Float, Fl
 
     Args:
         base: rows.
-        candidate: the same rows, its own steps.
+        candidate: the same rows over the candidate's steps.
         tail: probability of each end.
 
     Returns:
-        low and high end of each row's interval; both are the estimate where the noise is not known.
+        low and high end of each row's interval; both are the estimate if the noise is unknown.
     """
     count_b, count_c = base.steps, candidate.steps
     estimate = candidate.mean - base.mean
     if min(count_b, count_c) < 2:
         return estimate, estimate
-    own_b, own_c = (side.variance / side.steps for side in (base, candidate))
-    total = own_b + own_c
+    error_b, error_c = (side.variance / side.steps for side in (base, candidate))
+    total = error_b + error_c
     noisy = total > 0
     freedom = np.ones(len(total))
-    weight = own_b**2 / (count_b - 1) + own_c**2 / (count_c - 1)
+    weight = error_b**2 / (count_b - 1) + error_c**2 / (count_c - 1)
     np.divide(total**2, weight, out=freedom, where=noisy & (weight > 0))
-    steps, place = np.unique(np.round(freedom, 2), return_inverse=True)
-    quantile = np.array([t_quantile(tail, float(one)) for one in steps])[place]
-    pooled = ((count_b - 1) * own_b * count_b + (count_c - 1) * own_c * count_c) / (count_b + count_c - 2)
-    other = t_quantile(tail, count_b + count_c - 2) * np.sqrt(pooled * (1 / count_b + 1 / count_c))
-    half = np.where(noisy, np.maximum(quantile * np.sqrt(total), other), 0.0)
+    steps, index = np.unique(np.round(freedom, 2), return_inverse=True)
+    quantile = np.array([t_quantile(tail, float(degrees)) for degrees in steps])[index]
+    pooled = ((count_b - 1) * error_b * count_b + (count_c - 1) * error_c * count_c) / (count_b + count_c - 2)
+    pooled_half = t_quantile(tail, count_b + count_c - 2) * np.sqrt(pooled * (1 / count_b + 1 / count_c))
+    half = np.where(noisy, np.maximum(quantile * np.sqrt(total), pooled_half), 0.0)
     return estimate - half, estimate + half
 
 
@@ -159,32 +158,32 @@ def absolute(candidate: Float, tail: float) -> Interval:
 
 
 def varies(*sides: Float) -> bool:
-    """Whether there is noise to be told: several steps on each side, and not all alike."""
+    """Whether there is noise to estimate: several steps on each side, not all equal."""
     return min(map(len, sides)) > 1 and any(_variance(side) for side in sides)
 
 
 def _variance(values: Float) -> float:
-    # Equal numbers have a mean that is off by rounding, and so a variance; they are exact.
+    # Rounding of the mean would give equal values a variance.
     return 0.0 if (values == values[0]).all() else float(values.var(ddof=1))
 
 
 def _half(var_b: float, n_b: int, var_c: float, n_c: int, tail: float) -> float:
-    """Half the width of the wider one of Welch's and the pooled interval."""
-    own_b, own_c = var_b / n_b, var_c / n_c
-    if own_b + own_c == 0:
+    """Half the width of the wider of Welch's and the pooled interval."""
+    error_b, error_c = var_b / n_b, var_c / n_c
+    if error_b + error_c == 0:
         return 0.0
-    share = own_b / (own_b + own_c)
+    share = error_b / (error_b + error_c)
     freedom = 1 / (share**2 / (n_b - 1) + (1 - share) ** 2 / (n_c - 1))
-    welch = t_quantile(tail, freedom) * sqrt(own_b + own_c)
-    together = ((n_b - 1) * var_b + (n_c - 1) * var_c) / (n_b + n_c - 2)
-    return max(welch, t_quantile(tail, n_b + n_c - 2) * sqrt(together * (1 / n_b + 1 / n_c)))
+    welch = t_quantile(tail, freedom) * sqrt(error_b + error_c)
+    pooled = ((n_b - 1) * var_b + (n_c - 1) * var_c) / (n_b + n_c - 2)
+    return max(welch, t_quantile(tail, n_b + n_c - 2) * sqrt(pooled * (1 / n_b + 1 / n_c)))
 
 
 def t_quantile(tail: float, freedom: float) -> float:
     """The value that Student's t exceeds with this probability.
 
-    With t = sqrt(freedom) / tan(u) the density is sin(u) to the power of freedom - 1, which is summed up
-    over u from 0, the far end of the tail.
+    With t = sqrt(freedom) / tan(u) the density is sin(u) ** (freedom - 1), integrated over u from 0, the far
+    end of the tail.
 
     Args:
         tail: probability, below 0.5.

@@ -1,4 +1,4 @@
-"""Why a piece of step time is there in one run and not, or longer, in the other: one rank against one."""
+"""Pairs two ranks of two runs call by call, and says why each piece of step time differs."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ SAME_WORK, OTHER_KERNELS, OTHER_SHAPES, RENAMED_CALLS, EXCHANGED, ONE_SIDED, COM
 
 
 _BUDGET, _FLOOR = 64, 1 << 20
-"""Repeated steps are aligned up to so many times the nodes of both runs, and a number that is always fine."""
+"""Steps of unequal number are aligned up to _BUDGET times the nodes of both runs plus _FLOOR nodes."""
 
 
 class Aligned(NamedTuple):
-    """Nodes of both runs that stand against each other.
+    """Aligned parts of both forests.
 
     Attributes:
-        base: those of the base.
-        cand: those of the candidate.
-        first: node of the base's forest that is the first in `base`.
-        second: the same of the candidate.
+        base: part of the base's forest.
+        cand: part of the candidate's.
+        base_offset: first node of `base` in the base's forest.
+        cand_offset: the same of the candidate.
         alignment: of `base` and `cand`.
     """
 
     base: Forest
     cand: Forest
-    first: int
-    second: int
+    base_offset: int
+    cand_offset: int
     alignment: Alignment
 
 
@@ -54,9 +54,9 @@ class Pairing(NamedTuple):
     """Two ranks, call by call.
 
     Attributes:
-        steps: parts of both, one a pair of steps, or all of them.
+        steps: aligned parts, one per pair of steps, or one for all steps.
         cause: of each piece of the base and of the candidate, code into CAUSES (not WAIT).
-        partner: of each piece's node, its counterpart on the other side, -1 for none.
+        partner: counterpart of each piece's node, -1 for none.
         lacking: what was not aligned, and why.
     """
 
@@ -67,83 +67,88 @@ class Pairing(NamedTuple):
 
 
 def pair(base: Side, cand: Side) -> Pairing:
-    """Align two ranks step by step; of different numbers of steps the shorter list begins anew.
+    """Align two ranks step by step; if one has fewer steps, its steps repeat.
 
-    Where one of them has no step marks, all of it stands against all steps of the other.
+    A rank without step marks is compared as a whole with all steps of the other.
     """
-    first, second = base.forest, cand.forest
-    partner = np.full(len(first), -1, dtype=np.int64)
-    partner2 = np.full(len(second), -1, dtype=np.int64)
-    how, how2 = np.full_like(partner, -1), np.full_like(partner2, -1)
-    found = []
+    base_forest, cand_forest = base.forest, cand.forest
+    base_partner = np.full(len(base_forest), -1, dtype=np.int64)
+    cand_partner = np.full(len(cand_forest), -1, dtype=np.int64)
+    base_how, cand_how = np.full_like(base_partner, -1), np.full_like(cand_partner, -1)
+    aligned = []
     lacking: tuple[Skip, ...] = ()
     if base.steps == cand.steps or not (base.marked and cand.marked):
-        parts = [_whole(base, cand)]
+        parts = [_all_steps(base, cand)]
     else:
-        parts, lacking = _in_turn(first, second, base.steps, cand.steps)
-    for low, low2, ours, theirs, roots in parts:
-        result = align(ours, theirs, roots)
-        found.append(Aligned(ours, theirs, low, low2, result))
-        for match, what, into, kind, begin, offset in (
-            (result.match, result.how, partner, how, low, low2),
-            (result.back, result.how_back, partner2, how2, low2, low),
+        parts, lacking = _in_turn(base_forest, cand_forest, base.steps, cand.steps)
+    for base_offset, cand_offset, base_part, cand_part, roots in parts:
+        result = align(base_part, cand_part, roots)
+        aligned.append(Aligned(base_part, cand_part, base_offset, cand_offset, result))
+        for match, outcome, partner, known_how, begin, offset in (
+            (result.match, result.how, base_partner, base_how, base_offset, cand_offset),
+            (result.back, result.how_back, cand_partner, cand_how, cand_offset, base_offset),
         ):
-            # What has been aligned with an earlier step keeps that.
-            new = np.flatnonzero(kind[begin : begin + len(what)] < 0)
-            into[begin + new] = np.where(match[new] >= 0, match[new] + offset, -1)
-            kind[begin + new] = what[new]
-    causes = _causes(base, cand, partner, how), _causes(cand, base, partner2, how2)
-    at = [
-        np.where(side.node >= 0, other[np.maximum(side.node, 0)], -1) if len(other) else side.node
-        for side, other in ((base, partner), (cand, partner2))
+            # Nodes aligned with an earlier step keep that alignment.
+            new = np.flatnonzero(known_how[begin : begin + len(outcome)] < 0)
+            partner[begin + new] = np.where(match[new] >= 0, match[new] + offset, -1)
+            known_how[begin + new] = outcome[new]
+    causes = _causes(base, cand, base_partner, base_how), _causes(cand, base, cand_partner, cand_how)
+    piece_partner = [
+        np.where(side.node >= 0, partner[np.maximum(side.node, 0)], -1) if len(partner) else side.node
+        for side, partner in ((base, base_partner), (cand, cand_partner))
     ]
-    return Pairing(found, causes, (at[0], at[1]), lacking)
+    return Pairing(aligned, causes, (piece_partner[0], piece_partner[1]), lacking)
 
 
 _Roots = list[list[tuple[Int, Int]]]
 _Part = tuple[int, int, Forest, Forest, _Roots]
 
 
-def _whole(base: Side, cand: Side) -> _Part:
-    """All steps of both, each against that of its number; against a run without steps all together."""
-    first, second = base.forest, cand.forest
-    threads = Threads(first, second)
+def _all_steps(base: Side, cand: Side) -> _Part:
+    """All steps by number, or all steps together if one rank has no step marks."""
+    base_forest, cand_forest = base.forest, cand.forest
+    threads = Threads(base_forest, cand_forest)
     if base.steps != cand.steps:
-        return 0, 0, first, second, [threads.against(_joined(first), _joined(second))]
+        return 0, 0, base_forest, cand_forest, [threads.against(_joined(base_forest), _joined(cand_forest))]
     roots = [
-        threads.against(first.roots.get(number, {}), second.roots.get(number, {}))
+        threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
         for number in range(base.steps)
     ]
-    return 0, 0, first, second, roots
+    return 0, 0, base_forest, cand_forest, roots
 
 
-def _in_turn(first: Forest, second: Forest, steps: int, steps2: int) -> tuple[list[_Part], tuple[Skip, ...]]:
-    """Each step of the longer list against one of the shorter one, which begins anew at its end."""
-    threads = Threads(first, second)
-    borders, borders2 = (
+def _in_turn(
+    base: Forest, cand: Forest, base_steps: int, cand_steps: int
+) -> tuple[list[_Part], tuple[Skip, ...]]:
+    """Each step of the longer list against one of the shorter, which repeats."""
+    threads = Threads(base, cand)
+    base_borders, cand_borders = (
         np.searchsorted(forest.step, np.arange(count + 1)).tolist()
-        for forest, count in ((first, steps), (second, steps2))
+        for forest, count in ((base, base_steps), (cand, cand_steps))
     )
     parts: list[_Part] = []
-    budget = _FLOOR + _BUDGET * (len(first) + len(second))
-    for number in range(max(steps, steps2)):
-        one, other = number % steps, number % steps2
-        (low, high), (low2, high2) = borders[one : one + 2], borders2[other : other + 2]
-        budget -= high - low + high2 - low2
+    budget = _FLOOR + _BUDGET * (len(base) + len(cand))
+    for number in range(max(base_steps, cand_steps)):
+        base_step, cand_step = number % base_steps, number % cand_steps
+        (base_low, base_high), (cand_low, cand_high) = (
+            base_borders[base_step : base_step + 2],
+            cand_borders[cand_step : cand_step + 2],
+        )
+        budget -= base_high - base_low + cand_high - cand_low
         if budget < 0:
             reason = (
-                f"{steps} against {steps2} steps of very different size: only the first {number} are "
-                "aligned, and calls of later ones count as on one side only; compare one step with --step"
+                f"{base_steps} against {cand_steps} steps of very different size: only the first {number} "
+                "are aligned, calls of later steps count as on one side only; compare one step with --step"
             )
             return parts, (Skip("alignment of all steps", reason),)
-        ours, theirs = first.part(low, high), second.part(low2, high2)
-        roots = threads.against(ours.roots.get(one, {}), theirs.roots.get(other, {}))
-        parts.append((low, low2, ours, theirs, [roots]))
+        base_part, cand_part = base.part(base_low, base_high), cand.part(cand_low, cand_high)
+        roots = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
+        parts.append((base_low, cand_low, base_part, cand_part, [roots]))
     return parts, ()
 
 
 def _joined(forest: Forest) -> dict[int, Int]:
-    """Thread to its roots in all steps."""
+    """Roots of each thread over all steps."""
     parts: dict[int, list[Int]] = {}
     for step in sorted(forest.roots):
         for thread, roots in forest.roots[step].items():
@@ -151,36 +156,36 @@ def _joined(forest: Forest) -> dict[int, Int]:
     return {thread: np.concatenate(roots) for thread, roots in parts.items()}
 
 
-def _causes(side: Side, other: Side, partner: Int, how: Int) -> Int:
+def _causes(side: Side, counterpart: Side, partner: Int, how: Int) -> Int:
     """Code into CAUSES of each piece of one side."""
     node = side.node
     known = node >= 0
-    at = np.maximum(node, 0)
+    node_or_first = np.maximum(node, 0)
     if not len(partner):
         return np.where(side.work.kind[side.row] == WORK_KINDS.index("comm"), COMM, NO_OP)
-    match, what = partner[at], how[at]
-    to = np.maximum(match, 0)
+    match, outcome = partner[node_or_first], how[node_or_first]
+    partner_or_first = np.maximum(match, 0)
     cause = np.full(len(node), ONE_SIDED, dtype=np.int64)
-    cause[what == REPLACED] = EXCHANGED
+    cause[outcome == REPLACED] = EXCHANGED
     matched = known & (match >= 0)
     if matched.any():
-        mine, theirs = _kernels(side), _kernels(other)
+        kernels, partner_kernels = _kernels(side), _kernels(counterpart)
         cause[matched] = np.where(
-            side.forest.own[at] != other.forest.own[to],
+            side.forest.signature[node_or_first] != counterpart.forest.signature[partner_or_first],
             OTHER_SHAPES,
-            np.where(mine[at] != theirs[to], OTHER_KERNELS, SAME_WORK),
+            np.where(kernels[node_or_first] != partner_kernels[partner_or_first], OTHER_KERNELS, SAME_WORK),
         )[matched]
-        cause[matched & (what == RENAMED)] = RENAMED_CALLS
+        cause[matched & (outcome == RENAMED)] = RENAMED_CALLS
     cause[~known] = NO_OP
     cause[side.work.kind[side.row] == WORK_KINDS.index("comm")] = COMM
     return cause
 
 
 def _kernels(side: Side) -> Hash:
-    """Of each node, a hash of the names of its kernels."""
-    found = np.zeros(len(side.forest), dtype=np.uint64)
+    """A hash of the kernel names of each node."""
+    hashes = np.zeros(len(side.forest), dtype=np.uint64)
     rows = np.flatnonzero(side.node >= 0)
     _, (node, name) = codes(side.node[rows], side.work.name[side.row[rows]])
-    used, place = np.unique(name, return_inverse=True)
-    np.add.at(found, node, text_hashes([side.work.names[code] for code in used.tolist()])[place])
-    return found
+    used, index = np.unique(name, return_inverse=True)
+    np.add.at(hashes, node, text_hashes([side.work.names[code] for code in used.tolist()])[index])
+    return hashes

@@ -1,4 +1,4 @@
-"""Kernels side by side: what the same call runs in one run and in the other."""
+"""Kernels side by side: what the same call launches in each run."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ SUBSTITUTIONS = Schema(
     "Kernels side by side",
     (
         Column("op", "category", doc="of the base"),
-        Column("base_kernel", "category", doc="that takes most of the call's time"),
+        Column("base_kernel", "category", doc="the longest of the call"),
         Column("cand_kernel", "category"),
-        Column("base_ns", "int64", "ns", "of a step, all kernels of these calls"),
+        Column("base_ns", "int64", "ns", "per step, all kernels of these calls"),
         Column("cand_ns", "int64", "ns", "the same calls in the candidate"),
         Column("delta_ns", "int64", "ns", "candidate - base"),
         Column("ratio", "float64", "ratio", "candidate / base"),
-        Column("count", "float64", "count", "calls of a step"),
+        Column("count", "float64", "count", "calls per step"),
     ),
-    doc="Calls with the same arguments that run other kernels: another library, another tile, another GPU.",
+    doc="Calls with equal arguments that launch different kernels: another library, tile or GPU.",
 )
 
 
-def substitution_rows(found: Sequence[tuple[Side, Side, Pairing]]) -> Iterator[dict[str, Any]]:
+def substitution_rows(pairings: Sequence[tuple[Side, Side, Pairing]]) -> Iterator[dict[str, Any]]:
     """Rows of SUBSTITUTIONS, largest difference first.
 
     Args:
-        found: ranks against each other.
+        pairings: pairs of ranks.
     """
     total: dict[tuple[str, str, str], list[float]] = {}
-    for base, cand, pairing in found:
-        weight = 1 / len(found)
-        chosen = np.isin(pairing.cause[0], (OTHER_KERNELS, RENAMED_CALLS))
-        nodes, partners = _pairs(base.node[chosen], pairing.partner[0][chosen])
-        mine, theirs = _by_node(base), _by_node(cand)
+    for base, cand, pairing in pairings:
+        weight = 1 / len(pairings)
+        replaced = np.isin(pairing.cause[0], (OTHER_KERNELS, RENAMED_CALLS))
+        nodes, partners = _unique_pairs(base.node[replaced], pairing.partner[0][replaced])
+        base_kernels, cand_kernels = _by_node(base), _by_node(cand)
         for node, partner in zip(nodes.tolist(), partners.tolist(), strict=True):
             op = base.forest.names[base.forest.name[node]]
-            key = (op, base.work.names[mine[0][node]], cand.work.names[theirs[0][partner]])
+            key = (op, base.work.names[base_kernels[0][node]], cand.work.names[cand_kernels[0][partner]])
             entry = total.setdefault(key, [0.0, 0.0, 0.0])
-            entry[0] += weight * float(mine[1][node]) / base.steps
-            entry[1] += weight * float(theirs[1][partner]) / cand.steps
+            entry[0] += weight * float(base_kernels[1][node]) / base.steps
+            entry[1] += weight * float(cand_kernels[1][partner]) / cand.steps
             entry[2] += weight / base.steps
-    for (op, one, other), (base_ns, cand_ns, count) in sorted(
+    for (op, base_kernel, cand_kernel), (base_ns, cand_ns, count) in sorted(
         total.items(), key=lambda item: -abs(item[1][1] - item[1][0])
     ):
         yield {
             "op": [op],
-            "base_kernel": [one],
-            "cand_kernel": [other],
+            "base_kernel": [base_kernel],
+            "cand_kernel": [cand_kernel],
             "base_ns": [round(base_ns)],
             "cand_ns": [round(cand_ns)],
             "delta_ns": [round(cand_ns) - round(base_ns)],
@@ -62,14 +62,14 @@ def substitution_rows(found: Sequence[tuple[Side, Side, Pairing]]) -> Iterator[d
         }
 
 
-def _pairs(node: Int, partner: Int) -> tuple[Int, Int]:
+def _unique_pairs(node: Int, partner: Int) -> tuple[Int, Int]:
     """Each node once, with its partner."""
-    nodes, at = np.unique(node, return_index=True)
-    return nodes, partner[at]
+    nodes, index = np.unique(node, return_index=True)
+    return nodes, partner[index]
 
 
 def _by_node(side: Side) -> tuple[Int, Int]:
-    """Of each node, the name of its longest kernel and the time of all."""
+    """The name of each node's longest kernel, and the time of all its kernels."""
     name = np.zeros(len(side.forest), dtype=np.int64)
     total = np.zeros(len(side.forest), dtype=np.int64)
     known = np.flatnonzero(side.node >= 0)

@@ -1,4 +1,4 @@
-"""Which host thread of one run is which of the other: those that call most of the same names."""
+"""Pairs the host threads of two runs by the names they call."""
 
 from __future__ import annotations
 
@@ -11,70 +11,84 @@ from tracelens.compare.diff.forest import Forest
 from tracelens.table import codes
 
 _PAIRS = 1 << 20
-"""A name that so many pairs of threads have in common says nothing about which of them belong together."""
+"""Limit on thread pairs to compare; names common to more pairs say nothing about which threads match."""
 
 _NONE = np.empty(0, dtype=np.int64)
 
 
 class Threads:
-    """The threads of two forests, each against at most one of the other.
+    """The threads of two forests, each paired with at most one of the other.
 
     Args:
-        first: of one run.
-        second: of the other.
+        base: forest of the base.
+        cand: forest of the candidate.
     """
 
-    def __init__(self, first: Forest, second: Forest) -> None:
-        ours, theirs = _names(first), _names(second)
-        pairs = _alike(ours, theirs)
-        taken, taken2 = {one for one, _ in pairs}, {two for _, two in pairs}
+    def __init__(self, base: Forest, cand: Forest) -> None:
+        base_names, cand_names = _names(base), _names(cand)
+        pairs = _alike(base_names, cand_names)
+        base_taken, cand_taken = (
+            {base_thread for base_thread, _ in pairs},
+            {cand_thread for _, cand_thread in pairs},
+        )
         pairs += _most_common(
-            {one: names for one, names in ours.items() if one not in taken},
-            {two: names for two, names in theirs.items() if two not in taken2},
+            {
+                base_thread: names
+                for base_thread, names in base_names.items()
+                if base_thread not in base_taken
+            },
+            {
+                cand_thread: names
+                for cand_thread, names in cand_names.items()
+                if cand_thread not in cand_taken
+            },
         )
         self.partner = dict(pairs)
-        self.partner_back = {two: one for one, two in pairs}
+        self.partner_back = {cand_thread: base_thread for base_thread, cand_thread in pairs}
 
-    def against(self, ours: Mapping[int, Int], theirs: Mapping[int, Int]) -> list[tuple[Int, Int]]:
-        """Roots by thread of both sides, thread against thread; against nothing where there is none."""
-        pairs = [(roots, theirs.get(self.partner.get(thread, -1), _NONE)) for thread, roots in ours.items()]
+    def against(self, base_roots: Mapping[int, Int], cand_roots: Mapping[int, Int]) -> list[tuple[Int, Int]]:
+        """(base roots, candidate roots) by thread; empty for a thread without a partner."""
+        pairs = [
+            (roots, cand_roots.get(self.partner.get(thread, -1), _NONE))
+            for thread, roots in base_roots.items()
+        ]
         alone = [
             (_NONE, roots)
-            for thread, roots in theirs.items()
-            if self.partner_back.get(thread, -1) not in ours
+            for thread, roots in cand_roots.items()
+            if self.partner_back.get(thread, -1) not in base_roots
         ]
         return pairs + alone
 
 
 _Names = dict[int, dict[int, int]]
-"""Thread to name's hash to how often it is called."""
+"""Thread to name hash to number of calls."""
 
 
 def _names(forest: Forest) -> _Names:
     group, (thread, name) = codes(forest.thread, forest.named.view(np.int64))
     count = np.bincount(group, minlength=len(thread))
-    found: _Names = {}
-    for one, key, number in zip(thread.tolist(), name.tolist(), count.tolist(), strict=True):
-        found.setdefault(one, {})[key] = number
-    return found
+    by_thread: _Names = {}
+    for thread_code, key, number in zip(thread.tolist(), name.tolist(), count.tolist(), strict=True):
+        by_thread.setdefault(thread_code, {})[key] = number
+    return by_thread
 
 
-def _alike(ours: _Names, theirs: _Names) -> list[tuple[int, int]]:
+def _alike(base_names: _Names, cand_names: _Names) -> list[tuple[int, int]]:
     """Threads that call the same names equally often, in order."""
-    places: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for two, names in reversed(theirs.items()):
-        places.setdefault(tuple(names.items()), []).append(two)
+    by_names: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for cand_thread, names in reversed(cand_names.items()):
+        by_names.setdefault(tuple(names.items()), []).append(cand_thread)
     pairs = []
-    for one, names in ours.items():
-        if left := places.get(tuple(names.items())):
-            pairs.append((one, left.pop()))
+    for base_thread, names in base_names.items():
+        if same_names := by_names.get(tuple(names.items())):
+            pairs.append((base_thread, same_names.pop()))
     return pairs
 
 
-def _most_common(ours: _Names, theirs: _Names) -> list[tuple[int, int]]:
-    """Of the others those with most in common, the surest first."""
+def _most_common(base_names: _Names, cand_names: _Names) -> list[tuple[int, int]]:
+    """Of the other threads, pairs with most calls in common, most certain first."""
     by_name: dict[int, tuple[list[int], list[int]]] = {}
-    for side, threads in enumerate((ours, theirs)):
+    for side, threads in enumerate((base_names, cand_names)):
         for thread, names in threads.items():
             for key in names:
                 by_name.setdefault(key, ([], []))[side].append(thread)
@@ -86,18 +100,18 @@ def _most_common(ours: _Names, theirs: _Names) -> list[tuple[int, int]]:
         if budget < 0:
             everywhere.append(sides)
             continue
-        for one in sides[0]:
-            for two in sides[1]:
-                number = min(ours[one][key], theirs[two][key])
-                common[one, two] = common.get((one, two), 0) + number
+        for base_thread in sides[0]:
+            for cand_thread in sides[1]:
+                calls = min(base_names[base_thread][key], cand_names[cand_thread][key])
+                common[base_thread, cand_thread] = common.get((base_thread, cand_thread), 0) + calls
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     ordered = sorted(common, key=lambda pair: (-common[pair], *pair))
-    # Threads that share nothing but what all have stand against each other in their order.
+    # Threads that share only names common to all pair up in order.
     for sides in everywhere:
         ordered += zip(*sides, strict=False)
-    for one, two in ordered:
-        if one not in pairs and two not in taken:
-            pairs[one] = two
-            taken.add(two)
+    for base_thread, cand_thread in ordered:
+        if base_thread not in pairs and cand_thread not in taken:
+            pairs[base_thread] = cand_thread
+            taken.add(cand_thread)
     return list(pairs.items())

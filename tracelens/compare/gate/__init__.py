@@ -1,4 +1,4 @@
-"""Gate: rules that a candidate run must keep against a baseline."""
+"""Gate: checks a candidate run against a baseline."""
 
 from tracelens.compare.gate.config import Settings, settings
 from tracelens.compare.gate.gate import CONFIDENCE, Verdict, gate

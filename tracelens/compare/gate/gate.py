@@ -1,4 +1,4 @@
-"""The gate: rules held against two runs, with a verdict on which a machine can act."""
+"""The gate: checks rules against two runs and gives a machine-readable verdict."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tracelens.errors import TracelensError
 from tracelens.table import Skip
 
 CONFIDENCE = 0.98
-"""Of the verdict as a whole: with which no rule fails where nothing has changed."""
+"""Family-wise confidence level: probability that no rule fails if nothing changed."""
 
 Status = Literal["fail", "unclear", "pass"]
 
 _ROUNDING = 1e-9
-"""Of a limit: by so much a sum of floats may be off."""
+"""Relative rounding error allowed at a limit."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one rule.
+    """The outcome of one rule.
 
     Attributes:
-        rule: as given.
+        rule: the rule.
         metric: full name.
         unit: of the metric.
-        status: "fail": the whole interval is beyond the limit; "unclear": the estimate is, but it may be
-            noise; else "pass".
+        status: "fail": the whole interval is beyond the limit; "unclear": the estimate is, but may be noise;
+            else "pass".
         base: mean of the base's steps.
         candidate: mean of the candidate's steps.
-        interval: of what the rule holds against its limit.
+        interval: of the quantity that the rule limits.
         tail: probability of each end of the interval.
         steps: number of steps of base and candidate.
-        notes: what else to know.
+        notes: caveats.
     """
 
     rule: Rule
@@ -54,14 +54,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of all rules.
+    """The outcomes of all rules.
 
     Attributes:
         outcomes: in the order of the rules.
         base: name of the base.
         candidate: name of the candidate.
-        confidence: of all intervals together.
-        skips: rules that could not be held against these runs, and what else is not compared.
+        confidence: family-wise, of all intervals together.
+        skips: rules that could not be checked, and what else is not compared.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -84,22 +84,22 @@ class Verdict:
 def gate(
     base: Samples, candidate: Samples, rules: Sequence[Rule] = (), *, confidence: float = CONFIDENCE
 ) -> Verdict:
-    """Hold rules against two runs.
+    """Check a run against a baseline.
 
-    The numbers of a metric are one a step, the mean of the ranks that both runs have. A rule fails only if
-    the whole interval of its ratio, difference or mean lies beyond the limit. The probability of a false
-    alarm, 1 - confidence, is shared evenly by the rules whose numbers vary (Bonferroni), so that it holds
-    for the verdict. Metrics that are the same in every step, as counts mostly are, have no interval.
+    A metric has one value per step, the mean over the ranks that both runs have. A rule fails only if the
+    whole interval of its ratio, difference or mean lies beyond the limit. The false alarm probability of the
+    verdict, 1 - confidence, is split evenly over the rules whose values vary (Bonferroni). Metrics that are
+    equal in every step, such as most counts, have no interval.
 
     Args:
-        base: what was before.
-        candidate: what is now.
-        rules: none stands for the default ones; of these, those whose metric is not there are left out.
-        confidence: between 0.5 and 1.
+        base: the run before.
+        candidate: the run after.
+        rules: empty for the defaults; default rules whose metric is missing are skipped.
+        confidence: family-wise confidence level, between 0.5 and 1.
 
     Raises:
-        TracelensError: a rule's metric is in neither run or not known of one, its unit does not fit, or the
-            runs were not computed in the same way.
+        TracelensError: a rule's metric is missing, its unit does not fit, or the runs count GPU work of
+            different scopes.
     """
     if not 0.5 < confidence < 1:
         raise TracelensError(
@@ -131,7 +131,7 @@ def gate(
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule with the numbers that it is about."""
+    """A rule with the values of its metric."""
 
     rule: Rule
     metric: str
@@ -145,21 +145,21 @@ class _Case:
         return varies(*sides)
 
     def judge(self, tail: float) -> Outcome:
-        """Hold the numbers against the limit."""
+        """Compare the values with the limit."""
         rule, limit = self.rule, self.rule.limit
         if rule.kind == "ratio":
-            found = ratio(self.base, self.candidate, tail)
+            interval = ratio(self.base, self.candidate, tail)
         elif rule.kind == "difference":
-            found = difference(self.base, self.candidate, tail)
+            interval = difference(self.base, self.candidate, tail)
         else:
-            found = absolute(self.candidate, tail)
+            interval = absolute(self.candidate, tail)
         margin = _ROUNDING * (
             abs(limit) if rule.kind != "difference" else max(abs(self.base).max(), abs(limit))
         )
         if rule.sense == "<=":
-            beyond, surely = found.estimate > limit + margin, found.low > limit + margin
+            beyond, surely = interval.estimate > limit + margin, interval.low > limit + margin
         else:
-            beyond, surely = found.estimate < limit - margin, found.high < limit - margin
+            beyond, surely = interval.estimate < limit - margin, interval.high < limit - margin
         status: Status = "fail" if surely else "unclear" if beyond else "pass"
         return Outcome(
             rule,
@@ -168,39 +168,39 @@ class _Case:
             status,
             float(self.base.mean()),
             float(self.candidate.mean()),
-            found,
+            interval,
             tail,
             (len(self.base), len(self.candidate)),
-            tuple(self._remarks(found)),
+            tuple(self._remarks(interval)),
         )
 
-    def _remarks(self, found: Interval) -> Iterator[str]:
-        if not found.known:
+    def _remarks(self, interval: Interval) -> Iterator[str]:
+        if not interval.known:
             short = "candidate" if len(self.candidate) < 2 else "base"
-            yield f"noise unknown: one step in the {short}, so the means are compared as they are"
+            yield f"noise unknown: a single step in the {short}; means are compared directly"
         if self.rule.kind == "ratio" and self.base.mean() == 0 != self.candidate.mean():
-            yield "0 in the base, so any more is infinitely more; limit the difference or the value instead"
+            yield "0 in the base, so the ratio is infinite; limit the difference or the value instead"
 
 
 def _case(rule: Rule, base: Samples, candidate: Samples) -> _Case:
-    """The numbers that a rule asks for.
+    """The values of a rule's metric.
 
     Raises:
-        TracelensError: there are none, or its unit is another; it begins with "rule '...': ".
+        TracelensError: there are none, or its unit does not fit; it begins with "rule '...': ".
     """
     names = [side.find(rule.metric) for side in (base, candidate)]
     metric = names[0] or names[1]
     if metric is None:
-        what = rule.metric.partition("[")[0] if is_named(rule.metric) else "metric"
+        subject = rule.metric.partition("[")[0] if is_named(rule.metric) else "metric"
         reason = base.why_not(rule.metric) or candidate.why_not(rule.metric)
         close = nearest(rule.metric, (base, candidate))
         hint = reason or (
-            f"did you mean {close!r}?" if close else "the table steps.metrics lists what there is"
+            f"did you mean {close!r}?" if close else "the table steps.metrics lists all metrics"
         )
-        raise TracelensError(f"rule '{rule}': neither run has the {what} {rule.metric!r}; {hint}")
+        raise TracelensError(f"rule '{rule}': neither run has the {subject} {rule.metric!r}; {hint}")
     for name, side in zip(names, (base, candidate), strict=True):
         if name is None and not is_named(metric):
-            reason = side.why_not(metric) or "record it on both sides, or leave the rule out"
+            reason = side.why_not(metric) or "record it in both runs, or drop the rule"
             raise TracelensError(f"rule '{rule}': {side.name} has no {metric!r}: {reason}")
     unit = (base if names[0] else candidate).units[metric]
     rule.check_unit(unit)
@@ -208,22 +208,22 @@ def _case(rule: Rule, base: Samples, candidate: Samples) -> _Case:
 
 
 def _ranks(base: Samples, candidate: Samples) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks of each side that are compared: those that both have, else all."""
+    """The ranks to compare of each side: common ones, else all."""
     common = tuple(rank for rank in base.ranks if rank in candidate.ranks)
     return (common, common) if common else (base.ranks, candidate.ranks)
 
 
 def _notes(base: Samples, candidate: Samples) -> Iterator[Skip]:
-    """In what the two sides differ beside their numbers."""
+    """How the two sides differ besides their values."""
     for side, used in zip((base, candidate), _ranks(base, candidate), strict=True):
-        if left := [rank for rank in side.ranks if rank not in used]:
-            text = ", ".join(map(str, left))
+        if unused := [rank for rank in side.ranks if rank not in used]:
+            text = ", ".join(map(str, unused))
             yield Skip(f"{side.name}: rank {text}", "the other run does not have it")
     if not set(base.ranks) & set(candidate.ranks):
-        yield Skip("rank by rank", "the runs have no rank in common, so all ranks of each are compared")
+        yield Skip("rank by rank", "no common rank; all ranks of each run are compared")
     if base.version != candidate.version:
         yield Skip(
-            "the same tracelens on both sides",
+            "same tracelens version on both sides",
             f"base by {base.version or 'an unknown version'}, candidate by "
             f"{candidate.version or 'an unknown version'}: metrics may be defined differently",
         )

@@ -10,7 +10,7 @@ from tracelens.printable import printable
 
 
 def commands(verdict: Verdict) -> Iterator[str]:
-    """The verdict as workflow commands of GitHub Actions, one line each: errors, warnings, and a notice."""
+    """The verdict as GitHub Actions workflow commands, one line each: errors, warnings, and a notice."""
     for outcome in verdict.outcomes:
         if outcome.status != "pass":
             level = "error" if outcome.status == "fail" else "warning"
@@ -20,7 +20,7 @@ def commands(verdict: Verdict) -> Iterator[str]:
 
 
 def _data(text: str) -> str:
-    """Escaped as the commands ask for: percent first; line ends there are none."""
+    """Escaped for workflow commands; the text has no line ends."""
     return printable(text).replace("%", "%25")
 
 

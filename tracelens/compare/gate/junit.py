@@ -1,4 +1,4 @@
-"""A verdict as JUnit XML: one test case a rule."""
+"""A verdict as JUnit XML: one test case per rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tracelens.printable import printable
 def junit(verdict: Verdict) -> bytes:
     """The verdict as JUnit XML, which CI systems show as tests.
 
-    A failed rule is a failure; one that was left out is skipped; the numbers are each case's output.
+    A failed rule is a failure, a rule that could not be checked is skipped; the values are each case's
+    output.
     """
     counts = {
         "tests": str(len(verdict.outcomes) + len(verdict.skips)),
@@ -43,5 +44,5 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
 
 
 def _plain(text: str) -> str:
-    """Text that XML 1.0 can hold (https://www.w3.org/TR/xml/#charsets) and that shows what is in it."""
+    """Text of characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets)."""
     return printable(text)

@@ -39,7 +39,7 @@ UNITS: dict[str, tuple[float, str]] = {
     "GiB": (2**30, "bytes"),
     "%": (0.01, "fraction"),
 }
-"""What a limit may be written in: how much of the metric's own unit that is, and which unit that is."""
+"""Unit of a limit to (factor, the metric's unit)."""
 
 DEFAULT_RULES = (
     "step.time<=1.01",
@@ -49,9 +49,9 @@ DEFAULT_RULES = (
     "moe.blocking_calls<=1.0",
     "memory.peak<=1.02",
 )
-"""What is asked where nobody says what to ask; a rule whose metric a run lacks is left out, and that is said.
+"""Rules used by default; a rule whose metric is missing becomes a skip.
 
-Small parts of a step are held against the step, not against themselves: a tenth more of nothing is nothing.
+Small parts of a step are limited relative to the step: 10% more of almost nothing does not matter.
 """
 
 _RULE = re.compile(r"(?P<metric>.+)(?P<sense><=|>=)(?P<limit>[^<>=]*)", re.DOTALL)
@@ -70,9 +70,9 @@ class Rule:
     Attributes:
         metric: name in the `metrics` table of the analyzer `steps`, with or without its `.time`.
         sense: whether the limit is an upper or a lower one.
-        kind: what is held against the limit: candidate / base, candidate - base, or the candidate.
+        kind: what is limited: candidate / base, candidate - base, or the candidate.
         number: the limit as written.
-        unit: that it is written in, a key of UNITS; "" for the metric's own.
+        unit: of `number`, a key of UNITS; "" for the metric's own.
     """
 
     metric: str
@@ -94,12 +94,15 @@ class Rule:
         """
         if self.kind == "ratio" or (self.number == 0 and not self.unit):
             return
-        asked = UNITS[self.unit][1] if self.unit else ""
-        if asked != unit and not (asked == "" and unit in ("count", "fraction")):
-            fitting = ", ".join(name for name, (_, of) in UNITS.items() if of == unit) or "no unit"
+        limit_unit = UNITS[self.unit][1] if self.unit else ""
+        if limit_unit != unit and not (limit_unit == "" and unit in ("count", "fraction")):
+            fitting = (
+                ", ".join(name for name, (_, metric_unit) in UNITS.items() if metric_unit == unit)
+                or "no unit"
+            )
             raise TracelensError(
-                f"rule '{self}': {self.metric} is measured in {unit}, the limit in {asked or 'no unit'}; "
-                f"write it with {fitting}"
+                f"rule '{self}': {self.metric} is measured in {unit}, the limit in "
+                f"{limit_unit or 'no unit'}; write it with {fitting}"
             )
 
     def __str__(self) -> str:
@@ -107,31 +110,31 @@ class Rule:
         if self.kind == "ratio":
             return f"{self.metric}{self.sense}{digits}"
         if self.kind == "difference":
-            # A zero with a minus is a zero, but a sign it has.
+            # -0 needs a sign, too.
             return f"{self.metric}{self.sense}{'-' if self.number < 0 else '+'}{digits}{self.unit}"
         return f"{self.metric}{self.sense}{digits}{self.unit or ' abs'}"
 
 
 def read_rule(text: str) -> Rule:
-    """The rule that a text stands for.
+    """Parse a rule.
 
     Raises:
-        TracelensError: it stands for none; the message says what is wrong and how to write it.
+        TracelensError: not a rule; the message says what is wrong and how to write it.
     """
     parts = _RULE.fullmatch(text.strip())
     if parts is None:
-        raise TracelensError(f"rule {text!r}: no limit, which begins with <= or >=; {_LIKE}")
+        raise TracelensError(f"rule {text!r}: no limit; it begins with <= or >=; {_LIKE}")
     metric, limit = parts["metric"].strip(), _LIMIT.fullmatch(parts["limit"].strip())
     if not _METRIC.fullmatch(metric):
-        raise TracelensError(f"rule {text!r}: {metric!r} is no name of a metric; {_LIKE}")
+        raise TracelensError(f"rule {text!r}: {metric!r} is not a metric name; {_LIKE}")
     if limit is None or not isfinite(float(limit["number"])):
         raise TracelensError(
-            f"rule {text!r}: {parts['limit'].strip()!r} is no limit; {_LIKE} (units: {', '.join(UNITS)})"
+            f"rule {text!r}: {parts['limit'].strip()!r} is not a limit; {_LIKE} (units: {', '.join(UNITS)})"
         )
     sense: Sense = "<=" if parts["sense"] == "<=" else ">="
     number, unit, sign = float(limit["number"]), limit["unit"] or "", limit["sign"]
     if sign and limit["absolute"]:
-        raise TracelensError(f"rule {text!r}: a limit with a sign is a difference, and cannot be 'abs' too")
+        raise TracelensError(f"rule {text!r}: a signed limit is a difference and cannot be 'abs'")
     if sign:
         number = -number if sign == "-" and number else number
         if unit == "%":
@@ -143,5 +146,5 @@ def read_rule(text: str) -> Rule:
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """DEFAULT_RULES, read."""
+    """DEFAULT_RULES, parsed."""
     return tuple(map(read_rule, DEFAULT_RULES))

@@ -1,4 +1,4 @@
-"""One side of a gate: what each step of a run took, from its traces or from a saved report."""
+"""One side of a gate: the metrics of each step of a run, from its traces or a saved report."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _COLUMNS: Mapping[str, type | tuple[type, ...]] = {
     "unit": str,
 }
 _NAMED = ("op[", "category[")
-"""Metrics of which a run may have none, and then it spent nothing on them."""
+"""Metrics that count as 0 in a run that lacks them."""
 
 _HEAD = 4096
 _LARGEST = 2.0**63
-"""No count, time or size is larger; what is, is damage."""
+"""Upper bound of counts, times and sizes; a larger value means a damaged file."""
 _SAVED = re.compile(rb'\s*\{\s*"(?:results|findings|analyzer)"\s*:')
-"""How a report begins, or what `tracelens analyze steps --json` prints; a trace begins otherwise."""
+"""Start of a report or of the output of `tracelens analyze steps --json`, never of a trace."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Samples:
         name: as the user named it.
         ranks: in order.
         steps: labels of the steps that all ranks have.
-        values: metric to one row a rank and one column a step; NaN where a rank does not have the metric.
+        values: metric to one row per rank and one column per step; NaN if a rank lacks the metric.
         units: metric to ns, count, bytes or fraction.
         version: of the tracelens that computed them.
         scope: which GPU work counts.
-        lacking: (subject, reason) of what could not be computed.
+        lacking: (subject, reason) of metrics that could not be computed.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Samples:
     lacking: tuple[tuple[str, str], ...] = ()
 
     def find(self, metric: str) -> str | None:
-        """The metric of this name, or of this name with `.time`; None where the run has none."""
+        """The metric of this name, or of this name with `.time`; None if the run has neither."""
         return next((name for name in (metric, f"{metric}.time") if name in self.values), None)
 
     def each_step(self, metric: str) -> Float:
-        """One number a step: the mean of the ranks that have the metric.
+        """One value per step: the mean over the ranks that have the metric.
 
         The ranks of one step wait for each other, so together they are one sample.
 
         Args:
-            metric: a name from `find`; of an op or class that the run lacks, there is 0 in every step.
+            metric: a name from `find`; an op or class that the run lacks is 0 in every step.
         """
         if metric not in self.values:
             return np.zeros(len(self.steps))
@@ -85,10 +85,10 @@ class Samples:
         return replace(self, ranks=tuple(ranks), values=kept)
 
     def why_not(self, metric: str) -> str:
-        """The reason for which a metric could not be computed, "" if none is known."""
+        """Why a metric could not be computed, "" if unknown."""
         for subject, reason in self.lacking:
-            what = subject.partition(": ")[2]
-            if what and (metric == what or metric.startswith(f"{what}.")):
+            computed = subject.partition(": ")[2]
+            if computed and (metric == computed or metric.startswith(f"{computed}.")):
                 return reason
         return ""
 
@@ -110,7 +110,7 @@ def from_result(result: Result, name: str, version: str) -> Samples:
 
     Args:
         result: of traces.
-        name: how to call the run.
+        name: of the run.
         version: of tracelens.
 
     Raises:
@@ -125,10 +125,10 @@ def from_result(result: Result, name: str, version: str) -> Samples:
 
 
 def read_saved(path: str) -> Samples | None:
-    """The samples in a saved report, plain or .gz; None where the file is something else, such as a trace.
+    """The samples in a saved report, plain or .gz; None if the file is something else, such as a trace.
 
     Raises:
-        TracelensError: it is a report, but broken or without the table; the message says how to write one.
+        TracelensError: a report that is damaged or lacks the table; the message says how to write one.
     """
     try:
         if not Path(path).is_file():
@@ -143,10 +143,10 @@ def read_saved(path: str) -> Samples | None:
         document = orjson.loads(data.removeprefix(b"\xef\xbb\xbf"))
     except ValueError as error:
         raise TracelensError(
-            f"{path}: begins like a report but is no JSON ({error}); write it again"
+            f"{path}: begins like a report but is not JSON ({error}); write it again"
         ) from None
     except (OSError, EOFError, zlib.error):
-        return None  # reading it as a trace says what is wrong with it
+        return None  # reading it as a trace reports the error
     return from_saved(document, path)
 
 
@@ -156,20 +156,20 @@ def from_saved(document: Mapping[str, Any], name: str) -> Samples:
     Raises:
         TracelensError: the table is missing or damaged.
     """
-    whole = "results" in document
-    result = _mapping(_mapping(document.get("results")).get(ANALYZER)) if whole else document
+    is_report = "results" in document
+    result = _mapping(_mapping(document.get("results")).get(ANALYZER)) if is_report else document
     meta = _mapping(document.get("meta"))
-    version = str(meta.get("version", "") if whole else document.get("version", ""))
-    again = "write it again: tracelens report TRACES -o base.json"
+    version = str(meta.get("version", "") if is_report else document.get("version", ""))
+    hint = "write it again: tracelens report TRACES -o base.json"
     rows = _mapping(result.get("tables")).get(TABLE)
-    if not isinstance(rows, list) or (not whole and document.get("analyzer") != ANALYZER):
-        what = "a report" if whole else f"a result of {document.get('analyzer')!r}"
+    if not isinstance(rows, list) or (not is_report and document.get("analyzer") != ANALYZER):
+        kind = "a report" if is_report else f"a result of {document.get('analyzer')!r}"
         by = f", written by tracelens {version}," if version else ""
-        raise TracelensError(f"{name}: {what}{by} without the table {ANALYZER}.{TABLE}; {again}")
+        raise TracelensError(f"{name}: {kind}{by} without the table {ANALYZER}.{TABLE}; {hint}")
     for row in rows:
         fits = isinstance(row, dict) and all(isinstance(row.get(key), of) for key, of in _COLUMNS.items())
         if not fits or not 0 <= row["value"] < _LARGEST:
-            raise TracelensError(f"{name}: the table {ANALYZER}.{TABLE} is damaged; {again}")
+            raise TracelensError(f"{name}: the table {ANALYZER}.{TABLE} is damaged; {hint}")
     skips = result.get("skips")
     lacking = tuple(
         (str(skip.get("subject", "")), str(skip.get("reason", "")))
@@ -202,14 +202,14 @@ def _samples(
         had.setdefault(step, set()).add(rank)
     steps = [step for step, by in had.items() if len(by) == len(ranks)]
     if not steps:
-        raise TracelensError(f"{name}: its {len(ranks)} ranks have no step in common; record the same steps")
-    row = {rank: place for place, rank in enumerate(ranks)}
-    column = {step: place for place, step in enumerate(steps)}
+        raise TracelensError(f"{name}: its {len(ranks)} ranks have no common step; record the same steps")
+    row = {rank: index for index, rank in enumerate(ranks)}
+    column = {step: index for index, step in enumerate(steps)}
     values: dict[str, Float] = {}
     units: dict[str, str] = {}
     for rank, step, metric, value, unit in zip(*columns.values(), strict=True):
         if metric not in values:
-            # Ops and classes have a row where there is something; other metrics, in every step or in none.
+            # Ops and classes have a row only if nonzero; other metrics, in every step or in none.
             values[metric] = np.full((len(ranks), len(steps)), 0.0 if is_named(metric) else np.nan)
             units[metric] = unit
         if step in column:

@@ -17,26 +17,26 @@ _DIVISORS = {"s": 1e9, "ms": 1e6, "µs": 1e3, "GiB": 2**30, "MiB": 2**20, "KiB":
 VERDICT = Schema(
     "Verdict",
     (
-        Column("result", "str", doc="pass, fail, or unclear: beyond the limit, but perhaps by noise"),
+        Column("result", "str", doc="pass, fail, or unclear: beyond the limit, but within noise"),
         Column("rule", "str"),
-        Column("base", "str", doc="mean of the base's steps, over ranks"),
-        Column("candidate", "str", doc="mean of the candidate's"),
-        Column("measured", "str", doc="what the limit is for: ratio, difference, or the candidate's value"),
+        Column("base", "str", doc="mean over the base's steps and ranks"),
+        Column("candidate", "str", doc="mean over the candidate's steps and ranks"),
+        Column("measured", "str", doc="the limited quantity: ratio, difference, or the candidate's value"),
         Column(
-            "interval", "str", doc="in which that lies; '-' where the steps do not vary or noise is unknown"
+            "interval", "str", doc="its confidence interval; '-' if steps do not vary or noise is unknown"
         ),
         Column("note", "str", prose=True),
     ),
-    doc="A rule fails if the whole interval lies beyond its limit. A plain number limits candidate / base, "
-    "one with a sign the difference, one with a unit or 'abs' the candidate itself.",
+    doc="A rule fails if the whole interval lies beyond its limit. A plain number limits candidate / base, a "
+    "signed one the difference, one with a unit or 'abs' the candidate itself.",
 )
 FIGURES = Schema(
     "Figures of the verdict",
     (
         Column("rule", "str"),
         Column("metric", "str"),
-        Column("unit", "str", doc="of base and candidate, and of what is limited unless that is a ratio"),
-        Column("kind", "str", doc="what is limited: ratio, difference or absolute"),
+        Column("unit", "str", doc="of base and candidate, and of limit and interval unless a ratio"),
+        Column("kind", "str", doc="limited quantity: ratio, difference or absolute"),
         Column("sense", "str"),
         Column("limit", "float64"),
         Column("status", "str", doc="pass, fail or unclear"),
@@ -44,11 +44,11 @@ FIGURES = Schema(
         Column("candidate", "float64"),
         Column("base_steps", "int64", "count"),
         Column("candidate_steps", "int64", "count"),
-        Column("estimate", "float64", doc="of what is limited; infinite where the base of a ratio is 0"),
-        Column("low", "float64", doc="end of the interval"),
-        Column("high", "float64", doc="end of the interval"),
-        Column("tail_fraction", "float64", "fraction", "probability of each side of the interval"),
-        Column("noise_known", "bool", doc="false with one step on a side: then there is no interval"),
+        Column("estimate", "float64", doc="of the limited quantity; infinite if the base of a ratio is 0"),
+        Column("low", "float64", doc="lower end of the interval"),
+        Column("high", "float64", doc="upper end of the interval"),
+        Column("tail_fraction", "float64", "fraction", "probability of each tail of the interval"),
+        Column("noise_known", "bool", doc="false with a single step on one side: no interval then"),
     ),
     detail=True,
 )
@@ -61,23 +61,23 @@ def report(verdict: Verdict, **meta: Any) -> Report:
 
     Args:
         verdict: from `gate`.
-        meta: joins that of the report: version, inputs.
+        meta: of the report: version, inputs.
     """
-    found = result(verdict)
-    return Report((found,), title=f"tracelens gate: {headline(verdict)}", meta=meta)
+    verdict_result = result(verdict)
+    return Report((verdict_result,), title=f"tracelens gate: {headline(verdict)}", meta=meta)
 
 
 def result(verdict: Verdict) -> Result:
     """The verdict as a result: tables `verdict`, failed rules first, and `figures`, in order of the rules."""
-    told = sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
+    ordered = sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
     table = {
-        "result": [outcome.status for outcome in told],
-        "rule": [str(outcome.rule) for outcome in told],
-        "base": [amount(outcome.base, outcome.unit) for outcome in told],
-        "candidate": [amount(outcome.candidate, outcome.unit) for outcome in told],
-        "measured": [_limited(outcome, outcome.interval.estimate) for outcome in told],
-        "interval": [_interval(outcome) or "-" for outcome in told],
-        "note": ["; ".join(outcome.notes) for outcome in told],
+        "result": [outcome.status for outcome in ordered],
+        "rule": [str(outcome.rule) for outcome in ordered],
+        "base": [amount(outcome.base, outcome.unit) for outcome in ordered],
+        "candidate": [amount(outcome.candidate, outcome.unit) for outcome in ordered],
+        "measured": [_limited(outcome, outcome.interval.estimate) for outcome in ordered],
+        "interval": [_interval(outcome) or "-" for outcome in ordered],
+        "note": ["; ".join(outcome.notes) for outcome in ordered],
     }
     return Result(
         "gate",
@@ -97,23 +97,23 @@ def result(verdict: Verdict) -> Result:
 def _figures(outcomes: tuple[Outcome, ...]) -> dict[str, list[Any]]:
     rows = [
         (
-            str(one.rule),
-            one.metric,
-            one.unit,
-            one.rule.kind,
-            one.rule.sense,
-            one.rule.limit,
-            one.status,
-            one.base,
-            one.candidate,
-            *one.steps,
-            one.interval.estimate,
-            one.interval.low,
-            one.interval.high,
-            one.tail,
-            one.interval.known,
+            str(outcome.rule),
+            outcome.metric,
+            outcome.unit,
+            outcome.rule.kind,
+            outcome.rule.sense,
+            outcome.rule.limit,
+            outcome.status,
+            outcome.base,
+            outcome.candidate,
+            *outcome.steps,
+            outcome.interval.estimate,
+            outcome.interval.low,
+            outcome.interval.high,
+            outcome.tail,
+            outcome.interval.known,
         )
-        for one in outcomes
+        for outcome in outcomes
     ]
     columns = zip(*rows, strict=True) if rows else ((),) * len(FIGURES.names)
     return dict(zip(FIGURES.names, map(list, columns), strict=True))
@@ -134,22 +134,22 @@ def headline(verdict: Verdict) -> str:
 def sentence(outcome: Outcome) -> str:
     """One outcome with its numbers, on one line."""
     side = "at most" if outcome.rule.sense == "<=" else "at least"
-    what = {"ratio": "ratio", "difference": "difference", "absolute": "value"}[outcome.rule.kind]
+    measure = {"ratio": "ratio", "difference": "difference", "absolute": "value"}[outcome.rule.kind]
     text = (
         f"{outcome.metric}: {amount(outcome.base, outcome.unit)} to "
-        f"{amount(outcome.candidate, outcome.unit)} a step, {what} "
+        f"{amount(outcome.candidate, outcome.unit)} per step, {measure} "
         f"{_limited(outcome, outcome.interval.estimate)}, allowed {side} "
         f"{_limited(outcome, outcome.rule.limit)}"
     )
     if interval := _interval(outcome):
         text += f"; interval {interval} from {outcome.steps[0]} and {outcome.steps[1]} steps"
     if outcome.status == "unclear":
-        text += "; this may be noise"
+        text += "; may be noise"
     return "; ".join((text, *outcome.notes))
 
 
 def amount(value: float, unit: str) -> str:
-    """A number of a metric as people write it: '12.3 ms', '1.5 GiB', '31.2%', '1,966'."""
+    """A metric's value with its unit: '12.3 ms', '1.5 GiB', '31.2%', '1,966'."""
     if unit == "fraction":
         return f"{value:.2%}"
     if unit not in _STEPS:
@@ -159,19 +159,19 @@ def amount(value: float, unit: str) -> str:
 
 
 def _limited(outcome: Outcome, value: float) -> str:
-    """A number of what the rule limits."""
+    """A value of the limited quantity."""
     if outcome.rule.kind == "ratio":
         # Intervals of a few small counts reach far.
         return "> 1000" if 1000 < value < inf else "< 0.001" if 0 < value < 0.001 else f"{value:.4g}"
     if outcome.rule.kind == "difference" and outcome.unit == "fraction":
-        return f"{value:+.4f}"  # as rules write it: with % it would be relative
+        return f"{value:+.4f}"  # as rules write it; % would be relative
     sign = "+" if outcome.rule.kind == "difference" and value >= 0 else ""
     return sign + amount(value, outcome.unit)
 
 
 def _interval(outcome: Outcome) -> str:
-    """The interval as text, "" where it has no extent."""
-    found = outcome.interval
-    if found.low == found.high:
+    """The interval as text, "" if it has no width."""
+    interval = outcome.interval
+    if interval.low == interval.high:
         return ""
-    return f"{_limited(outcome, found.low)} … {_limited(outcome, found.high)}"
+    return f"{_limited(outcome, interval.low)} … {_limited(outcome, interval.high)}"

@@ -1,4 +1,4 @@
-"""Ladder: runs that each change one thing, every rung against the one before."""
+"""Ladder: an ablation study, each rung compared with the one before."""
 
 from tracelens.compare.ladder.ladder import ladder
 from tracelens.compare.ladder.rungs import read

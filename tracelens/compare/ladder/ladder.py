@@ -1,4 +1,4 @@
-"""A ladder of optimisations: what each rung brought, and which parts of the step it changed."""
+"""A ladder of optimisations: the gain of each rung, and which parts of the step it changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.common import device_names, noted
 from tracelens.compare.diff import TAIL, ratio
 from tracelens.compare.ladder.rungs import LadderRun, Rung
-from tracelens.compare.ladder.steps import LEVELS, WATERFALL, AblationStep, in_words, strides
+from tracelens.compare.ladder.steps import LEVELS, WATERFALL, AblationStep, ablation_steps, in_words
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table, stack
 from tracelens.trace import Run
@@ -20,78 +20,78 @@ RUNGS = Schema(
     (
         Column("rung", "int64", "count", "0 for the baseline"),
         Column("name", "str"),
-        Column("timed_ns", "int64", "ns", "of a step without the profiler, median"),
-        Column("spread", "float64", "ratio", "distance of the quartiles of these steps / their median"),
-        Column("tokens_per_s", "int64", doc="of all ranks, from the timed steps"),
-        Column("speedup", "float64", doc="throughput / the baseline's"),
-        Column("gain", "float64", "ratio", "throughput / that of the rung before, less 1"),
-        Column("noise", "category", doc="whether the gain is beyond the noise between timed steps"),
-        Column("peak_bytes", "int64", "bytes", "of device memory, of the rank with most"),
-        Column("traced_ns", "int64", "ns", "of a recorded step, mean"),
+        Column("timed_ns", "int64", "ns", "median step time without the profiler"),
+        Column("spread", "float64", "ratio", "interquartile range of these steps / their median"),
+        Column("tokens_per_s", "int64", doc="all ranks, from the timed steps"),
+        Column("speedup", "float64", doc="throughput / baseline throughput"),
+        Column("gain", "float64", "ratio", "throughput / that of the rung before - 1"),
+        Column("noise", "category", doc="whether the gain exceeds the step-to-step noise"),
+        Column("peak_bytes", "int64", "bytes", "device memory of the worst rank"),
+        Column("traced_ns", "int64", "ns", "mean recorded step"),
     ),
-    doc="Each rung keeps what those before it changed; all else is the same.",
+    doc="Each rung adds to the changes of those before it.",
 )
 CHANGED = Schema(
     "What each rung changed",
     (
         Column("rung", "int64", "count"),
         Column("name", "str"),
-        Column("adds", "str", doc="toggles on top of the rung before"),
+        Column("adds", "str", doc="toggles added to the rung before"),
         Column("delta_ns", "int64", "ns", "of the traced step"),
         Column("purpose", "str", prose=True),
-        Column("by_category", "str", doc="what has most of the difference", prose=True),
-        Column("by_cause", "str", doc="the same step time by what became of the calls", prose=True),
+        Column("by_category", "str", doc="categories with most of the difference", prose=True),
+        Column("by_cause", "str", doc="causes with most of the difference", prose=True),
         Column("calls", "str", doc="edits with most time", prose=True),
     ),
-    doc="From the traces alone, each rung against the one before it. All parts of one kind together are the "
+    doc="From the traces alone, each rung against the one before it. The parts of one kind add up to the "
     "difference of the two steps.",
 )
 TOTAL = Schema(
-    "The whole way",
+    "All rungs together",
     (
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category"),
         Column("delta_ns", "int64", "ns", "of all rungs together"),
         Column("share", "float64", "ratio", "of the difference between last rung and baseline"),
-        Column("most", "str", doc="rung that changed most of it"),
-        Column("most_delta_ns", "int64", "ns", "by so much"),
+        Column("most", "str", doc="rung with the largest change"),
+        Column("most_delta_ns", "int64", "ns", "change by that rung"),
     ),
-    doc="The rows of each table add up to the traced step of the last rung less that of the baseline.",
+    doc="The rows of each level add up to the traced step of the last rung less that of the baseline.",
 )
 
 
-def ladder(climb: LadderRun, runs: Iterable[Run]) -> Result:
-    """How much each optimisation brought, on top of those before it, and where in the step it did so.
+def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:
+    """The gain of each optimisation on top of those before it, and where in the step it comes from.
 
     Args:
-        climb: what was measured.
-        runs: the traces of each rung, in order; they are taken one by one, and two at a time are held.
+        ladder_run: what was measured.
+        runs: the traces of each rung, in order; at most two are held at a time.
 
     Returns:
-        tables `rungs`, `changed` (of each rung, in words), `total` and `waterfall`. meta: preset, devices,
-        ranks; base_ns, last_ns and delta_ns, traced steps of baseline and last rung; speedup, throughput of
-        the last rung / the baseline's, -1 where one was not timed.
+        tables `rungs`, `changed` (each rung in words), `total` and `waterfall`. meta: preset, devices, ranks;
+        base_ns, last_ns and delta_ns, traced steps of baseline and last rung; speedup, throughput of the last
+        rung / the baseline's, -1 if one was not timed.
 
     Raises:
         TracelensError: a rank has no GPU work.
     """
-    climbed, metas, skips = strides(climb, runs)
-    traced = [climbed[0].base_ns, *(stride.cand_ns for stride in climbed)]
-    rungs, lacks = _rungs(climb, traced)
-    waterfall = stack(WATERFALL, [stride.waterfall for stride in climbed])
-    found = Result(
+    steps, metas, skips = ablation_steps(ladder_run, runs)
+    traced = [steps[0].base_ns, *(step.cand_ns for step in steps)]
+    rungs, lacks = _rungs(ladder_run, traced)
+    waterfall = stack(WATERFALL, [step.waterfall for step in steps])
+    result = Result(
         "ladder",
         "Ladder of optimisations",
         {
             "rungs": rungs,
-            "changed": CHANGED.table(_changed(climb, climbed)),
+            "changed": CHANGED.table(_changed(ladder_run, steps)),
             "total": TOTAL.table(_total(waterfall)),
             "waterfall": waterfall,
         },
         doc=purpose(ladder),
-        skips=(*(Skip(f"rung {name}", reason) for name, reason in climb.left), *lacks, *skips),
+        skips=(*(Skip(f"rung {name}", reason) for name, reason in ladder_run.not_run), *lacks, *skips),
         meta={
-            "preset": climb.preset,
+            "preset": ladder_run.preset,
             "devices": device_names(metas),
             "ranks": len({meta.rank for meta in metas}),
             "base_ns": traced[0],
@@ -101,39 +101,39 @@ def ladder(climb: LadderRun, runs: Iterable[Run]) -> Result:
         },
         command="tracelens workload ladder --from DIR",
     )
-    return noted(found, metas)
+    return noted(result, metas)
 
 
-def _rungs(climb: LadderRun, traced: Sequence[int]) -> tuple[Table, list[Skip]]:
+def _rungs(ladder_run: LadderRun, traced: Sequence[int]) -> tuple[Table, list[Skip]]:
     """RUNGS, and what was not measured."""
     skips = []
-    if any(rung.peak_bytes < 0 for rung in climb.rungs):
-        skips.append(Skip("peak memory", "torch counts the memory of GPUs alone, and this ran on none"))
-    untimed = [rung.name for rung in climb.rungs if not rung.timed_ms]
+    if any(rung.peak_bytes < 0 for rung in ladder_run.rungs):
+        skips.append(Skip("peak memory", "CPU-only run: torch tracks peak memory on GPUs only"))
+    untimed = [rung.name for rung in ladder_run.rungs if not rung.timed_ms]
     if untimed:
-        skips.append(Skip(f"throughput of {', '.join(untimed)}", "no step was timed; run the ladder again"))
-    median, spread = np.array([_typical(rung.timed_ms) for rung in climb.rungs]).T
-    rate = np.where(median > 0, climb.tokens / np.maximum(median, 1e-9) * 1e3, -1.0)
+        skips.append(Skip(f"throughput of {', '.join(untimed)}", "no timed step; run the ladder again"))
+    median, spread = np.array([_typical(rung.timed_ms) for rung in ladder_run.rungs]).T
+    rate = np.where(median > 0, ladder_run.tokens / np.maximum(median, 1e-9) * 1e3, -1.0)
     known = (rate > 0) & (rate[0] > 0)
     gain = np.where((rate[1:] > 0) & (rate[:-1] > 0), rate[1:] / rate[:-1] - 1, -1.0)
     return RUNGS.table(
         {
             "rung": np.arange(len(rate)),
-            "name": [rung.name for rung in climb.rungs],
+            "name": [rung.name for rung in ladder_run.rungs],
             "timed_ns": np.rint(np.where(median > 0, median * 1e6, -1)).astype(np.int64),
             "spread": spread,
             "tokens_per_s": np.rint(rate).astype(np.int64),
             "speedup": np.where(known, rate / rate[0], -1.0),
             "gain": np.concatenate(([0.0], gain)),
-            "noise": ["", *map(_noise, climb.rungs[:-1], climb.rungs[1:])],
-            "peak_bytes": np.array([rung.peak_bytes for rung in climb.rungs], dtype=np.int64),
+            "noise": ["", *map(_noise, ladder_run.rungs[:-1], ladder_run.rungs[1:])],
+            "peak_bytes": np.array([rung.peak_bytes for rung in ladder_run.rungs], dtype=np.int64),
             "traced_ns": np.array(traced, dtype=np.int64),
         }
     ), skips
 
 
 def _typical(timed_ms: Sequence[float]) -> tuple[float, float]:
-    """Median, and the distance of the quartiles in medians; -1 for no steps."""
+    """Median, and interquartile range / median; -1 without steps."""
     if not timed_ms:
         return -1.0, -1.0
     low, median, high = np.percentile(timed_ms, (25, 50, 75)).tolist()
@@ -141,51 +141,51 @@ def _typical(timed_ms: Sequence[float]) -> tuple[float, float]:
 
 
 def _noise(before: Rung, after: Rung) -> str:
-    """Whether the step times of two rungs differ by more than those of each do."""
+    """Whether the step times of two rungs differ by more than the step-to-step noise."""
     if min(len(before.timed_ms), len(after.timed_ms)) < 2:
         return "unknown"
-    found = ratio(np.array(before.timed_ms), np.array(after.timed_ms), TAIL)
-    return "within" if found.low <= 1 <= found.high else "beyond"
+    interval = ratio(np.array(before.timed_ms), np.array(after.timed_ms), TAIL)
+    return "within" if interval.low <= 1 <= interval.high else "beyond"
 
 
-def _changed(climb: LadderRun, climbed: Sequence[AblationStep]) -> dict[str, list[Any]]:
-    rungs = climb.rungs[1:]
+def _changed(ladder_run: LadderRun, steps: Sequence[AblationStep]) -> dict[str, list[Any]]:
+    rungs = ladder_run.rungs[1:]
     return {
-        "rung": list(range(1, len(climb.rungs))),
+        "rung": list(range(1, len(ladder_run.rungs))),
         "name": [rung.name for rung in rungs],
         "adds": [rung.adds for rung in rungs],
-        "delta_ns": [stride.cand_ns - stride.base_ns for stride in climbed],
+        "delta_ns": [step.cand_ns - step.base_ns for step in steps],
         "purpose": [rung.purpose for rung in rungs],
-        "by_category": [in_words(stride.waterfall, "category") for stride in climbed],
-        "by_cause": [in_words(stride.waterfall, "cause") for stride in climbed],
-        "calls": [stride.calls for stride in climbed],
+        "by_category": [in_words(step.waterfall, "category") for step in steps],
+        "by_cause": [in_words(step.waterfall, "cause") for step in steps],
+        "calls": [step.calls for step in steps],
     }
 
 
 def _total(waterfall: Table) -> dict[str, list[Any]]:
     """Rows of TOTAL: all rungs together."""
-    found = list(_summed(waterfall))
-    whole = sum(delta for level, _, delta, *_ in found if level == LEVELS[0])
-    found.sort(key=lambda row: (LEVELS.index(row[0]), -abs(row[2])))
-    levels, names, deltas, most, by = (list(column) for column in zip(*found, strict=True))
+    rows = list(_summed(waterfall))
+    total_ns = sum(delta for level, _, delta, *_ in rows if level == LEVELS[0])
+    rows.sort(key=lambda row: (LEVELS.index(row[0]), -abs(row[2])))
+    levels, names, deltas, most, most_ns = (list(column) for column in zip(*rows, strict=True))
     return {
         "level": levels,
         "name": names,
         "delta_ns": deltas,
-        "share": [delta / whole if whole else 0.0 for delta in deltas],
+        "share": [delta / total_ns if total_ns else 0.0 for delta in deltas],
         "most": most,
-        "most_delta_ns": by,
+        "most_delta_ns": most_ns,
     }
 
 
 def _summed(waterfall: Table) -> Iterator[tuple[str, str, int, str, int]]:
-    """(level, name, difference, rung with most of it, difference there) of each part."""
+    """(level, name, total difference, rung with the largest change, that change) of each part."""
     keys = zip(waterfall.texts("level"), waterfall.texts("name"), strict=True)
     parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for key, ns, rung in zip(
         keys, waterfall.array("delta_ns").tolist(), waterfall.texts("rung_name"), strict=True
     ):
         parts.setdefault(key, []).append((ns, rung))
-    for (level, name), told in parts.items():
-        most, rung = max(told, key=lambda one: abs(one[0]))
-        yield level, name, sum(ns for ns, _ in told), rung, most
+    for (level, name), changes in parts.items():
+        most, rung = max(changes, key=lambda change: abs(change[0]))
+        yield level, name, sum(ns for ns, _ in changes), rung, most

@@ -1,6 +1,6 @@
-"""What was measured of a ladder, as `tracelens workload ladder` notes it in ladder.json beside the traces.
+"""Measurements of a ladder, which `tracelens workload ladder` writes to ladder.json beside the traces.
 
-One JSON object; `schema` grows with every change that a reader must know of.
+One JSON object; `schema` changes with every incompatible change.
 
     schema          "tracelens.ladder/1"
     preset          name of the model
@@ -36,9 +36,9 @@ class Rung:
         name: of the rung.
         folder: with the traces of its ranks.
         adds: what it changed, "toggle=value ...".
-        purpose: what that is for.
-        timed_ms: each step that was timed without the profiler, its slowest rank; may be empty.
-        peak_bytes: of device memory of the rank with most, -1 where it was not measured.
+        purpose: of the change.
+        timed_ms: slowest rank of each step timed without the profiler; may be empty.
+        peak_bytes: device memory of the worst rank, -1 if not measured.
     """
 
     name: str
@@ -54,16 +54,16 @@ class LadderRun:
     """A ladder as it was run.
 
     Attributes:
-        rungs: from the baseline up, two at least.
-        tokens: of a step on all ranks.
+        rungs: from the baseline up, at least two.
+        tokens: per step on all ranks.
         preset: name of the model.
-        left: (name, reason) of rungs that were not run.
+        not_run: (name, reason) of rungs that were not run.
     """
 
     rungs: tuple[Rung, ...]
     tokens: int
     preset: str = ""
-    left: tuple[tuple[str, str], ...] = ()
+    not_run: tuple[tuple[str, str], ...] = ()
 
 
 def read(folder: Path) -> LadderRun:
@@ -77,36 +77,36 @@ def read(folder: Path) -> LadderRun:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TracelensError(
-            f"{folder}: no {NAME}, so there are no rungs; make them: tracelens workload ladder {folder}"
+            f"{folder}: no {NAME}, no rungs; create them with: tracelens workload ladder {folder}"
         ) from None
     except OSError as error:
         raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise TracelensError(f"{path}: is no JSON ({error}); run the ladder again") from None
+        raise TracelensError(f"{path}: is not JSON ({error}); run the ladder again") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, dict) else None
-        raise TracelensError(f"{path}: its schema is {found!r}, not {SCHEMA!r}; run the ladder again")
+        schema = document.get("schema") if isinstance(document, dict) else None
+        raise TracelensError(f"{path}: its schema is {schema!r}, not {SCHEMA!r}; run the ladder again")
     try:
-        climbed = _climb(folder, document)
+        ladder_run = _from_document(folder, document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TracelensError(f"{path}: is damaged ({error!r}); run the ladder again") from None
-    if len(climbed.rungs) < 2:
-        raise TracelensError(f"{path}: has no rung above the baseline, so nothing to compare; run it again")
-    return climbed
+    if len(ladder_run.rungs) < 2:
+        raise TracelensError(f"{path}: no rung above the baseline, nothing to compare; run it again")
+    return ladder_run
 
 
-def _climb(folder: Path, document: Mapping[str, Any]) -> LadderRun:
+def _from_document(folder: Path, document: Mapping[str, Any]) -> LadderRun:
     rungs = tuple(
         Rung(
-            str(one["name"]),
-            # A name, not a path: what is read lies beside the file.
-            folder / Path(one["folder"]).name,
-            " ".join(one["adds"]),
-            str(one["purpose"]),
-            tuple(float(ms) for ms in one["timed_ms"]),
-            -1 if one["peak_bytes"] is None else int(one["peak_bytes"]),
+            str(rung["name"]),
+            # A name, not a path: the traces lie beside the file.
+            folder / Path(rung["folder"]).name,
+            " ".join(rung["adds"]),
+            str(rung["purpose"]),
+            tuple(float(ms) for ms in rung["timed_ms"]),
+            -1 if rung["peak_bytes"] is None else int(rung["peak_bytes"]),
         )
-        for one in document["rungs"]
+        for rung in document["rungs"]
     )
-    left = tuple((str(one["name"]), str(one["reason"])) for one in document["left"])
-    return LadderRun(rungs, int(document["tokens_a_step"]), str(document["preset"]), left)
+    not_run = tuple((str(rung["name"]), str(rung["reason"])) for rung in document["left"])
+    return LadderRun(rungs, int(document["tokens_a_step"]), str(document["preset"]), not_run)

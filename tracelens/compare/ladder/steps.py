@@ -13,29 +13,29 @@ from tracelens.table import Column, Schema, Skip, Table
 from tracelens.trace import Run, TraceMeta
 
 LEVELS = ("category", "cause", "stage")
-"""Those of the diff's waterfall in which a ladder is told."""
+"""Levels of the diff's waterfall that a ladder reports."""
 
 WATERFALL = Schema(
-    "Waterfall, rung by rung",
+    "Waterfall by rung",
     (
         Column("rung", "int64", "count"),
         Column("rung_name", "category"),
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category", doc="of the part"),
-        Column("base_ns", "int64", "ns", "of a step of the rung before"),
-        Column("cand_ns", "int64", "ns", "of a step of this rung"),
+        Column("base_ns", "int64", "ns", "per step of the rung before"),
+        Column("cand_ns", "int64", "ns", "per step of this rung"),
         Column("delta_ns", "int64", "ns"),
-        Column("noise", "category", doc="whether the difference is beyond the noise between steps"),
+        Column("noise", "category", doc="whether the difference exceeds the step-to-step noise"),
     ),
-    doc="Of each rung, the rows of each level add up to its traced step and that of the rung before.",
+    doc="For each rung, the rows of each level add up to its traced step and to that of the rung before.",
     detail=True,
 )
 
 _SHOWN, _EDITS = 5, 3
 _LEAST = 0.02
-"""Share of the largest change of a rung below which a part is not worth a word."""
+"""Parts below this share of a rung's largest change are not named."""
 _TIMES = ("slower", "faster", "other shapes", "other kernels")
-"""Kinds of changes that are about the same calls."""
+"""Kinds of changes that keep the calls."""
 
 
 class AblationStep(NamedTuple):
@@ -43,7 +43,7 @@ class AblationStep(NamedTuple):
 
     Attributes:
         base_ns: traced step of the rung before.
-        cand_ns: of this one.
+        cand_ns: traced step of this rung.
         waterfall: of the diff, LEVELS only.
         calls: edits with most time, in words.
     """
@@ -54,65 +54,68 @@ class AblationStep(NamedTuple):
     calls: str
 
 
-def strides(climb: LadderRun, runs: Iterable[Run]) -> tuple[list[AblationStep], list[TraceMeta], list[Skip]]:
+def ablation_steps(
+    ladder_run: LadderRun, runs: Iterable[Run]
+) -> tuple[list[AblationStep], list[TraceMeta], list[Skip]]:
     """Each rung against the one before it.
 
     Args:
-        climb: the rungs.
-        runs: the traces of each, in order; two at a time are held.
+        ladder_run: the rungs.
+        runs: the traces of each, in order; at most two are held at a time.
 
     Returns:
-        one stride less than there are rungs; the metas of all traces; what could not be told.
+        one ablation step per rung above the baseline; the metas of all traces; skips.
 
     Raises:
         TracelensError: a rank has no GPU work.
     """
-    made: list[AblationStep] = []
+    steps: list[AblationStep] = []
     metas: list[TraceMeta] = []
     skips: dict[str, Skip] = {}
     before: Run | None = None
-    for number, (rung, run) in enumerate(zip(climb.rungs, runs, strict=True)):
+    for number, (rung, run) in enumerate(zip(ladder_run.rungs, runs, strict=True)):
         metas += [trace.meta for trace in run.traces]
         if before is not None:
-            found = diff(before, run)
-            skips |= {skip.subject: skip for skip in found.skips}
-            made.append(
+            result = diff(before, run)
+            skips |= {skip.subject: skip for skip in result.skips}
+            steps.append(
                 AblationStep(
-                    found.meta["base_ns"],
-                    found.meta["cand_ns"],
-                    _cut(number, rung.name, found.data["waterfall"]),
-                    _edits(found.data["changes"]),
+                    result.meta["base_ns"],
+                    result.meta["cand_ns"],
+                    _cut(number, rung.name, result.data["waterfall"]),
+                    _edits(result.data["changes"]),
                 )
             )
         before = run
-    return made, metas, list(skips.values())
+    return steps, metas, list(skips.values())
 
 
-def _cut(number: int, name: str, whole: Table) -> dict[str, Any]:
+def _cut(number: int, name: str, waterfall: Table) -> dict[str, Any]:
     """Rows of WATERFALL of one rung."""
-    level = whole.texts("level")
+    level = waterfall.texts("level")
     rows = np.array(
-        [at for wanted in LEVELS for at, one in enumerate(level) if one == wanted], dtype=np.int64
+        [row for wanted in LEVELS for row, row_level in enumerate(level) if row_level == wanted],
+        dtype=np.int64,
     )
     return {
         "rung": np.full(len(rows), number),
         "rung_name": [name] * len(rows),
-        "level": [level[at] for at in rows.tolist()],
-        "name": whole.texts("name", rows),
-        **{key: whole.array(key)[rows] for key in ("base_ns", "cand_ns", "delta_ns")},
-        "noise": whole.texts("noise", rows),
+        "level": [level[row] for row in rows.tolist()],
+        "name": waterfall.texts("name", rows),
+        **{key: waterfall.array(key)[rows] for key in ("base_ns", "cand_ns", "delta_ns")},
+        "noise": waterfall.texts("noise", rows),
     }
 
 
 def _edits(changes: Table) -> str:
-    """The edits with most time; where calls go by the same names at several places, all of them together."""
-    found: dict[tuple[str, str], int] = {}
+    """The edits with most time, summed over calls of equal names."""
+    ns_by_edit: dict[tuple[str, str], int] = {}
     kinds, base, cand = (changes.texts(key) for key in ("kind", "base", "cand"))
-    for kind, one, other, ns in zip(kinds, base, cand, changes.array("delta_ns").tolist(), strict=True):
+    for kind, base_op, cand_op, ns in zip(kinds, base, cand, changes.array("delta_ns").tolist(), strict=True):
         if kind not in _TIMES:
-            key = kind, " → ".join(filter(None, dict.fromkeys((one, other))))
-            found[key] = found.get(key, 0) + ns
-    most = sorted(found.items(), key=lambda item: -abs(item[1]))[:_EDITS]
+            key = kind, " → ".join(filter(None, dict.fromkeys((base_op, cand_op))))
+            ns_by_edit[key] = ns_by_edit.get(key, 0) + ns
+    most = sorted(ns_by_edit.items(), key=lambda item: -abs(item[1]))[:_EDITS]
     return "; ".join(f"{kind} {names} {_ms(ns)}" for (kind, names), ns in most if ns)
 
 
@@ -124,20 +127,20 @@ def in_words(waterfall: dict[str, Any], level: str) -> str:
     """The parts of a level that changed most, largest first.
 
     Args:
-        waterfall: of a AblationStep.
+        waterfall: of an AblationStep.
         level: one of LEVELS.
     """
     parts = [
         (name.strip("()"), int(ns), noise)
-        for one, name, ns, noise in zip(
+        for row_level, name, ns, noise in zip(
             waterfall["level"], waterfall["name"], waterfall["delta_ns"], waterfall["noise"], strict=True
         )
-        if one == level
+        if row_level == level
     ]
     parts.sort(key=lambda part: -abs(part[1]))
     least = max(abs(parts[0][1]) * _LEAST, 1) if parts else 0
     kept = [part for part in parts[:_SHOWN] if abs(part[1]) >= least]
     if kept and all(noise == "within" for *_, noise in kept):
-        return f"{', '.join(f'{name} {_ms(ns)}' for name, ns, _ in kept)}; all within the noise of the steps"
-    told = [f"{name} {_ms(ns)}{' (noise)' if noise == 'within' else ''}" for name, ns, noise in kept]
-    return ", ".join(told) or "no difference"
+        return f"{', '.join(f'{name} {_ms(ns)}' for name, ns, _ in kept)}; all within step-to-step noise"
+    texts = [f"{name} {_ms(ns)}{' (noise)' if noise == 'within' else ''}" for name, ns, noise in kept]
+    return ", ".join(texts) or "no difference"

@@ -24,7 +24,7 @@ TRAINING_HELP = {
     "micro_batches": "micro-batches of a step on one data-parallel rank",
     "dtype": "of parameters and activations: bfloat16 or float32",
     "main_params": "float32 copies of bfloat16 parameters for the optimizer",
-    "routing": "of tokens to experts: learned, or for experiments balanced (all alike) or skewed (the first "
+    "routing": "of tokens to experts: learned, or for experiments balanced (all equal) or skewed (the first "
     "experts get most)",
     "learning_rate": "of AdamW",
     "seed": "of weights and data",
@@ -79,8 +79,8 @@ class Config:
             raise TracelensError(f"recompute_layer_ids: there is no layer {wrong[0]} of {model.layers}")
         if toggles.overlap_exchange != "off" and (layout.pp > 1 or training.micro_batches < 2):
             raise TracelensError(
-                "overlap_exchange=1f1b needs at least two micro_batches, and no pipeline (pp=1): it lays the "
-                "forward of one over the backward of another"
+                "overlap_exchange=1f1b needs at least two micro_batches, and no pipeline (pp=1): it overlaps "
+                "the forward of one with the backward of another"
             )
         if toggles.graph != "off" and layout.pp > 1:
             raise TracelensError(

@@ -6,8 +6,8 @@
     read_model("deepseek_v2_lite.yaml")             # Megatron, Primus; needs the extra `yaml`
     read_config("experiment.yaml", ["ranks=64"])    # with the layout and batch that stand in it
 
-What a file says that `Model` cannot is refused where the model would be another one, and else told in the
-notes of `read_file`: they are for the user to see.
+Settings that `Model` cannot express are refused if they change the model, and else listed in the notes of
+`read_file` for the user.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def read_file(text: str) -> ModelFile:
         return ModelFile(read_toml(path))
     if path.suffix.lower() == ".json":
         return ModelFile(*read_huggingface(str(path), _json(path)))
-    found = read_megatron(path)
-    return ModelFile(found.model, found.notes, found.settings, found.global_batch)
+    megatron = read_megatron(path)
+    return ModelFile(megatron.model, megatron.notes, megatron.settings, megatron.global_batch)
 
 
 def read_config(text: str, assignments: Iterable[str] = ()) -> Config:
@@ -91,18 +91,18 @@ def read_config(text: str, assignments: Iterable[str] = ()) -> Config:
     """
     if text in MODELS:
         return override(preset(text), assignments)
-    found = read_file(text)
-    given = [*(f"{name}={value}" for name, value in found.settings.items()), *assignments]
-    if not found.global_batch or any(one.startswith("micro_batches=") for one in given):
-        return override(Config(found.model), given)
+    file = read_file(text)
+    settings = [*(f"{name}={value}" for name, value in file.settings.items()), *assignments]
+    if not file.global_batch or any(text_.startswith("micro_batches=") for text_ in settings):
+        return override(Config(file.model), settings)
     # A pipeline needs some micro-batches before the layout can be told, and the layout says how many.
-    first = override(Config(found.model), [*given, f"micro_batches={found.global_batch}"])
+    first = override(Config(file.model), [*settings, f"micro_batches={file.global_batch}"])
     at_once = first.layout.dp * first.training.micro_batch
-    if found.global_batch % at_once:
+    if file.global_batch % at_once:
         raise TracelensError(
-            f"{text}: a global batch of {found.global_batch} is no multiple of dp x micro_batch = {at_once}"
+            f"{text}: a global batch of {file.global_batch} is not a multiple of dp x micro_batch = {at_once}"
         )
-    return replace(first, training=replace(first.training, micro_batches=found.global_batch // at_once))
+    return replace(first, training=replace(first.training, micro_batches=file.global_batch // at_once))
 
 
 def _json(path: Path) -> dict[str, object]:

@@ -58,7 +58,7 @@ class Fields:
     def numbers(self, name: str) -> tuple[int, ...]:
         """Whole numbers in a list, none where it is missing; raises TracelensError for anything else."""
         value = self.values.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+        if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
             raise TracelensError(f"{self.where}: {name} must be a list of whole numbers, not {value!r}")
         return tuple(value)
 
@@ -88,9 +88,9 @@ class Fields:
         """The error that says what the model cannot be."""
         return TracelensError(f"{self.where}: {problem}")
 
-    def left_out(self, what: str, parameters: int) -> None:
+    def left_out(self, subject: str, parameters: int) -> None:
         """Note parameters that the model does not have."""
-        self.notes.append(f"not counted: {what}, {parameters:,} parameters")
+        self.notes.append(f"not counted: {subject}, {parameters:,} parameters")
 
     def leading_dense(self, sparse: Sequence[bool]) -> int:
         """Dense layers in front of those with experts.
@@ -106,6 +106,6 @@ class Fields:
             later = dense + sparse[dense:].index(False)
             raise self.refuse(
                 f"layer {later} is dense and layer {dense} before it has experts; only leading dense layers "
-                "can be told"
+                "are supported"
             )
         return dense

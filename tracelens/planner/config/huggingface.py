@@ -67,7 +67,9 @@ def _deepseek(file: Fields) -> Values:
     if file.word("topk_method", "") == "noaux_tc":
         file.left_out("biases of the experts' choice", (layers - first) * file.whole("n_routed_experts"))
     return _sizes(file) | {
-        "dense_layers": file.leading_dense([at >= first and at % every == 0 for at in range(layers)]),
+        "dense_layers": file.leading_dense(
+            [layer >= first and layer % every == 0 for layer in range(layers)]
+        ),
         "dense_ffn": file.whole("intermediate_size"),
         "attention": "mla",
         "q_lora": file.whole("q_lora_rank", 0),
@@ -89,7 +91,7 @@ def _deepseek(file: Fields) -> Values:
 def _qwen_moe(file: Fields) -> Values:
     layers, every = file.whole("num_hidden_layers"), file.whole("decoder_sparse_step", 1)
     dense = set(file.numbers("mlp_only_layers"))
-    is_sparse = [at not in dense and (at + 1) % every == 0 for at in range(layers)]
+    is_sparse = [layer not in dense and (layer + 1) % every == 0 for layer in range(layers)]
     return (
         _sizes(file)
         | _grouped(file)
@@ -105,18 +107,18 @@ def _qwen_moe(file: Fields) -> Values:
 
 
 def _qwen2_moe(file: Fields) -> Values:
-    found = _qwen_moe(file) | {"shared_ffn": file.whole("shared_expert_intermediate_size", 0)}
-    _note_biases(file, found, file.is_on("qkv_bias", default=True))
-    if found["shared_ffn"]:
-        sparse = found["layers"] - found["dense_layers"]
-        file.left_out("gates of the shared experts", sparse * found["hidden"])
-    return found
+    values = _qwen_moe(file) | {"shared_ffn": file.whole("shared_expert_intermediate_size", 0)}
+    _note_biases(file, values, file.is_on("qkv_bias", default=True))
+    if values["shared_ffn"]:
+        sparse = values["layers"] - values["dense_layers"]
+        file.left_out("gates of the shared experts", sparse * values["hidden"])
+    return values
 
 
 def _qwen3_moe(file: Fields) -> Values:
-    found = _qwen_moe(file)
-    _note_head_norms(file, found)
-    return found
+    values = _qwen_moe(file)
+    _note_head_norms(file, values)
+    return values
 
 
 def _mixtral(file: Fields) -> Values:
@@ -144,15 +146,15 @@ def _dense(file: Fields) -> Values:
 
 
 def _qwen2(file: Fields) -> Values:
-    found = _dense(file)
-    _note_biases(file, found, True)
-    return found
+    values = _dense(file)
+    _note_biases(file, values, True)
+    return values
 
 
 def _qwen3(file: Fields) -> Values:
-    found = _dense(file)
-    _note_head_norms(file, found)
-    return found
+    values = _dense(file)
+    _note_head_norms(file, values)
+    return values
 
 
 _ARCHITECTURES: dict[str, Callable[[Fields], Values]] = {
@@ -169,24 +171,24 @@ _ARCHITECTURES: dict[str, Callable[[Fields], Values]] = {
 }
 
 
-def _note_biases(file: Fields, found: Values, are_there: bool) -> None:
+def _note_biases(file: Fields, values: Values, are_there: bool) -> None:
     """Note the biases of queries, keys and values."""
     if are_there:
-        width = (found["heads"] + 2 * found["kv_groups"]) * found["head_dim"]
-        file.left_out("biases of queries, keys and values", found["layers"] * width)
+        width = (values["heads"] + 2 * values["kv_groups"]) * values["head_dim"]
+        file.left_out("biases of queries, keys and values", values["layers"] * width)
 
 
-def _note_head_norms(file: Fields, found: Values) -> None:
+def _note_head_norms(file: Fields, values: Values) -> None:
     """Note the norms of queries and keys."""
-    file.left_out("norms of queries and keys", found["layers"] * 2 * found["head_dim"])
+    file.left_out("norms of queries and keys", values["layers"] * 2 * values["head_dim"])
 
 
 def _common_notes(file: Fields, model: Model) -> None:
     """Note what any architecture may have."""
     if file.is_on("attention_bias"):
-        file.notes.append("not counted: biases of attention's products (attention_bias)")
+        file.notes.append("not counted: biases of the attention's linear layers (attention_bias)")
     if file.is_on("mlp_bias"):
-        file.notes.append("not counted: biases of the MLP's products (mlp_bias)")
+        file.notes.append("not counted: biases of the MLP's linear layers (mlp_bias)")
     if file.is_on("tie_word_embeddings"):
         file.notes.append(
             f"counted twice: embedding and head are one matrix in the file (tie_word_embeddings), "

@@ -12,13 +12,13 @@ DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Outermost first: ranks with neighbouring numbers differ in `tp`."""
 
 HELP = {
-    "ranks": "ranks of the run; those that the other dimensions leave over are data parallel",
+    "ranks": "ranks of the run; data parallelism takes those that the other dimensions leave",
     "pp": "pipeline stages",
-    "vpp": "model chunks a stage: above 1, the interleaved schedule",
+    "vpp": "model chunks per stage; above 1, the interleaved schedule",
     "cp": "ranks that share one sequence in attention",
     "tp": "ranks that share each dense matrix, and the sequence between them",
-    "ep": "ranks of one stage that share the experts; 0 for all of them",
-    "node": "ranks of one machine, for hierarchical collectives; 0 for all",
+    "ep": "ranks of a stage that share the experts; 0 for all of them",
+    "node": "ranks per node, for hierarchical collectives; 0 for all",
     "pp_layout": "layers of each chunk in the order of the model, as in 3,4,4,3; empty for even shares",
 }
 
@@ -44,7 +44,7 @@ class Layout:
         at_least_one(self, ("ranks", "pp", "vpp", "cp", "tp"))
         inner = self.pp * self.cp * self.tp
         if self.ranks % inner:
-            raise TracelensError(f"{self.ranks} ranks are no multiple of pp x cp x tp = {inner}")
+            raise TracelensError(f"{self.ranks} ranks are not a multiple of pp x cp x tp = {inner}")
         if self.ep < 0 or self.stage_ranks % self.experts_over:
             raise TracelensError(f"ep ({self.ep}) must divide the {self.stage_ranks} ranks of a stage")
         if self.node < 0 or self.ranks % (self.node or self.ranks):
@@ -68,11 +68,11 @@ class Layout:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Place of a rank in the grid, by dimension; with `ep` and `edp`, its place among the experts."""
-        place, rest = {}, rank
+        coordinates, rest = {}, rank
         for name in reversed(DIMENSIONS):
-            rest, place[name] = divmod(rest, getattr(self, name))
-        place["edp"], place["ep"] = divmod(rank % self.stage_ranks, self.experts_over)
-        return place
+            rest, coordinates[name] = divmod(rest, getattr(self, name))
+        coordinates["edp"], coordinates["ep"] = divmod(rank % self.stage_ranks, self.experts_over)
+        return coordinates
 
     def groups(self, *names: str) -> list[list[int]]:
         """Ranks that differ in these dimensions alone, one list a group, ascending.
@@ -84,32 +84,35 @@ class Layout:
         if names in (("ep",), ("edp",)):
             return self._expert_groups(names[0])
         sizes = {name: range(getattr(self, name)) for name in DIMENSIONS}
-        others = [name for name in DIMENSIONS if name not in names]
-        found = []
-        for fixed in product(*(sizes[name] for name in others)):
+        fixed_names = [name for name in DIMENSIONS if name not in names]
+        groups = []
+        for fixed in product(*(sizes[name] for name in fixed_names)):
             inside = product(*(sizes[name] for name in DIMENSIONS if name in names))
-            chosen = [name for name in DIMENSIONS if name in names]
-            found.append(
+            varied = [name for name in DIMENSIONS if name in names]
+            groups.append(
                 [
-                    self._rank(dict(zip(others, fixed, strict=True)) | dict(zip(chosen, at, strict=True)))
-                    for at in inside
+                    self._rank(
+                        dict(zip(fixed_names, fixed, strict=True))
+                        | dict(zip(varied, coordinates, strict=True))
+                    )
+                    for coordinates in inside
                 ]
             )
-        return found
+        return groups
 
-    def _rank(self, place: dict[str, int]) -> int:
+    def _rank(self, coordinates: dict[str, int]) -> int:
         rank = 0
         for name in DIMENSIONS:
-            rank = rank * getattr(self, name) + place[name]
+            rank = rank * getattr(self, name) + coordinates[name]
         return rank
 
     def _expert_groups(self, name: str) -> list[list[int]]:
-        found: dict[tuple[int, int], list[int]] = {}
-        other = "edp" if name == "ep" else "ep"
+        groups: dict[tuple[int, int], list[int]] = {}
+        fixed_name = "edp" if name == "ep" else "ep"
         for rank in range(self.ranks):
-            place = self.coordinates(rank)
-            found.setdefault((place["pp"], place[other]), []).append(rank)
-        return list(found.values())
+            coordinates = self.coordinates(rank)
+            groups.setdefault((coordinates["pp"], coordinates[fixed_name]), []).append(rank)
+        return list(groups.values())
 
     def chunks(self, layers: int) -> list[range]:
         """Layers of each model chunk in the order of the model: chunk c lies on stage c % pp.

@@ -53,7 +53,7 @@ def read_megatron(path: Path) -> MegatronFile:
     """
     file = Fields(str(path), read_yaml(path))
     if not file.is_on("swiglu", default=False):
-        raise file.refuse("an MLP without gate (swiglu is not true) cannot be told")
+        raise file.refuse("an MLP without gate (swiglu is not true) is not supported")
     sizes = {
         "layers": file.whole("num_layers"),
         "hidden": file.whole("hidden_size"),
@@ -75,8 +75,8 @@ def _vocabulary(file: Fields) -> int:
         name = file.word("tokenizer_model", "")
         if name not in VOCABULARIES:
             raise file.refuse(
-                f"the size of the vocabulary is not in it, and that of the tokenizer {name or '(none)'} is "
-                "not known; add vocab_size"
+                f"the size of the vocabulary is missing, and that of the tokenizer {name or '(none)'} is "
+                "unknown; add vocab_size"
             )
         file.notes.append(f"vocabulary of {VOCABULARIES[name]}, that of {name}'s config.json")
         return VOCABULARIES[name]
@@ -141,7 +141,7 @@ def _pattern(file: Fields, layers: int) -> list[bool]:
         return [layer % value == 0 for layer in range(layers)]
     if not isinstance(value, list) or len(value) != layers or not set(value) <= {0, 1}:
         raise file.refuse(f"moe_layer_freq must be 0 or 1 for each of {layers} layers, not {value!r}")
-    return [bool(one) for one in value]
+    return [bool(flag) for flag in value]
 
 
 def _list(node: ast.expr) -> Any:
@@ -149,7 +149,7 @@ def _list(node: ast.expr) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= 10_000:
         return node.value
     if isinstance(node, ast.List):
-        return [_list(one) for one in node.elts]
+        return [_list(element) for element in node.elts]
     if isinstance(node, ast.BinOp):
         left, right = _list(node.left), _list(node.right)
         if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
@@ -163,19 +163,19 @@ def _list(node: ast.expr) -> Any:
 
 def _settings(file: Fields, model: Model) -> dict[str, int]:
     """Layout and training that stand in the file."""
-    found = {
+    settings = {
         field: file.whole(name) for name, field in _SETTINGS.items() if file.values.get(name) is not None
     }
     vpp = file.whole("num_virtual_stages_per_pipeline_rank", 0)
-    if each := file.whole("num_layers_per_virtual_pipeline_stage", 0):
-        pp = found.get("pp", 1)
-        if model.layers % (pp * each):
+    if layers_per_chunk := file.whole("num_layers_per_virtual_pipeline_stage", 0):
+        pp = settings.get("pp", 1)
+        if model.layers % (pp * layers_per_chunk):
             raise file.refuse(
-                f"num_layers_per_virtual_pipeline_stage ({each}) must divide the {model.layers} layers of "
-                f"{pp} stages"
+                f"num_layers_per_virtual_pipeline_stage ({layers_per_chunk}) must divide the {model.layers} "
+                f"layers of {pp} stages"
             )
-        vpp = model.layers // (pp * each)
-    return found | ({"vpp": vpp} if vpp else {})
+        vpp = model.layers // (pp * layers_per_chunk)
+    return settings | ({"vpp": vpp} if vpp else {})
 
 
 def _notes(file: Fields, model: Model) -> None:
@@ -193,7 +193,7 @@ def _notes(file: Fields, model: Model) -> None:
         file.notes.append("norms are taken as RMSNorm, without biases (normalization)")
     for name in ("add_bias_linear", "add_qkv_bias"):
         if file.is_on(name):
-            file.notes.append(f"not counted: biases of products ({name})")
+            file.notes.append(f"not counted: biases of linear layers ({name})")
     for name in ("pipeline_model_parallel_layout", "recompute_granularity"):
         if file.values.get(name) is not None:
             file.notes.append(f"left out: {name} = {str(file.values[name])[:60]}; set it as an option")

@@ -24,8 +24,8 @@ _KINDS: dict[str, tuple[UnionType | type, str]] = {
 @cache
 def bundled() -> Mapping[str, Model]:
     """The bundled models by name, from small to large."""
-    found = {file.stem: read_toml(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
-    return dict(sorted(found.items(), key=lambda item: (_size(item[1]), item[0])))
+    models = {file.stem: read_toml(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
+    return dict(sorted(models.items(), key=lambda item: (_size(item[1]), item[0])))
 
 
 def read_toml(path: Path) -> Model:

@@ -19,7 +19,7 @@ TensorOverlapName = Literal["off", "chunked", "symmetric"]
 GraphName = Literal["off", "step"]
 
 OPTIMISED: dict[str, str] = {"experts": "grouped", "permute": "fused", "router": "fused", "loss": "fused"}
-"""The toggles that make memory and kernels of a layer fewer and cost nothing, for runs of any layout."""
+"""Toggles that save memory and kernels at no cost in any layout."""
 
 HOST_SIZES, DEVICE_PERMUTE, DEVICE_COUNTS, STATIC = range(4)
 """Values of `sync_free`; see HELP.
@@ -37,28 +37,28 @@ With deepep the library waits for the sizes of messages, on a counter and by no 
 """
 
 HELP = {
-    "experts": "routed experts: one after the other (loop), the same on four streams (multistream), or one "
-    "grouped GEMM (grouped)",
-    "dispatch": "tokens to experts: a copy for each expert (alltoall), all tokens to all ranks (allgather), "
-    "a copy for each rank (dedup), or the library of that name (deepep)",
-    "sync_free": "what the host still waits for in an MoE layer: 0 every size, 1 sizes of messages and of "
-    "experts, 2 sizes of messages, 3 nothing (buffers hold the worst case)",
-    "permute": "tokens sorted by expert: by torch's ops (plain), or by one kernel each way (fused)",
-    "router": "choice of experts: by torch's ops (plain), or by one kernel (fused)",
-    "loss": "cross-entropy: in float32 by torch's ops (plain), or by one kernel on the logits (fused)",
-    "overlap_exchange": "1f1b: exchanges of one micro-batch's forward under the backward of the one before, "
-    "and the reverse",
-    "overlap_shared": "shared expert computed while tokens travel to the routed ones",
-    "recompute_layer_ids": "layers whose forward is computed again in the backward, as in 0,1,2",
-    "gc": "Python's garbage collection: whenever it likes (auto), or between steps only (manual)",
-    "numa": "bind: each rank on the cores that are near its GPU",
+    "experts": "routed experts: one by one (loop), one by one on four streams (multistream), or one grouped "
+    "GEMM (grouped)",
+    "dispatch": "tokens to experts: a copy per expert (alltoall), all tokens to all ranks (allgather), a "
+    "copy per rank (dedup), or the DeepEP library (deepep)",
+    "sync_free": "host syncs in an MoE layer: 0 every size, 1 sizes of messages and of experts, 2 sizes of "
+    "messages, 3 none (worst-case buffers)",
+    "permute": "sort tokens by expert: torch's ops (plain), or one kernel each way (fused)",
+    "router": "choose experts: torch's ops (plain), or one kernel (fused)",
+    "loss": "cross-entropy: torch's ops in float32 (plain), or one kernel on the logits (fused)",
+    "overlap_exchange": "1f1b: overlap the all-to-alls of one micro-batch's forward with the backward of the "
+    "previous one, and vice versa",
+    "overlap_shared": "compute the shared expert during the dispatch",
+    "recompute_layer_ids": "layers to recompute in the backward, as in 0,1,2",
+    "gc": "Python's garbage collection: automatic (auto), or between steps only (manual)",
+    "numa": "bind: pin each rank to the cores near its GPU",
     "kernarg_pool": "HSA_KERNARG_POOL_SIZE=12582912, for cheaper launches on AMD GPUs",
-    "grad_reduce": "gradients of replicas: summed where they are used (reduce_scatter), everywhere "
-    "(all_reduce), or inside each node, across nodes, and inside again (hierarchical)",
-    "tp_overlap": "all-gather + GEMM and GEMM + reduce-scatter of tensor parallelism: in turn (off), in "
-    "chunks (chunked), or by torch's symmetric memory (symmetric)",
-    "graph": "step: forward and backward of a step captured once in a CUDA or HIP graph and replayed by one "
-    "launch; needs a GPU and sync_free=3",
+    "grad_reduce": "reduce gradients of replicas: reduce-scatter (reduce_scatter), all-reduce (all_reduce), "
+    "or within nodes, across nodes, and within nodes (hierarchical)",
+    "tp_overlap": "all-gather + GEMM and GEMM + reduce-scatter of tensor parallelism: sequential (off), in "
+    "chunks (chunked), or with torch's symmetric memory (symmetric)",
+    "graph": "step: capture forward and backward of a step once in a CUDA or HIP graph and replay it with "
+    "one launch; needs a GPU and sync_free=3",
 }
 
 

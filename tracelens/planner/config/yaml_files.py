@@ -38,36 +38,36 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
         raise TracelensError(f"{path}: the file includes itself")
     including = (*including, path.resolve())
     content = _load(path)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in (name for key in INCLUDES for name in _names(path, key, content.pop(key, None))):
-        found |= _read(path.parent / name, including)
+        values |= _read(path.parent / name, including)
     if isinstance(content.get("modules"), dict):
-        return found | _experiment(path, content["modules"], including)
+        return values | _experiment(path, content["modules"], including)
     for key, value in content.items():
-        found |= value if isinstance(value, dict) else {key: value}
-    return found
+        values |= value if isinstance(value, dict) else {key: value}
+    return values
 
 
 def _experiment(path: Path, modules: dict[str, Any], including: tuple[Path, ...]) -> dict[str, Any]:
     """The model of Primus' trainer, and what is changed of it."""
-    trainers = [one for one in modules.values() if isinstance(one, dict) and "model" in one]
+    trainers = [module for module in modules.values() if isinstance(module, dict) and "model" in module]
     if len(trainers) != 1:
         raise TracelensError(f"{path}: one of its modules must name a model, not {len(trainers)}")
     (trainer,) = trainers
     name, framework = str(trainer["model"]), str(trainer.get("framework", "megatron"))
     if framework != "megatron":
         raise TracelensError(f"{path}: a model of {framework!r} cannot be read, only one of 'megatron'")
-    places = list(_places(path, name, framework))
-    for place in places:
-        if place.is_file():
-            return _read(place, including) | (trainer.get("overrides") or {})
+    candidates = list(_candidates(path, name, framework))
+    for candidate in candidates:
+        if candidate.is_file():
+            return _read(candidate, including) | (trainer.get("overrides") or {})
     raise TracelensError(
         f"{path}: its model {name} is neither beside it nor in primus/configs/models/{framework} of a folder "
         "above; pass the model's file itself"
     )
 
 
-def _places(path: Path, name: str, framework: str) -> Iterator[Path]:
+def _candidates(path: Path, name: str, framework: str) -> Iterator[Path]:
     yield path.parent / name
     for above in path.resolve().parents:
         for folder in _MODEL_FOLDERS:
@@ -146,12 +146,12 @@ def _resolved(path: Path, value: Any, parse: Any) -> Any:
     if not isinstance(value, str) or not _VARIABLE.search(value):
         return value
 
-    def text(found: re.Match[str]) -> str:
-        name, default = found.groups()
+    def text(match: re.Match[str]) -> str:
+        name, default = match.groups()
         if name in os.environ:
             return os.environ[name]
         if default is None:
-            raise TracelensError(f"{path}: {found[0]} has no value: set the environment variable {name}")
+            raise TracelensError(f"{path}: {match[0]} has no value: set the environment variable {name}")
         return str(default)
 
     replaced = _VARIABLE.sub(text, value)

@@ -1,12 +1,12 @@
-"""FLOPs of matrix products and attention in one step of one rank, by scope, from sizes alone.
+"""FLOPs of GEMMs and attention in one step of one rank, by scope, from sizes alone.
 
-A product of (m, k) and (k, n) takes 2mnk; its backward is two such products, by either operand. Norms,
+A GEMM of (m, k) and (k, n) takes 2mnk; its backward is two such GEMMs, by either operand. Norms,
 rotary positions, softmax and everything elementwise are not counted.
 
 Attention in each of n heads: each query meets keys (2 q a score) and its weight values (2 v). Which scores
 are computed, and how often, depends on the kernel, see `AttentionKernel`.
 
-Products that all ranks of tensor parallelism do alike (the down-projections of "mla", the router, the head)
+GEMMs that all ranks of tensor parallelism run alike (the down-projections of "mla", the router, the head)
 count on each of them.
 """
 
@@ -23,9 +23,9 @@ AttentionKernel = Literal["flash", "masked", "math"]
 
 - flash: masked scores are left out: half of a square, by the convention of FlashAttention's papers (Dao
   2022), and one by one where there are more keys than queries. The backward makes the scores again: five
-  products to the forward's two, three of width q and two of width v.
+  GEMMs to the forward's two, three of width q and two of width v.
 - masked: the same, but all scores are computed, since the mask is a tensor.
-- math: all scores, by separate products that keep them: the backward has four products.
+- math: all scores, by separate GEMMs that save them: the backward has four GEMMs.
 """
 
 
@@ -47,11 +47,11 @@ class Work(NamedTuple):
         return sum(self)
 
     def times(self, count: int) -> Work:
-        return Work(*(count * one for one in self))
+        return Work(*(count * count_ for count_ in self))
 
 
-def product(m: int, k: int, n: int) -> Work:
-    """A matrix product with its backward, for both operands."""
+def gemm(m: int, k: int, n: int) -> Work:
+    """A GEMM with its backward, for both operands."""
     return Work(2 * m * k * n, 4 * m * k * n)
 
 
@@ -72,8 +72,8 @@ def flops(
         attention: how attention is computed; `attention_kernel` says what torch chooses.
         buffers: count all rows of the experts' buffers and not only those that hold a token: what shapes in a
             trace say with sync_free=3.
-        broken_off: count also the last product of a layer that is computed again, at which recomputation is
-            broken off. A trace shows its op, which on a CPU looks as if it had run; no kernel belongs to it.
+        broken_off: also count the last GEMM of a recomputed layer, at which recompute stops early. A trace
+            shows its op, which on a CPU looks as if it had run; no kernel belongs to it.
 
     Returns:
         scope (`L{i}.attention`, `L{i}.mlp`, `L{i}.router`, `L{i}.experts`, `L{i}.shared`, `head`) to FLOPs.
@@ -81,54 +81,62 @@ def flops(
     Raises:
         TracelensError: there is no such rank, or the routing is needed and not known.
     """
-    share, model, found = Share(config, rank), config.model, {}
+    share, model, by_scope = Share(config, rank), config.model, {}
     batches, toggles = config.training.micro_batches, config.toggles
-    # Recomputation ends with the last tensor that the backward needs, before the last product; but where
-    # product and reduce-scatter are one operation, it ends behind that.
+    # Recompute ends with the last tensor that the backward needs, before the last GEMM; if GEMM and
+    # reduce-scatter are one operation, after it.
     to_the_end = broken_off or (config.layout.tp > 1 and toggles.tp_overlap != "off")
     routed = None if buffers or not any(map(share.is_moe, share.layers)) else known(config, rank, routing)
     for layer in share.layers:
-        name, again = f"L{layer}", share.is_recomputed(layer)
-        found[f"{name}.attention"] = _again(attention_work(share, attention), again).times(batches)
+        name, is_recomputed = f"L{layer}", share.is_recomputed(layer)
+        by_scope[f"{name}.attention"] = _with_recompute(
+            attention_work(share, attention), is_recomputed
+        ).times(batches)
         if not share.is_moe(layer):
-            found[f"{name}.mlp"] = _gated_work(share, model.dense_ffn, again, to_the_end).times(batches)
+            by_scope[f"{name}.mlp"] = _gated_work(share, model.dense_ffn, is_recomputed, to_the_end).times(
+                batches
+            )
             continue
-        router = product(share.tokens, model.hidden, model.experts_count)
-        found[f"{name}.router"] = _again(router, again).times(batches)
+        router = gemm(share.tokens, model.hidden, model.experts_count)
+        by_scope[f"{name}.router"] = _with_recompute(router, is_recomputed).times(batches)
         rows = share.buffer_rows * batches
         if routed is not None:
             rows = sum(sum(routed.at(layer, batch).rows) for batch in range(batches))
-        # Gate, up and down are products of as many FLOPs.
-        found[f"{name}.experts"] = _again(product(rows, model.hidden, 3 * model.expert_ffn), again)
+        # Gate, up and down are GEMMs of equal FLOPs.
+        by_scope[f"{name}.experts"] = _with_recompute(
+            gemm(rows, model.hidden, 3 * model.expert_ffn), is_recomputed
+        )
         if model.shared_ffn:
-            whole = to_the_end or toggles.overlap_shared
-            found[f"{name}.shared"] = _gated_work(share, model.shared_ffn, again, whole).times(batches)
+            runs_down = to_the_end or toggles.overlap_shared
+            by_scope[f"{name}.shared"] = _gated_work(share, model.shared_ffn, is_recomputed, runs_down).times(
+                batches
+            )
     if share.is_last:
-        found["head"] = product(share.tokens, model.hidden, model.vocab).times(batches)
-    return found
+        by_scope["head"] = gemm(share.tokens, model.hidden, model.vocab).times(batches)
+    return by_scope
 
 
 def attention_work(share: Share, kernel: AttentionKernel) -> Work:
     """FLOPs of one layer's attention in one micro-batch, projections included."""
     model, heads, D = share.config.model, share.heads, share.config.model.hidden
-    here, seen = share.gathered, share.keys * share.config.training.micro_batch
+    positions, keys = share.gathered, share.keys * share.config.training.micro_batch
     if model.attention == "gqa":
         columns = heads * model.query_dim + share.kv_groups * (model.query_dim + model.value_dim)
-        parts = [product(here, D, columns)]
+        parts = [gemm(positions, D, columns)]
     else:
         parts = [
-            product(here, D, model.q_lora),
-            product(here, model.q_lora or D, heads * model.query_dim),
-            product(here, D, model.kv_lora + model.rope_dim),
+            gemm(positions, D, model.q_lora),
+            gemm(positions, model.q_lora or D, heads * model.query_dim),
+            gemm(positions, D, model.kv_lora + model.rope_dim),
             # Each rank makes the heads of all keys that it needs from their latents.
-            product(seen, model.kv_lora, heads * (model.qk_dim + model.v_dim)),
+            gemm(keys, model.kv_lora, heads * (model.qk_dim + model.v_dim)),
         ]
-    parts += [product(here, heads * model.value_dim, D), scores_work(share, kernel)]
+    parts += [gemm(positions, heads * model.value_dim, D), scores_work(share, kernel)]
     return Work(*(sum(column) for column in zip(*parts, strict=True)))
 
 
 def scores_work(share: Share, kernel: AttentionKernel) -> Work:
-    """FLOPs of the scores of one layer and micro-batch, and of their products with the values."""
+    """FLOPs of the scores of one layer and micro-batch, and of their GEMMs with the values."""
     model, queries, keys = share.config.model, share.queries, share.keys
     # Twice, since half a square need not be whole.
     twice = 2 * queries * keys
@@ -136,8 +144,8 @@ def scores_work(share: Share, kernel: AttentionKernel) -> Work:
         twice = queries * queries if keys == queries else twice - queries * (queries - 1)
     twice *= share.heads * share.config.training.micro_batch
     forward = twice * (model.query_dim + model.value_dim)
-    again = 0 if kernel == "math" else twice * model.query_dim
-    return Work(forward, 2 * forward + again)
+    scores_again = 0 if kernel == "math" else twice * model.query_dim
+    return Work(forward, 2 * forward + scores_again)
 
 
 def attention_kernel(config: Config, rank: int, device: str) -> AttentionKernel:
@@ -158,13 +166,13 @@ def attention_kernel(config: Config, rank: int, device: str) -> AttentionKernel:
     return "math" if grouped and config.training.dtype == "float32" else "flash"
 
 
-def _gated_work(share: Share, ffn: int, again: bool, whole: bool) -> Work:
-    """A gated MLP of one micro-batch on this rank; computed again as a whole, or without its last product."""
+def _gated_work(share: Share, ffn: int, is_recomputed: bool, runs_down: bool) -> Work:
+    """A gated MLP of one micro-batch on this rank; recomputed fully, or without its last GEMM."""
     D, F = share.config.model.hidden, share.cut(ffn)
-    up = _again(product(share.gathered, D, 2 * F), again)
-    down = _again(product(share.gathered, F, D), again and whole)
+    up = _with_recompute(gemm(share.gathered, D, 2 * F), is_recomputed)
+    down = _with_recompute(gemm(share.gathered, F, D), is_recomputed and runs_down)
     return Work(*(sum(column) for column in zip(up, down, strict=True)))
 
 
-def _again(work: Work, again: bool) -> Work:
-    return work._replace(recomputed=work.forward) if again else work
+def _with_recompute(work: Work, is_recomputed: bool) -> Work:
+    return work._replace(recomputed=work.forward) if is_recomputed else work

@@ -1,4 +1,4 @@
-"""What one layer exchanges in one micro-batch, in the forward and with its gradients."""
+"""The messages of one layer in one micro-batch, in the forward and the backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNKS = 4
 _FLOAT32, _INT64 = 4, 8
 
 
-class Exchange(NamedTuple):
+class LayerMessage(NamedTuple):
     """A message without what it has in common with others; see Message."""
 
     scope: str
@@ -34,17 +34,17 @@ class Exchange(NamedTuple):
     received: int
 
     @property
-    def transposed(self) -> Exchange:
+    def transposed(self) -> LayerMessage:
         """What takes the gradient back."""
         scope, what, collective, group, sent, received = self
-        return Exchange(scope, what, TRANSPOSED[collective], group, received, sent)
+        return LayerMessage(scope, what, TRANSPOSED[collective], group, received, sent)
 
 
 class Step(NamedTuple):
-    """What belongs together of the forward, and what its backward exchanges."""
+    """Messages of a forward that belong together, and those of its backward."""
 
-    forward: list[Exchange]
-    backward: list[Exchange]
+    forward: list[LayerMessage]
+    backward: list[LayerMessage]
 
 
 def layer_steps(share: Share, layer: int, routed: Routed | None) -> list[Step]:
@@ -56,37 +56,37 @@ def layer_steps(share: Share, layer: int, routed: Routed | None) -> list[Step]:
         routed: how tokens are routed, where sizes depend on it.
     """
     model, name = share.config.model, f"L{layer}"
-    found = _attention(share, f"{name}.attention")
+    steps = _attention(share, f"{name}.attention")
     if not share.is_moe(layer):
-        return [*found, *_sharded(share, f"{name}.mlp")]
+        return [*steps, *_sharded(share, f"{name}.mlp")]
     if model.aux_loss:
         # The balance loss counts over the whole sequence; its gradient needs no sum.
         size = share.config.training.micro_batch * model.experts_count * _FLOAT32
-        found.append(Step([Exchange(f"{name}.router", "counts", "all_reduce", "cp_tp", size, size)], []))
+        steps.append(Step([LayerMessage(f"{name}.router", "counts", "all_reduce", "cp_tp", size, size)], []))
     shared = _sharded(share, f"{name}.shared") if model.shared_ffn else []
-    *there, back = _dispatch(share, name, routed)
+    *dispatch, combine = _dispatch(share, name, routed)
     if share.config.toggles.overlap_shared:
-        return [*found, *there, *shared, back]
-    return [*found, *there, back, *shared]
+        return [*steps, *dispatch, *shared, combine]
+    return [*steps, *dispatch, combine, *shared]
 
 
 def _both_ways(scope: str, what: str, collective: Collective, group: str, sent: int, received: int) -> Step:
-    """An exchange whose gradient takes the way back."""
-    one = Exchange(scope, what, collective, group, sent, received)
-    return Step([one], [one.transposed])
+    """A message whose gradient goes the other way."""
+    message = LayerMessage(scope, what, collective, group, sent, received)
+    return Step([message], [message.transposed])
 
 
 def _sharded(share: Share, scope: str) -> list[Step]:
     """A block cut by tensor parallelism: all positions in, the sums of its own positions out."""
     overlap, ranks = share.config.toggles.tp_overlap, share.config.layout.tp
-    part, whole = share.tokens * share.row, share.gathered * share.row
-    gather = Exchange(scope, "positions", "all_gather", "tp", part, whole)
-    scatter = Exchange(scope, "positions", "reduce_scatter", "tp", whole, part)
+    part, full = share.tokens * share.row, share.gathered * share.row
+    gather = LayerMessage(scope, "positions", "all_gather", "tp", part, full)
+    scatter = LayerMessage(scope, "positions", "reduce_scatter", "tp", full, part)
     if overlap == "off":
         return [Step([gather], [scatter]), Step([scatter], [gather])]
     if overlap == "symmetric":
         return [Step([], [scatter]), Step([], [])]
-    broadcasts = [Exchange(scope, "positions", "broadcast", "tp", part, part)] * ranks
+    broadcasts = [LayerMessage(scope, "positions", "broadcast", "tp", part, part)] * ranks
     ends = [share.tokens * piece // CHUNKS for piece in range(CHUNKS + 1)]
     sizes = [(end - start) * share.row for start, end in pairwise(ends) if start < end]
     pieces = [scatter._replace(sent=size * ranks, received=size) for size in sizes]
@@ -105,46 +105,46 @@ def _attention(share: Share, scope: str) -> list[Step]:
 
 def _dispatch(share: Share, name: str, routed: Routed | None) -> list[Step]:
     """What takes tokens to the experts, and last what takes results back."""
-    toggles, scope, back = share.config.toggles, f"{name}.dispatch", f"{name}.combine"
+    toggles, scope, combine = share.config.toggles, f"{name}.dispatch", f"{name}.combine"
     if toggles.dispatch == "allgather":
-        return _gathered(share, scope, back)
+        return _gathered(share, scope, combine)
     sent, received = (count * share.row for count in _rows(share, routed))
     if toggles.dispatch == "deepep":
         return [
             _both_ways(scope, "tokens", "deepep", "ep", sent, received),
-            _both_ways(back, "results", "deepep", "ep", received, sent),
+            _both_ways(combine, "results", "deepep", "ep", received, sent),
         ]
     return [
-        *_told_before(share, scope, routed),
+        *_sizes_first(share, scope, routed),
         _both_ways(scope, "tokens", "all_to_all", "ep", sent, received),
-        _both_ways(back, "results", "all_to_all", "ep", received, sent),
+        _both_ways(combine, "results", "all_to_all", "ep", received, sent),
     ]
 
 
-def _gathered(share: Share, scope: str, back: str) -> list[Step]:
+def _gathered(share: Share, scope: str, combine: str) -> list[Step]:
     ranks, K = share.config.layout.experts_over, share.config.model.top_k
     weights, experts, tokens = (share.tokens * size for size in (K * _FLOAT32, K * _INT64, share.row))
     return [
         _both_ways(scope, "weights", "all_gather", "ep", weights, ranks * weights),
-        Step([Exchange(scope, "experts", "all_gather", "ep", experts, ranks * experts)], []),
+        Step([LayerMessage(scope, "experts", "all_gather", "ep", experts, ranks * experts)], []),
         _both_ways(scope, "tokens", "all_gather", "ep", tokens, ranks * tokens),
-        _both_ways(back, "results", "reduce_scatter", "ep", ranks * tokens, tokens),
+        _both_ways(combine, "results", "reduce_scatter", "ep", ranks * tokens, tokens),
     ]
 
 
-def _told_before(share: Share, scope: str, routed: Routed | None) -> list[Step]:
+def _sizes_first(share: Share, scope: str, routed: Routed | None) -> list[Step]:
     """What an all-to-all of tokens needs: how many come, and of copies, how they are routed."""
     toggles, model, ranks = share.config.toggles, share.config.model, share.config.layout.experts_over
-    found = []
+    steps = []
     copies = toggles.dispatch == "dedup"
     if not copies or toggles.sync_free < STATIC:
         # Of copies: how many come, and how many rows they make.
         size = (2 * ranks if copies else model.experts_count) * _INT64
-        found.append(Step([Exchange(scope, "counts", "all_to_all", "ep", size, size)], []))
+        steps.append(Step([LayerMessage(scope, "counts", "all_to_all", "ep", size, size)], []))
     if copies:
         sent, received = (2 * model.top_k * _FLOAT32 * count for count in _rows(share, routed))
-        found.append(_both_ways(scope, "routing", "all_to_all", "ep", sent, received))
-    return found
+        steps.append(_both_ways(scope, "routing", "all_to_all", "ep", sent, received))
+    return steps
 
 
 def _rows(share: Share, routed: Routed | None) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 Bytes are those of the buffers that the collective is given, as profilers record them: what a rank keeps to
 itself counts too. An all-gather sends the rank's part and receives the whole, a reduce-scatter the other way
-round, an all-reduce or a broadcast has one buffer for both. Groups of one rank exchange nothing.
+round, an all-reduce or a broadcast has one buffer for both. Groups of one rank send nothing.
 
 Not in the list: what tp_overlap=symmetric copies between GPUs without a collective. Of dispatch=deepep, whose
 kernels are no collectives of torch either, it has the copies of tokens.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracelens.planner.config import STATIC, Config
-from tracelens.planner.expected.layer import Exchange, Step, layer_steps
+from tracelens.planner.expected.layer import LayerMessage, Step, layer_steps
 from tracelens.planner.expected.message import Message, Phase, group_ranks
 from tracelens.planner.expected.routed import Routed, Routing, known
 from tracelens.planner.expected.share import Share
@@ -33,17 +33,17 @@ def messages(config: Config, rank: int, routing: Routing | None = None) -> list[
         TracelensError: there is no such rank, or the routing is needed and not known.
     """
     share = Share(config, rank)
-    found: list[Message] = []
+    sent: list[Message] = []
     needed = is_routed(share)
     if needed:
         routing = known(config, rank, routing)
     for batch in range(config.training.micro_batches):
         for chunk, layers in share.chunks.items():
-            found += pipeline_messages(share, chunk, batch)
+            sent += pipeline_messages(share, chunk, batch)
             for layer in layers:
                 routed = routing.at(layer, batch) if routing and needed and share.is_moe(layer) else None
-                found += layer_messages(share, layer, batch, routed)
-    return found + step_messages(share)
+                sent += layer_messages(share, layer, batch, routed)
+    return sent + step_messages(share)
 
 
 def is_routed(share: Share) -> bool:
@@ -65,28 +65,30 @@ def layer_messages(share: Share, layer: int, batch: int, routed: Routed | None) 
         routed: how tokens are routed, where `is_routed`.
     """
     steps = layer_steps(share, layer, routed)
-    forward = [one for step in steps for one in step.forward]
+    forward = [message for step in steps for message in step.forward]
     yield from _messages(share, forward, "forward", batch)
     if share.is_recomputed(layer):
-        yield from _messages(share, _again(share, steps), "recompute", batch)
-    backward = [one for step in reversed(steps) for one in step.backward]
-    backward = [one._replace(scope=f"{one.scope}.B") for one in backward]
+        yield from _messages(share, _recompute_messages(share, steps), "recompute", batch)
+    backward = [message for step in reversed(steps) for message in step.backward]
+    backward = [message._replace(scope=f"{message.scope}.B") for message in backward]
     yield from _messages(share, backward, "backward", batch)
 
 
-def _again(share: Share, steps: list[Step]) -> list[Exchange]:
+def _recompute_messages(share: Share, steps: list[Step]) -> list[LayerMessage]:
     """What a layer sends when it is computed again: that ends with the last tensor that the backward needs.
 
-    So the sum over ranks at the end of a layer is left out, unless product and sum are one operation.
+    The reduction at the end of a layer is left out, unless GEMM and reduction are one operation.
     """
-    forward = [one for step in steps for one in step.forward]
-    *others, last = forward
+    forward = [message for step in steps for message in step.forward]
+    *rest, last = forward
     fused = last.group == "tp" and share.config.toggles.tp_overlap != "off"
-    return others if last.collective in ("reduce_scatter", "deepep") and not fused else forward
+    return rest if last.collective in ("reduce_scatter", "deepep") and not fused else forward
 
 
-def _messages(share: Share, exchanges: list[Exchange], phase: Phase, batch: int) -> Iterator[Message]:
-    for scope, what, collective, group, sent, received in exchanges:
+def _messages(
+    share: Share, layer_messages_: list[LayerMessage], phase: Phase, batch: int
+) -> Iterator[Message]:
+    for scope, what, collective, group, sent, received in layer_messages_:
         ranks = group_ranks(share.config.layout, group)
         if ranks > 1:
             yield Message(scope, phase, batch, what, collective, group, ranks, sent, received)

@@ -53,16 +53,16 @@ def parameters(config: Config, rank: int) -> dict[str, dict[str, int]]:
     Raises:
         TracelensError: there is no such rank.
     """
-    found: dict[str, dict[str, int]] = {}
+    by_group: dict[str, dict[str, int]] = {}
     for replicas, component, elements in each_parameter(Share(config, rank)):
-        counts = found.setdefault(replicas, defaultdict(int))
+        counts = by_group.setdefault(replicas, defaultdict(int))
         counts[component] += elements
-    return {replicas: dict(counts) for replicas, counts in found.items()}
+    return {replicas: dict(counts) for replicas, counts in by_group.items()}
 
 
 def totals(model: Model) -> Totals:
     """Parameters of a whole model."""
-    total = sum(one.elements for one in each_parameter(Share(Config(model, Layout()), 0)))
+    total = sum(parameter.elements for parameter in each_parameter(Share(Config(model, Layout()), 0)))
     idle = model.moe_layers * (model.experts_count - model.top_k)
     return Totals(total, total - idle * 3 * model.hidden * model.expert_ffn)
 
@@ -91,11 +91,11 @@ def each_parameter(share: Share) -> Iterator[Parameter]:
 def _latent(share: Share) -> Iterator[Parameter]:
     """Multi-head latent attention (arXiv:2405.04434, section 2.1), the norms of its latents included."""
     model, n, D = share.config.model, share.heads, share.config.model.hidden
-    whole = [D * (model.kv_lora + model.rope_dim), model.kv_lora]
+    unsharded = [D * (model.kv_lora + model.rope_dim), model.kv_lora]
     if model.q_lora:
-        whole += [D * model.q_lora, model.q_lora]
+        unsharded += [D * model.q_lora, model.q_lora]
     by_head = [(model.q_lora or D) * model.query_dim, model.kv_lora * (model.qk_dim + model.v_dim)]
-    for count in whole:
+    for count in unsharded:
         yield Parameter("stage", "attention", count)
     for width in (*by_head, model.v_dim * D):
         yield Parameter("dense", "attention", n * width)

@@ -58,7 +58,7 @@ class Routing:
 
     def as_dict(self) -> dict[str, list[dict[str, list[int]]]]:
         return {
-            str(layer): [{name: list(counts) for name, counts in vars(one).items()} for one in batches]
+            str(layer): [{name: list(counts) for name, counts in vars(routed).items()} for routed in batches]
             for layer, batches in self.layers.items()
         }
 
@@ -73,8 +73,8 @@ class Routing:
             return cls(
                 {
                     int(layer): tuple(
-                        Routed(**{name: tuple(map(int, counts)) for name, counts in one.items()})
-                        for one in batches
+                        Routed(**{name: tuple(map(int, counts)) for name, counts in routed.items()})
+                        for routed in batches
                     )
                     for layer, batches in content.items()
                 }
@@ -102,21 +102,21 @@ def known(config: Config, rank: int, routing: Routing | None) -> Routing:
 def balanced(config: Config, rank: int) -> Routing:
     """The routing of routing=balanced: choice c of a rank takes place c % E of a shuffled order."""
     share, model, ranks = Share(config, rank), config.model, config.layout.experts_over
-    choices, (here, e) = share.tokens * model.top_k, (share.place["ep"], share.experts)
+    choices, (ep_rank, e) = share.tokens * model.top_k, (share.coordinates["ep"], share.experts)
     order = _order(config)
     count_E = [0] * model.experts_count
-    for place, expert in enumerate(order):
-        count_E[expert] = choices // model.experts_count + (place < choices % model.experts_count)
+    for position, expert in enumerate(order):
+        count_E[expert] = choices // model.experts_count + (position < choices % model.experts_count)
     rows_to = tuple(sum(count_E[first : first + e]) for first in range(0, model.experts_count, e))
     copies_to = _balanced_copies(share.tokens, model.top_k, order, ranks)
-    one = Routed(
-        rows=tuple(ranks * count for count in count_E[here * e : (here + 1) * e]),
+    routed = Routed(
+        rows=tuple(ranks * count for count in count_E[ep_rank * e : (ep_rank + 1) * e]),
         rows_to=rows_to,
-        rows_from=(rows_to[here],) * ranks,
+        rows_from=(rows_to[ep_rank],) * ranks,
         copies_to=copies_to,
-        copies_from=(copies_to[here],) * ranks,
+        copies_from=(copies_to[ep_rank],) * ranks,
     )
-    batches = (one,) * config.training.micro_batches
+    batches = (routed,) * config.training.micro_batches
     return Routing({layer: batches for layer in share.layers if share.is_moe(layer)})
 
 
@@ -131,7 +131,7 @@ def _balanced_copies(tokens: int, top_k: int, order: tuple[int, ...], ranks: int
     """Copies to each rank: token t takes the places from t * K on, round and round."""
     copies, experts = [0] * ranks, len(order)
     for token in range(tokens):
-        places = range(token * top_k, (token + 1) * top_k)
-        for rank in {order[place % experts] * ranks // experts for place in places}:
+        positions = range(token * top_k, (token + 1) * top_k)
+        for rank in {order[position % experts] * ranks // experts for position in positions}:
             copies[rank] += 1
     return tuple(copies)

@@ -30,7 +30,7 @@ class Share:
             raise TracelensError(f"there is no rank {self.rank}: the run has {ranks} ranks")
 
     @cached_property
-    def place(self) -> dict[str, int]:
+    def coordinates(self) -> dict[str, int]:
         """In the grid: pp, dp, cp, tp, ep and edp."""
         return self.config.layout.coordinates(self.rank)
 
@@ -38,8 +38,8 @@ class Share:
     def chunks(self) -> dict[int, range]:
         """Model chunks of this rank: number in the order of the model to its layers."""
         layout = self.config.layout
-        found = enumerate(layout.chunks(self.config.model.layers))
-        return {number: layers for number, layers in found if number % layout.pp == self.place["pp"]}
+        numbered = enumerate(layout.chunks(self.config.model.layers))
+        return {number: layers for number, layers in numbered if number % layout.pp == self.coordinates["pp"]}
 
     @property
     def layers(self) -> list[int]:
@@ -49,11 +49,11 @@ class Share:
     @property
     def is_first(self) -> bool:
         """Whether the embedding is here."""
-        return self.place["pp"] == 0
+        return self.coordinates["pp"] == 0
 
     @property
     def is_last(self) -> bool:
-        return self.place["pp"] == self.config.layout.pp - 1
+        return self.coordinates["pp"] == self.config.layout.pp - 1
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts."""
@@ -81,7 +81,7 @@ class Share:
     @property
     def keys(self) -> int:
         """Positions that these see: all up to the last of them."""
-        return self.queries * (self.place["cp"] + 1)
+        return self.queries * (self.coordinates["cp"] + 1)
 
     def cut(self, width: int) -> int:
         """A rank's part of a width that tensor parallelism shares out."""

@@ -1,4 +1,4 @@
-"""What ranks exchange outside of layers.
+"""Messages outside of layers.
 
 Activations travel between the chunks of a pipeline; once a step gradients are summed, and the parameters that
 each rank updated a share of are gathered.
@@ -31,7 +31,7 @@ def buffer_bytes(share: Share) -> dict[str, int]:
     config = share.config
     # The ranks of one sequence hold the same: however many they are, sizes are worked out once.
     layout = replace(config.layout, cp=1, node=0)
-    sizes = _sizes(config.model, layout, config.training.dtype, share.place["pp"])
+    sizes = _sizes(config.model, layout, config.training.dtype, share.coordinates["pp"])
     groups = {replicas: group_ranks(config.layout, _group(replicas)) for replicas in REPLICAS}
     return {
         replicas: _up(size, ALIGNMENT_BYTES * groups[replicas]) for replicas, size in sizes.items() if size
@@ -43,10 +43,10 @@ def _sizes(model: Model, layout: Layout, dtype: DtypeName, stage: int) -> dict[s
     """Bytes of a pipeline stage's parameters, each aligned, by replicas."""
     training = Training(seq=layout.tp, micro_batches=layout.pp, dtype=dtype)
     share = Share(Config(model, layout, training=training), stage * layout.stage_ranks)
-    found = dict.fromkeys(REPLICAS, 0)
+    sizes = dict.fromkeys(REPLICAS, 0)
     for replicas, _, elements in each_parameter(share):
-        found[replicas] += _up(elements * share.element, ALIGNMENT_BYTES)
-    return found
+        sizes[replicas] += _up(elements * share.element, ALIGNMENT_BYTES)
+    return sizes
 
 
 def pipeline_messages(share: Share, chunk: int, batch: int) -> Iterator[Message]:
@@ -62,8 +62,8 @@ def pipeline_messages(share: Share, chunk: int, batch: int) -> Iterator[Message]
     steps: dict[Phase, list[tuple[Collective, int]]] = {"forward": forward, "backward": backward}
     for phase, moves in steps.items():
         what = "stream" if phase == "forward" else "gradients"
-        for way, other in moves:
-            if 0 <= other < layout.pp * layout.vpp:
+        for way, peer in moves:
+            if 0 <= peer < layout.pp * layout.vpp:
                 sent, received = (size, 0) if way == "send" else (0, size)
                 name = f"{scope}.{phase[0].upper()}"
                 yield Message(name, phase, batch, what, way, "pp", layout.pp, sent, received)
@@ -71,18 +71,20 @@ def pipeline_messages(share: Share, chunk: int, batch: int) -> Iterator[Message]
 
 def step_messages(share: Share) -> list[Message]:
     """Messages of one rank that are sent once a step, in their order."""
-    layout, found = share.config.layout, []
+    layout, messages = share.config.layout, []
     sizes = {
         name: size for name, size in buffer_bytes(share).items() if group_ranks(layout, _group(name)) > 1
     }
     for replicas, size in sizes.items():
-        found += list(_reduction(share, replicas, size))
+        messages += list(_reduction(share, replicas, size))
     for group, size in ((_group(replicas), size) for replicas, size in sizes.items()):
-        found.append(_one("param_gather", "all_gather", group, group_ranks(layout, group), size))
+        messages.append(_message("param_gather", "all_gather", group, group_ranks(layout, group), size))
     for group in (_group("stage"), "pp"):
         if group_ranks(layout, group) > 1:
-            found.append(_one("log", "all_reduce", group, group_ranks(layout, group), _LOSS_BYTES, "loss"))
-    return found
+            messages.append(
+                _message("log", "all_reduce", group, group_ranks(layout, group), _LOSS_BYTES, "loss")
+            )
+    return messages
 
 
 def _reduction(share: Share, replicas: str, size: int) -> Iterator[Message]:
@@ -90,14 +92,14 @@ def _reduction(share: Share, replicas: str, size: int) -> Iterator[Message]:
     ranks = group_ranks(share.config.layout, group)
     nodes = _nodes(share, replicas) if kind == "hierarchical" else []
     if kind == "reduce_scatter":
-        yield _one("grad_reduce", "reduce_scatter", group, ranks, size)
+        yield _message("grad_reduce", "reduce_scatter", group, ranks, size)
     elif len(nodes) < 2 or len(nodes[0]) == 1:
-        yield _one("grad_reduce", "all_reduce", group, ranks, size)
+        yield _message("grad_reduce", "all_reduce", group, ranks, size)
     else:
         inside = len(nodes[0])
-        yield _one("grad_reduce", "reduce_scatter", "dp_node", inside, size)
-        yield _one("grad_reduce", "all_reduce", "dp_across", len(nodes), size // inside)
-        yield _one("grad_reduce", "all_gather", "dp_node", inside, size)
+        yield _message("grad_reduce", "reduce_scatter", "dp_node", inside, size)
+        yield _message("grad_reduce", "all_reduce", "dp_across", len(nodes), size // inside)
+        yield _message("grad_reduce", "all_gather", "dp_node", inside, size)
 
 
 def _group(replicas: str) -> str:
@@ -108,11 +110,11 @@ def _group(replicas: str) -> str:
 def _nodes(share: Share, replicas: str) -> list[list[int]]:
     """The ranks with the same parameters, by the machine that they are on."""
     layout = share.config.layout
-    (team,) = (ranks for ranks in layout.groups(*_DIMENSIONS[replicas]) if share.rank in ranks)
+    (group,) = (ranks for ranks in layout.groups(*_DIMENSIONS[replicas]) if share.rank in ranks)
     nodes: dict[int, list[int]] = {}
-    for rank in team:
+    for rank in group:
         nodes.setdefault(rank // (layout.node or layout.ranks), []).append(rank)
-    if len({len(members) for members in nodes.values()}) > 1:
+    if len({len(node_ranks) for node_ranks in nodes.values()}) > 1:
         raise TracelensError(
             f"grad_reduce=hierarchical: the ranks that share {replicas} lie unevenly on nodes of "
             f"{layout.node}: choose a layout or a node that shares them out evenly"
@@ -120,7 +122,9 @@ def _nodes(share: Share, replicas: str) -> list[list[int]]:
     return list(nodes.values())
 
 
-def _one(scope: str, collective: Collective, group: str, ranks: int, size: int, what: str = "") -> Message:
+def _message(
+    scope: str, collective: Collective, group: str, ranks: int, size: int, what: str = ""
+) -> Message:
     """A collective on a buffer of so many bytes."""
     part = size // ranks
     sent = part if collective == "all_gather" else size

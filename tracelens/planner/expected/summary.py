@@ -30,11 +30,13 @@ def summary(config: Config, rank: int, device: str, routing: Routing | None = No
     """
     kernel = attention_kernel(config, rank, device)
     work = flops(config, rank, routing, kernel)
-    alike = Counter(one._replace(micro_batch=-1) for one in messages(config, rank, routing))
-    told = [{**one._asdict(), "times": times} for one, times in alike.items()]
+    counted = Counter(message._replace(micro_batch=-1) for message in messages(config, rank, routing))
+    rows = [{**message._asdict(), "times": times} for message, times in counted.items()]
     return {
         "parameters": parameters(config, rank),
         "attention": kernel,
         "flops": {scope: done._asdict() for scope, done in work.items()},
-        "messages": [{name: value for name, value in one.items() if name != "micro_batch"} for one in told],
+        "messages": [
+            {name: value for name, value in message.items() if name != "micro_batch"} for message in rows
+        ],
     }

@@ -1,4 +1,4 @@
-"""What a projection takes for granted beside the run's configuration."""
+"""Assumptions of a memory projection besides the run's configuration."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Assumptions:
         sharding: of main parameters and optimizer, over the ranks that hold the same ("replicas") or not.
         recompute: what is computed again in the backward: "layers" (those of `recompute_layer_ids`), "none",
             "attention" (of each layer, with its norm) or "full" (each layer).
-        attention: by a kernel that keeps no scores ("flash"), by products that keep them ("math"), or as
-            torch chooses on a GPU ("auto").
-        overlap: 1F1B with exchanges under computation in a pipeline: one more forward before the backwards.
+        attention: a kernel that saves no scores ("flash"), GEMMs that save them ("math"), or torch's choice
+            on a GPU ("auto").
+        overlap: 1F1B with all-to-alls overlapped with computation: one more forward in flight.
         imbalance: tokens of the experts of a rank / those of an average rank.
         stage_buffers: what comes from other pipeline stages lies in new tensors and is kept while it is
             needed ("in_flight"), or in buffers for all micro-batches of a step, and what goes out is kept to
@@ -74,6 +74,6 @@ class Assumptions:
             },
         )
         if not isfinite(self.imbalance) or self.imbalance < 1:
-            raise TracelensError(f"imbalance must be at least 1 (all alike), not {self.imbalance}")
+            raise TracelensError(f"imbalance must be at least 1 (balanced), not {self.imbalance}")
         if self.library_bytes < 0:
             raise TracelensError(f"library_bytes must be 0 or more, not {self.library_bytes}")

@@ -1,10 +1,9 @@
 """Memory as two published charts count it: AMD, MoE training best practices on AMD GPUs, figures 8 and 9.
 
-They are of the first pipeline rank of models with grouped-query attention and no dense layers. Of the
-attention's parameters only those of keys and values count, and the router's not; all optimizer state is
-shared out over the ranks with the same experts; main copies are of 2 bytes. Of activations the shared
-expert's do not count, nor what the experts' activation function keeps; logits count on the first rank, 6
-bytes each.
+They show the first pipeline rank of models with grouped-query attention and no dense layers. Attention counts
+only its key and value parameters, the router none; optimizer states are sharded over the ranks with the same
+experts; main parameters take 2 bytes. Activations exclude the shared expert and what the experts' activation
+function saves; logits count on the first rank, 6 bytes each.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
     chunks = layout.chunks(config.model.layers)[:: layout.pp]
     in_flight = warm_up(config, 0, assumptions.overlap)
     held = _static(config, sum(map(len, chunks))) | _activations(config, in_flight, max(map(len, chunks)))
-    whole = sum(held.values())
-    return Stage(0, held, "all", {"all": whole}, in_flight)
+    total_bytes = sum(held.values())
+    return Stage(0, held, "all", {"all": total_bytes}, in_flight)
 
 
 def _check(config: Config, assumptions: Assumptions) -> None:
@@ -42,10 +41,10 @@ def _check(config: Config, assumptions: Assumptions) -> None:
     model, training, usual = config.model, config.training, Assumptions()
     if model.attention != "gqa" or model.dense_layers:
         raise TracelensError(
-            "convention=brief is told for models with grouped queries and without dense layers, and this one "
-            "has other: take convention=exact"
+            "convention=brief supports only models with grouped-query attention and without dense layers: "
+            "use convention=exact"
         )
-    others = {
+    unsupported = {
         "tensor parallelism": config.layout.tp > 1,
         "recomputation": assumptions.recompute not in ("layers", "none")
         or bool(config.toggles.recompute_layer_ids),
@@ -55,9 +54,9 @@ def _check(config: Config, assumptions: Assumptions) -> None:
             for name in ("optimizer", "gradients", "sharding", "imbalance")
         },
     }
-    if wrong := [name for name, is_so in others.items() if is_so]:
+    if present := [name for name, is_so in unsupported.items() if is_so]:
         raise TracelensError(
-            f"convention=brief does not tell {wrong[0]}: leave it out, or take convention=exact"
+            f"convention=brief does not support {present[0]}: leave it out, or use convention=exact"
         )
 
 
@@ -78,13 +77,13 @@ def _static(config: Config, layers: int) -> Held:
 
 def _activations(config: Config, in_flight: int, layers: int) -> Held:
     model, T, H = config.model, config.tokens, config.model.hidden
-    each = in_flight * layers * ACTIVATION * T
+    per_width = in_flight * layers * ACTIVATION * T
     heads = (model.heads + 2 * model.kv_groups) * model.head_dim
     return {
-        "activations.attention": each * (heads + H),
-        "activations.norms": each * 2 * H,
-        "activations.router": each * H,
-        "activations.experts": each * model.top_k * (H + 3 * model.expert_ffn),
+        "activations.attention": per_width * (heads + H),
+        "activations.norms": per_width * 2 * H,
+        "activations.router": per_width * H,
+        "activations.experts": per_width * model.top_k * (H + 3 * model.expert_ffn),
         "activations.embedding": ACTIVATION * T * H,
         "loss": LOGIT * T * model.vocab,
     }

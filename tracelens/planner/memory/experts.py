@@ -54,6 +54,6 @@ def _loop(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
     return y
 
 
-def _shares(whole: int, parts: int) -> list[int]:
-    ends = [whole * part // parts for part in range(parts + 1)]
+def _shares(rows: int, parts: int) -> list[int]:
+    ends = [rows * part // parts for part in range(parts + 1)]
     return [end - start for start, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""How much memory devices have in real bytes, and whether a layout fits."""
+"""How much memory devices have for training."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Room(NamedTuple):
     """Memory of a device.
 
     Attributes:
-        bytes: as the driver reports it; of the nameplate where that is not known.
-        reported: whether it is known.
-        reserve: bytes that are not for training.
+        bytes: as the driver reports, else the nameplate.
+        reported: whether the driver's number is known.
+        reserve: bytes not for training.
     """
 
     bytes: int
@@ -47,19 +47,21 @@ def room(device: Device, convention: ConventionName, reserve: int | None) -> Roo
         TracelensError: the device's memory is not known, or the reserve leaves nothing of it.
     """
     if not device.hbm_bytes:
-        raise TracelensError(f"the memory of {device.name} is not known: add hbm_bytes to its device file")
+        raise TracelensError(f"the memory of {device.name} is unknown: add hbm_bytes to its device file")
     if reserve is not None and reserve < 0:
         raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
     reported = _reported().get(device.name, 0)
     if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
         # A file of the user's own, for a device with other memory.
         reported = 0
-    whole = reported or device.hbm_bytes
-    usual = whole - device.hbm_bytes if convention == "brief" else RESERVE_BYTES
-    found = Room(whole, bool(reported), usual if reserve is None else reserve)
-    if found.usable <= 0:
-        raise TracelensError(f"the reserve leaves nothing of the {whole / 2**30:.0f} GiB of {device.name}")
-    return found
+    device_bytes = reported or device.hbm_bytes
+    default_reserve = device_bytes - device.hbm_bytes if convention == "brief" else RESERVE_BYTES
+    device_room = Room(device_bytes, bool(reported), default_reserve if reserve is None else reserve)
+    if device_room.usable <= 0:
+        raise TracelensError(
+            f"the reserve leaves nothing of the {device_bytes / 2**30:.0f} GiB of {device.name}"
+        )
+    return device_room
 
 
 @cache

@@ -22,14 +22,14 @@ class Cost(NamedTuple):
     """What a part of the model holds; see Block.
 
     Attributes:
-        given: bytes of its input.
+        input_bytes: bytes of its input.
         output: bytes of its output.
         kept: between forward and backward, its input included.
         forward: in its pieces.
         backward: in its pieces.
     """
 
-    given: int
+    input_bytes: int
     output: int
     kept: Held
     forward: tuple[Piece, ...]
@@ -46,7 +46,7 @@ def joined(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[Piece, 
 
 def beside(held: Held, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """A pass while something else is held."""
-    return tuple(Piece(added(held, one.peak), added(held, one.end)) for one in pieces)
+    return tuple(Piece(added(held, piece.peak), added(held, piece.end)) for piece in pieces)
 
 
 @lru_cache(maxsize=512)
@@ -104,16 +104,16 @@ def _split(s: Sizes, block: Block) -> Block:
         return block
     part = 1 - s.rows / (s.P * s.T * s.most)
 
-    def told(held: Held) -> Held:
+    def with_padding(held: Held) -> Held:
         empty = {name: round(held.get(name, 0) * part) for name in _ROWS}
         lower = {name: -size for name, size in empty.items()}
         return added(added(held, lower), {"buffers.worst_case": sum(empty.values())})
 
-    def pieces(of: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        return tuple(Piece(told(one.peak), told(one.end)) for one in of)
+    def pieces(of_pass: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(Piece(with_padding(piece.peak), with_padding(piece.end)) for piece in of_pass)
 
     return block._replace(
-        kept=told(block.kept), forward=pieces(block.forward), backward=pieces(block.backward)
+        kept=with_padding(block.kept), forward=pieces(block.forward), backward=pieces(block.backward)
     )
 
 
@@ -136,30 +136,32 @@ def head_block(config: Config) -> Block:
 
 def plain(block: Block) -> Cost:
     """A block that keeps what its backward needs."""
-    return Cost(block.given, block.output, block.kept, block.forward, block.backward)
+    return Cost(block.input_bytes, block.output, block.kept, block.forward, block.backward)
 
 
 def recomputed(blocks: Sequence[Block], component: str = "activations.recomputed") -> Cost:
     """Blocks that keep their first input alone, and run again when their gradient comes."""
     first, last = blocks[0], blocks[-1]
-    kept = {component: first.given}
+    kept = {component: first.input_bytes}
     forward: tuple[Piece, ...] = ()
     backward: tuple[Piece, ...] = ()
     before: Held = {}
     for number, block in enumerate(blocks):
         # Behind the first block its input is kept and the block's own is temporary.
-        own = kept if number else {}
-        forward = joined(forward, beside(own, block.unsaved))
+        held = kept if number else {}
+        forward = joined(forward, beside(held, block.unsaved))
         backward = joined(backward, beside(added(before, {TEMPORARY: last.output}), block.forward))
         before = added(before, block.kept)
     for block in reversed(blocks):
         before = added(before, {name: -size for name, size in block.kept.items()})
         backward = joined(backward, beside(before, block.backward))
     # What is not kept has no module to count for.
-    forward = tuple(Piece(_as(kept, one.peak), _as(kept, one.end)) for one in forward)
-    return Cost(first.given, last.output, kept, (*forward[:-1], Piece(forward[-1].peak, kept)), backward)
+    forward = tuple(Piece(_kept_part(kept, piece.peak), _kept_part(kept, piece.end)) for piece in forward)
+    return Cost(
+        first.input_bytes, last.output, kept, (*forward[:-1], Piece(forward[-1].peak, kept)), backward
+    )
 
 
-def _as(kept: Held, held: Held) -> Held:
+def _kept_part(kept: Held, held: Held) -> Held:
     """As much, of which but this is kept."""
     return kept | {TEMPORARY: total(held) - total(kept)}

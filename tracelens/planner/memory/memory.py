@@ -1,11 +1,11 @@
-"""Bytes of memory on each GPU of a run, before it runs: of what, on which pipeline rank, and where they fit.
+"""Projects the memory of each GPU of a run: by component and pipeline rank, and on which devices it fits.
 
     memory(config)                                   # one layout
     memory({"EP8": config, "EP16": other}, devices=[device("mi300x")])
     worst(config).total                              # one number, in well under 10 ms
 
-By default every tensor counts that the reference workload holds at the peak of a step: `tape` tells how that
-is found, `dense`, `routing` and `experts` what each op keeps and makes, `stage` what a rank has in flight.
+By default it counts every tensor that the reference workload holds at the peak of a step: `tape` finds the
+peak, `dense`, `routing` and `experts` list what each op saves and makes, `stage` what a rank has in flight.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ def memory(
     devices: Sequence[Device] = (),
     reserve: int | None = None,
 ) -> Result:
-    """How much memory does each GPU need, what for, and on which devices is that much?
+    """How much memory does each GPU need, for what, and on which devices does it fit?
 
     Args:
         configs: what to train; several layouts by name.
         assumptions: what the configurations do not say.
         devices: to compare with.
-        reserve: bytes of each device to leave free; None for 4 GiB, and with convention=brief for what the
+        reserve: bytes of each device to leave free; None for 4 GiB, or with convention=brief for what the
             device has above its nameplate.
 
     Returns:
-        tables `fits` (one row a layout and device), `memory` (one row a layout, pipeline rank and component,
-        the rank with most first) and `ranks` (one row a pipeline rank: its peak and the moment of it).
-        meta: layouts, convention, worst_bytes (of the layout with most), toggles (those of OPTIMISED that
-        some layout has at their baseline, or that all have as optimised), optimised_bytes (where some are at
-        their baseline: worst_bytes without that).
+        tables `fits` (one row per layout and device), `memory` (one row per layout, pipeline rank and
+        component, worst rank first) and `ranks` (one row per pipeline rank: its peak and when it occurs).
+        meta: layouts, convention, worst_bytes (of the worst layout), toggles (those of OPTIMISED that some
+        layout has at their baseline, or else all), optimised_bytes (if some are at their baseline:
+        worst_bytes with all of them optimised).
 
     Raises:
-        TracelensError: a layout that cannot be, or is not for this convention; a device whose memory is not
-            known, or of which the reserve leaves nothing.
+        TracelensError: a layout that is invalid or unsupported by this convention; a device of unknown
+            memory, or with nothing left after the reserve.
     """
-    named = {_told(configs): configs} if isinstance(configs, Config) else dict(configs)
-    found = {name: stages(config, assumptions) for name, config in named.items()}
+    named = {_describe(configs): configs} if isinstance(configs, Config) else dict(configs)
+    stages_of = {name: stages(config, assumptions) for name, config in named.items()}
     skips = list(_skips(named, assumptions, devices))
-    tables = {"fits": fits_table(found, devices, assumptions.convention, reserve)} if devices else {}
-    tables |= {"memory": memory_table(found), "ranks": ranks_table(named, found)}
+    tables = {"fits": fits_table(stages_of, devices, assumptions.convention, reserve)} if devices else {}
+    tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
     return Result(
         "memory",
         "Memory of each GPU",
@@ -67,9 +67,9 @@ def memory(
         doc=purpose(memory),
         skips=tuple(skips),
         meta={
-            "layouts": list(found),
+            "layouts": list(stages_of),
             "convention": assumptions.convention,
-            "worst_bytes": max(one.total for ranks in found.values() for one in ranks.values()),
+            "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
             **_toggles(named.values(), assumptions),
         },
         command="tracelens project memory",
@@ -77,12 +77,12 @@ def memory(
 
 
 def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stage]:
-    """Memory of each pipeline rank, by its number, the one with most first."""
+    """Memory of each pipeline rank by number, worst first."""
     if assumptions.convention == "brief":
         return {0: brief_stage(config, assumptions)}
     ranks = Stages(config, assumptions)
-    found = {place: ranks.stage(place) for place in range(config.layout.pp)}
-    return dict(sorted(found.items(), key=lambda item: -item[1].total))
+    by_rank = {pp_rank: ranks.stage(pp_rank) for pp_rank in range(config.layout.pp)}
+    return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
 
 
 def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
@@ -91,20 +91,20 @@ def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
 
 
 def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
-    """What of meta tells how the model computes."""
+    """The entries of meta about toggles."""
     if assumptions.convention == "brief":
         return {}
     plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
     first = next(iter(configs)).toggles
     shown = plain or {name: getattr(first, name) for name in OPTIMISED}
-    told = {"toggles": " ".join(f"{name}={value}" for name, value in shown.items())}
+    meta = {"toggles": " ".join(f"{name}={value}" for name, value in shown.items())}
     if not plain:
-        return told
-    better = [replace(one, toggles=one.toggles.optimised()) for one in configs]
-    return told | {"optimised_bytes": max(worst(one, assumptions).total for one in better)}
+        return meta
+    better = [replace(config, toggles=config.toggles.optimised()) for config in configs]
+    return meta | {"optimised_bytes": max(worst(config, assumptions).total for config in better)}
 
 
-def _told(config: Config) -> str:
+def _describe(config: Config) -> str:
     layout = config.layout
     sizes = {"pp": layout.pp, "vpp": layout.vpp, "ep": layout.experts_over, "cp": layout.cp, "tp": layout.tp}
     split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
@@ -114,37 +114,37 @@ def _told(config: Config) -> str:
 def _skips(
     configs: Mapping[str, Config], assumptions: Assumptions, devices: Sequence[Device]
 ) -> Sequence[Skip]:
-    found = []
+    skips = []
     if assumptions.convention == "exact" and any(config.model.moe_layers for config in configs.values()):
-        found.append(
+        skips.append(
             Skip(
                 "memory of other frameworks",
-                "what counts is what the reference workload's ops keep, among it the rows of tokens before "
-                "and behind the experts; a framework that weighs them inside the experts keeps fewer",
+                "counts what the reference workload's ops save, including token rows before and after the "
+                "experts; a framework that weights tokens inside the experts saves less",
             )
         )
     if any(config.toggles.dispatch == "deepep" for config in configs.values()):
-        found.append(
+        skips.append(
             Skip(
                 "buffers of DeepEP",
-                "the library gets them from the driver, by hints that it has to be asked for",
+                "not counted: the library allocates them from the driver",
             )
         )
     if any(config.toggles.experts == "multistream" for config in configs.values()):
-        found.append(
+        skips.append(
             Skip(
                 "experts=multistream",
-                "memory of side streams is freed later than is counted here, when the device says so",
+                "side streams free memory later than counted here",
             )
         )
     if assumptions.convention == "brief":
-        found.append(Skip("pipeline ranks from 1 on", "the charts of convention=brief are of the first rank"))
-    unknown = [one.name for one in devices if not room(one, assumptions.convention, None).reported]
+        skips.append(Skip("pipeline ranks from 1 on", "convention=brief covers the first rank only"))
+    unknown = [device.name for device in devices if not room(device, assumptions.convention, None).reported]
     if unknown:
-        found.append(
+        skips.append(
             Skip(
-                f"memory of {', '.join(unknown)} in real bytes",
-                "no driver's report is at hand: the nameplate counts",
+                f"driver-reported memory of {', '.join(unknown)}",
+                "unknown; the nameplate is used instead",
             )
         )
-    return found
+    return skips

@@ -28,7 +28,7 @@ def together(costs: Sequence[Cost], batches: int) -> tuple[Held, Held]:
     for cost in reversed(costs):
         before = added(before, {name: -size for name, size in cost.kept.items()})
         backward = joined(backward, beside(before, cost.backward))
-    first, second = [one.peak for one in forward], [one.peak for one in backward]
+    first, second = [piece.peak for piece in forward], [piece.peak for piece in backward]
     if batches > 1:
         kept = forward[-1].end
         for ahead, held in _turns(forward, backward, kept):
@@ -38,12 +38,12 @@ def together(costs: Sequence[Cost], batches: int) -> tuple[Held, Held]:
 
 def _turns(forward: Sequence[Piece], backward: Sequence[Piece], kept: Held) -> Iterator[tuple[bool, Held]]:
     """Whose turn it is, and the peak of the turn: the other one is where it waits, or done."""
-    there: Held = {}
-    back = kept
+    forward_held: Held = {}
+    backward_held = kept
     for turn in range(max(len(forward), len(backward))):
         if turn < len(forward):
-            yield True, added(forward[turn].peak, back)
-            there = forward[turn].end
+            yield True, added(forward[turn].peak, backward_held)
+            forward_held = forward[turn].end
         if turn < len(backward):
-            yield False, added(there, backward[turn].peak)
-            back = backward[turn].end if turn + 1 < len(backward) else {}
+            yield False, added(forward_held, backward[turn].peak)
+            backward_held = backward[turn].end if turn + 1 < len(backward) else {}

@@ -69,7 +69,7 @@ def sort(t: Tape, s: Sizes, choices: int, tokens: int, rows: int, expert: Value)
 
 def spread(t: Tape, rows: RoutedRows, count: int) -> RoutedRows:
     """The same rows in parts of one size."""
-    token, choice = (t.op([], count * INT64, reads=[one]) for one in (rows.token, rows.choice))
+    token, choice = (t.op([], count * INT64, reads=[index]) for index in (rows.token, rows.choice))
     row = t.op([], rows.row.bytes, reads=[rows.row])
     return RoutedRows(count, rows.tokens, token, choice, row, padded=True)
 
@@ -119,7 +119,7 @@ class Trip(NamedTuple):
         rows: of x among the tokens that came.
         sent: of this rank's own tokens.
         weight: to sum results with; None where the token's own rank does it.
-        own: weights of this rank's own tokens.
+        own_weight: weights of this rank's own tokens.
         arrived: rows that came.
     """
 
@@ -127,7 +127,7 @@ class Trip(NamedTuple):
     rows: RoutedRows
     sent: RoutedRows | None
     weight: Value | None
-    own: Value
+    own_weight: Value
     arrived: int
 
 
@@ -170,7 +170,7 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
     if library:
         weight_N = t.op([weight], arrived * K * FLOAT32)
         x = t.op([x], arrived * s.row, waits=True)
-        here = t.op([], arrived * K * INT64)
+        local_expert = t.op([], arrived * K * INT64)
     else:
         rank = t.op([], s.T * s.P * INT64, reads=[expert], scratch=s.T * K * s.P)
         sent = sort(t, s, s.T * s.P, s.T, s.T * s.P if s.static else leaving, rank)
@@ -178,17 +178,17 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
             sent = spread(t, sent, leaving)
         if s.P > 1 and not s.static:
             t.op([], 2 * s.P * INT64, waits=True)
-        both = t.op([weight], s.T * pair)
-        both = permute(t, s, both, sent, pair, fused=False)
-        both = t.op([both], leaving * pair, scratch=2 * leaving * pair)
+        packed = t.op([weight], s.T * pair)
+        packed = permute(t, s, packed, sent, pair, fused=False)
+        packed = t.op([packed], leaving * pair, scratch=2 * leaving * pair)
         if s.P > 1:
-            both = t.op([both], arrived * pair, waits=True)
-        weight_N = t.view(both, arrived * K * FLOAT32)
+            packed = t.op([packed], arrived * pair, waits=True)
+        weight_N = t.view(packed, arrived * K * FLOAT32)
         out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
         x = t.op([out], arrived * s.row, waits=True) if s.P > 1 else out
-        here = t.op([], arrived * K * INT64, reads=[both])
+        local_expert = t.op([], arrived * K * INT64, reads=[packed])
     rows = s.P * s.T * s.most if s.static else s.rows
-    sorted_ = sort(t, s, arrived * K, arrived, rows, here)
+    sorted_ = sort(t, s, arrived * K, arrived, rows, local_expert)
     fused = s.config.toggles.permute == "fused"
     return Trip(permute(t, s, x, sorted_, s.row, fused), sorted_, sent, weight_N, weight, arrived)
 
@@ -196,9 +196,9 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
 def _all_to_everyone(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
     arrived, K = s.P * s.T, s.model.top_k
     weight_N = t.op([weight], arrived * K * FLOAT32, waits=True)
-    here = t.op([], arrived * K * INT64, reads=[expert], waits=True)
+    local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True)
     x = t.op([x], arrived * s.row, waits=True)
-    rows = sort(t, s, arrived * K, arrived, arrived * s.most if s.static else s.rows, here)
+    rows = sort(t, s, arrived * K, arrived, arrived * s.most if s.static else s.rows, local_expert)
     fused = s.config.toggles.permute == "fused"
     return Trip(permute(t, s, x, rows, s.row, fused), rows, None, weight_N, weight, arrived)
 
@@ -211,4 +211,4 @@ def bring_back(t: Tape, s: Sizes, y: Value, trip: Trip) -> Value:
     if trip.sent is None:
         return t.op([y], s.T * s.row, waits=True)
     y = t.op([y], trip.sent.size * s.row, waits=True) if s.P > 1 else y
-    return unpermute(t, s, y, trip.own if trip.weight is None else None, trip.sent)
+    return unpermute(t, s, y, trip.own_weight if trip.weight is None else None, trip.sent)

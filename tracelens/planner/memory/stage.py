@@ -98,30 +98,30 @@ class Stages:
         self.config, self.assumptions = config, assumptions
         self.parts = config.layout.chunks(config.model.layers)
         self.sizes = Sizes(config)
-        self._alike = _alike(config)
+        self._layer_config = _layer_config(config)
         self._kinds = [self._layer_kind(layer) for layer in range(config.model.layers)]
-        chosen = assumptions.attention
-        self._kernel = attention_kernel(config, 0, "cuda") if chosen == "auto" else chosen
+        kernel = assumptions.attention
+        self._kernel = attention_kernel(config, 0, "cuda") if kernel == "auto" else kernel
         self._chunks: dict[_ChunkKind, Chunk] = {}
         self._static: dict[tuple[_ChunkKind, ...], Static] = {}
 
-    def stage(self, place: int) -> Stage:
+    def stage(self, pp_rank: int) -> Stage:
         """The peak of one pipeline rank.
 
         Args:
-            place: number of the pipeline rank.
+            pp_rank: number of the pipeline rank.
         """
         config, layout = self.config, self.config.layout
         # The last rank of a sequence sees most keys; data- and tensor-parallel ranks are alike.
-        rank = place * layout.stage_ranks + (layout.cp - 1) * layout.tp
-        numbers = range(place, len(self.parts), layout.pp)
+        rank = pp_rank * layout.stage_ranks + (layout.cp - 1) * layout.tp
+        numbers = range(pp_rank, len(self.parts), layout.pp)
         kinds = tuple(self._chunk_kind(number) for number in numbers)
         if kinds not in self._static:
             self._static[kinds] = static(config, rank, self.assumptions)
         lasting, step = self._static[kinds]
         lasting = added(lasting, self._buffers(numbers))
         if config.toggles.overlap_exchange == "off":
-            flown = flight(config, place, self.assumptions.overlap)
+            flown = flight(config, pp_rank, self.assumptions.overlap)
             forward, backward = _moments(flown, [self._chunk(kind) for kind in kinds])
             in_flight = flown.most
         else:
@@ -140,15 +140,15 @@ class Stages:
         def size(kind: _ChunkKind) -> int:
             return sum(total(cost.kept) for cost in self._costs(kind))
 
-        each = {kind: size((False, False, (kind,))) for kind in set(self._kinds)}
-        layers = tuple(each[kind] for kind in self._kinds)
+        bytes_of_kind = {kind: size((False, False, (kind,))) for kind in set(self._kinds)}
+        layers = tuple(bytes_of_kind[kind] for kind in self._kinds)
         return Kept(layers, size((True, False, ())), size((False, True, ())))
 
     def _layer_kind(self, layer: int) -> _LayerKind:
-        again = self.assumptions.recompute
-        if again == "layers":
-            again = "full" if layer in self.config.toggles.recompute_layer_ids else "none"
-        return layer >= self.config.model.dense_layers, again
+        recompute = self.assumptions.recompute
+        if recompute == "layers":
+            recompute = "full" if layer in self.config.toggles.recompute_layer_ids else "none"
+        return layer >= self.config.model.dense_layers, recompute
 
     def _chunk_kind(self, number: int) -> _ChunkKind:
         layers = self.parts[number]
@@ -166,8 +166,8 @@ class Stages:
         backward: list[Held] = []
         costs = self._costs(kind)
         for cost in costs:
-            forward += [added(before, one.peak) for one in cost.forward]
-            backward += [added(before, one.peak) for one in cost.backward]
+            forward += [added(before, piece.peak) for piece in cost.forward]
+            backward += [added(before, piece.peak) for piece in cost.backward]
             before = added(before, cost.kept)
         peaks = [before, max(forward, key=total), max(backward, key=total)]
         if self.config.layout.pp > 1 and self.assumptions.stage_buffers == "all":
@@ -185,33 +185,35 @@ class Stages:
 
     def _costs(self, kind: _ChunkKind) -> list[Cost]:
         """The blocks of a chunk in order, those that are computed again together as one."""
-        config, imbalance = self._alike, self.assumptions.imbalance
+        config, imbalance = self._layer_config, self.assumptions.imbalance
         is_first, is_last, layers = kind
         attention = layer.attention_block(config, self._kernel)
-        found = [layer.plain(layer.embedding_block(config))] if is_first else []
-        for moe, again in layers:
+        costs = [layer.plain(layer.embedding_block(config))] if is_first else []
+        for moe, recompute in layers:
             ffn = layer.moe_block(config, imbalance) if moe else layer.mlp_block(config)
-            if again == "full":
-                found.append(layer.recomputed((attention, ffn)))
+            if recompute == "full":
+                costs.append(layer.recomputed((attention, ffn)))
                 continue
-            found.append(layer.recomputed((attention,)) if again == "attention" else layer.plain(attention))
-            found.append(layer.plain(ffn))
+            costs.append(
+                layer.recomputed((attention,)) if recompute == "attention" else layer.plain(attention)
+            )
+            costs.append(layer.plain(ffn))
         if is_last:
-            found.append(layer.plain(layer.head_block(config)))
-        return found
+            costs.append(layer.plain(layer.head_block(config)))
+        return costs
 
     def _buffers(self, numbers: Sequence[int]) -> Held:
         """What is there from the first step to the last besides parameters and what belongs to them."""
         config, last = self.config, len(self.parts) - 1
-        found = {"libraries": self.assumptions.library_bytes, "buffers.tokens": dense.tokens(self.sizes)}
+        buffers = {"libraries": self.assumptions.library_bytes, "buffers.tokens": dense.tokens(self.sizes)}
         if config.layout.pp > 1:
             sides = sum((number > 0) + (number < last) for number in numbers)
-            each = config.training.micro_batches if self.assumptions.stage_buffers == "all" else 1
-            found[PIPELINE] = sides * each * self.sizes.T * self.sizes.row
-        return found
+            per_side = config.training.micro_batches if self.assumptions.stage_buffers == "all" else 1
+            buffers[PIPELINE] = sides * per_side * self.sizes.T * self.sizes.row
+        return buffers
 
 
-def _alike(config: Config) -> Config:
+def _layer_config(config: Config) -> Config:
     """A run with the same layers, and nothing that these do not depend on: many layouts share them."""
     layout, ep = config.layout, config.layout.experts_over
     return replace(
@@ -230,11 +232,11 @@ def _moments(flown: Flight, chunks: Sequence[Chunk]) -> tuple[Held, Held]:
     first = int(np.argmax(flown.before @ kept + forward[flown.forward]))
     second = int(np.argmax(flown.after @ kept + backward[flown.backward]))
     running = int(flown.backward[second])
-    others = flown.after[second].copy()
-    others[running] -= 1
+    other_batches = flown.after[second].copy()
+    other_batches[running] -= 1
     return (
         _with(flown.before[first].tolist(), chunks, chunks[flown.forward[first]].forward),
-        _with(others.tolist(), chunks, chunks[running].backward),
+        _with(other_batches.tolist(), chunks, chunks[running].backward),
     )
 
 

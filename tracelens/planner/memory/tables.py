@@ -12,27 +12,27 @@ from tracelens.planner.memory.stage import Stage
 from tracelens.table import Column, Schema, Table
 
 COMPONENTS = {
-    "parameters": "weights, filled up to equal shares",
+    "parameters": "weights, padded to equal shards",
     "gradients": "of all parameters",
-    "main_parameters": "copies for the optimizer, this rank's share",
-    "optimizer": "its numbers, this rank's share",
-    "activations.embedding": "kept for the backward, as all activations",
-    "activations.norms": "inputs of norms, and the stream between layers",
+    "main_parameters": "copies for the optimizer, this rank's shard",
+    "optimizer": "states, this rank's shard",
+    "activations.embedding": "saved for the backward, as all activations",
+    "activations.norms": "inputs of norms, and the residual stream between layers",
     "activations.attention": "from the projections to the output",
     "activations.mlp": "of dense layers",
     "activations.router": "scores, weights and experts of each token",
-    "activations.dispatch": "tokens sorted by expert, on their way there and back",
+    "activations.dispatch": "tokens sorted by expert, dispatched and combined",
     "activations.experts": "of routed experts",
     "activations.shared": "of the shared expert",
-    "activations.recomputed": "inputs of what is computed again",
-    "loss": "logits and what the loss keeps",
-    "buffers.worst_case": "rows that hold no token, since buffers are for the worst routing",
-    "buffers.pipeline": "what comes from other stages, and what went there until its backward",
+    "activations.recomputed": "inputs of recomputed layers",
+    "loss": "logits and what the loss saves",
+    "buffers.worst_case": "padding rows of buffers sized for the worst routing",
+    "buffers.pipeline": "received from other stages, and sent there until the backward",
     "buffers.tokens": "of the step",
-    "temporary": "gradients on their way, and what the op at the peak needs",
+    "temporary": "gradients in transit, and scratch of the op at the peak",
     "libraries": "workspaces",
 }
-"""Component to what is in it, in the order in which they are shown."""
+"""Component to its content, in display order."""
 
 MEMORY = Schema(
     "Memory by component",
@@ -40,27 +40,27 @@ MEMORY = Schema(
         Column("layout", "category"),
         Column("pp_rank", "int64", doc="pipeline rank"),
         Column("component", "category"),
-        Column("bytes", "int64", "bytes", "at the peak of a step, on the GPU of the stage with most"),
+        Column("bytes", "int64", "bytes", "at the peak of a step, on the worst GPU of the stage"),
         Column("share", "float64", "fraction", "of the rank's bytes"),
-        Column("holds", "category", doc="what it is"),
+        Column("holds", "category", doc="content"),
     ),
-    doc="Of each layout the pipeline rank with most comes first; its rows add up to its peak.",
+    doc="Worst pipeline rank of each layout first; the rows of a rank add up to its peak.",
 )
 RANKS = Schema(
     "Pipeline ranks",
     (
         Column("layout", "category"),
         Column("pp_rank", "int64", doc="pipeline rank"),
-        Column("layers", "str", doc="that it holds; + for the embedding or the head"),
-        Column("in_flight", "int64", "count", "chunks of micro-batches that it keeps at most"),
+        Column("layers", "str", doc="layers of the stage; + for embedding or head"),
+        Column("in_flight", "int64", "count", "most micro-batch chunks in flight"),
         Column("peak_bytes", "int64", "bytes"),
-        Column("moment", "category", doc="of the step, at which it is reached"),
-        Column("forward_bytes", "int64", "bytes", "most in a forward"),
-        Column("backward_bytes", "int64", "bytes", "most in a backward"),
-        Column("optimizer_bytes", "int64", "bytes", "most in the optimizer's step"),
+        Column("moment", "category", doc="phase of the step with the peak"),
+        Column("forward_bytes", "int64", "bytes", "peak of a forward"),
+        Column("backward_bytes", "int64", "bytes", "peak of a backward"),
+        Column("optimizer_bytes", "int64", "bytes", "peak of the optimizer step"),
         Column("between_bytes", "int64", "bytes", "held between steps"),
     ),
-    doc="What a convention does not tell apart is -1.",
+    doc="-1: the convention does not distinguish it.",
 )
 FITS = Schema(
     "Does it fit",
@@ -68,62 +68,62 @@ FITS = Schema(
         Column("layout", "category"),
         Column("device", "category"),
         Column("fits", "category", doc="yes or no"),
-        Column("needed_bytes", "int64", "bytes", "of the pipeline rank with most"),
-        Column("free_bytes", "int64", "bytes", "left beside the reserve; below 0, so much is missing"),
-        Column("memory_bytes", "int64", "bytes", "of the device in real bytes, as its driver reports it"),
+        Column("needed_bytes", "int64", "bytes", "of the worst pipeline rank"),
+        Column("free_bytes", "int64", "bytes", "left after the reserve; negative: missing"),
+        Column("memory_bytes", "int64", "bytes", "of the device, as its driver reports"),
         Column("reserve_bytes", "int64", "bytes", "of it, not for training"),
-        Column("nameplate_bytes", "int64", "bytes", "what the device is said to have, in decimal bytes"),
+        Column("nameplate_bytes", "int64", "bytes", "nominal memory of the device"),
     ),
-    doc="An allocator takes more from the device than it gives out: leave room beside what is needed.",
+    doc="Leave headroom for fragmentation.",
 )
 
 
-def memory_table(found: Mapping[str, Mapping[int, Stage]]) -> Table:
+def memory_table(stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
     """Rows of MEMORY."""
     rows = [
-        (layout, place, name, one.held[name], one.held[name] / one.total, COMPONENTS[name])
-        for layout, ranks in found.items()
-        for place, one in ranks.items()
-        for name in sorted(one.held, key=list(COMPONENTS).index)
+        (layout, pp_rank, name, stage.held[name], stage.held[name] / stage.total, COMPONENTS[name])
+        for layout, ranks in stages_of.items()
+        for pp_rank, stage in ranks.items()
+        for name in sorted(stage.held, key=list(COMPONENTS).index)
     ]
     return _table(MEMORY, rows)
 
 
-def ranks_table(configs: Mapping[str, Config], found: Mapping[str, Mapping[int, Stage]]) -> Table:
+def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
     """Rows of RANKS."""
     rows = [
         (
             layout,
-            place,
-            _layers(configs[layout], place),
-            one.in_flight,
-            one.total,
-            one.moment,
-            *(one.moments.get(name, -1) for name in ("forward", "backward", "optimizer", "between")),
+            pp_rank,
+            _layers(configs[layout], pp_rank),
+            stage.in_flight,
+            stage.total,
+            stage.moment,
+            *(stage.moments.get(name, -1) for name in ("forward", "backward", "optimizer", "between")),
         )
-        for layout, ranks in found.items()
-        for place, one in ranks.items()
+        for layout, ranks in stages_of.items()
+        for pp_rank, stage in ranks.items()
     ]
     return _table(RANKS, rows)
 
 
 def fits_table(
-    found: Mapping[str, Mapping[int, Stage]],
+    stages_of: Mapping[str, Mapping[int, Stage]],
     devices: Sequence[Device],
     convention: ConventionName,
     reserve: int | None,
 ) -> Table:
     """Rows of FITS."""
     rows = []
-    for layout, ranks in found.items():
+    for layout, ranks in stages_of.items():
         needed = next(iter(ranks.values())).total
         for device in devices:
-            has = room(device, convention, reserve)
-            free = has.usable - needed
+            device_room = room(device, convention, reserve)
+            free = device_room.usable - needed
             rows.append(
                 (
-                    layout, device.name, "yes" if free >= 0 else "no", needed, free, has.bytes, has.reserve,
-                    device.hbm_bytes,
+                    layout, device.name, "yes" if free >= 0 else "no", needed, free,
+                    device_room.bytes, device_room.reserve, device.hbm_bytes,
                 )
             )  # fmt: skip
     return _table(FITS, rows)
@@ -133,12 +133,14 @@ def _table(schema: Schema, rows: Sequence[tuple[object, ...]]) -> Table:
     return schema.table(dict(zip(schema.names, map(list, zip(*rows, strict=True)), strict=True)))
 
 
-def _layers(config: Config, place: int) -> str:
+def _layers(config: Config, pp_rank: int) -> str:
     """Layers of a stage, chunk by chunk, as in 0-3, 12-15."""
     chunks = config.layout.chunks(config.model.layers)
-    mine = [(number, layers) for number, layers in enumerate(chunks) if number % config.layout.pp == place]
+    chunks_of_rank = [
+        (number, layers) for number, layers in enumerate(chunks) if number % config.layout.pp == pp_rank
+    ]
     texts = []
-    for number, layers in mine:
+    for number, layers in chunks_of_rank:
         text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
         first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
         texts.append(first + text + last)

@@ -81,17 +81,17 @@ def total(held: Held) -> int:
 
 def added(a: Held, b: Held) -> Held:
     """Sums by component."""
-    found = a.copy()
+    sums = a.copy()
     for name, size in b.items():
-        found[name] = found.get(name, 0) + size
-    return found
+        sums[name] = sums.get(name, 0) + size
+    return sums
 
 
 class Block(NamedTuple):
     """What a stretch of the model holds; its input counts, its output only while it runs.
 
     Attributes:
-        given: bytes of its input.
+        input_bytes: bytes of its input.
         output: bytes of its output, and of the gradient that comes back for it.
         kept: between forward and backward, its input included.
         forward: in its pieces.
@@ -99,7 +99,7 @@ class Block(NamedTuple):
         backward: in its pieces; what is still kept and the gradient of the output are included.
     """
 
-    given: int
+    input_bytes: int
     output: int
     kept: Held
     forward: tuple[Piece, ...]
@@ -177,8 +177,8 @@ class Tape:
         for value in (*inputs, *saves, *reads):
             value.storage.last = now
         storage.last = now
-        for one in saved:
-            one.saved += 1
+        for kept_storage in saved:
+            kept_storage.saved += 1
         self._ops.append(
             _Op(
                 tuple(made), (output,), tuple(saved), scratch, tuple(inputs), gradient, weights,
@@ -215,33 +215,33 @@ class Tape:
         """Run it from its input to its output."""
         y.storage.last = len(self._ops)
         kept: Held = {}
-        for one in self._kept(x):
-            kept[one.component] = kept.get(one.component, 0) + one.bytes
+        for storage in self._kept(x):
+            kept[storage.component] = kept.get(storage.component, 0) + storage.bytes
         forward, unsaved = self._forward(x, save=True), self._forward(x, save=False)
         return Block(x.bytes, y.bytes, kept, forward, unsaved, self._backward(kept, y))
 
     def _kept(self, x: Value) -> list[Storage]:
-        found = {id(x.storage): x.storage}
+        storages = {id(x.storage): x.storage}
         for op in self._ops:
-            found.update((id(one), one) for one in op.saves)
-        return list(found.values())
+            storages.update((id(storage), storage) for storage in op.saves)
+        return list(storages.values())
 
     def _forward(self, x: Value, save: bool) -> tuple[Piece, ...]:
         """What is read last by an op is freed behind it, unless it is saved."""
         run = _Run({x.storage.component: x.bytes})
         ends: dict[int, list[Storage]] = {}
         for number, op in enumerate(self._ops):
-            for one in op.made:
-                run.live += one.bytes
-                if save and one.saved:
-                    run.kept[one.component] = run.kept.get(one.component, 0) + one.bytes
+            for storage in op.made:
+                run.live += storage.bytes
+                if save and storage.saved:
+                    run.kept[storage.component] = run.kept.get(storage.component, 0) + storage.bytes
                 else:
-                    ends.setdefault(one.last, []).append(one)
+                    ends.setdefault(storage.last, []).append(storage)
             run.note(op.scratch)
             if op.waits:
                 run.wait()
-            for one in ends.pop(number, ()):
-                run.live -= one.bytes
+            for storage in ends.pop(number, ()):
+                run.live -= storage.bytes
         return run.done()
 
     def _backward(self, kept: Held, y: Value) -> tuple[Piece, ...]:
@@ -328,24 +328,24 @@ class _Backward(_Run):
 
     def op(self, op: _Op) -> None:
         """The backward of an op: where no gradient came for its outputs, it has none."""
-        arrived = [self.gradients.pop(id(one))[1] for one in op.outputs if id(one) in self.gradients]
+        arrived = [self.gradients.pop(id(output))[1] for output in op.outputs if id(output) in self.gradients]
         if op.gradient == "saved":
             self.release(op)
         if arrived:
             self._run(op, arrived)
             if op.waits:
                 self.wait()
-        for one in arrived:
-            self.drop(one)
+        for output in arrived:
+            self.drop(output)
         if op.gradient != "saved":
             self.release(op)
 
     def release(self, op: _Op) -> None:
         """What an op saved is freed, unless another has it, too."""
         for storage in op.saves:
-            left = self.saves.get(id(storage), storage.saved) - 1
-            self.saves[id(storage)] = left
-            if not left:
+            remaining = self.saves.get(id(storage), storage.saved) - 1
+            self.saves[id(storage)] = remaining
+            if not remaining:
                 self.live -= storage.bytes
                 self.kept[storage.component] -= storage.bytes
 

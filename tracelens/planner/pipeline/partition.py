@@ -21,7 +21,7 @@ _TRIED = 8
 
 def best_partition(
     layers: LayerTimes,
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     start: Sequence[Shares],
     quick: Callable[[Shares], int],
     makespan: Callable[[Shares], int],
@@ -34,7 +34,7 @@ def best_partition(
 
     Args:
         layers: their times.
-        places: of each stage, the places of its chunks in the model.
+        positions: of each stage, the places of its chunks in the model.
         start: other cuts to begin from.
         quick: simulates a cut with as many micro-batches as there is time for, ns.
         makespan: simulates a cut with all of them, ns.
@@ -47,10 +47,10 @@ def best_partition(
     """
     cost = layers.forward + layers.backward
     ends = sum(layers.embedding), sum(layers.head)
-    count = sum(map(len, places))
+    count = sum(map(len, positions))
     cuts = (*start, shortest(cost, ends, count))
-    climbed = (_climb(one, cost, ends, places, quick) for one in cuts)
-    return min(dict.fromkeys((*cuts, *climbed)), key=makespan)
+    improved = (_improve(cut, cost, ends, positions, quick) for cut in cuts)
+    return min(dict.fromkeys((*cuts, *improved)), key=makespan)
 
 
 def shortest(cost: Int, ends: tuple[int, int], count: int) -> Shares:
@@ -89,49 +89,55 @@ def shortest(cost: Int, ends: tuple[int, int], count: int) -> Shares:
     return tuple(high - low for low, high in pairwise([0, *reversed(cuts)]))
 
 
-def _climb(
+def _improve(
     shares: Shares,
     cost: Int,
     ends: tuple[int, int],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     makespan: Callable[[Shares], int],
 ) -> Shares:
     """Move layers off the slowest stage while the phase gets shorter."""
     best = makespan(shares), shares
     while True:
-        tried = [(makespan(one), one) for one in _moves(best[1], cost, ends, places)]
+        tried = [(makespan(moved), moved) for moved in _moves(best[1], cost, ends, positions)]
         if not tried or min(tried)[0] >= best[0]:
             return best[1]
         best = min(tried)
 
 
-def _moves(shares: Shares, cost: Int, ends: tuple[int, int], places: Sequence[Sequence[int]]) -> list[Shares]:
+def _moves(
+    shares: Shares, cost: Int, ends: tuple[int, int], positions: Sequence[Sequence[int]]
+) -> list[Shares]:
     """The most promising cuts in which the slowest stage has a layer less and another stage one more.
 
     The layers between the two chunks move up. Most promising are those with the least time on the slowest
     stage, then on the one after it, and so on.
     """
     last = len(shares) - 1
-    loads = _loads(shares, cost, ends, places)
-    slowest = max(range(len(places)), key=lambda stage: loads[stage])
-    found = []
-    for chunk in places[slowest]:
+    loads = _loads(shares, cost, ends, positions)
+    slowest = max(range(len(positions)), key=lambda stage: loads[stage])
+    candidates = []
+    for chunk in positions[slowest]:
         least = int(not (ends[0] if chunk == 0 else ends[1] if chunk == last else 0))
         if shares[chunk] <= least:
             continue
-        for other in range(last + 1):
-            if other not in places[slowest]:
+        for target in range(last + 1):
+            if target not in positions[slowest]:
                 moved = list(shares)
                 moved[chunk] -= 1
-                moved[other] += 1
-                found.append(tuple(moved))
-    return nsmallest(_TRIED, found, key=lambda one: sorted(_loads(one, cost, ends, places), reverse=True))
+                moved[target] += 1
+                candidates.append(tuple(moved))
+    return nsmallest(
+        _TRIED,
+        candidates,
+        key=lambda candidate: sorted(_loads(candidate, cost, ends, positions), reverse=True),
+    )
 
 
-def _loads(shares: Shares, cost: Int, ends: tuple[int, int], places: Sequence[Sequence[int]]) -> list[int]:
+def _loads(shares: Shares, cost: Int, ends: tuple[int, int], positions: Sequence[Sequence[int]]) -> list[int]:
     """Time of a micro-batch on each stage."""
     total = np.concatenate(([0], np.cumsum(cost)))[np.concatenate(([0], np.cumsum(shares)))]
     of_chunk = np.diff(total)
     of_chunk[0] += ends[0]
     of_chunk[-1] += ends[1]
-    return [int(of_chunk[list(some)].sum()) for some in places]
+    return [int(of_chunk[list(stage_chunks)].sum()) for stage_chunks in positions]

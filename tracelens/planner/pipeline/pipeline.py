@@ -1,11 +1,11 @@
-"""Pipeline schedules, simulated: how long a step takes, what is idle, what is in flight.
+"""Simulates pipeline schedules: step time, idle time, and what is in flight.
 
     setting = Setting(("1f1b", "interleaved"), stages=8, microbatches=32, chunks=4)
     pipeline(setting, Uniform(2_000_000, 4_000_000))
 
-A schedule is data (`schedule.Schedule`: of each stage the passes in their order), made by a generator of
-`schedules` or taken from a trace; times come from a `sources.Source`: given, from layers, or measured. Then
-`simulate.simulate` runs every pass as early as its stage is free and what it needs is there.
+A schedule is data (`schedule.Schedule`: the passes of each stage in order), from a generator in `schedules`,
+a file or a trace; times come from a `sources.Source`: given, from layers, or measured. `simulate.simulate`
+runs every pass as soon as its stage is free and its inputs are there.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Setting:
     """What is simulated.
 
     Attributes:
-        schedules: names, see `schedules.KINDS`, or .csv files, see `schedule_file`; the others
-            are compared with the first one.
+        schedules: names, see `schedules.SCHEDULES`, or .csv files, see `schedule_file`; all are compared with
+            the first one.
         stages: PP.
-        microbatches: in a step.
-        chunks: VPP, for those schedules that can have any number.
-        group: micro-batches of a turn of the interleaved ones; 0 for one a stage.
+        microbatches: per step.
+        chunks: VPP, for schedules that allow any number.
+        group: micro-batches per turn of interleaved schedules; 0 for one per stage.
         layout: layers of each chunk in the order of the model, as in 3,4,4,3; "" for even shares.
-        best: look for the best partition.
-        costs: of messages, and what is between the passes.
-        rest_ns: what a step has besides the pipeline's phase, -1 where not known.
-        activation_bytes: of a micro-batch in all chunks of a stage, mean of the stages; -1 where not given.
-        kept: of a micro-batch in each part of the model; None where not known.
-        told: where the times are from, in words.
+        best: search for the best partition.
+        costs: of messages, and of gaps between passes.
+        rest_ns: of a step outside the pipeline's phase, -1 if unknown.
+        activation_bytes: per micro-batch in all chunks of a stage, mean over stages; -1 if not given.
+        kept: per micro-batch in each part of the model; None if unknown.
+        times_from: source of the times, in words.
     """
 
     schedules: Sequence[str]
@@ -70,35 +70,35 @@ class Setting:
     rest_ns: int = -1
     activation_bytes: int = -1
     kept: Kept | None = None
-    told: str = ""
+    times_from: str = ""
 
 
 def pipeline(setting: Setting, source: Source, measured: Measured | None = None) -> Result:
-    """How long do a pipeline's schedules take, how large is the bubble, and how much is in flight?
+    """How long do pipeline schedules take, how large is the bubble, and how much is in flight?
 
     Args:
         setting: schedules and their numbers.
-        source: of the times of chunks.
-        measured: of the run that the times are from, if they are; it is simulated itself then.
+        source: times of the chunks.
+        measured: the run that the times are from, if any; it is simulated too, as a check.
 
     Returns:
         result `pipeline_schedule`: tables `summary`, `stages`, `partition`, `check` (of a measured run),
-        `spans` and `in_flight`. meta: stages, microbatches, times (where they are from), how well a measured
-        run is given back with such times, and what messages take.
+        `spans` and `in_flight`. meta: stages, microbatches, times (their source), simulation (error on a
+        measured run), and times of messages.
 
     Raises:
         UnknownName: no such schedule.
-        TracelensError: a schedule cannot be made of these numbers, or the model not be cut so.
+        TracelensError: invalid numbers for a schedule or partition.
     """
     if not setting.schedules:
         raise TracelensError(f"name at least one schedule: {', '.join(SCHEDULES)}")
     if setting.layout and setting.best:
-        raise TracelensError("a partition is either given or looked for: leave out one of both")
+        raise TracelensError("give either a partition or --best-partition, not both")
     cases = [_case(setting, source, name) for name in dict.fromkeys(setting.schedules)]
     skips = list(measured.skips) if measured else []
     if not cases[0].chunk_bytes:
         skips.append(
-            Skip("bytes in flight", "give the activations of a micro-batch on a stage (--activation-gb)")
+            Skip("bytes in flight", "give the activations per micro-batch and stage (--activation-gb)")
         )
     tables = {
         "summary": summary(cases, setting.rest_ns),
@@ -108,7 +108,7 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
     meta = {
         "stages": setting.stages,
         "microbatches": setting.microbatches,
-        "times": setting.told or "given",
+        "times": setting.times_from or "given",
     }
     if measured is not None:
         tables["check"] = verify(measured)
@@ -132,12 +132,11 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
 
 def _case(setting: Setting, source: Source, name: str) -> Case:
     if setting.stages > _MOST_STAGES:
-        raise TracelensError(f"{setting.stages:,} stages are more than can be simulated ({_MOST_STAGES:,})")
+        raise TracelensError(f"{setting.stages:,} stages exceed the limit of {_MOST_STAGES:,}")
     chunks = find_chunks(name, setting.chunks)
     if (passes := 2 * setting.stages * chunks * setting.microbatches) > _MOST_PASSES:
         raise TracelensError(
-            f"{passes:,} passes of {name} are more than can be simulated ({_MOST_PASSES:,}): take fewer "
-            "micro-batches"
+            f"{passes:,} passes of {name} exceed the limit of {_MOST_PASSES:,}: use fewer micro-batches"
         )
     schedule = find_schedule(name, setting.stages, setting.microbatches, chunks, setting.group)
     shares = _shares(setting, source, schedule)
@@ -151,8 +150,8 @@ def _case(setting: Setting, source: Source, name: str) -> Case:
 def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
     """Activations of a micro-batch in each chunk; empty where they are not known."""
     if setting.activation_bytes >= 0:
-        whole = setting.activation_bytes * stages
-        return tuple(round(whole * part / sum(parts)) for part in parts)
+        total_bytes = setting.activation_bytes * stages
+        return tuple(round(total_bytes * part / sum(parts)) for part in parts)
     if setting.kept is None:
         return ()
     kept = setting.kept
@@ -161,28 +160,30 @@ def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
 
 def _shares(setting: Setting, source: Source, schedule: Schedule) -> Shares:
     """Layers of each chunk; empty where they are not known."""
-    given = setting.layout
+    layout = setting.layout
     if isinstance(source, Fixed):
         return source.shares
-    if given and not source.layers:
+    if layout and not source.layers:
         # Without a model the given numbers are all there is to know of it.
-        parts = given.split(",")
+        parts = layout.split(",")
         if all(part.strip().isdecimal() for part in parts):
-            return even_shares(sum(map(int, parts)), schedule.stages, schedule.chunks, given)
-    if not source.layers and not given:
+            return even_shares(sum(map(int, parts)), schedule.stages, schedule.chunks, layout)
+    if not source.layers and not layout:
         if setting.best:
             raise TracelensError(
                 "the best partition needs times of layers: give --model and --device, or a trace whose "
                 "scopes name layers (L0, L1, ...)"
             )
         return ()
-    even = even_shares(source.layers, schedule.stages, schedule.chunks, given)
+    even = even_shares(source.layers, schedule.stages, schedule.chunks, layout)
     if not setting.best:
         return even
     if not isinstance(source, Layers):
-        raise TracelensError("layers that all take the same time need no best partition: it is the even one")
+        raise TracelensError("equal layers need no --best-partition: even shares are the best")
     quick = _makespan(setting, source, _shortened(setting, schedule))
-    return best_partition(source.times, schedule.places, [even], quick, _makespan(setting, source, schedule))
+    return best_partition(
+        source.times, schedule.positions, [even], quick, _makespan(setting, source, schedule)
+    )
 
 
 def _shortened(setting: Setting, schedule: Schedule) -> Schedule:

@@ -45,13 +45,13 @@ def held(case: Case, stage: int) -> Held:
     """Chunks and bytes in flight on a stage: from the begin of a forward to the end of its backward."""
     played = case.played
     last = PHASES.index(WEIGHT if played.schedule.splits else BACKWARD)
-    mine = played.of(stage)
-    begun = mine & (played.phase == PHASES.index(FORWARD))
-    ended = mine & (played.phase == last)
+    of_stage = played.of(stage)
+    begun = of_stage & (played.phase == PHASES.index(FORWARD))
+    ended = of_stage & (played.phase == last)
     size = np.array(case.chunk_bytes or [0] * played.schedule.count, dtype=np.int64)
     time = np.concatenate((played.start[begun], played.end[ended]))
     chunks = np.concatenate((np.ones(begun.sum(), np.int64), -np.ones(ended.sum(), np.int64)))
-    sizes = np.concatenate((size[played.place[begun]], -size[played.place[ended]]))
+    sizes = np.concatenate((size[played.position[begun]], -size[played.position[ended]]))
     # What ends frees its memory for what begins at the same time.
     order = np.lexsort((chunks, time))
     return Held(time[order], np.cumsum(chunks[order]), np.cumsum(sizes[order]))
@@ -69,24 +69,24 @@ def summary(cases: Sequence[Case], rest_ns: int) -> Table:
 def _summary(case: Case, rest_ns: int) -> dict[str, Any]:
     played, schedule = case.played, case.played.schedule
     busy = sum(played.busy(stage) for stage in range(schedule.stages))
-    whole = played.makespan * schedule.stages
+    stage_ns = played.makespan * schedule.stages
     windows = [
         int(played.end[played.of(stage)].max() - played.start[played.of(stage)].min())
         for stage in range(schedule.stages)
     ]
     peaks = [held(case, stage) for stage in range(schedule.stages)]
-    most = max(int(one.chunks.max()) for one in peaks)
+    most = max(int(holding.chunks.max()) for holding in peaks)
     return {
         "schedule": case.name,
         "chunks": schedule.chunks,
         "makespan_ns": played.makespan,
         "step_ns": played.makespan + rest_ns if rest_ns >= 0 else -1,
-        "bubble_fraction": (whole - busy) / whole,
-        "bubble_ideal_ratio": (whole - busy) / max(busy, 1),
+        "bubble_fraction": (stage_ns - busy) / stage_ns,
+        "bubble_ideal_ratio": (stage_ns - busy) / max(busy, 1),
         "longest_ns": max(windows),
         "peak_chunks": most,
         "peak_microbatches": most / schedule.chunks,
-        "peak_bytes": max(int(one.bytes.max()) for one in peaks) if case.chunk_bytes else -1,
+        "peak_bytes": max(int(holding.bytes.max()) for holding in peaks) if case.chunk_bytes else -1,
     }
 
 
@@ -98,14 +98,14 @@ def stages(cases: Sequence[Case]) -> Table:
 
 def _stage(case: Case, stage: int) -> dict[str, Any]:
     played = case.played
-    mine = played.of(stage)
+    of_stage = played.of(stage)
     busy = played.busy(stage)
-    alone = played.end - played.start
-    forward = int(alone[mine & (played.phase == PHASES.index(FORWARD))].sum())
-    backward = int(alone[mine & (played.phase != PHASES.index(FORWARD))].sum())
+    dur_ns = played.end - played.start
+    forward = int(dur_ns[of_stage & (played.phase == PHASES.index(FORWARD))].sum())
+    backward = int(dur_ns[of_stage & (played.phase != PHASES.index(FORWARD))].sum())
     # The two of a pair share its time; by their sums it is cut in proportion.
     forward = round(busy * forward / max(forward + backward, 1))
-    here = held(case, stage)
+    holding = held(case, stage)
     return {
         "schedule": case.name,
         "stage": stage,
@@ -113,10 +113,10 @@ def _stage(case: Case, stage: int) -> dict[str, Any]:
         "backward_ns": busy - forward,
         "idle_ns": played.makespan - busy,
         "idle_fraction": (played.makespan - busy) / played.makespan,
-        "start_ns": int(played.start[mine].min()),
-        "end_ns": int(played.end[mine].max()),
-        "peak_chunks": int(here.chunks.max()),
-        "peak_bytes": int(here.bytes.max()) if case.chunk_bytes else -1,
+        "start_ns": int(played.start[of_stage].min()),
+        "end_ns": int(played.end[of_stage].max()),
+        "peak_chunks": int(holding.chunks.max()),
+        "peak_bytes": int(holding.bytes.max()) if case.chunk_bytes else -1,
     }
 
 
@@ -124,23 +124,25 @@ def partition(cases: Sequence[Case]) -> Table:
     """PARTITION of all cases."""
     rows = []
     for case in cases:
-        places = case.played.schedule.places
-        where = {
-            place: (stage, chunk) for stage, some in enumerate(places) for chunk, place in enumerate(some)
+        positions = case.played.schedule.positions
+        chunk_at = {
+            position: (stage, chunk)
+            for stage, stage_positions in enumerate(positions)
+            for chunk, position in enumerate(stage_positions)
         }
         first = 0
-        for place in sorted(where):
-            share = case.shares[place] if case.shares else -1
+        for position in sorted(chunk_at):
+            share = case.shares[position] if case.shares else -1
             rows.append(
                 {
                     "schedule": case.name,
-                    "place": place,
-                    "stage": where[place][0],
-                    "chunk": where[place][1],
+                    "place": position,
+                    "stage": chunk_at[position][0],
+                    "chunk": chunk_at[position][1],
                     "first_layer": first if share > 0 else -1,
                     "layers": share,
-                    "forward_ns": int(case.chunks.forward[place]),
-                    "backward_ns": int(case.chunks.backward[place]),
+                    "forward_ns": int(case.chunks.forward[position]),
+                    "backward_ns": int(case.chunks.backward[position]),
                 }
             )
             first += max(share, 0)
@@ -176,14 +178,14 @@ def in_flight(cases: Sequence[Case]) -> Table:
     parts = []
     for case in cases:
         for stage in range(case.played.schedule.stages):
-            here = held(case, stage)
+            holding = held(case, stage)
             parts.append(
                 {
-                    "schedule": [case.name] * len(here.time),
-                    "rank": np.full(len(here.time), stage),
-                    "ts_ns": here.time,
-                    "chunks": here.chunks,
-                    "bytes": here.bytes if case.chunk_bytes else np.full(len(here.time), -1),
+                    "schedule": [case.name] * len(holding.time),
+                    "rank": np.full(len(holding.time), stage),
+                    "ts_ns": holding.time,
+                    "chunks": holding.chunks,
+                    "bytes": holding.bytes if case.chunk_bytes else np.full(len(holding.time), -1),
                 }
             )
     return IN_FLIGHT.table(_stacked(parts))

@@ -43,34 +43,34 @@ class Schedule:
 
     Attributes:
         name: of its kind.
-        places: of each stage, the place in the model of each of its chunks; places count from 0.
+        positions: of each stage, the place in the model of each of its chunks; places count from 0.
         microbatches: in a step.
         orders: of each stage, what it runs one after the other.
     """
 
     name: str
-    places: tuple[tuple[int, ...], ...]
+    positions: tuple[tuple[int, ...], ...]
     microbatches: int
     orders: tuple[tuple[Slot, ...], ...]
 
     @property
     def stages(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     @property
     def chunks(self) -> int:
         """Chunks of the model on each stage."""
-        return len(self.places[0])
+        return len(self.positions[0])
 
     @property
     def count(self) -> int:
         """Chunks of the whole model."""
-        return sum(map(len, self.places))
+        return sum(map(len, self.positions))
 
     @property
     def splits(self) -> bool:
         """Whether backwards are in two halves."""
-        return any(one.phase == WEIGHT for slot in self.orders[0] for one in slot)
+        return any(pass_.phase == WEIGHT for slot in self.orders[0] for pass_ in slot)
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
@@ -80,7 +80,7 @@ def round_robin(stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
 
 def singles(passes: Sequence[Pass]) -> tuple[Slot, ...]:
     """One pass after the other."""
-    return tuple((one,) for one in passes)
+    return tuple((pass_,) for pass_ in passes)
 
 
 def in_flight(slots: Sequence[Slot]) -> Int:
@@ -89,32 +89,37 @@ def in_flight(slots: Sequence[Slot]) -> Int:
     A chunk of a micro-batch is held from the begin of its forward to the end of its backward, or of its
     weight gradients where the backward is in two halves.
     """
-    split = any(one.phase == WEIGHT for slot in slots for one in slot)
+    split = any(pass_.phase == WEIGHT for slot in slots for pass_ in slot)
     last = WEIGHT if split else BACKWARD
-    begun = np.array([sum(one.phase == FORWARD for one in slot) for slot in slots], dtype=np.int64)
-    ended = np.array([sum(one.phase == last for one in slot) for slot in slots], dtype=np.int64)
+    begun = np.array([sum(pass_.phase == FORWARD for pass_ in slot) for slot in slots], dtype=np.int64)
+    ended = np.array([sum(pass_.phase == last for pass_ in slot) for slot in slots], dtype=np.int64)
     return np.cumsum(begun) - np.cumsum(ended) + ended
 
 
 def check(schedule: Schedule) -> None:
     """Raise TracelensError unless each chunk lies once, and each micro-batch passes it once each way."""
-    places = sorted(place for some in schedule.places for place in some)
-    if places != list(range(len(places))) or len({len(some) for some in schedule.places}) != 1:
+    positions = sorted(position for stage_positions in schedule.positions for position in stage_positions)
+    if (
+        positions != list(range(len(positions)))
+        or len({len(stage_positions) for stage_positions in schedule.positions}) != 1
+    ):
         raise TracelensError(f"schedule {schedule.name}: the chunks of the model must lie on one stage each")
     for stage, slots in enumerate(schedule.orders):
-        passes = [one for slot in slots for one in slot]
-        split = {(one.chunk, one.microbatch) for one in passes if one.phase in (INPUT, WEIGHT)}
-        whole = [
+        passes = [pass_ for slot in slots for pass_ in slot]
+        split = {(pass_.chunk, pass_.microbatch) for pass_ in passes if pass_.phase in (INPUT, WEIGHT)}
+        chunk_batches = [
             (chunk, number) for chunk in range(schedule.chunks) for number in range(schedule.microbatches)
         ]
-        wanted = {Pass(FORWARD, *place) for place in whole}
-        for place in whole:
-            wanted |= {Pass(half, *place) for half in ((INPUT, WEIGHT) if place in split else (BACKWARD,))}
+        wanted = {Pass(FORWARD, *position) for position in chunk_batches}
+        for position in chunk_batches:
+            wanted |= {
+                Pass(half, *position) for half in ((INPUT, WEIGHT) if position in split else (BACKWARD,))
+            }
         seen: set[Pass] = set()
-        for one in passes:
-            if one not in wanted or one in seen:
-                problem = "twice" if one in seen else "besides what it has to do"
-                raise TracelensError(f"schedule {schedule.name}: stage {stage} runs {one} {problem}")
-            seen.add(one)
+        for pass_ in passes:
+            if pass_ not in wanted or pass_ in seen:
+                problem = "twice" if pass_ in seen else "besides what it has to do"
+                raise TracelensError(f"schedule {schedule.name}: stage {stage} runs {pass_} {problem}")
+            seen.add(pass_)
         if missing := sorted(wanted - seen):
             raise TracelensError(f"schedule {schedule.name}: stage {stage} never runs {missing[0]}")

@@ -38,13 +38,13 @@ def find_schedule(name: str, stages: int, microbatches: int, chunks: int, group:
     """
     if not name.endswith(SUFFIX):
         return make_schedule(name, stages, microbatches, chunks, group)
-    found = read_schedule(name)
-    if (found.stages, found.microbatches) != (stages, microbatches):
+    schedule = read_schedule(name)
+    if (schedule.stages, schedule.microbatches) != (stages, microbatches):
         raise TracelensError(
-            f"{name} has {found.stages} stages and {found.microbatches} micro-batches, not {stages} and "
-            f"{microbatches}"
+            f"{name} has {schedule.stages} stages and {schedule.microbatches} micro-batches, not {stages} "
+            f"and {microbatches}"
         )
-    return found
+    return schedule
 
 
 def find_chunks(name: str, chunks: int) -> int:
@@ -70,13 +70,16 @@ def read_schedule(path: str) -> Schedule:
     slots = [[slot for cell in line if (slot := _slot(cell, path, rank))] for rank, line in enumerate(lines)]
     if not slots or not all(slots):
         raise TracelensError(f"{path}: every line must hold the passes of a rank, such as 0F0,0B0")
-    places = tuple(tuple(sorted({place for slot in line for place, _ in slot})) for line in slots)
+    positions = tuple(tuple(sorted({position for slot in line for position, _ in slot})) for line in slots)
     orders = tuple(
-        tuple(tuple(one._replace(chunk=own.index(place)) for place, one in slot) for slot in line)
-        for line, own in zip(slots, places, strict=True)
+        tuple(
+            tuple(pass_._replace(chunk=stage_positions.index(position)) for position, pass_ in slot)
+            for slot in line
+        )
+        for line, stage_positions in zip(slots, positions, strict=True)
     )
-    microbatches = 1 + max(one.microbatch for line in slots for slot in line for _, one in slot)
-    schedule = Schedule(path, places, microbatches, orders)
+    microbatches = 1 + max(pass_.microbatch for line in slots for slot in line for _, pass_ in slot)
+    schedule = Schedule(path, positions, microbatches, orders)
     check(schedule)
     return schedule
 
@@ -84,7 +87,7 @@ def read_schedule(path: str) -> Schedule:
 def _slot(cell: str, path: str, rank: int) -> tuple[tuple[int, Pass], ...]:
     """What a cell says, with the places of its chunks in the model; empty for what is no pass."""
     pair = _PAIR.fullmatch(cell)
-    found = []
+    passes = []
     for text in pair["passes"].split(";") if pair else [cell]:
         match = _PASS.fullmatch(text.strip())
         if match is None:
@@ -94,5 +97,5 @@ def _slot(cell: str, path: str, rank: int) -> tuple[tuple[int, Pass], ...]:
                 f"{path}: line {rank + 1}: {cell!r} is no pass; write 0F0 for the forward of micro-batch "
                 "0 in chunk 0, and B, I or W for a backward or a half of it"
             )
-        found.append((int(match["place"]), Pass(_PHASES[match["kind"]], 0, int(match["microbatch"]))))
-    return tuple(found)
+        passes.append((int(match["place"]), Pass(_PHASES[match["kind"]], 0, int(match["microbatch"]))))
+    return tuple(passes)

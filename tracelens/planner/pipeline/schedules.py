@@ -72,7 +72,7 @@ def _turns(stages: int, microbatches: int, chunks: int, group: int) -> tuple[lis
         for number in range(begin, min(begin + group, microbatches))
     ]
     return (
-        [Pass(FORWARD, *one) for one in forward],
+        [Pass(FORWARD, *chunk_batch) for chunk_batch in forward],
         [Pass(BACKWARD, chunks - 1 - chunk, number) for chunk, number in forward],
     )
 
@@ -81,7 +81,7 @@ def _alternate(forwards: list[Pass], backwards: list[Pass], warm_up: int) -> tup
     """Some forwards, then B and F in turn."""
     first, rest = forwards[:warm_up], forwards[warm_up:]
     mixed = chain.from_iterable(zip_longest(backwards, rest))
-    return singles([*first, *(one for one in mixed if one is not None)])
+    return singles([*first, *(pass_ for pass_ in mixed if pass_ is not None)])
 
 
 def _beside(forwards: list[Pass], backwards: list[Pass], warm_up: int) -> tuple[Slot, ...]:
@@ -98,14 +98,14 @@ def _check_group(stages: int, microbatches: int, chunks: int, group: int) -> Non
     rest = microbatches % group
     if group < stages or microbatches < stages or 0 < rest < stages:
         rounds = max(microbatches // stages, 1)
-        better = (
+        suggestion = (
             f"a turn of {microbatches // rounds} would"
             if microbatches >= stages and not microbatches % rounds
             else f"{-(-microbatches // stages) * stages} micro-batches would"
         )
         raise TracelensError(
             f"interleaving {microbatches} micro-batches in turns of {group} does not fit {stages} stages: "
-            f"each turn must have {stages} or more; {better}"
+            f"each turn needs {stages} or more; {suggestion}"
         )
 
 
@@ -126,17 +126,19 @@ class ScheduleKind(NamedTuple):
 SCHEDULES = {
     "gpipe": ScheduleKind("all forwards, then all backwards", 1, lambda p, m, v, g: gpipe(p, m)),
     "1f1b": ScheduleKind("one forward, one backward", 1, lambda p, m, v, g: one_f_one_b(p, m)),
-    "interleaved": ScheduleKind("1F1B over several chunks a stage", "any", interleaved),
+    "interleaved": ScheduleKind("1F1B over several chunks per stage", "any", interleaved),
     "1f1b-overlap": ScheduleKind(
-        "each backward beside a forward, whose all-to-alls it hides; twice the memory",
+        "overlaps each backward with a forward to hide its all-to-alls; twice the memory",
         1,
         overlapped,
     ),
-    "interleaved-overlap": ScheduleKind("the same over several chunks a stage", "any", overlapped),
-    "zb-h1": ScheduleKind("weight gradients apart, memory as in 1F1B", 1, lambda p, m, v, g: zb_h1(p, m)),
-    "zb-h2": ScheduleKind("weight gradients apart, twice the memory", 1, lambda p, m, v, g: zb_h2(p, m)),
+    "interleaved-overlap": ScheduleKind("1f1b-overlap over several chunks per stage", "any", overlapped),
+    "zb-h1": ScheduleKind(
+        "splits off weight gradients; memory as in 1F1B", 1, lambda p, m, v, g: zb_h1(p, m)
+    ),
+    "zb-h2": ScheduleKind("splits off weight gradients; twice the memory", 1, lambda p, m, v, g: zb_h2(p, m)),
     "zb-v": ScheduleKind(
-        "weight gradients apart, two chunks a stage in a V", 2, lambda p, m, v, g: zb_v(p, m)
+        "splits off weight gradients; two chunks per stage in a V", 2, lambda p, m, v, g: zb_v(p, m)
     ),
 }
 """Name to kind."""
@@ -150,8 +152,8 @@ def chunks_of(name: str, chunks: int) -> int:
     """
     if name not in SCHEDULES:
         raise UnknownName("schedule", name, SCHEDULES)
-    own = SCHEDULES[name].chunks
-    return chunks if own == "any" else own
+    fixed = SCHEDULES[name].chunks
+    return chunks if fixed == "any" else fixed
 
 
 def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1, group: int = 0) -> Schedule:
@@ -168,9 +170,9 @@ def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1, gr
         UnknownName: no such schedule.
         TracelensError: it cannot be made of these numbers.
     """
-    own = chunks_of(name, chunks)
+    needed = chunks_of(name, chunks)
     if min(stages, microbatches, chunks) < 1 or group < 0:
         raise TracelensError("stages, micro-batches and chunks must be at least 1")
-    if own != chunks:
-        raise TracelensError(f"schedule {name} has {own} chunk(s) a stage, not {chunks}")
+    if needed != chunks:
+        raise TracelensError(f"schedule {name} has {needed} chunk(s) per stage, not {chunks}")
     return SCHEDULES[name].make(stages, microbatches, chunks, group or stages)

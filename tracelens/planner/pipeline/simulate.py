@@ -22,7 +22,7 @@ class Played:
 
     Attributes:
         schedule: which.
-        stage, chunk, place, microbatch: of each pass; `place` is that of the chunk in the model.
+        stage, chunk, place, microbatch: of each pass; `position` is that of the chunk in the model.
         phase: code into PHASES.
         start, end: ns since the first pass.
     """
@@ -30,7 +30,7 @@ class Played:
     schedule: Schedule
     stage: Int
     chunk: Int
-    place: Int
+    position: Int
     microbatch: Int
     phase: Int
     start: Int
@@ -73,14 +73,14 @@ class _Player:
     def __init__(self, schedule: Schedule, times: Times) -> None:
         self.schedule, self.times = schedule, times
         self.count, self.size = schedule.count, schedule.microbatches
-        self.at = [0] * schedule.stages
+        self.next_slot = [0] * schedule.stages
         self.free = [0] * schedule.stages
         self.gap = times.gap
         self.ends = [-1] * (3 * self.count * self.size)
         self.stage_of = [0] * self.count
-        for stage, places in enumerate(schedule.places):
-            for place in places:
-                self.stage_of[place] = stage
+        for stage, positions in enumerate(schedule.positions):
+            for position in positions:
+                self.stage_of[position] = stage
         self.waiting: dict[int, list[int]] = {}
         self.spans: list[list[tuple[int, ...]]] = [[] for _ in range(schedule.stages)]
         self.duration: Callable[[Slot, tuple[int, ...]], int] = times.reader()
@@ -89,83 +89,87 @@ class _Player:
         ready = list(range(self.schedule.stages))
         while ready:
             self._advance(ready.pop(), ready)
-        if any(at < len(order) for at, order in zip(self.at, self.schedule.orders, strict=True)):
+        if any(done < len(order) for done, order in zip(self.next_slot, self.schedule.orders, strict=True)):
             raise TracelensError(f"schedule {self.schedule.name} cannot go on: {self._why()}")
-        rows = np.array([row for some in self.spans for row in some], dtype=np.int64).reshape(-1, 7)
+        rows = np.array([row for stage_spans in self.spans for row in stage_spans], dtype=np.int64).reshape(
+            -1, 7
+        )
         return Played(self.schedule, *(np.ascontiguousarray(column) for column in rows.T))
 
     def _advance(self, stage: int, ready: list[int]) -> None:
         """Run what a stage can run; stages for which that makes something go to `ready`."""
-        order, places = self.schedule.orders[stage], self.schedule.places[stage]
-        while self.at[stage] < len(order):
-            slot = order[self.at[stage]]
-            where = tuple(places[one.chunk] for one in slot)
+        order, positions = self.schedule.orders[stage], self.schedule.positions[stage]
+        while self.next_slot[stage] < len(order):
+            slot = order[self.next_slot[stage]]
+            slot_positions = tuple(positions[pass_.chunk] for pass_ in slot)
             start = self.free[stage]
-            for one, place in zip(slot, where, strict=True):
-                need = self._need(one, place)
+            for pass_, position in zip(slot, slot_positions, strict=True):
+                need = self._need(pass_, position)
                 if need is None:
                     continue
                 if self.ends[need[0]] < 0:
                     self.waiting.setdefault(need[0], []).append(stage)
                     return
                 start = max(start, self.ends[need[0]] + need[1])
-            end = start + self.duration(slot, where)
+            end = start + self.duration(slot, slot_positions)
             self.free[stage] = end + self.gap[stage]
-            self.at[stage] += 1
-            for one, place in zip(slot, where, strict=True):
-                made = self._code(_KIND[one.phase], place, one.microbatch)
+            self.next_slot[stage] += 1
+            for pass_, position in zip(slot, slot_positions, strict=True):
+                made = self._code(_KIND[pass_.phase], position, pass_.microbatch)
                 self.ends[made] = end
                 ready += self.waiting.pop(made, ())
                 self.spans[stage].append(
-                    (stage, one.chunk, place, one.microbatch, PHASES.index(one.phase), start, end)
+                    (stage, pass_.chunk, position, pass_.microbatch, PHASES.index(pass_.phase), start, end)
                 )
 
-    def _code(self, kind: int, place: int, microbatch: int) -> int:
-        return (kind * self.count + place) * self.size + microbatch
+    def _code(self, kind: int, position: int, microbatch: int) -> int:
+        return (kind * self.count + position) * self.size + microbatch
 
-    def _need(self, one: Pass, place: int) -> tuple[int, int] | None:
+    def _need(self, pass_: Pass, position: int) -> tuple[int, int] | None:
         """Code of the pass that this one needs, and ns from its end until its result is here."""
-        kind, source, transit = _KIND[one.phase], place, 0
+        kind, source, transit = _KIND[pass_.phase], position, 0
         if kind == 0:
-            if place == 0:
+            if position == 0:
                 return None
-            source, transit = place - 1, self.times.forward_transit
+            source, transit = position - 1, self.times.forward_transit
         elif kind == 2:
             kind = 1
-        elif place == self.count - 1:
+        elif position == self.count - 1:
             kind = 0
         else:
-            source, transit = place + 1, self.times.backward_transit
-        if self.stage_of[source] == self.stage_of[place]:
+            source, transit = position + 1, self.times.backward_transit
+        if self.stage_of[source] == self.stage_of[position]:
             transit = 0
-        return self._code(kind, source, one.microbatch), transit
+        return self._code(kind, source, pass_.microbatch), transit
 
     def _why(self) -> str:
         """The circle of stages that wait for each other."""
-        stuck = next(s for s, order in enumerate(self.schedule.orders) if self.at[s] < len(order))
-        told: dict[int, str] = {}
-        while stuck not in told:
-            slot = self.schedule.orders[stuck][self.at[stuck]]
-            needs = [(one, self._need(one, self.schedule.places[stuck][one.chunk])) for one in slot]
-            one, code = next((one, need[0]) for one, need in needs if need and self.ends[need[0]] < 0)
-            kind, place = divmod(code // self.size, self.count)
-            source = self.stage_of[place]
-            chunk = self.schedule.places[source].index(place)
+        stuck = next(s for s, order in enumerate(self.schedule.orders) if self.next_slot[s] < len(order))
+        reasons: dict[int, str] = {}
+        while stuck not in reasons:
+            slot = self.schedule.orders[stuck][self.next_slot[stuck]]
+            needs = [
+                (pass_, self._need(pass_, self.schedule.positions[stuck][pass_.chunk])) for pass_ in slot
+            ]
+            pass_, code = next((pass_, need[0]) for pass_, need in needs if need and self.ends[need[0]] < 0)
+            kind, position = divmod(code // self.size, self.count)
+            source = self.stage_of[position]
+            chunk = self.schedule.positions[source].index(position)
             wanted = [Pass(phase, chunk, code % self.size) for phase in PHASES if _KIND[phase] == kind]
-            position = next(
+            slot_index = next(
                 (
-                    at
-                    for at, slot in enumerate(self.schedule.orders[source])
-                    if any(other in slot for other in wanted)
+                    index
+                    for index, slot in enumerate(self.schedule.orders[source])
+                    if any(pass_ in slot for pass_ in wanted)
                 ),
                 -1,
             )
-            told[stuck] = f"stage {stuck} waits before its pass {self.at[stuck]} ({one}) for " + (
-                f"pass {position} of stage {source} ({wanted[0]})"
-                if position >= 0
+            reasons[stuck] = f"stage {stuck} waits before its pass {self.next_slot[stuck]} ({pass_}) for " + (
+                f"pass {slot_index} of stage {source} ({wanted[0]})"
+                if slot_index >= 0
                 else f"{wanted[0]} of stage {source}, which never runs it"
             )
-            if position < 0:
+            if slot_index < 0:
                 break
             stuck = source
-        return "; ".join(told.values())
+        return "; ".join(reasons.values())

@@ -1,4 +1,4 @@
-"""Where the times of a model's chunks come from: given, of its layers, or of the chunks that a run had."""
+"""Sources of chunk times: given, from layers, or from the chunks of a run."""
 
 from __future__ import annotations
 
@@ -39,21 +39,23 @@ class Uniform:
     Attributes:
         forward: ns of a micro-batch on one stage, through all of its chunks.
         backward: likewise.
-        exchange: share of both that ranks exchange and nothing hides.
+        comm_share: exposed communication, share of both.
         layers: of the model, 0 where it does not matter.
     """
 
     forward: int
     backward: int
-    exchange: float = 0.0
+    comm_share: float = 0.0
     layers: int = 0
 
     def __post_init__(self) -> None:
         """Raise TracelensError for times that cannot be."""
         if min(self.forward, self.backward) < 0 or self.forward + self.backward == 0:
-            raise TracelensError("forward and backward must take some time; give both in milliseconds")
-        if not 0 <= self.exchange <= 1:
-            raise TracelensError(f"the share of exchanges must be 0 to 1, not {self.exchange}")
+            raise TracelensError(
+                "forward and backward must not both be 0 or negative; give both in milliseconds"
+            )
+        if not 0 <= self.comm_share <= 1:
+            raise TracelensError(f"the share of exposed communication must be 0 to 1, not {self.comm_share}")
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
         """Of the whole model's time to each chunk its share."""
@@ -63,8 +65,8 @@ class Uniform:
             cuts: Int = np.rint(ns * stages * (sizes / sizes.sum())).astype(np.int64)
             return cuts
 
-        whole = self.forward, self.backward
-        return ChunkTimes(*map(cut, whole), *(cut(ns * self.exchange) for ns in whole))
+        stage_ns = self.forward, self.backward
+        return ChunkTimes(*map(cut, stage_ns), *(cut(ns * self.comm_share) for ns in stage_ns))
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class Layers:
         return ChunkTimes(
             sums(times.forward, shares, times.embedding[0], times.head[0]),
             sums(times.backward, shares, times.embedding[1], times.head[1]),
-            sums(times.forward_exchange, shares, 0, 0),
-            sums(times.backward_exchange, shares, 0, 0),
+            sums(times.forward_comm, shares, 0, 0),
+            sums(times.backward_comm, shares, 0, 0),
         )
 
 
@@ -114,9 +116,10 @@ class Fixed:
         """
         if count != len(self.times.forward):
             raise TracelensError(
-                f"the times are those of {len(self.times.forward)} chunks, and {count} are asked for: the "
-                "trace has no scopes of layers (L0, L1, ...) to cut them by; say how many layers the model "
-                "has (--layers) to share the times out evenly"
+                f"the times are of {len(self.times.forward)} chunks, not {count}, and the trace has no "
+                "scopes of "
+                "layers (L0, L1, ...) to split them by; give the number of layers (--layers) to split them "
+                "evenly"
             )
         return self.times
 
@@ -131,27 +134,27 @@ def sums(layers: Int, shares: Sequence[int], first: int, last: int) -> Int:
         last: of what comes behind the last one.
     """
     edges = np.concatenate(([0], np.cumsum(np.array(shares, dtype=np.int64))))
-    found: Int = np.diff(np.concatenate(([0], np.cumsum(layers)))[edges])
-    found[0] += first
-    found[-1] += last
-    return found
+    chunk_sums: Int = np.diff(np.concatenate(([0], np.cumsum(layers)))[edges])
+    chunk_sums[0] += first
+    chunk_sums[-1] += last
+    return chunk_sums
 
 
-def even_shares(layers: int, stages: int, chunks: int, given: str = "") -> tuple[int, ...]:
+def even_shares(layers: int, stages: int, chunks: int, layout_text: str = "") -> tuple[int, ...]:
     """Layers of each chunk, in the order of the model.
 
     Args:
         layers: of the model.
         stages: PP.
         chunks: VPP.
-        given: the layers as text, as in 3,4,4,3; "" for even shares.
+        layout_text: the layers as text, as in 3,4,4,3; "" for even shares.
 
     Raises:
         TracelensError: another number of chunks or layers.
     """
-    if layers > _MOST_LAYERS or (given and not given.strip("0, ")):
+    if layers > _MOST_LAYERS or (layout_text and not layout_text.strip("0, ")):
         raise TracelensError(f"a model has 1 to {_MOST_LAYERS:,} layers, not {layers:,}")
     # One stage may have several chunks, too, which a layout of ranks would not do.
     pp, vpp = (stages, chunks) if stages > 1 else (chunks, 1)
-    layout = Layout(ranks=pp, pp=pp, vpp=vpp, pp_layout=given)
-    return tuple(len(some) for some in layout.chunks(layers))
+    layout = Layout(ranks=pp, pp=pp, vpp=vpp, pp_layout=layout_text)
+    return tuple(len(chunk_layers) for chunk_layers in layout.chunks(layers))

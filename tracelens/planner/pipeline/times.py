@@ -13,7 +13,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Slot
 
 WEIGHT_SHARE = 0.5
-"""Of a backward, its weight gradients: of a matrix product both gradients are one product of equal FLOPs."""
+"""Share of weight gradients in a backward: both gradients of a GEMM are GEMMs of equal FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Times:
         forward: one row a chunk of the model, one column a micro-batch.
         backward: likewise, both halves.
         weight: likewise, of the backward its weight gradients.
-        forward_exchange: likewise, of the forward what ranks exchange (all-to-all) and nothing hides.
-        backward_exchange: likewise, of the backward.
+        forward_comm: likewise, exposed communication (all-to-all) in the forward.
+        backward_comm: likewise, in the backward.
         forward_transit: of activations from one stage to the next.
         backward_transit: of gradients from one stage to the one before.
         gap: of each stage, from a pass to the next one that could begin.
@@ -34,8 +34,8 @@ class Times:
     forward: Int
     backward: Int
     weight: Int
-    forward_exchange: Int
-    backward_exchange: Int
+    forward_comm: Int
+    backward_comm: Int
     forward_transit: int
     backward_transit: int
     gap: tuple[int, ...]
@@ -43,36 +43,36 @@ class Times:
     def reader(self) -> Callable[[Slot, tuple[int, ...]], int]:
         """A function (slot, place of the chunk of each of its passes) -> ns."""
         forward, backward = self.forward.tolist(), self.backward.tolist()
-        exchanges = self.forward_exchange.tolist(), self.backward_exchange.tolist()
-        of = {
+        comm = self.forward_comm.tolist(), self.backward_comm.tolist()
+        ns_of = {
             FORWARD: forward,
             BACKWARD: backward,
             INPUT: (self.backward - self.weight).tolist(),
             WEIGHT: self.weight.tolist(),
         }
 
-        def duration(slot: Slot, places: tuple[int, ...]) -> int:
+        def duration(slot: Slot, positions: tuple[int, ...]) -> int:
             if len(slot) == 1:
-                ns: int = of[slot[0].phase][places[0]][slot[0].microbatch]
+                ns: int = ns_of[slot[0].phase][positions[0]][slot[0].microbatch]
                 return ns
-            wholes, talks = [], []
-            for one, place in zip(slot, places, strict=True):
-                wholes.append(of[one.phase][place][one.microbatch])
-                talks.append(exchanges[one.phase != FORWARD][place][one.microbatch])
-            return overlapped(wholes, talks)
+            pass_ns, comm_ns = [], []
+            for pass_, position in zip(slot, positions, strict=True):
+                pass_ns.append(ns_of[pass_.phase][position][pass_.microbatch])
+                comm_ns.append(comm[pass_.phase != FORWARD][position][pass_.microbatch])
+            return overlapped(pass_ns, comm_ns)
 
         return duration
 
 
-def overlapped(wholes: Sequence[int], exchanges: Sequence[int]) -> int:
-    """Least time of passes that run beside each other: of computation one at a time, of exchanges too.
+def overlapped(pass_ns: Sequence[int], comm_ns: Sequence[int]) -> int:
+    """Least time of overlapped passes: computation one at a time, communication one at a time.
 
     Args:
-        wholes: ns of each pass alone.
-        exchanges: of each, ns of its exchanges.
+        pass_ns: ns of each pass alone.
+        comm_ns: communication of each, ns.
     """
-    computed = sum(wholes) - sum(exchanges)
-    return max(computed, sum(exchanges), *wholes)
+    computed = sum(pass_ns) - sum(comm_ns)
+    return max(computed, sum(comm_ns), *pass_ns)
 
 
 class Costs(NamedTuple):
@@ -100,22 +100,22 @@ class ChunkTimes(NamedTuple):
     Attributes:
         forward: of a micro-batch.
         backward: of a micro-batch.
-        forward_exchange: of the forward what ranks exchange and nothing hides.
-        backward_exchange: of the backward likewise.
+        forward_comm: exposed communication of the forward.
+        backward_comm: exposed communication of the backward.
     """
 
     forward: Int
     backward: Int
-    forward_exchange: Int
-    backward_exchange: Int
+    forward_comm: Int
+    backward_comm: Int
 
 
-def even(count: int, forward: int, backward: int, exchange_share: float = 0.0) -> ChunkTimes:
-    """The same for each of `count` chunks; `exchange_share` of both is exchanged."""
-    if min(forward, backward) < 0 or not 0 <= exchange_share <= 1:
-        raise TracelensError("times must be at least 0, and the share of exchanges 0 to 1")
+def even(count: int, forward: int, backward: int, comm_share: float = 0.0) -> ChunkTimes:
+    """Equal times for `count` chunks; `comm_share` of both is exposed communication."""
+    if min(forward, backward) < 0 or not 0 <= comm_share <= 1:
+        raise TracelensError("times must be at least 0, and the share of communication 0 to 1")
     ones = np.ones(count, dtype=np.int64)
-    parts = (round(forward * exchange_share), round(backward * exchange_share))
+    parts = (round(forward * comm_share), round(backward * comm_share))
     return ChunkTimes(*(ones * ns for ns in (forward, backward, *parts)))
 
 

@@ -1,4 +1,4 @@
-"""A measured pipeline played with its own times: what the simulation leaves out."""
+"""Simulates a measured pipeline with its own times, to check the simulation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def verify(measured: Measured) -> Table:
     for line in measured.lines:
         for name, times in _ways(measured, line):
             simulated = simulate(line.schedule, times).makespan
-            where = ", ".join(map(str, line.ranks)), line.step
-            rows.append((*where, name, line.phase_ns, simulated, simulated / line.phase_ns - 1))
+            line_key = ", ".join(map(str, line.ranks)), line.step
+            rows.append((*line_key, name, line.phase_ns, simulated, simulated / line.phase_ns - 1))
     return CHECK.table(dict(zip(CHECK.names, map(list, zip(*rows, strict=True)), strict=True)))
 
 
@@ -49,8 +49,8 @@ def fit(check: Table, times: str) -> str:
         check: CHECK.
         times: CHUNK_MEANS or LAYER_MEANS.
     """
-    mine = np.array([name == times for name in check.texts("times")], dtype=bool)
-    offsets = check.array("offset")[mine]
+    of_kind = np.array([name == times for name in check.texts("times")], dtype=bool)
+    offsets = check.array("offset")[of_kind]
     if not len(offsets):
         return "no check: layers were not measured"
     steps = len(set(check.texts("step")))

@@ -33,15 +33,15 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
 
 def _handmade(warm_up: int, delay: int, microbatches: int) -> list[Pass]:
     """Some forwards; then I, W of the micro-batch `delay` before, F; what W is left at the end."""
-    found = [Pass(FORWARD, 0, number) for number in range(min(warm_up, microbatches))]
+    passes = [Pass(FORWARD, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches):
-        found.append(Pass(INPUT, 0, number))
+        passes.append(Pass(INPUT, 0, number))
         if number >= delay:
-            found.append(Pass(WEIGHT, 0, number - delay))
+            passes.append(Pass(WEIGHT, 0, number - delay))
         if number + warm_up < microbatches:
-            found.append(Pass(FORWARD, 0, number + warm_up))
-    left = range(max(microbatches - delay, 0), microbatches)
-    return [*found, *(Pass(WEIGHT, 0, number) for number in left)]
+            passes.append(Pass(FORWARD, 0, number + warm_up))
+    remaining = range(max(microbatches - delay, 0), microbatches)
+    return [*passes, *(Pass(WEIGHT, 0, number) for number in remaining)]
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -49,9 +49,9 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 
     Memory as in 1F1B; with F = I = W no stage is idle between its first and its last pass.
     """
-    places = tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
+    positions = tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
     orders = tuple(singles(_v_order(stages, stage, microbatches)) for stage in range(stages))
-    return Schedule("zb-v", places, microbatches, orders)
+    return Schedule("zb-v", positions, microbatches, orders)
 
 
 def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
@@ -59,27 +59,27 @@ def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
     total = max(microbatches, 2 * stages - 1)
     down = stages - stage
     numbers = {(phase, chunk): count() for phase in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
-    found: list[Pass] = []
+    passes: list[Pass] = []
 
     def run(text: str, times: int) -> None:
         """Passes named as in "F0 I1", each with its next micro-batch, so often."""
         for _ in range(times):
             for phase, chunk in _read(text):
-                found.append(Pass(phase, chunk, next(numbers[phase, chunk])))
+                passes.append(Pass(phase, chunk, next(numbers[phase, chunk])))
 
     run("F0", 2 * down - 1)
     run("F1 F0", stage)
     run("F1 I1 W1", down)
     # So far 2 p - 1 - stage forwards of chunk 0; all those that are left have their turn.
-    left = total - (2 * down - 1 + stage)
-    run("F0 I0 W0 F1 I1 W1", left)
-    run("I0 W0 F1 I1 W1", total - stages - left)
+    remaining = total - (2 * down - 1 + stage)
+    run("F0 I0 W0 F1 I1 W1", remaining)
+    run("I0 W0 F1 I1 W1", total - stages - remaining)
     run("I0 I1", stage)
     run("I0 W0", down)
     for chunk in (1, 0):
-        done = sum(one.phase == WEIGHT and one.chunk == chunk for one in found)
+        done = sum(pass_.phase == WEIGHT and pass_.chunk == chunk for pass_ in passes)
         run(f"W{chunk}", total - done)
-    return [one for one in found if one.microbatch < microbatches]
+    return [pass_ for pass_ in passes if pass_.microbatch < microbatches]
 
 
 def _read(text: str) -> Iterator[tuple[str, int]]:

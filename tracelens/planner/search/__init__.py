@@ -1,11 +1,11 @@
-"""Which layout of a model on so many GPUs fits, and of those which is fastest.
+"""Searches layouts of a model on a number of GPUs: which fit, and which is fastest.
 
     search(Question(read_model("moe_1t"), gpus=768), [device("mi300x")], [Space(pp=(24, 48))])
 
-- `space`: the layouts, and why some cannot be.
+- `space`: the layouts, and why some are invalid.
 - `footprint`: bytes of the fullest GPU.
-- `ranking`: candidates in the order of their step time.
-- `result`, `tables`: what comes out.
+- `ranking`: candidates by step time.
+- `result`, `tables`: the result.
 """
 
 from tracelens.planner.search.ranking import BATCH, Question

@@ -17,7 +17,7 @@ def footprint(config: Config, assumptions: Assumptions) -> int:
     if assumptions.convention == "brief":
         return brief_stage(config, assumptions).total
     stages = Stages(config, assumptions)
-    return max(stages.stage(place).total for place in _first_of_each_kind(config))
+    return max(stages.stage(pp_rank).total for pp_rank in _first_of_each_kind(config))
 
 
 @lru_cache(maxsize=4096)
@@ -39,12 +39,13 @@ def at_least(config: Config, assumptions: Assumptions) -> int:
 def _first_of_each_kind(config: Config) -> list[int]:
     """Numbers of pipeline stages, none of which holds what an earlier one holds."""
     layout, dense = config.layout, config.model.dense_layers
-    again = frozenset(config.toggles.recompute_layer_ids)
+    recomputed = frozenset(config.toggles.recompute_layer_ids)
     chunks = layout.chunks(config.model.layers)
-    found: dict[tuple[object, ...], int] = {}
-    for place in range(layout.pp):
+    first_of_kind: dict[tuple[object, ...], int] = {}
+    for pp_rank in range(layout.pp):
         held = tuple(
-            tuple((layer < dense, layer in again) for layer in chunk) for chunk in chunks[place :: layout.pp]
+            tuple((layer < dense, layer in recomputed) for layer in chunk)
+            for chunk in chunks[pp_rank :: layout.pp]
         )
-        found.setdefault((held, place == 0, place == layout.pp - 1), place)
-    return list(found.values())
+        first_of_kind.setdefault((held, pp_rank == 0, pp_rank == layout.pp - 1), pp_rank)
+    return list(first_of_kind.values())

@@ -1,4 +1,4 @@
-"""Layouts with their bytes; on a device, those that fit in the order of their step time."""
+"""Layouts with their bytes; on a device, those that fit by step time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tracelens.planner.search.space import (
     Space,
     candidates,
     refusal,
-    told,
+    size_text,
     variants,
 )
 from tracelens.planner.step_time import Estimate, Machine, estimate
 
 BATCH = 15360
-"""Sequences of a step unless given, those of DeepSeek-V3 (arXiv:2412.19437, section 4.2): 63M tokens."""
+"""Default sequences per step, as DeepSeek-V3 (arXiv:2412.19437, section 4.2): 63M tokens."""
 
 NEAREST = 5
-"""Layouts that are shown where none fits: those that need least."""
+"""Layouts shown if none fits: those that need least."""
 
 GIB = 2**30
 
@@ -111,14 +111,14 @@ class Ranked(NamedTuple):
     @property
     def shown(self) -> list[tuple[int, Timed]]:
         """With their places, -1 for what does not fit."""
-        return [(-1, one) for one in self.nearest] if self.nearest else list(enumerate(self.fitting, 1))
+        return [(-1, timed) for timed in self.nearest] if self.nearest else list(enumerate(self.fitting, 1))
 
 
 def describe(candidate: Candidate) -> str:
     """A layout as text, sizes of 1 left out."""
     layout, training = candidate.config.layout, candidate.config.training
     sizes = {name: getattr(layout, name) for name in SIZES} | {"micro_batch": training.micro_batch}
-    text = told({name: size for name, size in sizes.items() if size > 1}) or f"dp={layout.dp}"
+    text = size_text({name: size for name, size in sizes.items() if size > 1}) or f"dp={layout.dp}"
     return text if candidate.recompute == NONE else f"{text} recompute={candidate.recompute}"
 
 
@@ -127,27 +127,27 @@ def sized_layouts(
 ) -> tuple[list[Sizes], list[Refusal]]:
     """Layouts with their bytes, and what cannot be; `rooms` are the bytes of the devices."""
     sized, refusals = [], []
-    asked = (question.model, question.gpus, question.global_batch, question.training, question.toggles)
+    fixed = (question.model, question.gpus, question.global_batch, question.training, question.toggles)
     seen: set[tuple[Layout, Training, tuple[str, ...]]] = set()
-    tried = ((each, one) for each in spaces for one in candidates(*asked, each))
-    for space, one in tried:
-        if isinstance(one, Refusal):
-            refusals.append(one)
+    tried = ((space, config) for space in spaces for config in candidates(*fixed, space))
+    for space, config in tried:
+        if isinstance(config, Refusal):
+            refusals.append(config)
             continue
-        key = (one.layout, one.training, space.recompute)
+        key = (config.layout, config.training, space.recompute)
         if key in seen:
             continue
         seen.add(key)
         try:
-            sized.append(_sizes(question, one, space, rooms))
+            sized.append(_sizes(question, config, space, rooms))
         except TracelensError as error:
-            refusals.append(refusal(str(error), describe(Candidate(one, NONE))))
+            refusals.append(refusal(str(error), describe(Candidate(config, NONE))))
     return sized, refusals
 
 
 def _sizes(question: Question, config: Config, space: Space, rooms: Collection[int]) -> Sizes:
     """A layout with as little recomputation as fits, for each of the rooms."""
-    found: Sizes = []
+    sizes: Sizes = []
     bound = at_least(config, question.memory)
     if question.memory.convention == "brief" and not space.recompute:
         # Which does not tell of recomputation.
@@ -155,43 +155,48 @@ def _sizes(question: Question, config: Config, space: Space, rooms: Collection[i
     for candidate in variants(config, space):
         if bound > max(rooms):
             return [Sized(candidate, bound, at_least=True)]
-        found.append(Sized(candidate, footprint(candidate.config, question.memory)))
-        if found[-1].size <= min(rooms):
+        sizes.append(Sized(candidate, footprint(candidate.config, question.memory)))
+        if sizes[-1].size <= min(rooms):
             break
-    return found
+    return sizes
 
 
 def ranked(question: Question, device: Device, sized: Collection[Sizes]) -> Ranked:
     """The layouts on one device."""
     size_of_device, small, large = room(question, device), [], []
     for sizes in sized:
-        fitting = next((one for one in sizes if one.size <= size_of_device), None)
+        fitting = next((sized_ for sized_ in sizes if sized_.size <= size_of_device), None)
         if fitting is not None:
             small.append(fitting)
         else:
-            large.append(Refusal("does not fit", _needs(min(sizes, key=lambda one: one.size))))
-    # At the same step time the smaller one, which leaves room for what is not foreseen.
-    timed = sorted(_timed(question, device, small), key=lambda one: (one.time.step_ns, one.sized.size))
+            large.append(Refusal("does not fit", _needs(min(sizes, key=lambda sized_: sized_.size))))
+    # At equal step time the smaller one, which leaves more headroom.
+    timed = sorted(
+        _timed(question, device, small), key=lambda sized_: (sized_.time.step_ns, sized_.sized.size)
+    )
     nearest = [] if timed else list(_timed(question, device, _nearest(question, sized)))
     return Ranked(device, size_of_device, timed, nearest, large)
 
 
-def _needs(one: Sized) -> str:
+def _needs(sized: Sized) -> str:
     """Bytes of a candidate in words."""
-    return f"{describe(one.candidate)} needs {'at least ' if one.at_least else ''}{one.size / GIB:,.1f} GiB"
+    bound = "at least " if sized.at_least else ""
+    return f"{describe(sized.candidate)} needs {bound}{sized.size / GIB:,.1f} GiB"
 
 
 def _nearest(question: Question, sized: Iterable[Sizes]) -> list[Sized]:
     """Those that need least, with all of their bytes."""
-    least = (min(sizes, key=lambda one: one.size) for sizes in sized)
-    small = sorted(least, key=lambda one: (one.at_least, one.size))[:NEAREST]
-    whole = [Sized(one.candidate, footprint(one.candidate.config, question.memory)) for one in small]
-    return sorted(whole, key=lambda one: one.size)
+    least = (min(sizes, key=lambda sized_: sized_.size) for sizes in sized)
+    small = sorted(least, key=lambda sized_: (sized_.at_least, sized_.size))[:NEAREST]
+    nearest = [
+        Sized(sized_.candidate, footprint(sized_.candidate.config, question.memory)) for sized_ in small
+    ]
+    return sorted(nearest, key=lambda sized_: sized_.size)
 
 
 def _timed(question: Question, device: Device, sized: Iterable[Sized]) -> Iterator[Timed]:
-    for one in sized:
-        yield Timed(one, estimate(one.candidate.config, device, question.machine))
+    for candidate in sized:
+        yield Timed(candidate, estimate(candidate.candidate.config, device, question.machine))
 
 
 def room(question: Question, device: Device) -> int:

@@ -31,42 +31,46 @@ _EXCHANGES = ("experts_exchange", "context_exchange", "tensor_exchange", "stage_
 def search(
     question: Question, devices: Sequence[Device], spaces: Sequence[Space] = (Space(),), top: int = 10
 ) -> Result:
-    """Which layouts fit, and which of them has the shortest step.
+    """Which layouts fit, and which of them has the shortest step?
 
     Args:
         question: model, GPUs and batch.
-        devices: to put it on, each for itself.
-        spaces: layouts to try, those of each of them; all that make sense by default.
-        top: layouts of each device to show.
+        devices: to run on, each on its own.
+        spaces: layouts to try; all sensible ones by default.
+        top: layouts to show per device.
 
     Returns:
-        tables `layouts`, of each device the best first, or where none fits those that need least; `parts`,
-        of each of them where the time goes; `refused`, how many could not be and why; `assumptions`. meta:
+        tables `layouts` (best first per device, or if none fits those that need least), `parts` (where their
+        time goes), `refused` (how many layouts are invalid or do not fit, and why) and `assumptions`. meta:
         tried, possible (layouts that the model allows), fits (device to how many of them), best (device to
         the first one as text).
 
     Raises:
-        TracelensError: there is no device, one has no memory or rate in its file, or nothing can be tried.
+        TracelensError: no device, one without memory or rate in its file, or nothing to try.
     """
     if not devices:
         raise TracelensError("a search needs a device: give --device")
     sized, refusals = sized_layouts(question, spaces, [room(question, device) for device in devices])
     if not sized:
         raise TracelensError(_nothing(refusals))
-    found = [ranked(question, device, sized) for device in devices]
-    best = {one.device.name: describe(one.fitting[0].sized.candidate) for one in found if one.fitting}
+    rankings = [ranked(question, device, sized) for device in devices]
+    best = {
+        ranking.device.name: describe(ranking.fitting[0].sized.candidate)
+        for ranking in rankings
+        if ranking.fitting
+    }
     return Result(
         "search",
         "Layouts that fit, the fastest first",
-        _tables(question, found, refusals, top),
+        _tables(question, rankings, refusals, top),
         doc=purpose(search),
         skips=tuple(
             Skip(
-                f"layouts on {one.device.name}",
-                f"none fits in {one.room / GIB:,.1f} GiB; those that need least are shown",
+                f"layouts on {ranking.device.name}",
+                f"none fits in {ranking.room / GIB:,.1f} GiB; those that need least are shown",
             )
-            for one in found
-            if not one.fitting
+            for ranking in rankings
+            if not ranking.fitting
         ),
         meta={
             "gpus": question.gpus,
@@ -77,7 +81,7 @@ def search(
             or "baseline",
             "tried": len(sized) + len(refusals),
             "possible": len(sized),
-            "fits": {one.device.name: len(one.fitting) for one in found},
+            "fits": {ranking.device.name: len(ranking.fitting) for ranking in rankings},
             "best": best,
         },
         command="tracelens project memory --search",
@@ -85,13 +89,13 @@ def search(
 
 
 def _tables(
-    question: Question, found: Sequence[Ranked], refusals: Sequence[Refusal], top: int
+    question: Question, rankings: Sequence[Ranked], refusals: Sequence[Refusal], top: int
 ) -> dict[str, Table]:
-    shown = [(one, place, timed) for one in found for place, timed in one.shown[:top]]
-    rows = [_row(one, place, timed) for one, place, timed in shown]
-    refused = [("", one) for one in refusals]
-    refused += [(one.device.name, refusal) for one in found for refusal in one.refused]
-    assumed = _assumed(question, [one.device for one in found])
+    shown = [(ranking, rank_, timed) for ranking in rankings for rank_, timed in ranking.shown[:top]]
+    rows = [_row(ranking, rank_, timed) for ranking, rank_, timed in shown]
+    refused = [("", ranking) for ranking in refusals]
+    refused += [(ranking.device.name, refusal) for ranking in rankings for refusal in ranking.refused]
+    assumed = _assumed(question, [ranking.device for ranking in rankings])
     return {
         "layouts": LAYOUTS.table(_columns(LAYOUTS.names, rows)),
         "parts": PARTS.table(_columns(PARTS.names, list(_parts(shown)))),
@@ -100,12 +104,12 @@ def _tables(
     }
 
 
-def _row(ranked: Ranked, place: int, timed: Timed) -> dict[str, Any]:
+def _row(ranked: Ranked, rank_: int, timed: Timed) -> dict[str, Any]:
     (candidate, size, _), time = timed
     layout, training = candidate.config.layout, candidate.config.training
     return {
         "device": ranked.device.name,
-        "place": place,
+        "place": rank_,
         **{name: getattr(layout, name) for name in SIZES},
         "dp": layout.dp,
         "micro_batch": training.micro_batch,
@@ -125,22 +129,22 @@ def _row(ranked: Ranked, place: int, timed: Timed) -> dict[str, Any]:
 def _parts(shown: Sequence[tuple[Ranked, int, Timed]]) -> Iterator[dict[str, Any]]:
     """Rows of PARTS: of each layout all parts that any of them has."""
     used = [part for part in STEP_PARTS if any(timed.time.parts[part] for *_, timed in shown)]
-    for one, place, timed in shown:
+    for ranking, rank_, timed in shown:
         layout = describe(timed.sized.candidate)
         for part in used:
             ns = round(timed.time.parts[part])
-            yield {"device": one.device.name, "place": place, "layout": layout, "part": part, "ns": ns}
+            yield {"device": ranking.device.name, "place": rank_, "layout": layout, "part": part, "ns": ns}
 
 
 def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
     """Rows of REFUSED, the most frequent first."""
-    found: dict[tuple[str, str], tuple[int, str]] = {}
+    counts: dict[tuple[str, str], tuple[int, str]] = {}
     for device, (reason, example) in refused:
-        count, first = found.get((device, reason), (0, example))
-        found[device, reason] = (count + 1, first)
+        count, first = counts.get((device, reason), (0, example))
+        counts[device, reason] = (count + 1, first)
     rows = [
         {"device": device, "reason": reason, "count": count, "example": example}
-        for (device, reason), (count, example) in found.items()
+        for (device, reason), (count, example) in counts.items()
     ]
     return sorted(rows, key=lambda row: -row["count"])
 
@@ -162,6 +166,6 @@ def _columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, 
 
 def _nothing(refusals: Sequence[Refusal]) -> str:
     if not refusals:
-        return "there is no layout to try: widen what is tried"
-    most, *_ = _counted(("", one) for one in refusals)
-    return f"none of {len(refusals)} layouts can be; {most['count']} as in {most['example']}"
+        return "no layout to try: widen the search"
+    most, *_ = _counted(("", refusal) for refusal in refusals)
+    return f"none of {len(refusals)} layouts is valid; {most['count']} as in {most['example']}"

@@ -21,7 +21,7 @@ CHUNKS = (1, 2, 3, 4, 6, 8)
 """Model chunks of a stage that are tried unless they are given."""
 
 EACH = 4
-"""Layers of a chunk up to which each number of them is tried as the amount to compute again."""
+"""Up to this many layers per chunk, every number of recomputed layers is tried."""
 
 _NUMBER = re.compile(r"\d[\d,.]*")
 
@@ -99,14 +99,14 @@ def candidates(
     pps = space.pp or tuple(pp for pp in divisors(gpus) if pp <= model.layers)
     for pp, cp, tp in product(pps, space.cp or SIZES, space.tp or SIZES):
         if gpus % (pp * cp * tp):
-            yield refusal(f"{gpus} GPUs are no multiple of pp x cp x tp", f"pp={pp} cp={cp} tp={tp}")
+            yield refusal(f"{gpus} GPUs are not a multiple of pp x cp x tp", f"pp={pp} cp={cp} tp={tp}")
             continue
         stage = gpus // pp
         eps = space.ep or tuple(ep for ep in divisors(stage) if model.experts_count % ep == 0)
         vpps = space.vpp or tuple(vpp for vpp in CHUNKS if _even(model, pp, vpp))
         sizes = product(eps if model.moe_layers else (1,), vpps, space.micro_batch or (training.micro_batch,))
         for ep, vpp, micro_batch in sizes:
-            name = told({"pp": pp, "vpp": vpp, "cp": cp, "tp": tp, "ep": ep, "micro_batch": micro_batch})
+            name = size_text({"pp": pp, "vpp": vpp, "cp": cp, "tp": tp, "ep": ep, "micro_batch": micro_batch})
             try:
                 layout = Layout(ranks=gpus, pp=pp, vpp=vpp, cp=cp, tp=tp, ep=ep)
                 batch = _batch(training, micro_batch, global_batch, layout.dp)
@@ -117,20 +117,20 @@ def candidates(
             yield config
 
 
-def told(sizes: dict[str, int]) -> str:
+def size_text(sizes: dict[str, int]) -> str:
     """Sizes of a layout as text."""
     return " ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def refusal(reason: str, where: str) -> Refusal:
+def refusal(reason: str, layout: str) -> Refusal:
     """A refusal of this kind."""
-    return Refusal(_NUMBER.sub("N", reason), f"{where}: {reason}")
+    return Refusal(_NUMBER.sub("N", reason), f"{layout}: {reason}")
 
 
 def divisors(number: int) -> tuple[int, ...]:
     """All of them, ascending."""
-    small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
-    return tuple(sorted({*small, *(number // one for one in small)}))
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
 def _even(model: Model, pp: int, vpp: int) -> bool:
@@ -142,7 +142,7 @@ def _batch(training: Training, micro_batch: int, global_batch: int, dp: int) -> 
     """The settings with as many micro-batches as the global batch makes on each data-parallel rank."""
     if global_batch % (dp * micro_batch):
         raise TracelensError(
-            f"a global batch of {global_batch} sequences is no multiple of dp x micro_batch = "
+            f"a global batch of {global_batch} sequences is not a multiple of dp x micro_batch = "
             f"{dp} x {micro_batch}"
         )
     return replace(training, micro_batch=micro_batch, micro_batches=global_batch // (dp * micro_batch))

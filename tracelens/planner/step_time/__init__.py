@@ -1,18 +1,19 @@
-"""How long a training step takes at least, from the configuration and the device's figures alone.
+"""Lower bound of a training step's time, from the configuration and the device's figures alone.
 
     estimate(config, device("mi300x"))            # Estimate: step, tokens/s, MFU, and where the time goes
     layer_times(config, device("mi300x"))         # of each layer, for the pipeline simulator
     Machine(matrix_efficiency=0.6, nic_bytes_per_s=25e9)
 
-A roofline: each matrix product takes the longer of its FLOPs at the device's rate and its bytes at the
-memory's; everything else takes its bytes; messages take their bytes at the link's rate and a latency. Nothing
-is made to fit a measurement: hosts that launch too late, small kernels, waiting for stragglers and clocks
-that fall under load are not in it. So the times are a lower bound, to compare layouts with each other.
+A roofline: a GEMM takes the longer of its FLOPs at the device's rate and its bytes at the memory's;
+everything else takes its bytes; messages take their bytes at the link rate plus a latency. Nothing is fitted
+to a
+measurement: launch-bound phases, small kernels, stragglers and throttled clocks are not modelled. The times
+are a lower bound, to compare layouts with each other.
 
-- `machine`: what is assumed of nodes, network and efficiency, each with its source.
+- `machine`: assumptions on nodes, network and efficiency, each with its source.
 - `work`: FLOPs and bytes of the parts of a layer.
 - `network`: time of a message.
-- `layers`: a layer's forward and backward, exchanges hidden or exposed.
+- `layers`: a layer's forward and backward, communication hidden or exposed.
 - `step`: stages, bubble, gradients, optimizer.
 """
 

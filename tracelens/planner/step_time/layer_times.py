@@ -13,15 +13,15 @@ class LayerTimes(NamedTuple):
     Attributes:
         forward: of each layer.
         backward: of each layer.
-        forward_exchange: of each layer's forward, what ranks exchange and nothing hides.
-        backward_exchange: of its backward, likewise.
+        forward_comm: exposed communication of each layer's forward.
+        backward_comm: of its backward, likewise.
         embedding: forward and backward of what comes before the first layer.
         head: forward and backward of what comes behind the last one, loss included.
     """
 
     forward: Int
     backward: Int
-    forward_exchange: Int
-    backward_exchange: Int
+    forward_comm: Int
+    backward_comm: Int
     embedding: tuple[int, int] = (0, 0)
     head: tuple[int, int] = (0, 0)

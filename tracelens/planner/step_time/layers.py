@@ -1,4 +1,4 @@
-"""Forward and backward of each layer: computation, and what of the exchanges is not hidden under it."""
+"""Forward and backward of each layer: computation, and exposed communication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tracelens.planner.step_time.work import (
 )
 
 GROUPS = {"ep": "experts", "cp": "context", "cp_tp": "context", "tp": "tensor"}
-"""Process group of a layer's messages to what is exchanged in it."""
+"""Process group of a layer's messages to the kind of communication."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Pass:
         forward: computation.
         backward: computation.
         recomputed: computation of the forward once more.
-        forward_exchange: not hidden, by what is exchanged (see GROUPS).
-        backward_exchange: not hidden, that of what is computed again included.
+        forward_comm: exposed communication by kind (see GROUPS).
+        backward_comm: the same, recomputation included.
     """
 
     forward: float
     backward: float
     recomputed: float = 0.0
-    forward_exchange: Mapping[str, float] = field(default_factory=dict)
-    backward_exchange: Mapping[str, float] = field(default_factory=dict)
+    forward_comm: Mapping[str, float] = field(default_factory=dict)
+    backward_comm: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
-        exchanges = sum(self.forward_exchange.values()) + sum(self.backward_exchange.values())
-        return self.forward + self.backward + self.recomputed + exchanges
+        comm_ns = sum(self.forward_comm.values()) + sum(self.backward_comm.values())
+        return self.forward + self.backward + self.recomputed + comm_ns
 
 
 class LayerKind(NamedTuple):
@@ -76,12 +76,12 @@ class Timer:
     def __init__(self, config: Config, device: Device, machine: Machine) -> None:
         self.config, self.machine = config, machine
         # One stage with all layers: what a layer does on a rank does not depend on where the stages are cut.
-        alone = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
+        one_stage = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
         # With contiguous shares of the sequence, the last rank's queries see most keys.
         rank = (config.layout.cp - 1) * config.layout.tp
         # Micro-batches are alike, and two of them can overlap.
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
-        self.share = Share(replace(config, layout=alone, training=training), rank)
+        self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
         self.matrix = machine.matrix_rate(device, config.training.dtype)
         self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
@@ -122,15 +122,21 @@ class Timer:
     def parts(self, is_moe: bool) -> list[Part]:
         """The parts of a layer, in their order."""
         share, model, toggles = self.share, self.config.model, self.config.toggles
-        found = attention_parts(share)
-        whole = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
+        layer_parts = attention_parts(share)
+        reruns_down = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
         if not is_moe:
-            return [*found, stream_part(share, "mlp", 1), *gated_parts(share, "mlp", model.dense_ffn, whole)]
-        found += [stream_part(share, "router", 2 if model.shared_ffn else 1), *router_parts(share)]
-        found += expert_parts(share, self.rows())
+            return [
+                *layer_parts,
+                stream_part(share, "mlp", 1),
+                *gated_parts(share, "mlp", model.dense_ffn, reruns_down),
+            ]
+        layer_parts += [stream_part(share, "router", 2 if model.shared_ffn else 1), *router_parts(share)]
+        layer_parts += expert_parts(share, self.rows())
         if model.shared_ffn:
-            found += gated_parts(share, "shared", model.shared_ffn, whole or toggles.overlap_shared)
-        return found
+            layer_parts += gated_parts(
+                share, "shared", model.shared_ffn, reruns_down or toggles.overlap_shared
+            )
+        return layer_parts
 
     def rows(self) -> RoutedRows:
         """Rows of tokens around the experts, on the fullest rank."""
@@ -158,17 +164,17 @@ class Timer:
         parts, share = self.parts(kind.is_moe), self.share
         number = next(layer for layer in range(self.config.model.layers) if self.kind(layer) == kind)
         forward, backward = self._both(parts)
-        again = sum(self.nanoseconds(part.forward) for part in parts if part.again)
-        recomputed = again if kind.is_recomputed else 0.0
+        recompute_ns = sum(self.nanoseconds(part.forward) for part in parts if part.reruns)
+        recomputed = recompute_ns if kind.is_recomputed else 0.0
         routed = self.routed if kind.is_moe and is_routed(share) else None
-        there: dict[str, float] = defaultdict(float)
-        back: dict[str, float] = defaultdict(float)
+        forward_comm: dict[str, float] = defaultdict(float)
+        backward_comm: dict[str, float] = defaultdict(float)
         for message in layer_messages(share, number, 0, routed):
-            exchanges = there if message.phase == "forward" else back
-            exchanges[self._scope(message)] += self._exposed_message(message)
+            comm = forward_comm if message.phase == "forward" else backward_comm
+            comm[self._scope(message)] += self._exposed_message(message)
         shared = [part for part in parts if part.name == "shared"]
         hidden = self._both(shared) if self.config.toggles.overlap_shared else (0.0, 0.0)
-        exposed = [self._exposed(*pair) for pair in zip((there, back), hidden, strict=True)]
+        exposed = [self._exposed(*pair) for pair in zip((forward_comm, backward_comm), hidden, strict=True)]
         if self.config.toggles.overlap_exchange != "off":
             self._hide_under_computation(exposed, forward + backward + recomputed)
         return Pass(forward, backward, recomputed, *exposed)
@@ -185,26 +191,26 @@ class Timer:
         return self.network.nanoseconds(message.collective, message.group, message.ranks, sent, received)
 
     def _exposed_message(self, message: Message) -> float:
-        taken = self.message(message)
-        # Cut in pieces, or copied while the product runs, only the first piece is waited for.
+        message_ns = self.message(message)
+        # In pieces, or copied during the GEMM, only the first piece is exposed.
         overlapped = message.group == "tp" and self.config.toggles.tp_overlap != "off"
-        return taken / CHUNKS if overlapped else taken
+        return message_ns / CHUNKS if overlapped else message_ns
 
-    def _exposed(self, exchanges: Mapping[str, float], shared: float) -> dict[str, float]:
-        """By what is exchanged; of the dispatch what does not lie under the shared expert."""
-        found = dict(exchanges)
-        dispatch = found.pop("dispatch", 0.0)
+    def _exposed(self, comm: Mapping[str, float], shared: float) -> dict[str, float]:
+        """Exposed communication by kind; the shared expert hides part of the dispatch."""
+        exposed = dict(comm)
+        dispatch = exposed.pop("dispatch", 0.0)
         if dispatch:
-            found["experts"] = found.get("experts", 0.0) + max(0.0, dispatch - shared)
-        return found
+            exposed["experts"] = exposed.get("experts", 0.0) + max(0.0, dispatch - shared)
+        return exposed
 
     def _hide_under_computation(self, exposed: list[dict[str, float]], computation: float) -> None:
-        """1F1B: exchanges of a forward and a backward lie under the computation of the other."""
-        both = sum(one.get("experts", 0.0) for one in exposed)
-        left = max(0.0, both - computation) / both if both else 0.0
-        for one in exposed:
-            if "experts" in one:
-                one["experts"] *= left
+        """1F1B: all-to-alls of a forward and a backward overlap with the computation of the other."""
+        total_ns = sum(comm.get("experts", 0.0) for comm in exposed)
+        exposed_share = max(0.0, total_ns - computation) / total_ns if total_ns else 0.0
+        for comm in exposed:
+            if "experts" in comm:
+                comm["experts"] *= exposed_share
 
 
 def layer_times(config: Config, device: Device, machine: Machine | None = None) -> LayerTimes:
@@ -222,10 +228,18 @@ def layer_times(config: Config, device: Device, machine: Machine | None = None) 
     """
     timer = Timer(config, device, machine or Machine())
     layers = [timer.layer(number) for number in range(config.model.layers)]
-    there = [sum(one.forward_exchange.values()) for one in layers]
-    back = [sum(one.backward_exchange.values()) for one in layers]
-    forward = [one.forward + exchange for one, exchange in zip(layers, there, strict=True)]
-    backward = [one.backward + one.recomputed + exchange for one, exchange in zip(layers, back, strict=True)]
-    rounded = (np.rint(np.array(ns)).astype(np.int64) for ns in (forward, backward, there, back))
-    ends = ((round(one.forward), round(one.backward)) for one in (timer.embedding, timer.head))
+    forward_comm = [sum(layer_pass.forward_comm.values()) for layer_pass in layers]
+    backward_comm = [sum(layer_pass.backward_comm.values()) for layer_pass in layers]
+    forward = [layer_pass.forward + comm for layer_pass, comm in zip(layers, forward_comm, strict=True)]
+    backward = [
+        layer_pass.backward + layer_pass.recomputed + comm
+        for layer_pass, comm in zip(layers, backward_comm, strict=True)
+    ]
+    rounded = (
+        np.rint(np.array(ns)).astype(np.int64) for ns in (forward, backward, forward_comm, backward_comm)
+    )
+    ends = (
+        (round(layer_pass.forward), round(layer_pass.backward))
+        for layer_pass in (timer.embedding, timer.head)
+    )
     return LayerTimes(*rounded, *ends)

@@ -1,4 +1,4 @@
-"""What a step time takes for granted beside the device's figures: nodes, network and efficiency."""
+"""Assumptions of a step time besides the device's figures: nodes, network and efficiency."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 """Type of activations to its name in a device's figures."""
 
 HELP = {
-    "matrix": "rate of matrix products: achievable (as published by the vendor, else the peak), or peak",
-    "matrix_efficiency": "share of that rate that products reach",
+    "matrix": "GEMM rate: achievable (as published by the vendor, else the peak), or peak",
+    "matrix_efficiency": "share of that rate that GEMMs reach",
     "hbm_efficiency": "share of the memory bandwidth that kernels reach",
-    "node": "GPUs of a node; the layout's own where it has one",
-    "links": "between GPUs of a node: one from each to each other (mesh), or a switch; auto: by vendor",
-    "link_efficiency": "share of the links' rate that messages reach",
-    "nic_bytes_per_s": "out of one GPU to other nodes, one direction",
-    "link_latency_ns": "of a message inside a node, whatever its size",
+    "node": "GPUs per node, unless the layout says",
+    "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
+    "link_efficiency": "share of the link rate that messages reach",
+    "nic_bytes_per_s": "network bandwidth per GPU, one direction",
+    "link_latency_ns": "of a message inside a node",
     "nic_latency_ns": "of a message between nodes",
-    "imbalance": "tokens of the fullest rank's experts / those of an average rank",
-    "hide_gradients": "gradients are summed and parameters gathered under other work",
-    "hide_p2p": "messages between pipeline stages travel under other work",
+    "imbalance": "tokens of the fullest rank's experts / mean over ranks",
+    "hide_gradients": "gradient reduction and parameter all-gather are fully overlapped",
+    "hide_p2p": "messages between pipeline stages are fully overlapped",
 }
 
 SOURCES = {
-    "matrix": "roofline: no product is faster",
+    "matrix": "roofline: no GEMM is faster",
     "matrix_efficiency": "roofline",
     "hbm_efficiency": "roofline",
-    "node": "eight GPUs a node in MI300X and MI355X platforms, DGX and HGX",
+    "node": "eight GPUs per node in MI300X and MI355X platforms, DGX and HGX",
     "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
     "link_efficiency": "roofline",
-    "nic_bytes_per_s": "one 400 Gb/s NIC a GPU, as in reference clusters of eight-GPU nodes",
+    "nic_bytes_per_s": "one 400 Gb/s NIC per GPU, as in reference clusters of eight-GPU nodes",
     "link_latency_ns": "assumed: order of a small collective on links",
     "nic_latency_ns": "assumed: order of a small collective between nodes",
     "imbalance": "assumed: routers balance",
-    "hide_gradients": "as the reference workload does it",
-    "hide_p2p": "as the reference workload does it",
+    "hide_gradients": "as in the reference workload",
+    "hide_p2p": "as in the reference workload",
 }
 
 
@@ -88,15 +88,15 @@ class Machine:
         if min(self.link_latency_ns, self.nic_latency_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
         if not isfinite(self.imbalance) or self.imbalance < 1:
-            raise TracelensError(f"imbalance must be at least 1 (all alike), not {self.imbalance}")
+            raise TracelensError(f"imbalance must be at least 1 (balanced), not {self.imbalance}")
 
     def matrix_rate(self, device: Device, dtype: str) -> float:
-        """FLOP/s of matrix products; raises TracelensError where the device has no rate for the type."""
+        """FLOP/s of GEMMs; raises TracelensError if the device has no rate for the type."""
         short = SHORT[dtype]
         published = device.max_achievable(short) if self.matrix == "achievable" else None
         rate = published or device.peak("matrix", short)
         if rate is None:
-            raise TracelensError(f"{device.name} has no rate for matrix products in {short}: take another")
+            raise TracelensError(f"{device.name} has no rate for {short} GEMMs: choose another device")
         return rate * self.matrix_efficiency
 
     def rates(self, device: Device) -> Rates:
@@ -105,22 +105,22 @@ class Machine:
         return Rates(device.gpu_link_bytes_per_s * self.link_efficiency, self.nic_bytes_per_s, is_mesh)
 
     def assumptions(self) -> list[Assumption]:
-        found = []
+        lines = []
         for item in fields(self):
             value = getattr(self, item.name)
             source = SOURCES[item.name] if value == item.default else "given"
-            found.append(Assumption(item.name, _text(value), HELP[item.name], source))
-        return found
+            lines.append(Assumption(item.name, _text(value), HELP[item.name], source))
+        return lines
 
     def figures(self, device: Device, dtype: str) -> list[Assumption]:
         """The device's figures that were used."""
         used = {
-            "matrix_flops_per_s": (self.matrix_rate(device, dtype), "matrix products, with the efficiency"),
+            "matrix_flops_per_s": (self.matrix_rate(device, dtype), "GEMM rate, including the efficiency"),
             "hbm_bytes_per_s": (device.hbm_bytes_per_s, "memory bandwidth"),
-            "gpu_link_bytes_per_s": (device.gpu_link_bytes_per_s, "out of one GPU to all others of its node"),
+            "gpu_link_bytes_per_s": (device.gpu_link_bytes_per_s, "from one GPU to all others of its node"),
         }
         source = f"device file of {device.name}"
-        return [Assumption(name, f"{value:.4g}", what, source) for name, (value, what) in used.items()]
+        return [Assumption(name, f"{value:.4g}", meaning, source) for name, (value, meaning) in used.items()]
 
 
 def _text(value: object) -> str:

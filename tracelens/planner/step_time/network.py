@@ -1,6 +1,6 @@
-"""How long a message of a layout takes: bytes over the rate of links and NICs, and a latency.
+"""Times of messages: bytes over the rate of links and NICs, plus a latency.
 
-Ranks are numbered so that those of a node follow each other.
+Consecutive ranks share a node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Network:
         """Time of one message.
 
         Args:
-            collective: how it is exchanged.
+            collective: its kind.
             group: name of the process group, as in `tracelens.planner.expected.Message`.
             ranks: of the group.
             sent: bytes of the buffer that a rank gives.
@@ -86,7 +86,7 @@ class Network:
         rates = self.machine.rates(self.device)
         if near > 1 and not rates.links:
             raise TracelensError(
-                f"the link rate of {self.device.name} is not known: add gpu_link_bytes_per_s to a device file"
+                f"the link rate of {self.device.name} is unknown: add gpu_link_bytes_per_s to a device file"
             )
         return rates
 
@@ -102,5 +102,5 @@ def _fewest(stride: int, count: int, node: int, stage: int) -> int:
     # Blocks lie alike on the nodes again after so many as there are ranks in a node.
     blocks = range(0, min(stage // span, node) * span, span)
     firsts = (block + first for block in blocks for first in range(min(stride, node)))
-    members = (Counter(rank // node for rank in range(first, first + span, stride)) for first in firsts)
-    return min(min(counts.values()) for counts in members)
+    ranks_on_node = (Counter(rank // node for rank in range(first, first + span, stride)) for first in firsts)
+    return min(min(counts.values()) for counts in ranks_on_node)

@@ -41,15 +41,14 @@ class Estimate:
 
     Attributes:
         parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
-            exchanges that nothing hides, with the ranks of experts, of one sequence (context), of one matrix
-            (tensor) and with the neighbouring stages; the pipeline's bubble; sums of gradients and gathering
-            of parameters; the optimizer.
+            exposed communication of expert, context and tensor parallelism and with the neighbouring stages;
+            the pipeline's bubble; gradient reduction and parameter all-gather; the optimizer.
         stage: number of the slowest one.
         tokens: of a step on all ranks.
         ranks: of the run.
-        mfu: model FLOPs utilisation: FLOPs of the model's products, three times the forward's and nothing
-            for what is computed again, over the data-sheet peak (Chowdhery et al. 2022, arXiv:2204.02311,
-            appendix B; of causal attention the half that is computed).
+        mfu: model FLOPs utilisation: three times the forward's GEMM FLOPs without recomputation, over the
+            data-sheet peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B; half of the scores for
+            causal attention).
     """
 
     parts: Mapping[str, float]
@@ -94,8 +93,8 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     slowest = max(kinds, key=totals.__getitem__)
     batches = config.training.micro_batches
     parts = {name: batches * ns for name, ns in passes[slowest].items()}
-    others = sum(map(totals.__getitem__, kinds)) - totals[slowest]
-    parts["bubble"] = others / config.layout.vpp
+    waited = sum(map(totals.__getitem__, kinds)) - totals[slowest]
+    parts["bubble"] = waited / config.layout.vpp
     parts |= _once(timer, {kind: kinds.index(kind) for kind in passes})
     peak = device.peak("matrix", SHORT[config.training.dtype])
     if peak is None:
@@ -116,63 +115,63 @@ class _Kind(NamedTuple):
 def _kinds(timer: Timer) -> list[_Kind]:
     layout, model = timer.config.layout, timer.config.model
     of_layer = [timer.kind(layer) for layer in range(model.layers)]
-    chunks, found = layout.chunks(model.layers), []
+    chunks, kinds = layout.chunks(model.layers), []
     for stage in range(layout.pp):
-        mine = (of_layer[chunk.start : chunk.stop] for chunk in chunks[stage :: layout.pp])
-        counts = Counter(chain.from_iterable(mine))
-        found.append(_Kind(frozenset(counts.items()), stage == 0, stage == layout.pp - 1))
-    return found
+        kinds_of_stage = (of_layer[chunk.start : chunk.stop] for chunk in chunks[stage :: layout.pp])
+        counts = Counter(chain.from_iterable(kinds_of_stage))
+        kinds.append(_Kind(frozenset(counts.items()), stage == 0, stage == layout.pp - 1))
+    return kinds
 
 
 def _stage(timer: Timer, kind: _Kind) -> dict[str, float]:
     """Times of a stage of this kind in one micro-batch, by part."""
-    layout, found = timer.config.layout, dict.fromkeys(PARTS, 0.0)
-    passes = [(timer.of_kind(one), times) for one, times in kind.layers]
+    layout, parts = timer.config.layout, dict.fromkeys(PARTS, 0.0)
+    passes = [(timer.of_kind(layer_kind), times) for layer_kind, times in kind.layers]
     if kind.is_first:
         passes.append((timer.embedding, 1))
     if kind.is_last:
         passes.append((timer.head, 1))
-    for one, times in passes:
-        _add(found, one, times)
+    for layer_pass, times in passes:
+        _add(parts, layer_pass, times)
     if layout.pp > 1 and not timer.machine.hide_p2p:
         # Activations come to each chunk but the first, gradients to each but the last.
         edges = 2 * layout.vpp - kind.is_first - kind.is_last
-        found["stage_exchange"] = edges * timer.stage_message()
-    return found
+        parts["stage_exchange"] = edges * timer.stage_message()
+    return parts
 
 
-def _add(found: dict[str, float], one: Pass, times: int) -> None:
-    found["forward"] += times * one.forward
-    found["backward"] += times * one.backward
-    found["recompute"] += times * one.recomputed
-    for exchanges in (one.forward_exchange, one.backward_exchange):
-        for name, ns in exchanges.items():
-            found[f"{name}_exchange"] += times * ns
+def _add(parts: dict[str, float], layer_pass: Pass, times: int) -> None:
+    parts["forward"] += times * layer_pass.forward
+    parts["backward"] += times * layer_pass.backward
+    parts["recompute"] += times * layer_pass.recomputed
+    for comm in (layer_pass.forward_comm, layer_pass.backward_comm):
+        for name, ns in comm.items():
+            parts[f"{name}_exchange"] += times * ns
 
 
 def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
     """What is done once a step, on the stage where it takes longest; `stages` has one of each kind."""
     longest = {"gradients": 0.0, "optimizer": 0.0}
     for stage in stages.values():
-        messages, moved = _update(*_alone(timer.config), stage)
-        found = {
+        messages, moved = _update(*_update_key(timer.config), stage)
+        update = {
             "gradients": 0.0 if timer.machine.hide_gradients else sum(map(timer.message, messages)),
             "optimizer": moved / timer.memory * 1e9,
         }
-        longest = max(longest, found, key=lambda one: sum(one.values()))
+        longest = max(longest, update, key=lambda candidate: sum(candidate.values()))
     return longest
 
 
-def _alone(config: Config) -> tuple[Model, Layout, Toggles, Training]:
+def _update_key(config: Config) -> tuple[Model, Layout, Toggles, Training]:
     """What the update of parameters depends on, so that it is worked out once for all that is alike.
 
     The ranks of one sequence hold the same parameters, and reduce their gradients as data-parallel ones do.
     """
     layout, training = replace(config.layout, cp=1), config.training
-    alike = Training(
+    reduced = Training(
         seq=layout.tp, micro_batches=layout.pp, dtype=training.dtype, main_params=training.main_params
     )
-    return config.model, layout, Toggles(grad_reduce=config.toggles.grad_reduce), alike
+    return config.model, layout, Toggles(grad_reduce=config.toggles.grad_reduce), reduced
 
 
 @lru_cache(maxsize=1024)
@@ -186,10 +185,11 @@ def _update(
     """
     config = Config(model, layout, toggles, training)
     share = Share(config, stage * layout.stage_ranks)
-    each = (1 + training.main_params) * ELEMENT_BYTES[training.dtype] + 6 * _FLOAT32
+    bytes_per_element = (1 + training.main_params) * ELEMENT_BYTES[training.dtype] + 6 * _FLOAT32
     counts = parameters(config, share.rank)
     shared = (
-        each * sum(counts.get(name, {}).values()) // group_ranks(layout, _REPLICAS[name]) for name in REPLICAS
+        bytes_per_element * sum(counts.get(name, {}).values()) // group_ranks(layout, _REPLICAS[name])
+        for name in REPLICAS
     )
     return step_messages(share), sum(shared)
 
@@ -197,5 +197,5 @@ def _update(
 @lru_cache(maxsize=64)
 def _forward_flops(model: Model, training: Training) -> int:
     """FLOPs of the forward of a micro-batch of the whole model, nothing done twice."""
-    one = replace(training, micro_batches=1, routing="balanced")
-    return sum(work.forward for work in flops(Config(model, training=one), 0).values())
+    single = replace(training, micro_batches=1, routing="balanced")
+    return sum(work.forward for work in flops(Config(model, training=single), 0).values())

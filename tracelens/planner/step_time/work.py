@@ -27,13 +27,13 @@ class Part(NamedTuple):
         name: of its scope, without the layer.
         forward: of a micro-batch.
         backward: likewise.
-        again: whether it runs again where the layer is recomputed; that ends before the last product.
+        reruns: whether recompute runs it; recompute ends before the last GEMM.
     """
 
     name: str
     forward: Load
     backward: Load
-    again: bool = True
+    reruns: bool = True
 
 
 class RoutedRows(NamedTuple):
@@ -53,45 +53,45 @@ class RoutedRows(NamedTuple):
 def attention_parts(share: Share) -> list[Part]:
     """Norm, projections, rotary positions, scores and sum of one layer."""
     model, heads, D = share.config.model, share.heads, share.config.model.hidden
-    here, seen = share.gathered, share.keys * share.config.training.micro_batch
+    positions, keys = share.gathered, share.keys * share.config.training.micro_batch
     grouped = model.attention == "gqa"
     kv_heads = share.kv_groups if grouped else heads
     if grouped:
         columns = heads * model.query_dim + kv_heads * (model.query_dim + model.value_dim)
-        shapes, latents, rotated = [(here, D, columns)], 0, heads + kv_heads
+        shapes, latents, rotated = [(positions, D, columns)], 0, heads + kv_heads
     else:
         shapes = [
-            (here, D, model.q_lora),
-            (here, model.q_lora or D, heads * model.query_dim),
-            (here, D, model.kv_lora + model.rope_dim),
-            (seen, model.kv_lora, heads * (model.qk_dim + model.v_dim)),
+            (positions, D, model.q_lora),
+            (positions, model.q_lora or D, heads * model.query_dim),
+            (positions, D, model.kv_lora + model.rope_dim),
+            (keys, model.kv_lora, heads * (model.qk_dim + model.v_dim)),
         ]
         latents, rotated = model.q_lora + model.kv_lora, heads + 1
-    shapes.append((here, heads * model.value_dim, D))
+    shapes.append((positions, heads * model.value_dim, D))
     name = "attention"
-    parts = [product(share, name, *shape) for shape in shapes if all(shape)]
+    parts = [gemm(share, name, *shape) for shape in shapes if all(shape)]
     scores = scores_work(share, "flash")
-    inputs = here * heads * model.query_dim + seen * kv_heads * (model.query_dim + model.value_dim)
-    outputs = here * heads * model.value_dim
+    inputs = positions * heads * model.query_dim + keys * kv_heads * (model.query_dim + model.value_dim)
+    outputs = positions * heads * model.value_dim
     # The backward reads these and the output's gradient, and writes the gradients of the inputs.
     moved = (inputs + outputs) * share.element
     parts.append(Part(name, Load(scores.forward, moved), Load(scores.backward, 2 * moved)))
-    rotary = 2 * here * rotated * model.rotary_dim
+    rotary = 2 * positions * rotated * model.rotary_dim
     stream = share.tokens * D
     # Norms read and write, and read one more in the backward; a sum reads two and writes one.
-    forward = 2 * stream + 2 * here * latents + rotary + 3 * stream
-    backward = 3 * stream + 3 * here * latents + rotary + 3 * stream
+    forward = 2 * stream + 2 * positions * latents + rotary + 3 * stream
+    backward = 3 * stream + 3 * positions * latents + rotary + 3 * stream
     return [*parts, elementwise(share, name, forward, backward)]
 
 
-def gated_parts(share: Share, name: str, ffn: int, whole: bool) -> list[Part]:
-    """A gated MLP on all positions of tensor parallelism; its last product again only if `whole`."""
-    D, F, here = share.config.model.hidden, share.cut(ffn), share.gathered
-    down = product(share, name, here, F, D)
+def gated_parts(share: Share, name: str, ffn: int, reruns_down: bool) -> list[Part]:
+    """A gated MLP on all positions of tensor parallelism; recompute runs its last GEMM if `reruns_down`."""
+    D, F, positions = share.config.model.hidden, share.cut(ffn), share.gathered
+    down = gemm(share, name, positions, F, D)
     return [
-        product(share, name, here, D, 2 * F),
-        elementwise(share, name, 3 * F * here, 5 * F * here),
-        down._replace(again=whole),
+        gemm(share, name, positions, D, 2 * F),
+        elementwise(share, name, 3 * F * positions, 5 * F * positions),
+        down._replace(reruns=reruns_down),
     ]
 
 
@@ -105,7 +105,7 @@ def router_parts(share: Share) -> list[Part]:
     """Scores of the experts; the softmax in float32."""
     tokens, model = share.tokens, share.config.model
     soft = Load(0, 2 * tokens * model.experts_count * _FLOAT32)
-    logits = product(share, "router", tokens, model.hidden, model.experts_count)
+    logits = gemm(share, "router", tokens, model.hidden, model.experts_count)
     return [logits, Part("router", soft, soft)]
 
 
@@ -116,9 +116,9 @@ def expert_parts(share: Share, rows: RoutedRows) -> list[Part]:
     moved = (share.tokens + rows.sent + rows.received + rows.computed) * D
     return [
         elementwise(share, "dispatch", moved, moved),
-        product(share, "experts", rows.computed, D, 2 * F, count),
+        gemm(share, "experts", rows.computed, D, 2 * F, count),
         elementwise(share, "experts", 3 * F * rows.computed, 5 * F * rows.computed),
-        product(share, "experts", rows.computed, F, D, count),
+        gemm(share, "experts", rows.computed, F, D, count),
         elementwise(share, "combine", moved, moved),
     ]
 
@@ -144,13 +144,13 @@ def head_parts(share: Share) -> list[Part]:
         loss = Part("head", Load(0, moved), Load(0, moved))
     return [
         elementwise(share, "head", 2 * tokens * model.hidden, 3 * tokens * model.hidden),
-        product(share, "head", tokens, model.hidden, model.vocab),
+        gemm(share, "head", tokens, model.hidden, model.vocab),
         loss,
     ]
 
 
-def product(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> Part:
-    """A product of m rows with one of several (k, n) matrices of weights.
+def gemm(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> Part:
+    """A GEMM of m rows with one of several (k, n) weight matrices.
 
     The backward reads the output's gradient, the input and the weights, writes the input's gradient, and adds
     to that of the weights.

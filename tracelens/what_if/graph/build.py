@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tracelens.errors import TracelensError
 from tracelens.table import Skip
 from tracelens.trace import Run
-from tracelens.what_if.graph.collectives import Exchanges, exchanges, meet
+from tracelens.what_if.graph.collectives import RunCollectives, meet, run_collectives
 from tracelens.what_if.graph.device import device
 from tracelens.what_if.graph.graph import Draft, Graph
 from tracelens.what_if.graph.host import host
@@ -20,13 +20,13 @@ class Recorded(NamedTuple):
 
     Attributes:
         graph: its nodes and edges.
-        exchanges: its collectives.
+        collectives: matched across its ranks.
         windows: of each step, its borders on each rank in order of rank.
         skips: what its graph may lack.
     """
 
     graph: Graph
-    exchanges: Exchanges
+    collectives: RunCollectives
     windows: list[StepSpan]
     skips: list[Skip]
 
@@ -43,7 +43,7 @@ def build(run: Run) -> Recorded:
     for trace in run.traces:
         if not len(trace.work.event):
             raise TracelensError(f"{trace.meta.path}: no GPU work, so there is nothing to replay")
-    found = exchanges(run)
+    found = run_collectives(run)
     draft = Draft()
     hosts, devices = [], []
     for at, trace in enumerate(run.traces):

@@ -22,18 +22,18 @@ from tracelens.what_if.graph.device import Device
 from tracelens.what_if.graph.graph import ARRIVAL, MEET, OWN, TRANSFER, Draft
 
 
-class Exchanges(NamedTuple):
+class RunCollectives(NamedTuple):
     """The communication of a run.
 
     Attributes:
-        instances: collectives that several ranks recorded; times by the first rank's base.
+        matched: collectives that several ranks recorded; times by the first rank's base.
         work: position in its trace's `work` of each communication kernel of each rank.
         kernels: rank to its kernels of these collectives, places in `work`.
         shift: added to the times of each trace to get those by the clock of the first.
         skips: what could not be matched.
     """
 
-    instances: list[MatchedCollective]
+    matched: list[MatchedCollective]
     work: list[Int]
     kernels: dict[int, list[int]]
     shift: list[int]
@@ -46,7 +46,7 @@ class Exchanges(NamedTuple):
         return found
 
 
-def exchanges(run: Run) -> Exchanges:
+def run_collectives(run: Run) -> RunCollectives:
     """The collectives of a run, matched across its ranks."""
     ranks: list[RankCommunication] = [rank_communication(trace) for trace in run.traces]
     found = match(ranks)
@@ -56,7 +56,7 @@ def exchanges(run: Run) -> Exchanges:
     for instance in found.collectives:
         for member in instance.participants:
             kernels.setdefault(member.rank, []).append(member.record.kernel)
-    return Exchanges(
+    return RunCollectives(
         found.collectives,
         [np.flatnonzero(trace.work.kind == comm) for trace in run.traces],
         kernels,
@@ -65,7 +65,7 @@ def exchanges(run: Run) -> Exchanges:
     )
 
 
-def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) -> None:
+def meet(run: Run, found: RunCollectives, devices: Sequence[Device], draft: Draft) -> None:
     """Add the meetings to the graph.
 
     All ranks are there when the last of their kernels has started. The transfer lasts from then to the first
@@ -75,7 +75,7 @@ def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) ->
     place = {trace.meta.rank: at for at, trace in enumerate(run.traces)}
     members = [
         (number, place[member.rank], int(found.work[place[member.rank]][member.record.kernel]))
-        for number, instance in enumerate(found.instances)
+        for number, instance in enumerate(found.matched)
         for member in instance.participants
     ]
     if not members:
@@ -86,7 +86,7 @@ def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) ->
         one, own = devices[at], run.traces[at].work
         begin[mine], finish[mine] = one.begin[work[mine]], one.finish[work[mine]]
         start[mine], end[mine] = (times[work[mine]] + found.shift[at] for times in (own.start, own.end))
-    count = len(found.instances)
+    count = len(found.matched)
     there = np.full(count, np.iinfo(np.int64).min)
     np.maximum.at(there, number, start)
     done = np.full(count, np.iinfo(np.int64).max)
@@ -96,7 +96,7 @@ def meet(run: Run, found: Exchanges, devices: Sequence[Device], draft: Draft) ->
     np.minimum.at(lowest, number, rank)
     node = np.empty(count, dtype=np.int64)
     for at, mine in rows_by_code(lowest).items():
-        node[mine] = draft.add(MEET, at, there[mine], dur=done[mine] - there[mine], instance=mine)
+        node[mine] = draft.add(MEET, at, there[mine], dur=done[mine] - there[mine], collective=mine)
     draft.join(ARRIVAL, begin, node[number])
     draft.join(TRANSFER, node[number[late]], finish[late], end[late] - done[number[late]])
     # A kernel may serve several meetings; where one of them holds it up, its own time is part of that.

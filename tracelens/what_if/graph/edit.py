@@ -14,11 +14,11 @@ from tracelens.what_if.graph.graph import Graph
 Float = NDArray[np.floating[Any]]
 
 _MOST_NS = 10**12
-"""No piece of work is made to take longer: sums over a recording stay within 64 bits."""
+"""Longest duration a scenario may set; sums over a recording stay within 64 bits."""
 
 
 class TooLong(Exception):
-    """A scenario's numbers make something take longer than any step does."""
+    """A scenario sets a duration longer than any step."""
 
 
 def whole_ns(changed: Float, was: Int) -> Int:
@@ -26,10 +26,10 @@ def whole_ns(changed: Float, was: Int) -> Int:
 
     Args:
         changed: ns.
-        was: the same before, ns; what does not grow is never too long.
+        was: before the change, ns; a duration that does not grow is never too long.
 
     Raises:
-        TooLong: one of them grows beyond 1,000 s.
+        TooLong: one grows beyond 1,000 s.
     """
     if ((changed > _MOST_NS) & (changed > was)).any():
         raise TooLong
@@ -38,7 +38,7 @@ def whole_ns(changed: Float, was: Int) -> Int:
 
 @dataclass
 class Edit:
-    """Copies of what may be otherwise in a graph; scenarios change them in place, one after the other.
+    """Editable copies of a graph's arrays; scenarios change them in place, one after the other.
 
     Attributes:
         dur: duration of each node, ns.

@@ -1,4 +1,4 @@
-"""Collectives of a host that does the work itself: who starts them, and who waits for them."""
+"""Collectives of a CPU-only run: which threads start them, and which wait for them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Chain(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """Where a thread goes on when a collective is done.
+    """Where a thread resumes when a collective is done.
 
     Attributes:
-        work: position of the collective in the trace's `work`.
-        after: place in the thread's chain of what comes behind the wait.
-        lag: from the collective's end to that, ns: the host's own time.
+        work: the collective, index into the trace's `work`.
+        after: index in the thread's chain of the node after the wait.
+        lag: from the collective's end to that node, ns: host time.
     """
 
     work: Int
@@ -39,7 +39,7 @@ class Returns(NamedTuple):
 def returns(trace: Trace, chains: Mapping[int, Chain]) -> dict[int, Returns]:
     """Waits for collectives in each thread.
 
-    They are the times between two of its nodes for most of which a collective ran, and in which it ended.
+    A wait is a gap between two nodes in which a collective ended after running for most of it.
     """
     work = trace.work
     rows = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))
@@ -49,7 +49,7 @@ def returns(trace: Trace, chains: Mapping[int, Chain]) -> dict[int, Returns]:
 
 
 def _returns(chain: Chain, rows: Int, ends: Int, running: Union) -> Returns:
-    """Waits of one thread for the collectives in these rows of the work, in order of their ends."""
+    """Waits of one thread for the collectives in these rows, in order of their ends."""
     if not len(rows) or len(chain.node) < 2:
         return Returns(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     low, high = chain.end[:-1], chain.start[1:]
@@ -61,20 +61,20 @@ def _returns(chain: Chain, rows: Int, ends: Int, running: Union) -> Returns:
 
 
 def starts(trace: Trace, chains: dict[int, Chain], thread: Int, begin: Int, draft: Draft) -> None:
-    """Edges from what a thread did last before it started a collective to that."""
+    """Edges from a thread's last node before it started a collective to the collective."""
     work = trace.work
     rows = np.flatnonzero((work.kind == WORK_KINDS.index("comm")) & (work.op >= 0))
     rows = rows[np.argsort(thread[work.op[rows]], kind="stable")]
     numbers, first = np.unique(thread[work.op[rows]], return_index=True)
     parts = dict(zip(numbers.tolist(), np.split(rows, first[1:]), strict=False))
     for number, chain in chains.items():
-        mine = parts.get(number, rows[:0])
-        at = np.searchsorted(chain.end, work.start[mine], side="right") - 1
-        mine, at = mine[at >= 0], at[at >= 0]
-        draft.join(LAUNCH, chain.node[at], begin[mine], work.start[mine] - chain.end[at])
+        started = parts.get(number, rows[:0])
+        before = np.searchsorted(chain.end, work.start[started], side="right") - 1
+        started, before = started[before >= 0], before[before >= 0]
+        draft.join(LAUNCH, chain.node[before], begin[started], work.start[started] - chain.end[before])
 
 
-def waited(chains: dict[int, Chain], found: dict[int, Returns], finish: Int, draft: Draft) -> None:
-    """Edges from collectives to what waited for them."""
-    for number, one in found.items():
-        draft.join(SYNC, finish[one.work], chains[number].node[one.after], one.lag)
+def waited(chains: dict[int, Chain], waits: dict[int, Returns], finish: Int, draft: Draft) -> None:
+    """Edges from collectives to the nodes that waited for them."""
+    for number, wait in waits.items():
+        draft.join(SYNC, finish[wait.work], chains[number].node[wait.after], wait.lag)

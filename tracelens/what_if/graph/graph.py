@@ -1,10 +1,10 @@
-"""`Graph`: what a recorded run did and what each thing waited for, as flat arrays over all ranks.
+"""`Graph`: what a recorded run did and what each activity waited for, as flat arrays over all ranks.
 
-A node is a point of a host thread, a piece of GPU work, or a part of a collective: its arrival on a rank, the
-meeting of all ranks with the transfer behind it, and its end on a rank. An edge says that one node starts no
-sooner than another one has ended, plus a lag. Host time is the lag of an edge: the host's own doing between
-two points of a thread. What a node waited for beyond its edges is its delay, which nothing in the trace
-explains. So with nothing changed every node starts when it did.
+A node is a point on a host thread, a GPU activity, or a part of a collective: its arrival on a rank, the
+meeting of all ranks with the transfer that follows, and its end on a rank. An edge says that a node starts no
+sooner than another ends, plus a lag. Host time is the lag of an edge between two points of a thread. Time
+that a node waited beyond its edges is its delay, which nothing in the trace explains. With nothing changed,
+every node starts when it did.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tracelens.arrays import Bool, Int
 from tracelens.trace import Run, rows_by_code
 
 NODES = ("point", "waited", "work", "arrive", "meet", "leave")
-"""Kinds of nodes: the start of a call or a step mark on a host thread; the end of a call that waits for a
-GPU; a kernel, copy or fill (on a host that does the work itself, an op); of a collective the start of a
-rank's kernel, the moment when all are there with the transfer that follows, the end of a rank's kernel."""
+"""Kinds of nodes: the start of a call or step mark on a host thread; the end of a call that waits for a GPU;
+a kernel, memcpy or memset (an op in a CPU-only run); of a collective the start of a rank's kernel, the moment
+all ranks have arrived plus the transfer that follows, and the end of a rank's kernel."""
 
 POINT, WAITED, WORK, ARRIVE, MEET, LEAVE = range(len(NODES))
 
@@ -42,9 +42,9 @@ EDGES = {
 HOST, HANDOVER, LAUNCH, STREAM, WAIT, SYNC, ARRIVAL, TRANSFER, OWN, ORDER = range(len(EDGES))
 
 OVERLAP_NS = 2_000
-"""Kernels of one stream may overlap by so much: launches that do not wait, or rounded clocks."""
+"""Tolerated overlap of kernels on one stream: launches that do not wait, or rounded clocks."""
 
-# Rounds in which nodes at one point in time are put in order; more than a chain of such nodes has members.
+# Rounds to order nodes at one point in time; longer than any chain of such nodes.
 _TIES = 64
 
 
@@ -55,10 +55,10 @@ class Graph:
     Attributes:
         run: what was recorded.
         kind: of each node, code into NODES.
-        rank: place of its trace in `run.traces`; of a meeting that of its lowest rank.
-        event: row of the call, mark or work in the trace's events, -1 for a meeting.
-        work: position in the trace's `work`, -1 for none.
-        instance: number of the collective of a meeting, see `exchanges`; else -1.
+        rank: index of its trace in `run.traces`; of a meeting that of its lowest rank.
+        event: row in the trace's events, -1 for a meeting.
+        work: index into the trace's `work`, -1 for none.
+        collective: of a meeting, index into `RunCollectives.matched`; else -1.
         start: measured, ns, by the clock of the first rank.
         dur: of work, and of a meeting the transfer; else 0.
         delay: measured start less what the edges say; 0 where there is no edge.
@@ -66,7 +66,7 @@ class Graph:
         lag: ns of each edge, negative only where kernels of a stream overlap.
         edge: kind of each edge, code into EDGES.
         first: edges of node i are first[i] to first[i + 1].
-        shift: added to the times of each trace to get those by the clock of the first.
+        shift: per trace, what to add to its times to get the first trace's clock.
         dropped: kind of edge to how many the measurement contradicts.
     """
 
@@ -75,7 +75,7 @@ class Graph:
     rank: Int
     event: Int
     work: Int
-    instance: Int
+    collective: Int
     start: Int
     dur: Int
     delay: Int
@@ -92,10 +92,10 @@ class Graph:
 
     @cached_property
     def of_rank(self) -> tuple[Int, ...]:
-        """Nodes of each rank, ascending, meetings with their lowest one."""
-        found = rows_by_code(self.rank)
+        """Nodes of each rank, ascending; meetings belong to their lowest rank."""
+        by_rank = rows_by_code(self.rank)
         none = np.zeros(0, dtype=np.int64)
-        return tuple(found.get(at, none) for at in range(len(self.run.traces)))
+        return tuple(by_rank.get(rank, none) for rank in range(len(self.run.traces)))
 
     @property
     def end(self) -> Int:
@@ -129,50 +129,54 @@ class Draft:
         dur: Int | int = 0,
         event: Int | int = -1,
         work: Int | int = -1,
-        instance: Int | int = -1,
+        collective: Int | int = -1,
     ) -> Int:
         """Nodes of one kind and rank; see Graph.
 
         Returns:
             their numbers.
         """
-        fields = (kind, rank, event, work, instance, start, dur)
+        fields = (kind, rank, event, work, collective, start, dur)
         self.nodes.append(
-            tuple(np.broadcast_to(np.asarray(one, dtype=np.int64), len(start)) for one in fields)
+            tuple(np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for value in fields)
         )
-        found = np.arange(self.count, self.count + len(start))
+        numbers = np.arange(self.count, self.count + len(start))
         self.count += len(start)
-        return found
+        return numbers
 
     def join(self, kind: int, src: Int, dst: Int, lag: Int | int = 0) -> None:
         """Edges of one kind. A lag longer than what was measured between both nodes counts as that."""
         fields = (src, dst, lag, kind)
-        self.edges.append(tuple(np.broadcast_to(np.asarray(one, dtype=np.int64), len(src)) for one in fields))
+        self.edges.append(
+            tuple(np.broadcast_to(np.asarray(value, dtype=np.int64), len(src)) for value in fields)
+        )
 
     def graph(self, run: Run, shift: Sequence[int]) -> tuple[Graph, Int]:
         """The graph: nodes in order, contradicted edges dropped; and each node's number in it."""
-        kind, rank, event, work, instance, start, dur = _columns(self.nodes, 7)
+        kind, rank, event, work, collective, start, dur = _columns(self.nodes, 7)
         src, dst, lag, edge = _columns(self.edges, 4)
         slack = start[dst] - (start + dur)[src]
         allowed = np.where(edge == STREAM, -OVERLAP_NS, 0)
         order = _order(start, dur, src, dst, slack >= allowed)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        src, dst = place[src], place[dst]
+        number_of = np.empty_like(order)
+        number_of[order] = np.arange(len(order))
+        src, dst = number_of[src], number_of[dst]
         kept = (slack >= allowed) & (src < dst)
         dropped = np.bincount(edge[~kept], minlength=len(EDGES)).tolist()
-        src, dst, lag, edge, slack = (one[kept] for one in (src, dst, np.minimum(lag, slack), edge, slack))
+        src, dst, lag, edge, slack = (
+            column[kept] for column in (src, dst, np.minimum(lag, slack), edge, slack)
+        )
         by_node = np.argsort(dst, kind="stable")
-        src, dst, lag, edge = (one[by_node] for one in (src, dst, lag, edge))
+        src, dst, lag, edge = (column[by_node] for column in (src, dst, lag, edge))
         start, dur = start[order], dur[order]
         first = np.searchsorted(dst, np.arange(len(order) + 1))
-        found = Graph(
+        graph = Graph(
             run,
             kind[order],
             rank[order],
             event[order],
             work[order],
-            instance[order],
+            collective[order],
             start,
             dur,
             _delay(start, dur, src, dst, lag, first),
@@ -184,7 +188,7 @@ class Draft:
             tuple(shift),
             {name: number for name, number in zip(EDGES, dropped, strict=True) if number},
         )
-        return found, place
+        return graph, number_of
 
 
 def _columns(parts: Sequence[tuple[Int, ...]], count: int) -> list[Int]:
@@ -208,8 +212,8 @@ def _order(start: Int, dur: Int, src: Int, dst: Int, possible: Bool) -> Int:
 
 def _delay(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first: Int) -> Int:
     ready = start.copy()
-    some = first[1:] > first[:-1]
-    if some.any():
-        told = (start + dur)[src] + lag
-        ready[some] = np.maximum.reduceat(told, first[:-1][some])
+    waits = first[1:] > first[:-1]
+    if waits.any():
+        ready_ns = (start + dur)[src] + lag
+        ready[waits] = np.maximum.reduceat(ready_ns, first[:-1][waits])
     return start - ready

@@ -1,6 +1,6 @@
-"""Replaying the graph: new times, the critical path, and how well the recorded run is met."""
+"""Replays the graph: new times, the critical path, and how well it reproduces the recorded run."""
 
 from tracelens.what_if.replay.labels import labels
-from tracelens.what_if.replay.replay import Outcome, Replay, doubt
+from tracelens.what_if.replay.replay import Outcome, Replay, reliability_warning
 
-__all__ = ["Outcome", "Replay", "doubt", "labels"]
+__all__ = ["Outcome", "Replay", "labels", "reliability_warning"]

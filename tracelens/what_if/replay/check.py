@@ -1,4 +1,4 @@
-"""How much of a step the graph explains: replays in which delays that nothing explains are left out."""
+"""How much of a step the graph explains: replays without unexplained delays."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tracelens.what_if.replay.schedule import binding
 
 
 def typical_launches(graph: Graph) -> Edit:
-    """All launches by calls of one name take the same time: the median of those that nothing else held up.
+    """All launches by calls of one name take the median time of those that nothing else held up.
 
-    Nothing of what was measured between these calls and kernels is left, so that giving back the step's time
-    is no consequence of how the graph was made.
+    No measured time between these calls and kernels remains, so reproducing the step is a real test of the
+    graph.
     """
     edit = Edit.of(graph)
     last = binding(graph)
     launches = graph.edge == LAUNCH
     held = np.zeros(len(graph.edge), dtype=bool)
     held[last[last >= 0]] = True
-    # What a graph launches behind its first kernel waits for others of the graph.
+    # Kernels of a graph after its first wait for others of the graph.
     rows = np.flatnonzero(launches)
     launches[:] = False
     launches[rows[np.unique(graph.src[rows], return_index=True)[1]]] = True
@@ -30,10 +30,10 @@ def typical_launches(graph: Graph) -> Edit:
     for rank, trace in enumerate(graph.run.traces):
         if trace.meta.cpu_only or rank not in of_rank:
             continue
-        mine = rows[of_rank[rank]]
-        name = trace.arrays.name[graph.event[graph.src[mine]]]
+        rank_rows = rows[of_rank[rank]]
+        name = trace.arrays.name[graph.event[graph.src[rank_rows]]]
         for code in np.unique(name).tolist():
-            same = mine[name == code]
+            same = rank_rows[name == code]
             free = same[held[same]]
             if len(free):
                 edit.lag[same] = int(np.median(graph.lag[free] + graph.delay[graph.dst[free]]))
@@ -42,7 +42,7 @@ def typical_launches(graph: Graph) -> Edit:
 
 
 def edges_alone(graph: Graph) -> Edit:
-    """No delay without a reason: everything starts when its edges allow it to."""
+    """No unexplained delays: everything starts when its edges allow."""
     edit = Edit.of(graph)
     edit.delay[:] = 0
     return edit

@@ -1,4 +1,4 @@
-"""What the nodes of a graph are called."""
+"""Names of the nodes of a graph."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Labels(NamedTuple):
     """Names of all nodes, by dictionary.
 
     Attributes:
-        name: of work its kernel or op, of a meeting its collective, of a host's point the op around it, else
-            the call or mark itself.
-        category: kernel class of work and of a collective's kernels, "communication" of a meeting, else "".
+        name: of an activity its kernel or op, of a meeting its collective, of a host point the enclosing op,
+            else the call or mark itself.
+        category: kernel class of an activity and of a collective's kernels, "communication" of a meeting,
+            else "".
     """
 
     name: Coded
@@ -33,34 +34,34 @@ def labels(recorded: Recorded) -> Labels:
     name, category = (np.zeros(len(graph), dtype=np.int64) for _ in range(2))
     rows = []
     for nodes, trace in zip(graph.of_rank, graph.run.traces, strict=True):
-        mine = nodes[graph.kind[nodes] != MEET]
+        rank_nodes = nodes[graph.kind[nodes] != MEET]
         events, work = trace.arrays, trace.work
-        around = trace.once(enclosing_op)[graph.event[mine]]
-        place = graph.work[mine]
-        shown = np.where((place < 0) & (around >= 0), around, graph.event[mine])
-        name[mine] = events.name[shown]
+        around = trace.once(enclosing_op)[graph.event[rank_nodes]]
+        work_row = graph.work[rank_nodes]
+        shown = np.where((work_row < 0) & (around >= 0), around, graph.event[rank_nodes])
+        name[rank_nodes] = events.name[shown]
         texts.append(events.names)
         none = len(work.categories)
-        category[mine] = np.where(place >= 0, work.category[np.maximum(place, 0)], none)
+        category[rank_nodes] = np.where(work_row >= 0, work.category[np.maximum(work_row, 0)], none)
         classes.append([*work.categories, ""])
-        rows.append(mine)
+        rows.append(rank_nodes)
     meetings = np.flatnonzero(graph.kind == MEET)
-    collectives = [one.collective for one in recorded.exchanges.instances]
+    collectives = [collective.collective for collective in recorded.collectives.matched]
     known = list(dict.fromkeys(collectives))
     code = {text: number for number, text in enumerate(known)}
-    of_instance = np.array([code[text] for text in collectives], dtype=np.int64)
-    name[meetings] = of_instance[graph.instance[meetings]] if len(meetings) else 0
+    collective_code = np.array([code[text] for text in collectives], dtype=np.int64)
+    name[meetings] = collective_code[graph.collective[meetings]] if len(meetings) else 0
     rows.append(meetings)
     order = np.concatenate(rows)
     return Labels(
-        _whole([*texts, known], name, rows, order),
-        _whole([*classes, ["communication"]], category, rows, order),
+        _merged([*texts, known], name, rows, order),
+        _merged([*classes, ["communication"]], category, rows, order),
     )
 
 
-def _whole(values: list[list[str]], codes: Int, rows: list[Int], order: Int) -> Coded:
-    """One column over all nodes from one a part."""
-    found = recode(values, [codes[part] for part in rows])
-    whole = np.empty(len(codes), dtype=np.int64)
-    whole[order] = found.codes
-    return Coded(whole, found.values)
+def _merged(values: list[list[str]], codes: Int, rows: list[Int], order: Int) -> Coded:
+    """One column over all nodes from one per part."""
+    coded = recode(values, [codes[part] for part in rows])
+    merged = np.empty(len(codes), dtype=np.int64)
+    merged[order] = coded.codes
+    return Coded(merged, coded.values)

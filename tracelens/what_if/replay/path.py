@@ -1,4 +1,4 @@
-"""The critical path of a step: what it would have to be shorter in for the step to be shorter."""
+"""The critical path of a step: what must get shorter for the step to get shorter."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from tracelens.what_if.replay.schedule import Times
 
 HOST_TIME, STARTING, UNEXPLAINED, COMMUNICATION = "host", "kernel start", "unexplained", "communication"
 CATEGORIES = {
-    HOST_TIME: "the host's own time between its calls",
-    STARTING: "from a call or from other work to a kernel's start, and from a GPU back to its host, as long "
-    "as that usually takes",
-    COMMUNICATION: "data of a collective moves; waiting for a rank is what that rank did meanwhile",
-    UNEXPLAINED: "a delay for which the trace shows no reason",
+    HOST_TIME: "host time between calls",
+    STARTING: "typical latency from a call or activity to a kernel's start, and from GPU back to host",
+    COMMUNICATION: "transfer time of collectives; waiting for a rank counts as what that rank did meanwhile",
+    UNEXPLAINED: "delay with no cause in the trace",
 }
-"""Parts of the path beside classes of kernels."""
+"""Parts of the path besides kernel classes."""
 
 _OF_EDGE = {
     HOST: HOST_TIME,
@@ -50,8 +49,8 @@ class Piece(NamedTuple):
     """One part of a critical path.
 
     Attributes:
-        node: whose duration it is, or which waited.
-        category: class of the work, or one of CATEGORIES.
+        node: that ran or waited.
+        category: kernel class, or one of CATEGORIES.
         start: ns.
         end: ns.
     """
@@ -66,7 +65,7 @@ class Path(NamedTuple):
     """The critical path of a step, from its end backwards.
 
     Attributes:
-        rank: place of the rank that ends the step last; the step is what it is on that rank.
+        rank: index of the rank that ends the step last; the path is that rank's step.
         start: of the step, ns.
         end: of the step, ns.
         pieces: without gaps between start and end, the last one first.
@@ -79,20 +78,20 @@ class Path(NamedTuple):
 
     def by_category(self) -> dict[str, int]:
         """Category to ns, most first."""
-        found: dict[str, int] = {}
+        ns: dict[str, int] = {}
         for piece in self.pieces:
-            found[piece.category] = found.get(piece.category, 0) + piece.end - piece.start
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            ns[piece.category] = ns.get(piece.category, 0) + piece.end - piece.start
+        return dict(sorted(ns.items(), key=lambda item: -item[1]))
 
 
 def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, lag: Int) -> Path:
-    """What the step waited for last, and that for, back to the step's begin.
+    """The chain of last dependencies, from the end of the step back to its begin.
 
     Args:
         graph: what was recorded.
         names: of its nodes.
         window: the step.
-        times: the schedule that is asked about.
+        times: the schedule.
         lag: of each edge in it, ns.
     """
     borders = window.borders(times.start, times.end)
@@ -108,18 +107,18 @@ def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, l
         return int(min(low, cursor))
 
     while cursor > begin:
-        own = names.category.values[names.category.codes[node]]
-        cursor = cut(node, own or HOST_TIME, int(times.start[node]), int(times.end[node]))
+        work_class = names.category.values[names.category.codes[node]]
+        cursor = cut(node, work_class or HOST_TIME, int(times.start[node]), int(times.end[node]))
         via = int(times.via[node])
         if via < 0:
             cursor = cut(node, UNEXPLAINED, begin, cursor)
             break
         cursor = cut(node, UNEXPLAINED, int(times.ready[node]), cursor)
         kind = int(graph.edge[via])
-        told = _OF_EDGE.get(kind, STARTING)
-        cpu_only = graph.run.traces[int(graph.rank[node])].meta.cpu_only
-        if cpu_only and told == STARTING:
-            told = HOST_TIME
-        cursor = cut(node, told, int(times.ready[node] - lag[via]), cursor)
+        edge_category = _OF_EDGE.get(kind, STARTING)
+        on_host = graph.run.traces[int(graph.rank[node])].meta.cpu_only
+        if on_host and edge_category == STARTING:
+            edge_category = HOST_TIME
+        cursor = cut(node, edge_category, int(times.ready[node] - lag[via]), cursor)
         node = int(graph.src[via])
     return Path(rank, begin, int(borders[rank, 1]), pieces)

@@ -1,4 +1,4 @@
-"""One step of a run under several scenarios: rows of the tables of a what-if."""
+"""Replays one step of a run under several scenarios, and makes the rows of the what-if tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tracelens.what_if.replay.tables import (
     STEP_RANKS,
     WHATIF,
     bottleneck_rows,
-    by_place,
+    interleaved,
     path_rows,
 )
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
@@ -34,29 +34,29 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioR
 Rows = dict[str, Any]
 
 ALL = "all"
-"""Asks for all steps together."""
+"""Selects all steps together."""
 
 _DOUBTFUL = 0.1
-"""Of a step; recordings with their launches, all ranks and several steps are within a fortieth."""
+"""Largest trusted share of a step; recordings of all ranks and several steps stay within 1/40."""
 
 REPLAYS = {
-    "as measured": "with nothing changed; what has no reason stays as it was",
-    "typical launches": "every launch takes the median time from call to kernel; how far the step then is "
-    "from the measured one says how well the graph predicts",
+    "as measured": "nothing changed, unexplained delays kept",
+    "typical launches": "every launch takes the median time from call to kernel; the error shows how well "
+    "the graph predicts the step",
     "no unexplained delays": "what the graph alone explains",
 }
 
 
 class Outcome(NamedTuple):
-    """What one scenario came to: rows of the tables of these names.
+    """The result of one scenario: rows of the tables of these names.
 
     Attributes:
         projected_ns: of the step.
         whatif: one row.
         assumptions: one row.
-        critical_path: a row a category.
-        bottlenecks: a row a name.
-        ranks: a row a rank.
+        critical_path: one row per category.
+        bottlenecks: one row per name.
+        ranks: one row per rank.
     """
 
     projected_ns: int
@@ -72,18 +72,18 @@ class Replay:
 
     Attributes:
         window: the step.
-        alone: why the interval of a projection holds `window` alone, "" where it holds all recorded steps.
-        alternatives: the steps that it holds.
-        base_ns: its duration as measured, mean over the ranks.
+        single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
+        alternatives: the steps they cover.
+        base_ns: measured duration of `window`, mean over ranks.
     """
 
-    def __init__(self, recorded: Recorded, scene: ScenarioContext, step: str | None) -> None:
-        self.graph, self.scene = recorded.graph, scene
+    def __init__(self, recorded: Recorded, context: ScenarioContext, step: str | None) -> None:
+        self.graph, self.context = recorded.graph, context
         serves = any(rank_steps(trace).steps for trace in self.graph.run.traces)
         step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
-        self.alone = _alone(recorded, step, serves)
-        self.alternatives = [self.window] if self.alone else recorded.windows
+        self.single_step_reason = _single_step_reason(recorded, step, serves)
+        self.alternatives = [self.window] if self.single_step_reason else recorded.windows
         self.names = labels(recorded)
         self.base = self.window.spans(self.graph.start, self.graph.end)
         self.base_ns = _mean(self.base)
@@ -92,36 +92,38 @@ class Replay:
         self.path, self.bottlenecks, self.before = self._path(MEASURED, same, schedule(self.graph, same))
         self.path["delta_ns"] = [0] * len(self.before)
 
-    def scenario(self, one: ScenarioRequest) -> Outcome:
-        """Replay the step as a scenario, or several together, have it.
+    def scenario(self, request: ScenarioRequest) -> Outcome:
+        """Replay the step under one scenario, or several together.
 
-        The interval goes from the shortest to the longest of all recorded steps under all readings of
-        unexplained delays, the projected step among them. One step alone may be shorter with more delays
-        left: they may move its begin, when the GPU is done with the step before, further than its end.
+        Low to high spans all recorded steps with unexplained delays kept, typical and removed. A single step
+        may get shorter with more delays kept: they may move its begin, when the GPU is done with the step
+        before, further than its end.
 
         Raises:
-            NotApplicable: the run has nothing of what it changes, or nothing of its step is left.
-            TracelensError: something in it would take longer than any step.
+            NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.
+            TracelensError: a duration would exceed that of any step.
         """
         edit = Edit.of(self.graph)
         try:
-            assumed = [item.change(self.scene, edit, argument) for item, argument in one.parts]
+            assumed = [item.change(self.context, edit, argument) for item, argument in request.parts]
         except TooLong as error:
             raise TracelensError(
-                f"scenario {one.text}: something would take over 1,000 s; give numbers closer to what was "
-                "measured"
+                f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
+                "measured ones"
             ) from error
         times = {delays: schedule(self.graph, edit, delays) for delays in get_args(Delays)}
-        path, bottlenecks, parts = self._path(one.text, edit, times["typical"])
+        path, bottlenecks, parts = self._path(request.text, edit, times["typical"])
         typical = self.window.spans(times["typical"].start, times["typical"].end)
         projected = _mean(typical)
         if projected <= 0:
             raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
         steps = [
-            _mean(window.spans(at.start, at.end)) for at in times.values() for window in self.alternatives
+            _mean(window.spans(replayed.start, replayed.end))
+            for replayed in times.values()
+            for window in self.alternatives
         ]
         row = {
-            "scenario": one.text,
+            "scenario": request.text,
             "base_ns": self.base_ns,
             "projected_ns": projected,
             "low_ns": min(steps),
@@ -129,46 +131,50 @@ class Replay:
             "gain": self.base_ns / max(projected, 1) - 1,
             "bottleneck": next(iter(parts), ""),
         }
-        told = {
-            "scenario": one.text,
-            "change": " ".join(dict.fromkeys(item.doc for item, _ in one.parts)),
+        assumption_row = {
+            "scenario": request.text,
+            "change": " ".join(dict.fromkeys(item.doc for item, _ in request.parts)),
             "assumption": "; ".join(dict.fromkeys(assumed)),
         }
         ranks = {
-            "scenario": [one.text] * len(typical),
+            "scenario": [request.text] * len(typical),
             "rank": np.array(self.graph.run.ranks),
             "base_ns": self.base,
             "projected_ns": typical,
         }
-        return Outcome(projected, _single(row), _single(told), path, bottlenecks, ranks)
+        return Outcome(projected, _single(row), _single(assumption_row), path, bottlenecks, ranks)
 
     def explained(self) -> Table:
-        """EXPLAINED: replays without what has no reason."""
-        whole = max(sum(self.before.values()), 1)
+        """EXPLAINED: the step replayed unchanged, with typical launches, and without unexplained delays."""
+        path_ns = max(sum(self.before.values()), 1)
         edits = (Edit.of(self.graph), typical_launches(self.graph), edges_alone(self.graph))
         times = [schedule(self.graph, edit, "high") for edit in edits]
-        took = [_mean(self.window.spans(one.start, one.end)) for one in times]
+        replayed_ns = [_mean(self.window.spans(replayed.start, replayed.end)) for replayed in times]
         return EXPLAINED.table(
             {
                 "replay": list(REPLAYS),
-                "base_ns": [self.base_ns] * len(took),
-                "replayed_ns": took,
-                "error": [ns / max(self.base_ns, 1) - 1 for ns in took],
-                "unexplained_fraction": [self.before.get(UNEXPLAINED, 0) / whole, -1.0, -1.0],
+                "base_ns": [self.base_ns] * len(replayed_ns),
+                "replayed_ns": replayed_ns,
+                "error": [ns / max(self.base_ns, 1) - 1 for ns in replayed_ns],
+                "unexplained_fraction": [self.before.get(UNEXPLAINED, 0) / path_ns, -1.0, -1.0],
                 "meaning": list(REPLAYS.values()),
             }
         )
 
-    def tables(self, found: Sequence[Outcome]) -> dict[str, Table]:
-        """All tables; scenarios best first, and paths with the measured one ahead."""
-        ordered = sorted(found, key=lambda one: one.projected_ns)
+    def tables(self, outcomes: Sequence[Outcome]) -> dict[str, Table]:
+        """All tables; scenarios best first, the measured path before the projected ones."""
+        ordered = sorted(outcomes, key=lambda outcome: outcome.projected_ns)
         return {
-            "whatif": stack(WHATIF, [one.whatif for one in ordered]),
-            "assumptions": stack(ASSUMPTIONS, [one.assumptions for one in ordered]),
-            "critical_path": by_place(CRITICAL_PATH, [self.path, *(one.critical_path for one in ordered)]),
-            "bottlenecks": by_place(BOTTLENECKS, [self.bottlenecks, *(one.bottlenecks for one in ordered)]),
+            "whatif": stack(WHATIF, [outcome.whatif for outcome in ordered]),
+            "assumptions": stack(ASSUMPTIONS, [outcome.assumptions for outcome in ordered]),
+            "critical_path": interleaved(
+                CRITICAL_PATH, [self.path, *(outcome.critical_path for outcome in ordered)]
+            ),
+            "bottlenecks": interleaved(
+                BOTTLENECKS, [self.bottlenecks, *(outcome.bottlenecks for outcome in ordered)]
+            ),
             "explained": self.explained(),
-            "ranks": stack(STEP_RANKS, [one.ranks for one in ordered]),
+            "ranks": stack(STEP_RANKS, [outcome.ranks for outcome in ordered]),
         }
 
     def _path(self, name: str, edit: Edit, times: Times) -> tuple[Rows, Rows, dict[str, int]]:
@@ -179,29 +185,29 @@ class Replay:
         return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
 
 
-def doubt(explained: Table) -> str:
-    """Why projections cannot be trusted, from EXPLAINED; "" where the graph explains the step."""
+def reliability_warning(explained: Table) -> str:
+    """Why projections are unreliable, from EXPLAINED; "" if the graph explains the step."""
     missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction")[0])
     if max(unexplained, float(np.abs(missed).max())) <= _DOUBTFUL:
         return ""
     return (
-        f"{unexplained:.0%} of its critical path has no reason in the trace, and without unexplained delays "
-        f"the replay is {missed[-1]:+.0%} off, so projections are hardly to be trusted; give all ranks, "
-        "recorded with launch calls over several steps"
+        f"projections are unreliable: {unexplained:.0%} of the critical path is unexplained, and without "
+        f"unexplained delays the replay is off by {missed[-1]:+.0%}; record all ranks with launch calls over "
+        "several steps"
     )
 
 
-def _alone(recorded: Recorded, step: str | None, serves: bool) -> str:
-    """Why other recorded steps do not say how much the step may differ; "" where they do."""
+def _single_step_reason(recorded: Recorded, step: str | None, serves: bool) -> str:
+    """Why other recorded steps do not show how much steps vary; "" if they do."""
     if step == ALL:
-        return "all steps together are recorded once"
+        return "all steps together occur once"
     if serves:
-        return "each step of a serving engine is another batch"
-    return "one step is recorded" if len(recorded.windows) == 1 else ""
+        return "every step of a serving engine runs a different batch"
+    return "only one step is recorded" if len(recorded.windows) == 1 else ""
 
 
 def _window(recorded: Recorded, step: str | None) -> StepSpan:
-    """The step that is looked at."""
+    """The step to replay."""
     graph = recorded.graph
     if step == ALL:
         first, last = recorded.windows[0], recorded.windows[-1]
@@ -213,7 +219,7 @@ def _window(recorded: Recorded, step: str | None) -> StepSpan:
         known = ", ".join(window.label for window in recorded.windows)
         path = graph.run.traces[0].meta.path
         raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
-    spans = [int(one.spans(graph.start, graph.end).sum()) for one in recorded.windows]
+    spans = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
     return recorded.windows[spans.index(median_low(spans))]
 
 

@@ -1,4 +1,4 @@
-"""When each node of a graph starts and ends if something were otherwise: one pass over all nodes."""
+"""When each node of an edited graph starts and ends: one pass over all nodes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from tracelens.arrays import Int
 from tracelens.what_if.graph import Edit, Graph
 
 Delays = Literal["low", "typical", "high"]
-"""What becomes of the delays that nothing in the trace explains, where what a node waits for has changed.
+"""What happens to unexplained delays when a node's dependencies change.
 
-A node is ready when all its edges allow it to start. One that is ready when it was keeps its delay, always.
-For one that is ready earlier than it was:
+A node is ready when all its edges allow it to start. A node ready at the measured time keeps its delay. For
+a node ready earlier:
 
-- `low`: the delay vanishes. It was the wait for something that has gone as well.
-- `high`: the delay stays in full. It has nothing to do with what changed.
-- `typical`: the delay stays up to the median of all delays behind edges of its kind, and the excess vanishes:
-  the usual cost of such an edge stays, and what was longer had a cause that went.
+- `low`: the delay vanishes, as a wait for something that is gone as well.
+- `high`: the delay stays in full, as unrelated to the change.
+- `typical`: the delay stays up to the median delay behind edges of its kind: the usual cost of such an edge
+  stays, the excess vanishes.
 
-For one that is ready later than it was: `low` starts it then, or when it did start if that is later (the
-delay goes on meanwhile), `high` keeps the delay, `typical` is the later of `low` with a typical delay and
-`low`. A node never starts earlier for being ready later, so each node starts at low <= typical <= high, and
-what takes less time makes no node start later. That is said of points in time: a step lasts from one to
-another, both of which move.
+A node ready later starts then or at its measured start if that is later (`low`), keeps its delay (`high`), or
+starts at the later of `low` with a typical delay and `low` (`typical`). A node never starts earlier for being
+ready later, so each node starts at low <= typical <= high, and shorter durations delay no node. This holds
+for points in time: both ends of a step move.
 """
 
 
@@ -66,33 +65,33 @@ def schedule(graph: Graph, edit: Edit, delays: Delays = "typical") -> Times:
             begin = was
             ready[node], via[node] = was, -1
         else:
-            at, best = end[src[low]] + lag[low], low
+            ready_ns, best = end[src[low]] + lag[low], low
             for edge in range(low + 1, high):
-                told = end[src[edge]] + lag[edge]
-                if told > at:
-                    at, best = told, edge
-            ready[node], via[node] = at, best
-            if at < was - late:
-                begin = at + stays[node]
+                allowed_ns = end[src[edge]] + lag[edge]
+                if allowed_ns > ready_ns:
+                    ready_ns, best = allowed_ns, edge
+            ready[node], via[node] = ready_ns, best
+            if ready_ns < was - late:
+                begin = ready_ns + stays[node]
             elif absorbs:
-                begin = max(at + stays[node], was)
+                begin = max(ready_ns + stays[node], was)
             else:
-                begin = at + late
+                begin = ready_ns + late
         start[node] = begin
         end[node] = begin + dur[node]
-    chosen = np.array(via, dtype=np.int64)
+    last_edge = np.array(via, dtype=np.int64)
     return Times(
         np.array(start, dtype=np.int64),
         np.array(end, dtype=np.int64),
         np.array(ready, dtype=np.int64),
-        np.where(chosen >= 0, kept[np.maximum(chosen, 0)] if len(kept) else -1, -1),
+        np.where(last_edge >= 0, kept[np.maximum(last_edge, 0)] if len(kept) else -1, -1),
     )
 
 
 def binding(graph: Graph) -> Int:
     """The edge that each node waited for last as measured, -1 for none."""
-    told = graph.end[graph.src] + graph.lag
-    order = np.lexsort((told, graph.dst))
+    allowed_ns = graph.end[graph.src] + graph.lag
+    order = np.lexsort((allowed_ns, graph.dst))
     last = np.full(len(graph), -1, dtype=np.int64)
     last[graph.dst[order]] = order
     return last
@@ -104,8 +103,8 @@ def usual_delays(graph: Graph, delay: Int) -> Int:
     usual = np.zeros(len(graph), dtype=np.int64)
     kinds = np.where(last >= 0, graph.edge[np.maximum(last, 0)] if len(graph.edge) else -1, -1)
     for kind in np.unique(kinds[kinds >= 0]).tolist():
-        mine = kinds == kind
-        usual[mine] = int(np.median(delay[mine]))
+        same_kind = kinds == kind
+        usual[same_kind] = int(np.median(delay[same_kind]))
     return usual
 
 

@@ -1,4 +1,4 @@
-"""The tables of a what-if: their schemas, and rows from paths."""
+"""Schemas of the what-if tables, and their rows from paths."""
 
 from __future__ import annotations
 
@@ -11,63 +11,62 @@ from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
 
 MEASURED = "(measured)"
-"""The row of what was recorded, beside those of scenarios."""
+"""Names the recorded step among the scenarios."""
 
 WHATIF = Schema(
-    "Step time if something were otherwise",
+    "Projected step time",
     (
         Column("scenario", "str"),
-        Column("base_ns", "int64", "ns", "of the step as measured, mean over the ranks"),
-        Column("projected_ns", "int64", "ns", "of the step if the scenario held"),
-        Column("low_ns", "int64", "ns", "the shortest of the recorded steps, each replayed so"),
-        Column("high_ns", "int64", "ns", "the longest of them"),
-        Column("gain", "float64", "ratio", "base / projected, less 1: how much more throughput"),
-        Column("bottleneck", "category", doc="what most of the new critical path is"),
+        Column("base_ns", "int64", "ns", "measured step, mean over ranks"),
+        Column("projected_ns", "int64", "ns", "step under the scenario"),
+        Column("low_ns", "int64", "ns", "shortest replayed step"),
+        Column("high_ns", "int64", "ns", "longest replayed step"),
+        Column("gain", "float64", "ratio", "throughput gain: base / projected - 1"),
+        Column("bottleneck", "category", doc="largest part of the new critical path"),
     ),
-    doc="The run's own dependency graph (launches, streams, waits, collectives across ranks), replayed with "
-    "other durations. Low to high holds all recorded steps, each with all, with typical and with none of the "
-    "delays left that nothing in the trace explains; of N steps alike, one more lies between the shortest "
-    "and the longest in (N-1)/(N+1) of cases. What the assumptions leave out, and how much one run differs "
-    "from the next, is not in it.",
+    doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
+    "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
+    "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Excludes what the "
+    "assumptions leave out and run-to-run variation.",
 )
 ASSUMPTIONS = Schema(
-    "What the projections rest on",
+    "Assumptions",
     (
         Column("scenario", "str"),
-        Column("change", "str", doc="what would be otherwise", prose=True),
+        Column("change", "str", doc="what the scenario changes", prose=True),
         Column("assumption", "str", prose=True),
     ),
 )
 CRITICAL_PATH = Schema(
     "Critical path",
     (
-        Column("scenario", "str", doc=f"{MEASURED} for the step as it was"),
+        Column("scenario", "str", doc=f"{MEASURED} for the recorded step"),
         Column(
             "category",
             "category",
-            doc="class of kernels, or: " + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items()),
+            doc="kernel class, or: " + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items()),
         ),
-        Column("dur_ns", "int64", "ns", "of the step on the rank that ends it last"),
+        Column("dur_ns", "int64", "ns", "on the rank that ends the step last"),
         Column("fraction", "float64", "fraction", "of that step"),
-        Column("delta_ns", "int64", "ns", "less what it was"),
+        Column("delta_ns", "int64", "ns", "projected - measured"),
     ),
-    doc="First what each step waits for most, then what comes second, and so on. "
+    doc="The largest part of each step, then the second largest, and so on. "
     + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items())
     + ".",
 )
 BOTTLENECKS = Schema(
-    "What the critical path is made of",
+    "Bottlenecks",
     (
         Column("scenario", "str"),
         Column("rank", "int64"),
         Column("category", "category"),
-        Column("name", "category", doc="kernel, op or collective; of host time the op that it led to"),
+        Column("name", "category", doc="kernel, op or collective; of host time the op it leads to"),
         Column("count", "int64", "count", "pieces of the path"),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the step"),
     ),
-    doc="By rank and name; first the largest part of each step, then the second, and so on: what to make "
-    "shorter next.",
+    doc="What to shorten next, by rank and name: the largest part of each critical path, then the second "
+    "largest, and so on.",
 )
 EXPLAINED = Schema(
     "How well the graph explains the step",
@@ -75,15 +74,13 @@ EXPLAINED = Schema(
         Column("replay", "str"),
         Column("base_ns", "int64", "ns"),
         Column("replayed_ns", "int64", "ns"),
-        Column("error", "float64", "ratio", "replayed / base, less 1"),
-        Column(
-            "unexplained_fraction", "float64", "fraction", "of the critical path, delays without a reason"
-        ),
+        Column("error", "float64", "ratio", "replayed / base - 1"),
+        Column("unexplained_fraction", "float64", "fraction", "unexplained delays, of the critical path"),
         Column("meaning", "str", prose=True),
     ),
 )
 STEP_RANKS = Schema(
-    "The step on each rank",
+    "Step time by rank",
     (
         Column("scenario", "str"),
         Column("rank", "int64"),
@@ -96,39 +93,39 @@ STEP_RANKS = Schema(
 _NAMES = 8
 
 
-def by_place(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:
+def interleaved(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:
     """One table of several: the first row of each, then the second of each, and so on."""
-    order = sorted(
-        (place, number) for number, part in enumerate(parts) for place in range(len(part["scenario"]))
-    )
-    return schema.table(
-        {name: [parts[number][name][place] for place, number in order] for name in schema.names}
-    )
+    order = sorted((row, number) for number, part in enumerate(parts) for row in range(len(part["scenario"])))
+    return schema.table({name: [parts[number][name][row] for row, number in order] for name in schema.names})
 
 
 def path_rows(scenario: str, path: Path, before: Mapping[str, int]) -> dict[str, list[Any]]:
-    """Rows of CRITICAL_PATH; `before` is what each category was as measured."""
-    now, whole = path.by_category(), max(path.end - path.start, 1)
+    """Rows of CRITICAL_PATH; `before` maps category to its measured ns."""
+    now, step_ns = path.by_category(), max(path.end - path.start, 1)
     names = [*now, *(name for name in before if name not in now)]
     return {
         "scenario": [scenario] * len(names),
         "category": names,
         "dur_ns": [now.get(name, 0) for name in names],
-        "fraction": [now.get(name, 0) / whole for name in names],
+        "fraction": [now.get(name, 0) / step_ns for name in names],
         "delta_ns": [now.get(name, 0) - before.get(name, 0) for name in names],
     }
 
 
 def bottleneck_rows(
-    scenario: str, path: Path, names: Labels, ranks: Sequence[int], place: Int
+    scenario: str, path: Path, names: Labels, ranks: Sequence[int], rank_of_node: Int
 ) -> dict[str, list[Any]]:
     """Rows of BOTTLENECKS; `ranks[place[node]]` is the rank of a node."""
-    found: dict[tuple[int, str, str], list[int]] = {}
+    durs: dict[tuple[int, str, str], list[int]] = {}
     for piece in path.pieces:
-        key = ranks[int(place[piece.node])], piece.category, names.name.values[names.name.codes[piece.node]]
-        found.setdefault(key, []).append(piece.end - piece.start)
-    most = sorted(found.items(), key=lambda item: -sum(item[1]))[:_NAMES]
-    whole = max(path.end - path.start, 1)
+        key = (
+            ranks[int(rank_of_node[piece.node])],
+            piece.category,
+            names.name.values[names.name.codes[piece.node]],
+        )
+        durs.setdefault(key, []).append(piece.end - piece.start)
+    most = sorted(durs.items(), key=lambda item: -sum(item[1]))[:_NAMES]
+    step_ns = max(path.end - path.start, 1)
     return {
         "scenario": [scenario] * len(most),
         "rank": [rank for (rank, _, _), _ in most],
@@ -136,5 +133,5 @@ def bottleneck_rows(
         "name": [name for (_, _, name), _ in most],
         "count": [len(parts) for _, parts in most],
         "dur_ns": [sum(parts) for _, parts in most],
-        "fraction": [sum(parts) / whole for _, parts in most],
+        "fraction": [sum(parts) / step_ns for _, parts in most],
     }

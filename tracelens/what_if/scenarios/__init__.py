@@ -1,1 +1,1 @@
-"""The scenarios, registered by being imported; see `whatif.scenario`."""
+"""The scenarios, registered on import; see `what_if.scenario`."""

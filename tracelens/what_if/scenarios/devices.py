@@ -1,4 +1,4 @@
-"""The device of a rank, and what it says of its work."""
+"""The device of a rank, and the costs of its activities."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tracelens.trace import Trace
 from tracelens.what_if.scenario import ScenarioContext
 
 
-def device_of(scene: ScenarioContext, trace: Trace) -> Device | None:
-    """The device that a rank ran on: what the user says, else what its trace says; None if nobody knows."""
-    return choose_device(scene.device, scene.device_file) or own_device(trace)
+def device_of(context: ScenarioContext, trace: Trace) -> Device | None:
+    """The device of a rank: from the user, else from its trace; None if unknown."""
+    return choose_device(context.device, context.device_file) or own_device(trace)
 
 
 def counted(trace: Trace) -> Costing:
-    """What the cost models count of a rank's work; ask with `trace.once(counted)`."""
+    """Costs of a rank's activities; call as `trace.once(counted)`."""
     return costing(trace, trace.work)

@@ -1,4 +1,4 @@
-"""Another device: GPU work by the ratio of its roofline times, collectives by that of the links."""
+"""Another device: kernels scale with their roofline times, collectives with the links."""
 
 from __future__ import annotations
 
@@ -18,77 +18,87 @@ _NODE = 8
 
 
 @scenario("device", argument="=NAME or FILE.toml", usual=())
-def other_device(scene: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The run on another device: each kernel by the ratio of its roofline times, the host as it was."""
-    to = read_device(argument) if argument.endswith(".toml") else device_named(argument)
-    graph = scene.recorded.graph
+def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """The run on another device: each kernel scales with its roofline time, the host stays the same."""
+    target = read_device(argument) if argument.endswith(".toml") else device_named(argument)
+    graph = context.recorded.graph
     if all(trace.meta.cpu_only for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run")
-    told = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}
-    homes = []
-    for at, trace in enumerate(graph.run.traces):
-        home = device_of(scene, trace)
-        if home is None:
-            raise NotApplicable(f"rank {trace.meta.rank}: its device is not known; give --device")
-        homes.append(home)
-        factor, modelled = ratios(trace, home, to)
-        mine = graph.of_rank[at]
-        mine = mine[graph.kind[mine] == WORK]
-        place = graph.work[mine]
-        comm = trace.work.kind[place] == WORK_KINDS.index("comm")
-        took = edit.dur[mine].astype(float)
-        told["alone"] += took[comm].sum()
-        told["roofline"] += took[~comm & modelled[place]].sum()
-        told["memory"] += took[~comm & ~modelled[place]].sum()
-        edit.dur[mine] = whole_ns(np.where(comm, took, took * factor[place]), edit.dur[mine])
-    links = _links(scene, edit, homes, to)
-    home = homes[0]
+    scaled_ns = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}
+    recorded_devices = []
+    for rank_index, trace in enumerate(graph.run.traces):
+        recorded = device_of(context, trace)
+        if recorded is None:
+            raise NotApplicable(f"rank {trace.meta.rank}: unknown device; give --device")
+        recorded_devices.append(recorded)
+        factor, modelled = ratios(trace, recorded, target)
+        rank_nodes = graph.of_rank[rank_index]
+        rank_nodes = rank_nodes[graph.kind[rank_nodes] == WORK]
+        work_row = graph.work[rank_nodes]
+        comm = trace.work.kind[work_row] == WORK_KINDS.index("comm")
+        dur_ns = edit.dur[rank_nodes].astype(float)
+        scaled_ns["alone"] += dur_ns[comm].sum()
+        scaled_ns["roofline"] += dur_ns[~comm & modelled[work_row]].sum()
+        scaled_ns["memory"] += dur_ns[~comm & ~modelled[work_row]].sum()
+        edit.dur[rank_nodes] = whole_ns(
+            np.where(comm, dur_ns, dur_ns * factor[work_row]), edit.dur[rank_nodes]
+        )
+    links = _links(context, edit, recorded_devices, target)
+    recorded = recorded_devices[0]
     parts = [
-        f"GPU work keeps its efficiency against the roofline of {to.title} instead of {home.title}",
-        f"{told['memory'] / max(told['memory'] + told['roofline'], 1):.0%} of its time has no cost model and "
-        f"scales with the memory's bandwidth ({home.hbm_bytes_per_s / to.hbm_bytes_per_s:.2f})",
+        f"kernels keep their roofline efficiency on {target.title} instead of {recorded.title}",
+        f"{scaled_ns['memory'] / max(scaled_ns['memory'] + scaled_ns['roofline'], 1):.0%} of GPU time has no "
+        "cost model and scales with memory bandwidth "
+        f"({recorded.hbm_bytes_per_s / target.hbm_bytes_per_s:.2f})",
         links,
-        "the host, its launches and the gaps of streams stay as they are",
+        "host time, launches and stream gaps stay the same",
     ]
-    if told["alone"]:
-        parts.append("communication that one rank alone recorded keeps its time")
+    if scaled_ns["alone"]:
+        parts.append("communication recorded on one rank only keeps its time")
     return ", ".join(filter(None, parts))
 
 
-def ratios(trace: Trace, home: Device, to: Device) -> tuple[Float, Bool]:
-    """Of each piece of a rank's work the time on `to` over that on `home`, and whether a cost model says it.
+def ratios(trace: Trace, recorded: Device, target: Device) -> tuple[Float, Bool]:
+    """Time on `target` / time on `recorded` of each of a rank's activities, and which of them are modelled.
 
-    Against the max-achievable rate of products where both devices publish one for the type, else against the
-    data sheets' peaks.
+    Uses max-achievable FLOP/s if both devices publish it for the type, else the data sheets' peaks.
     """
-    found: Costing = trace.once(counted)
-    here, there = bounds(found.items, home), bounds(found.items, to)
-    both = (here.maf > 0) & (there.maf > 0)
-    before, after = np.where(both, here.maf, here.roofline), np.where(both, there.maf, there.roofline)
+    costing: Costing = trace.once(counted)
+    recorded_bounds, target_bounds = bounds(costing.items, recorded), bounds(costing.items, target)
+    both = (recorded_bounds.maf > 0) & (target_bounds.maf > 0)
+    before, after = (
+        np.where(both, recorded_bounds.maf, recorded_bounds.roofline),
+        np.where(both, target_bounds.maf, target_bounds.roofline),
+    )
     known = (before > 0) & (after > 0)
-    each = np.where(known, after / np.where(known, before, 1.0), 0.0)
-    modelled = found.item >= 0
-    modelled[modelled] = known[found.item[modelled]]
-    factor = np.full(len(found.item), home.hbm_bytes_per_s / to.hbm_bytes_per_s)
-    factor[modelled] = each[found.item[modelled]]
+    ratio = np.where(known, after / np.where(known, before, 1.0), 0.0)
+    modelled = costing.item >= 0
+    modelled[modelled] = known[costing.item[modelled]]
+    factor = np.full(len(costing.item), recorded.hbm_bytes_per_s / target.hbm_bytes_per_s)
+    factor[modelled] = ratio[costing.item[modelled]]
     return factor, modelled
 
 
-def _links(scene: ScenarioContext, edit: Edit, homes: list[Device], to: Device) -> str:
-    """Transfers of collectives within a node by the ratio of the links; what is assumed of them."""
-    graph, instances = scene.recorded.graph, scene.recorded.exchanges.instances
+def _links(context: ScenarioContext, edit: Edit, recorded_devices: list[Device], target: Device) -> str:
+    """Scale transfers of collectives within a node by the link rates; returns the assumption."""
+    graph, matched = context.recorded.graph, context.recorded.collectives.matched
     meetings = np.flatnonzero(graph.kind == MEET)
     if not len(meetings):
         return ""
-    size = np.array([instances[one].participants[0].record.size for one in graph.instance[meetings].tolist()])
+    size = np.array(
+        [
+            matched[collective].participants[0].record.size
+            for collective in graph.collective[meetings].tolist()
+        ]
+    )
     near = meetings[size <= _NODE]
-    rate = np.array([home.gpu_link_bytes_per_s for home in homes])[graph.rank[near]]
-    if not to.gpu_link_bytes_per_s or not (rate > 0).all():
-        return "collectives keep their time, since a device's link rate is not known"
-    edit.dur[near] = whole_ns(edit.dur[near] * rate / to.gpu_link_bytes_per_s, edit.dur[near])
+    rate = np.array([device.gpu_link_bytes_per_s for device in recorded_devices])[graph.rank[near]]
+    if not target.gpu_link_bytes_per_s or not (rate > 0).all():
+        return "collectives keep their time, as a device's link rate is unknown"
+    edit.dur[near] = whole_ns(edit.dur[near] * rate / target.gpu_link_bytes_per_s, edit.dur[near])
     across = len(meetings) - len(near)
     return (
         f"transfers of {len(near):,} collectives scale with the links of a node"
-        f" ({homes[0].gpu_link_bytes_per_s / to.gpu_link_bytes_per_s:.2f}), latency included"
+        f" ({recorded_devices[0].gpu_link_bytes_per_s / target.gpu_link_bytes_per_s:.2f}), latency included"
         + (f", those of {across:,} over more than {_NODE} ranks keep their time" if across else "")
     )

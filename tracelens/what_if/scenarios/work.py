@@ -69,10 +69,10 @@ def balanced(scene: ScenarioContext, edit: Edit, argument: str) -> str:
 
 def _together(scene: ScenarioContext) -> list[int]:
     """The group of each rank: ranks that exchange tokens in their MoE layers are one group."""
-    run, found = scene.recorded.graph.run, scene.recorded.exchanges
+    run, found = scene.recorded.graph.run, scene.recorded.collectives
     place = {trace.meta.rank: at for at, trace in enumerate(run.traces)}
     group = list(range(len(run.traces)))
-    for instance in found.instances:
+    for instance in found.matched:
         there = [(place[member.rank], member.record.kernel) for member in instance.participants]
         visits = [run.traces[at].once(regions).layer_pass[found.work[at][kernel]] for at, kernel in there]
         if min(visits) >= 0:

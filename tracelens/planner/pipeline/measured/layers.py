@@ -24,12 +24,12 @@ class LayerWalls(NamedTuple):
     Attributes:
         ns: part (L0, L1, ..., embedding, head) to forward and backward of a micro-batch, means.
         kinds: layer to the names of the scopes in it, which tell its kind.
-        places: layer to the chunk of the model that it is in.
+        chunk_of: layer to the chunk of the model that it is in.
     """
 
     ns: Mapping[str, tuple[float, float]]
     kinds: Mapping[str, frozenset[str]]
-    places: Mapping[str, int]
+    chunk_of: Mapping[str, int]
 
 
 def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
@@ -44,8 +44,8 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
     """
     events, work = trace.arrays, gpu_work(trace)
     names, codes, kinds = _parts(events.names)
-    chosen = events.where("annotation") & (codes[events.name] >= 0)
-    around = nearest(events.parent, events.depth, chosen)
+    is_part = events.where("annotation") & (codes[events.name] >= 0)
+    around = nearest(events.parent, events.depth, is_part)
 
     def part_of(event: Int) -> Int:
         scope = np.where(event >= 0, around[np.maximum(event, 0)], -1)
@@ -57,31 +57,33 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
     start, end = (
         np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
     )
-    at = np.searchsorted(start, work.start, side="right") - 1
-    inside = (at >= 0) & (part >= 0) & (work.start < end[np.maximum(at, 0)])
+    pass_index = np.searchsorted(start, work.start, side="right") - 1
+    inside = (pass_index >= 0) & (part >= 0) & (work.start < end[np.maximum(pass_index, 0)])
     rows = np.flatnonzero(inside)
-    rows = rows[np.lexsort((work.end[rows], at[rows]))]
-    at, part, stop = at[rows], part[rows], work.end[rows]
-    stop = np.minimum(stop, end[at])
-    first = np.append(True, np.diff(at) != 0)[: len(at)]
-    last = np.append(first[1:], True)[: len(at)]
-    stop[last] = end[at[last]]
-    before = np.where(first, start[at], np.append(0, stop[:-1])[: len(at)])
-    found = np.zeros((len(spans), len(names)), dtype=np.int64)
-    np.add.at(found, (at, part), stop - before)
+    rows = rows[np.lexsort((work.end[rows], pass_index[rows]))]
+    pass_index, part, stop = pass_index[rows], part[rows], work.end[rows]
+    stop = np.minimum(stop, end[pass_index])
+    first = np.append(True, np.diff(pass_index) != 0)[: len(pass_index)]
+    last = np.append(first[1:], True)[: len(pass_index)]
+    stop[last] = end[pass_index[last]]
+    before = np.where(first, start[pass_index], np.append(0, stop[:-1])[: len(pass_index)])
+    part_ns = np.zeros((len(spans), len(names)), dtype=np.int64)
+    np.add.at(part_ns, (pass_index, part), stop - before)
     forward = np.array([span.phase == FORWARD for span in spans])
     # A part of several chunks has none in most of the rank's passes: what counts are its micro-batches.
     count = max(len({(span.step, span.microbatch) for span in spans}), 1)
-    means = (found[forward].sum(axis=0) / count, found[~forward].sum(axis=0) / count)
+    means = (part_ns[forward].sum(axis=0) / count, part_ns[~forward].sum(axis=0) / count)
     ns = {
         name: (float(ahead), float(back))
         for name, ahead, back in zip(names, *means, strict=True)
         if ahead + back > 0
     }
     virtual = np.array([span.virtual for span in spans], dtype=np.int64)
-    places = {name: int(virtual[found[:, code].argmax()]) for code, name in enumerate(names) if name in kinds}
-    there = {name: kind for name, kind in kinds.items() if name in ns}
-    return LayerWalls(ns, there, {name: places[name] for name in there})
+    chunk_of = {
+        name: int(virtual[part_ns[:, code].argmax()]) for code, name in enumerate(names) if name in kinds
+    }
+    kinds_present = {name: kind for name, kind in kinds.items() if name in ns}
+    return LayerWalls(ns, kinds_present, {name: chunk_of[name] for name in kinds_present})
 
 
 def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[str]]]:
@@ -97,11 +99,11 @@ def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[st
         codes[code] = names.setdefault(name, len(names))
         if match["layer"]:
             inner.setdefault(name, set()).update({match["inner"]} - {None, "B"})
-    return list(names), codes, {name: frozenset(some) for name, some in inner.items()}
+    return list(names), codes, {name: frozenset(scopes) for name, scopes in inner.items()}
 
 
 def exposed(trace: Trace, spans: Sequence[Span]) -> tuple[float, float]:
-    """Of a rank's forwards and of its backwards, the share of exchanges that no computation hides."""
+    """Exposed communication as a share of a rank's forwards and of its backwards."""
     work = gpu_work(trace)
     # A message to or from another stage waits for that one, beside what this one computes.
     messages = stage_messages(trace, unnamed=pipeline_scopes(trace).usable)
@@ -109,11 +111,11 @@ def exposed(trace: Trace, spans: Sequence[Span]) -> tuple[float, float]:
     start, end = (
         np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
     )
-    every = union(work.start, work.end).covered(start, end)
-    other = work.union("computation", "memcpy", "memset").covered(start, end)
+    busy = union(work.start, work.end).covered(start, end)
+    not_comm = work.union("computation", "memcpy", "memset").covered(start, end)
     forward = np.array([span.phase == FORWARD for span in spans])
     wall = end - start
     shares = [
-        float((every - other)[rows].sum() / max(int(wall[rows].sum()), 1)) for rows in (forward, ~forward)
+        float((busy - not_comm)[rows].sum() / max(int(wall[rows].sum()), 1)) for rows in (forward, ~forward)
     ]
     return shares[0], shares[1]

@@ -76,37 +76,41 @@ def lines_of(ranks: Sequence[Passes], skips: list[Skip]) -> Iterator[Line]:
 
     Args:
         ranks: of the run.
-        skips: gets what is not there from its begin to its end.
+        skips: receives the pipelines and steps that are only partly recorded.
     """
-    for stages, some in pipelines(ranks, skips):
-        if {one.stage for one in some} != set(range(stages)):
+    for stages, stages_of_line in pipelines(ranks, skips):
+        if {stage.stage for stage in stages_of_line} != set(range(stages)):
             skips.append(
-                Skip(f"pipeline of rank {some[0].part.rank}", "not all of its stages are in the run")
+                Skip(f"pipeline of rank {stages_of_line[0].part.rank}", "some of its stages are missing")
             )
             continue
-        ordered = sorted(some, key=lambda one: one.stage)
-        for label in dict.fromkeys(span.step for one in ordered for span in one.part.spans):
-            lanes = [lane_of(one, label) for one in ordered]
+        ordered = sorted(stages_of_line, key=lambda stage: stage.stage)
+        for label in dict.fromkeys(span.step for stage in ordered for span in stage.part.spans):
+            lanes = [lane_of(stage, label) for stage in ordered]
             size = shape(lanes, stages) if all(lane.spans and is_complete(lane) for lane in lanes) else None
-            subject = f"step {label} of the pipeline of rank {some[0].part.rank}"
+            subject = f"step {label} of the pipeline of rank {stages_of_line[0].part.rank}"
             if size is None or not all(lane.of(BACKWARD) for lane in lanes):
-                skips.append(Skip(subject, "it is not recorded from its begin to its end"))
+                skips.append(Skip(subject, "step only partly recorded"))
                 continue
-            found = [numbered(lane, size) for lane in lanes]
-            yield _line(label, size, ordered, lanes, found)
+            numbered_spans = [numbered(lane, size) for lane in lanes]
+            yield _line(label, size, ordered, lanes, numbered_spans)
 
 
 def _line(
-    label: str, size: Shape, some: Sequence[Stage], lanes: Sequence[Lane], found: Sequence[Sequence[Span]]
+    label: str,
+    size: Shape,
+    stages: Sequence[Stage],
+    lanes: Sequence[Lane],
+    numbered_spans: Sequence[Sequence[Span]],
 ) -> Line:
     count = size.stages * size.chunks
     walls = {phase: np.zeros((count, size.microbatches), dtype=np.int64) for phase in (FORWARD, BACKWARD)}
-    for span in (span for spans in found for span in spans):
+    for span in (span for spans in numbered_spans for span in spans):
         walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
-    ordered = [sorted(spans, key=lambda span: span.start) for spans in found]
+    ordered = [sorted(spans, key=lambda span: span.start) for spans in numbered_spans]
     begin = min(spans[0].start for spans in ordered)
     end = max(span.end for spans in ordered for span in spans)
-    windows = [window_of(one, label) for one in some]
+    windows = [window_of(stage, label) for stage in stages]
     rest = [high - low - (min(high, end) - max(low, begin)) for low, high in windows]
     return Line(
         tuple(lane.rank for lane in lanes),
@@ -123,12 +127,12 @@ def _line(
 
 def _recorded(size: Shape, ordered: Sequence[Sequence[Span]]) -> Schedule:
     """The order of the passes as data; halves of backwards count as one, at the first of them."""
-    places = tuple(tuple(sorted({span.virtual for span in spans})) for spans in ordered)
+    positions = tuple(tuple(sorted({span.virtual for span in spans})) for spans in ordered)
     orders = []
-    for spans, own in zip(ordered, places, strict=True):
-        passes_of = (Pass(span.phase, own.index(span.virtual), span.microbatch) for span in spans)
+    for spans, stage_positions in zip(ordered, positions, strict=True):
+        passes_of = (Pass(span.phase, stage_positions.index(span.virtual), span.microbatch) for span in spans)
         orders.append(singles(list(dict.fromkeys(passes_of))))
-    return Schedule("as recorded", places, size.microbatches, tuple(orders))
+    return Schedule("as recorded", positions, size.microbatches, tuple(orders))
 
 
 def _between(ordered: Sequence[Sequence[Span]], count: int) -> Costs:
@@ -144,8 +148,10 @@ def _between(ordered: Sequence[Sequence[Span]], count: int) -> Costs:
                 transit[span.phase].append(max(span.start - made, 0))
             elif before is not None:
                 gaps[stage].append(max(span.start - before.end, 0))
-    forward, backward = (int(np.median(some)) if some else 0 for some in transit.values())
-    return Costs(forward, backward, tuple(int(np.mean(some)) if some else 0 for some in gaps))
+    forward, backward = (int(np.median(transits)) if transits else 0 for transits in transit.values())
+    return Costs(
+        forward, backward, tuple(int(np.mean(stage_gaps)) if stage_gaps else 0 for stage_gaps in gaps)
+    )
 
 
 def _source(span: Span, count: int) -> tuple[str, int, int]:

@@ -66,29 +66,33 @@ def measure(run: Run) -> Measured:
     if not lines:
         why = f" ({skips[0].subject}: {skips[0].reason})" if skips else ""
         raise TracelensError(
-            "no whole pipeline in the trace: give the ranks of all stages, with forward and backward of a "
+            "no complete pipeline in the trace: give the ranks of all stages, with forward and backward of a "
             f"step{why}"
         )
     size = lines[0].size
-    if odd := [line for line in lines if line.size != size]:
+    if different := [line for line in lines if line.size != size]:
         raise TracelensError(
-            f"the pipelines of ranks {lines[0].ranks} and {odd[0].ranks} differ in stages, micro-batches or "
-            "chunks"
+            f"the pipelines of ranks {lines[0].ranks} and {different[0].ranks} differ in stages, "
+            "micro-batches or chunks"
         )
     forward, backward = (
         np.median([getattr(line, name).mean(axis=1) for line in lines], axis=0)
         for name in ("forward", "backward")
     )
-    shares = [exposed(trace, one.spans) for trace, one in zip(run.traces, ranks, strict=True) if one.spans]
-    talk = np.median(np.array(shares), axis=0)
+    traced = [(trace, passed.spans) for trace, passed in zip(run.traces, ranks, strict=True) if passed.spans]
+    shares = [exposed(trace, spans) for trace, spans in traced]
+    comm_share = np.median(np.array(shares), axis=0)
     chunks = ChunkTimes(
-        *(np.rint(ns).astype(np.int64) for ns in (forward, backward, forward * talk[0], backward * talk[1]))
+        *(
+            np.rint(ns).astype(np.int64)
+            for ns in (forward, backward, forward * comm_share[0], backward * comm_share[1])
+        )
     )
-    walls = [layer_walls(trace, one.spans) for trace, one in zip(run.traces, ranks, strict=True) if one.spans]
-    layers = _layers(walls, talk)
+    walls = [layer_walls(trace, spans) for trace, spans in traced]
+    layers = _layers(walls, comm_share)
     if layers is None:
         skips.append(
-            Skip("times of layers", "no scopes L0, L1, ... name them; chunks count as long as their layers")
+            Skip("times of layers", "the trace has no scopes L0, L1, ...; only times of chunks are known")
         )
     return Measured(
         tuple(lines),
@@ -102,44 +106,44 @@ def measure(run: Run) -> Measured:
     )
 
 
-def _costs(some: Sequence[Costs]) -> Costs:
+def _costs(costs: Sequence[Costs]) -> Costs:
     """Medians over pipelines and steps."""
-    gaps = np.median(np.array([one.gap for one in some]), axis=0)
+    gaps = np.median(np.array([cost.gap for cost in costs]), axis=0)
     forward, backward = (
-        int(np.median([getattr(one, name) for one in some]))
+        int(np.median([getattr(cost, name) for cost in costs]))
         for name in ("forward_transit", "backward_transit")
     )
     return Costs(forward, backward, tuple(int(ns) for ns in gaps))
 
 
-def _layers(walls: Sequence[LayerWalls], talk: Float) -> LayerTimes | None:
+def _layers(walls: Sequence[LayerWalls], comm_share: Float) -> LayerTimes | None:
     """Times of all layers, each as long as those of its kind on average; None if some are not named."""
     parts: dict[str, list[tuple[float, float]]] = {}
     kinds: dict[str, frozenset[str]] = {}
-    for one in walls:
-        for name, ns in one.ns.items():
+    for rank_walls in walls:
+        for name, ns in rank_walls.ns.items():
             parts.setdefault(name, []).append(ns)
-        kinds |= one.kinds
+        kinds |= rank_walls.kinds
     count = len(kinds)
     if not count or set(kinds) != {f"L{number}" for number in range(count)}:
         return None
-    own = {name: np.mean(np.array(some), axis=0) for name, some in parts.items()}
+    part_ns = {name: np.mean(np.array(samples), axis=0) for name, samples in parts.items()}
     names = [f"L{number}" for number in range(count)]
-    alike = [[own[other] for other in names if kinds[other] == kinds[name]] for name in names]
-    table = np.array([np.mean(some, axis=0) for some in alike])
-    forward, backward, *exchanges = np.rint(np.concatenate((table, table * talk), axis=1)).astype(np.int64).T
-    embedding, head = (own.get(name, np.zeros(2)).tolist() for name in ("embedding", "head"))
+    alike = [[part_ns[name_] for name_ in names if kinds[name_] == kinds[name]] for name in names]
+    table = np.array([np.mean(samples, axis=0) for samples in alike])
+    forward, backward, *comm = np.rint(np.concatenate((table, table * comm_share), axis=1)).astype(np.int64).T
+    embedding, head = (part_ns.get(name, np.zeros(2)).tolist() for name in ("embedding", "head"))
     return LayerTimes(
         forward,
         backward,
-        exchanges[0],
-        exchanges[1],
+        comm[0],
+        comm[1],
         (round(embedding[0]), round(embedding[1])),
         (round(head[0]), round(head[1])),
     )
 
 
 def _shares(walls: Sequence[LayerWalls], size: Shape) -> tuple[int, ...]:
-    places = [place for one in walls for place in one.places.items()]
-    counts = np.bincount([place for _, place in dict(places).items()], minlength=size.stages * size.chunks)
+    chunk_of = [chunk for rank_walls in walls for chunk in rank_walls.chunk_of.items()]
+    counts = np.bincount([chunk for _, chunk in dict(chunk_of).items()], minlength=size.stages * size.chunks)
     return tuple(counts.tolist())

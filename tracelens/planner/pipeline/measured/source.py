@@ -38,8 +38,8 @@ def measured_source(
         return Layers(measured.layers)
     if other_cut and not layers:
         raise TracelensError(
-            "another cut of the model needs times of layers, and the trace has no scopes that name them (L0, "
-            "L1, ...): say how many there are (--layers) to share the times of chunks out evenly"
+            "another partition needs times of layers, and the trace has no scopes L0, L1, ...: give their "
+            "number (--layers) to split the times of chunks evenly"
         )
     return Layers(_spread(measured, layers)) if layers else Fixed(measured.chunks)
 
@@ -48,10 +48,10 @@ def _spread(measured: Measured, layers: int) -> LayerTimes:
     """Each chunk's time evenly over its layers; embedding and head then count as part of theirs."""
     size = measured.size
     shares = np.array(even_shares(layers, size.stages, size.chunks))
-    forward, backward, there, back = (
+    forward, backward, forward_comm, backward_comm = (
         np.repeat(np.rint(ns / shares).astype(np.int64), shares) for ns in measured.chunks
     )
-    return LayerTimes(forward, backward, there, back)
+    return LayerTimes(forward, backward, forward_comm, backward_comm)
 
 
 def measured_costs(measured: Measured, stages: int) -> Costs:

@@ -82,7 +82,7 @@ def test_other_scenarios_hold_beside_it(tmp_path: Path) -> None:
 def test_what_of_a_loop_goes_and_what_stays() -> None:
     (trace,) = recorded(Model(layers=1))[0].traces
     forward, backward = loops(trace, 0)
-    assert [turns(forward.visit), forward.phase, backward.phase] == [8, FORWARD, BACKWARD]
+    assert [turns(forward.layer_pass), forward.phase, backward.phase] == [8, FORWARD, BACKWARD]
     # Two products and one activation a turn; backward each product is two kernels in as many ops, and the
     # gradients of two weights are added up.
     assert [len(kept) for kept in (forward.products, forward.stays, forward.gone)] == [2, 1, 7 * 3]

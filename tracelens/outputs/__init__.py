@@ -3,10 +3,12 @@
 from tracelens.outputs.files import cannot_write, is_stream, whole_file, write_file
 from tracelens.outputs.folders import FolderKind, check_folder, write_folder
 from tracelens.outputs.inputs import Output, check_outputs
+from tracelens.read import TraceFiles
 
 __all__ = [
     "FolderKind",
     "Output",
+    "TraceFiles",
     "cannot_write",
     "check_folder",
     "check_outputs",

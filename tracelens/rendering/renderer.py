@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
-from tracelens.outputs import FolderKind, check_folder, is_stream, write_file, write_folder
-from tracelens.read import TraceFiles
+from tracelens.outputs import FolderKind, TraceFiles, check_folder, is_stream, write_file, write_folder
 from tracelens.registry import Registry
 from tracelens.table import Report, Result, Skip
 

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import orjson
 
 from tracelens.errors import TracelensError
-from tracelens.outputs import FolderKind, Output, check_folder, check_outputs, write_folder
-from tracelens.read import TraceFiles
+from tracelens.outputs import FolderKind, Output, TraceFiles, check_folder, check_outputs, write_folder
 from tracelens.table import Skip
 from tracelens.version import __version__
 

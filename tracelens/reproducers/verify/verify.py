@@ -112,11 +112,7 @@ def verify(
         TracelensError: no directory of scripts, nothing that `only` names, an interpreter without torch, or
             no GPU for device "cuda".
     """
-    entries = [entry for entry in folders.read(folder) if only is None or _named(entry, only)]
-    if not entries:
-        raise TracelensError(
-            f"{folder}: no script " + (f"matches {only.pattern!r}" if only else "in the list")
-        )
+    entries = _entries(folder, only)
     interpreter = absolute(python or sys.executable)
     arguments = ["--json", *_option("--device", device), *_option("--iters", iters)]
     number = count(1)
@@ -139,6 +135,14 @@ def verify(
         why = _too_many(entry, len(machine.devices), ranks)
         rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)
     return _verify_result([rows[entry] for entry in entries], machine, tolerance)
+
+
+def _entries(folder: Path, only: re.Pattern[str] | None) -> list[Entry]:
+    entries = [entry for entry in folders.read(folder) if only is None or _named(entry, only)]
+    if not entries:
+        why = f"matches {only.pattern!r}" if only else "in the list"
+        raise TracelensError(f"{folder}: no script {why}")
+    return entries
 
 
 def _row(folder: Path, entry: Entry, run: Callable[[Path], Ran], tolerance: float) -> Row:

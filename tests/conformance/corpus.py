@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import tracelens
+from tracelens.analysis import ANALYZERS
 from tracelens.table.result import Result
 from tracelens.trace.activities import Scope, Work, gpu_work
 from tracelens.trace.intervals import subtract
@@ -93,7 +94,8 @@ class Case:
     def result(self, analyzer: str, scope: Scope = "all") -> Result:
         key = (analyzer, scope)
         if key not in self.results:
-            self.results[key] = tracelens.analyze(self.run, analyzer, scope=scope)
+            options = {"scope": scope} if "scope" in ANALYZERS.get(analyzer).options else {}
+            self.results[key] = tracelens.analyze(self.run, analyzer, **options)
         return self.results[key]
 
     def table(self, analyzer: str, table: str = "", scope: Scope = "all") -> pd.DataFrame:

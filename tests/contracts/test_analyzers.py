@@ -16,6 +16,7 @@ from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report
 from tracelens.analysis.analyzer import ANALYZERS, in_order
 from tracelens.analysis.common.cpu_only import noted
+from tracelens.errors import WrongOption
 from tracelens.rendering.renderer import RENDERERS
 from tracelens.rendering.tables.values import values as cells_of
 from tracelens.table.result import Result
@@ -129,7 +130,12 @@ def run_of(case: str) -> Run:
 
 @cache
 def result_of(name: str, case: str, scope: str = "all") -> Result:
-    return analyze(run_of(case), name, scope=scope)
+    return analyze(run_of(case), name, **options_of(name, scope))
+
+
+def options_of(name: str, scope: str) -> dict[str, str]:
+    """The scope, for an analyzer that has it."""
+    return {"scope": scope} if "scope" in ANALYZERS.get(name).options else {}
 
 
 @cache
@@ -219,7 +225,7 @@ def test_the_trace_stays_as_it_is(name: str, case: str) -> None:
 @analyzers
 @cases
 def test_the_same_again(name: str, case: str) -> None:
-    first, second = result_of(name, case), analyze(CASES[case](), name, scope="all")
+    first, second = result_of(name, case), analyze(CASES[case](), name, **options_of(name, "all"))
     assert same(copied(first.data), copied(second.data))
     assert replace(first, data={}) == replace(second, data={})
 
@@ -282,10 +288,10 @@ def test_it_says_what_it_answers(name: str) -> None:
 
 
 @analyzers
-def test_options_it_does_not_have_are_ignored(name: str) -> None:
-    result = analyze(run_of("ordinary"), name, scope="linked", no_such_option=3, device=None)
-    assert "no_such_option" not in result.meta
-    assert "device" not in result.meta
+def test_options_it_does_not_have_are_refused(name: str) -> None:
+    with pytest.raises(WrongOption, match="no_such_option"):
+        analyze(run_of("ordinary"), name, no_such_option=3)
+    assert "device" not in analyze(run_of("ordinary"), name, device=None).meta
 
 
 @analyzers

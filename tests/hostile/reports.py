@@ -25,7 +25,7 @@ from tests.rendering import (
 from tracelens.table.result import Report, Result, Skip
 from tracelens.table.schema import Column, Schema, Table
 
-WITH_TABLES = ("analyzers", "compare", "projection", "replay", "expected")
+WITH_TABLES = ("analysis", "findings", "compare", "what_if", "planner", "reproducers")
 # What figures look for; replaced as well, they draw nothing.
 STRUCTURE = {"level", "kind", "metric", "direction", "phase", "side", "part", "bound", "status", "stage"}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.projection.whatif.replays import assert_identity, edges, interval, projected, run_of
 
 from tests.builders import MAIN_TID
 from tests.stress.inputs import call, host, loaded, step
+from tests.what_if.replays import assert_identity, edges, interval, projected, run_of
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build

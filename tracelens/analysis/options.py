@@ -79,13 +79,17 @@ def _no_option(chosen: Sequence[Analyzer], name: str, known: Sequence[str]) -> s
 
 def _options(chosen: Sequence[Analyzer]) -> dict[str, list[tuple[str, Option]]]:
     """By name the options of these analyzers, each with the analyzer that has it."""
-    found: dict[str, list[tuple[str, Option]]] = {}
+    options: dict[str, list[tuple[str, Option]]] = {}
     for item in chosen:
         functions = [item.function, *([item.part] if item.part else [])]
         for name in item.options:
-            owner = next(one for one in functions if name in inspect.signature(one).parameters)
-            found.setdefault(name, []).append((item.name, _option(owner, name)))
-    return found
+            for owner in functions:
+                if name in inspect.signature(owner).parameters:
+                    options.setdefault(name, []).append((item.name, _option(owner, name)))
+                    break
+            else:  # a wrapper that takes any
+                options.setdefault(name, []).append((item.name, Option((), (), None)))
+    return options
 
 
 def _option(function: Callable[..., Any], name: str) -> Option:

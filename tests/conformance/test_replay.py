@@ -33,7 +33,7 @@ class Known(NamedTuple):
     skips: tuple[str, ...]
 
 
-_BEFORE, _LONG = "launched before the recording began", "a list of more than 30 tensors"
+_BEFORE, _LONG = "launched before the recording", "a list of more than 30 tensors"
 TRACES = {
     "qwen": Known("mi300x/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", 36, 0, (_BEFORE,)),
     "timesformer": Known("mi300x/facebook_timesformer-base-finetuned-k400__1016002.json.gz", 44, 0, ()),

@@ -65,7 +65,7 @@ def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
         match = _PART.fullmatch(part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if high < low:
-            raise TracelensError(f"--ranks {ranks!r}: no list of ranks; write it like 0-3,7")
+            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
         found.append((low, high))
     return found
 

@@ -91,7 +91,7 @@ class _Request(NamedTuple):
 
         if self.rank is not None and self.rank not in run.ranks:
             has = ", ".join(map(str, run.ranks))
-            raise TracelensError(f"no rank {self.rank} in the trace, only {has}")
+            raise TracelensError(f"no rank {self.rank} in the trace; it has {has}")
         shapes = [self.shapes] if isinstance(self.shapes, str) and self.shapes else self.shapes
         return Selection(
             op=self.op,
@@ -110,12 +110,12 @@ class _Request(NamedTuple):
         base = loaded(self.base, partial=self.partial)
         changes = diff(base, run)["diff"].data["changes"]
         if not 1 <= self.row <= len(changes):
-            raise TracelensError(f"no row {self.row}: {len(changes)} things changed")
+            raise TracelensError(f"no row {self.row}: {len(changes)} rows changed")
         names = changes.texts("cand")[self.row - 1].split(", ")
         if names == [""]:
             gone = changes.texts("base")[self.row - 1].split(", ")[0]
             told = ", ".join(trace.meta.path for trace in base.traces[:1])
-            raise TracelensError(f"row {self.row} is only in {told}: replay that, --op {gone}")
+            raise TracelensError(f"row {self.row} exists only in {told}: replay that, --op {gone}")
         return names
 
 

@@ -209,7 +209,7 @@ def _find(asked: _Asked, recorded: _Recorded, modelled: _Modelled, given: _Given
     _check_owners("--forward-ms", given.forward_ms, of_times)
     if sum(one is not None for one in (recorded.source, given.forward_ms, modelled.model)) != 1:
         raise TracelensError(
-            "say where the times are from: --forward-ms, --from with the traces of a run, or --model"
+            "give one source of times: --forward-ms, --from with the traces of a run, or --model"
         )
     if recorded.source is not None:
         found = _measured(asked, recorded, recorded.source)
@@ -305,7 +305,7 @@ def _check_used(asked: _Asked, names: Sequence[str]) -> None:
         raise TracelensError("--turn is for interleaved schedules: add --vpp, or leave it out")
     if (chunks := asked.chunks) and chunks not in (found := [find_chunks(name, chunks) for name in names]):
         raise TracelensError(
-            f"none of the schedules has {chunks} chunks a stage, but {max(found)}: change --vpp or --schedule"
+            f"none of the schedules has {chunks} chunks per stage, at most {max(found)}: change --vpp or --schedule"
         )
 
 

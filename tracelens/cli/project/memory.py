@@ -87,7 +87,7 @@ def _check(asked: dict[str, Any]) -> None:
     if asked["search"] and asked["micro_batches"] is not None:
         raise TracelensError("--micro-batches is not for --search, which takes --global-batch")
     if asked["reserve"] is not None and not (asked["device"] or asked["device_file"]):
-        raise TracelensError("--reserve is of a device's memory: give --device, too")
+        raise TracelensError("--reserve needs --device")
     if not all(text.split() for text in asked["layout"] or []):
         raise TracelensError("--layout is empty: write fields, as in 'pp=24 ep=8 vpp=4'")
 
@@ -112,7 +112,7 @@ def _title(model: str, result: Result) -> str:
     most, tables = result.meta["worst_bytes"], result.tables
     in_gb = "fits" in tables or result.meta["convention"] == "brief"
     title = f"memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
-    title += " on the GPU with most"
+    title += " on the worst GPU"
     if "fits" in tables and len(result.meta["layouts"]) == 1:
         rows = list(zip(result["fits"]["device"], result["fits"]["fits"], strict=True))
         for answer, words in (("yes", "fits"), ("no", "does not fit")):
@@ -156,7 +156,7 @@ def _search(asked: dict[str, Any]) -> None:
     title = f"memory --search: {model} on {gpus:,} GPU{'s' * (gpus > 1)}; {best}"
     changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
     if not OPTIMISED.keys() <= changed:
-        title += "; computing as torch's ops do, without --optimised"
+        title += "; with torch's ops, without --optimised"
     tell(result, title, asked["output"], asked["json_output"], [model])
 
 

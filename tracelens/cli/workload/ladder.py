@@ -161,7 +161,7 @@ def _report(folder: Path) -> Report:
     with progress() as line:
         result = compare(ladder_run, (load(rung.folder, progress=line) for rung in ladder_run.rungs))
     meta = result.meta
-    change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms a traced step"
+    change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms per traced step"
     faster = f", {meta['speedup']:.2f} x the throughput" if meta["speedup"] > 0 else ""
     count = len(ladder_run.rungs) - 1
     return Report(

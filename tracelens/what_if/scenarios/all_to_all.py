@@ -25,7 +25,10 @@ def all_to_all_bandwidth(context: ScenarioContext, edit: Edit, argument: str) ->
     if not known.any():
         raise NotApplicable("the trace has no message sizes of the all-to-alls")
     crossing = np.array(
-        [bus_factor(collective.collective, collective.members[0].record.size) for collective in all_to_alls]
+        [
+            bus_factor(collective.collective, collective.participants[0].record.size)
+            for collective in all_to_alls
+        ]
     )
     meetings = meetings[known]
     edit.dur[meetings] = whole_ns((size * crossing / rate)[known], edit.dur[meetings])

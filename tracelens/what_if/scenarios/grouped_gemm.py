@@ -22,7 +22,7 @@ def grouped_gemm(scene: ScenarioContext, edit: Edit, argument: str) -> str:
     graph = scene.recorded.graph
     if all(trace.meta.cpu_only for trace in graph.run.traces):
         raise NotApplicable("the host does all the work of this run, and no GPU's figures hold for it")
-    if not any(turns(visit) for trace in graph.run.traces for visit in trace.once(regions).passes):
+    if not any(turns(layer_pass) for trace in graph.run.traces for layer_pass in trace.once(regions).passes):
         raise NotApplicable("no loop over experts: no 4 products with weights of one size in an MoE layer")
     found: list[list[Loop]] = []
     rates = []
@@ -83,7 +83,7 @@ def _nodes(scene: ScenarioContext, at: int) -> Int:
 def _products(edit: Edit, node: Int, one: Loop, dur: Float, rate: float, device: Device | None) -> None:
     """Durations of the work that stays, in the proportion in which other scenarios changed it."""
     own = dur[one.products]
-    least = product_ns(one.visit, one.phase, rate, device.hbm_bytes_per_s if device else 0.0)
+    least = product_ns(one.layer_pass, one.phase, rate, device.hbm_bytes_per_s if device else 0.0)
     for rows, took, now in (
         (one.products, own, least * own / max(own.sum(), 1)),
         (one.stays, dur[one.stays], one.ns),
@@ -93,22 +93,22 @@ def _products(edit: Edit, node: Int, one: Loop, dur: Float, rate: float, device:
         edit.dur[node[rows]] = whole_ns(was * factor, was)
 
 
-def product_ns(visit: LayerPass, phase: int, rate: float, bytes_per_s: float) -> float:
+def product_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float) -> float:
     """Ns of the grouped products of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
 
     T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
     The backward pass has two products of that size for each: for the rows' gradients and for the weights'.
     """
     sizes: dict[tuple[int, int], list[int]] = {}
-    for one in visit.gemms:
+    for one in layer_pass.gemms:
         sizes.setdefault((one.depth, one.columns), []).append(one.rows)
-    count = turns(visit)
+    count = turns(layer_pass)
     total = 0.0
     for (depth, columns), rows in sizes.items():
         # Gate and up projections of one size are as many products.
         weights = len(rows) / count
         whole = sum(rows)
-        moved = (whole * (depth + columns) + weights * count * depth * columns) * visit.itemsize
+        moved = (whole * (depth + columns) + weights * count * depth * columns) * layer_pass.itemsize
         memory = moved / bytes_per_s if bytes_per_s else 0.0
         total += max(2 * whole * depth * columns / rate, memory)
     return total * 1e9 * (2 if phase == BACKWARD else 1)

@@ -35,7 +35,7 @@ class Loop(NamedTuple):
     """One pass, forward or backward, through the experts of one layer.
 
     Attributes:
-        visit: what was computed.
+        layer_pass: what was computed.
         phase: code into PHASES.
         products: positions in the trace's work of the experts' products that stay.
         gone: positions of what is not there any more.
@@ -44,7 +44,7 @@ class Loop(NamedTuple):
         calls: event rows of the calls by which the host waits in the loop.
     """
 
-    visit: LayerPass
+    layer_pass: LayerPass
     phase: int
     products: Int
     gone: Int
@@ -53,12 +53,12 @@ class Loop(NamedTuple):
     calls: Int
 
 
-def turns(visit: LayerPass) -> int:
+def turns(layer_pass: LayerPass) -> int:
     """Number of experts that a pass computes one by one, 0 where it does not."""
-    if visit.grouped or not visit.gemms or min(one.rows for one in visit.gemms) < 0:
+    if layer_pass.grouped or not layer_pass.gemms or min(one.rows for one in layer_pass.gemms) < 0:
         return 0
     sizes: dict[tuple[int, int], int] = {}
-    for one in visit.gemms:
+    for one in layer_pass.gemms:
         sizes[one.depth, one.columns] = sizes.get((one.depth, one.columns), 0) + 1
     many = [count for count in sizes.values() if count >= _LOOP]
     return min(many, default=0)
@@ -72,7 +72,7 @@ def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
         bytes_per_s: bandwidth of its memory, 0 where it is not known.
     """
     found = trace.once(regions)
-    counts = np.array([turns(visit) for visit in found.passes], dtype=np.int64)
+    counts = np.array([turns(layer_pass) for layer_pass in found.passes], dtype=np.int64)
     inside = np.flatnonzero((found.layer_pass >= 0) & np.isin(found.stage, (EXPERTS, PERMUTATION)))
     inside = inside[counts[found.layer_pass[inside]] > 0]
     if not len(inside):
@@ -110,11 +110,11 @@ class _Reader:
         kinds = [place for place, name in enumerate(self.work.categories) if name in _PRODUCTS]
         self.multiplies = np.isin(self.work.category, kinds)
 
-    def loop(self, visit: int, phase: int, rows: Int) -> Loop:
+    def loop(self, layer_pass: int, phase: int, rows: Int) -> Loop:
         """The loop of one pass and phase, from its work among the experts in order of launch."""
-        one, work = self.found.passes[visit], self.work
+        one, work = self.found.passes[layer_pass], self.work
         count = turns(one)
-        reads = self.reads_of.get(visit * len(PHASES) + phase, np.empty(0, dtype=np.int64))
+        reads = self.reads_of.get(layer_pass * len(PHASES) + phase, np.empty(0, dtype=np.int64))
         asked_for = self._of_loop(self.reads.event[reads], self.read_op[reads], count)
         whole = self._whole(rows, one)
         products, gone, stays, ns = [], [rows[whole]], [], []

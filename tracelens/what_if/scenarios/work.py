@@ -62,7 +62,7 @@ def balanced(scene: ScenarioContext, edit: Edit, argument: str) -> str:
                 edit.dur[nodes] = np.rint(edit.dur[nodes] * factor).astype(np.int64)
     uneven = total.max(axis=0)[common].sum() / mean[common].sum()
     return (
-        f"as measured, routed experts of the busiest rank take {uneven:.2f} times the mean; messages stay as "
+        f"measured: routed experts of the busiest rank take {uneven:.2f} times the mean; messages stay as "
         "uneven as they are"
     )
 

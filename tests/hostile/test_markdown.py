@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-import tracelens.rendering.formats.markdown
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.printable import without_commands
@@ -76,7 +76,7 @@ def test_text_is_shown_as_it_is(payload: str, frame: str) -> None:
 
 
 def test_every_table(tables: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracelens.rendering.formats.markdown, "ROWS", 5)
+    monkeypatch.setattr(sys.modules[markdown.__module__], "ROWS", 5)
     tokens = check(markdown(tables))
     shown = sum(not table.schema.detail for result in tables.results for table in result.data.values())
     assert sum(token.type == "heading_open" for token in tokens) >= len(tables.results) + 1

@@ -305,7 +305,8 @@ def _check_used(asked: _Asked, names: Sequence[str]) -> None:
         raise TracelensError("--turn is for interleaved schedules: add --vpp, or leave it out")
     if (chunks := asked.chunks) and chunks not in (found := [find_chunks(name, chunks) for name in names]):
         raise TracelensError(
-            f"none of the schedules has {chunks} chunks per stage, at most {max(found)}: change --vpp or --schedule"
+            f"none of the schedules has {chunks} chunks per stage, at most {max(found)}: change --vpp or "
+            "--schedule"
         )
 
 

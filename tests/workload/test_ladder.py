@@ -129,7 +129,7 @@ OUT = "OUT"
     [
         ([], "pass a new folder for the traces, or --from"),
         ([OUT, "--from", OUT], "pass a new folder for the traces, or --from"),
-        (["--from", OUT], "no ladder.json, so there are no rungs"),
+        (["--from", OUT], "no ladder.json, no rungs"),
         ([OUT, "--rung", "a: experts=group"], "rung 'a': unknown experts 'group'; did you mean 'grouped'?"),
         ([OUT, "--rung", "a: gc=manual", "--rungs", "x.toml"], "use --rung or --rungs, not both"),
         ([OUT, "--without", "fuson"], "unknown rung 'fuson'; did you mean 'fusion'?"),

@@ -74,7 +74,7 @@ def test_experts_on_several_streams() -> None:
     assert streams("multistream") == 4
     for variant in ("baseline", "multistream"):
         assert measured(variant, "expert_loop")["products a layer, forward"] == 2 * EXPERTS
-    assert verdict("sync_free_0", "expert_loop") == "the experts' products are grouped"
+    assert verdict("sync_free_0", "expert_loop") == "the expert GEMMs are grouped"
 
 
 @there

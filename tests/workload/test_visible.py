@@ -74,7 +74,7 @@ def test_experts_one_after_the_other_and_grouped(recorded: Recorded) -> None:
     assert [one["products a layer, forward"] for one in measured] == [2 * EXPERTS] * 2
     assert [one["passes a step"] for one in measured] == [LAYERS * BATCHES] * 2
     assert recorded.signals("grouped", "expert_loop") == []
-    assert recorded.verdict("grouped", "expert_loop") == "the experts' products are grouped"
+    assert recorded.verdict("grouped", "expert_loop") == "the expert GEMMs are grouped"
 
 
 def sent(recorded: Recorded, name: str) -> list[float]:

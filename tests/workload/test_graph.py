@@ -289,7 +289,7 @@ def test_a_graph_goes_with_its_trainer_at_once(device: Device, monkeypatch: pyte
 def test_another_shape_is_refused(device: Device) -> None:
     steps = Steps(device)
     steps.run(1, 2)
-    with pytest.raises(TracelensError, match=r"was given \(1,\) tokens after \(2,\)"):
+    with pytest.raises(TracelensError, match=r"got \(1,\) tokens after \(2,\)"):
         steps.run(1)
 
 

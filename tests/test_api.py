@@ -38,7 +38,8 @@ def printed(code: str) -> str:
 
 
 def test_every_name_is_listed_and_there() -> None:
-    assert NAMES | {"__version__"} == set(tracelens.__all__)
+    assert NAMES | {"__version__", "TracelensError"} == set(tracelens.__all__)
+    assert tracelens.TracelensError is TracelensError
     assert set(dir(tracelens)) >= NAMES
     for name in NAMES:
         assert callable(getattr(tracelens, name)), name

@@ -23,6 +23,7 @@ from tracelens.lazy import lazy
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
+    from tracelens.errors import TracelensError
     from tracelens.recording import record
     from tracelens.session import (
         analyze,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tracelens.what_if import whatif
 
 __all__ = [
+    "TracelensError",
     "__version__",
     "analyze",
     "diff",
@@ -63,6 +65,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "TracelensError": "errors",
         "analyze": "session",
         "diff": "session",
         "fuse": "session",

@@ -86,6 +86,8 @@ class Replay:
         self.alternatives = [self.window] if self.single_step_reason else recorded.windows
         self.names = labels(recorded)
         self.base = self.window.spans(self.graph.start, self.graph.end)
+        if (self.base < 0).any():
+            raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
         self.base_ns = _mean(self.base)
         same = Edit.of(self.graph)
         self.before: Mapping[str, int] = {}

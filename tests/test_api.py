@@ -173,3 +173,8 @@ def test_the_repr_of_part_of_a_run() -> None:
     metas = [replace(trace.meta, rank=rank) for trace, rank in zip(traces, (0, 1, 3, 9), strict=True)]
     ranks = [replace(trace, meta=meta) for trace, meta in zip(traces, metas, strict=True)]
     assert repr(make_run(ranks, partial=True)).startswith("Run(4 ranks: 0-1, 3, 9; steps 7, 8; ")
+
+
+def test_the_session_imports_nothing_before_it_is_used() -> None:
+    code = "import sys, tracelens.session; print(*(m for m in sys.modules if m.startswith('tracelens.session.')))"
+    assert printed(code).split() == []

@@ -233,10 +233,9 @@ def check_complete(report: Report) -> None:
     Raises:
         TracelensError: nothing else came of it.
     """
-    incomplete = banner(report.failures)
-    if incomplete and not any(result.data for result in report.results):
-        raise TracelensError("; ".join(dict.fromkeys(report.failures)))
-    if incomplete:
+    from tracelens.session import with_results
+
+    if incomplete := banner(with_results(report).failures):
         say(f"tracelens: {incomplete}")
 
 

@@ -3,7 +3,7 @@
 - `memory`: bytes per GPU, by component and pipeline rank, of a model and a layout; `search` tries layouts.
 - `bubble` and `pipeline`: idle time of pipeline stages, by formula and by simulating a schedule.
 
-Each is a function in the module of its name and returns a `tracelens.table.schema.Result`.
+Each is a function in the module of its name and returns a `tracelens.table.Result`.
 """
 
 from tracelens.planner.bubble import Batch, bubble

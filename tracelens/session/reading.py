@@ -86,6 +86,15 @@ def load(*paths: StrPath, partial: bool = False, progress: Progress = quiet) -> 
     return loaded(TraceFiles(paths), partial=partial, progress=progress)
 
 
+def at_step(run: Run, step: str | int | None) -> Run:
+    """The run narrowed to a step, "2" or 2 for ProfilerStep#2; as it is where no step is named."""
+    if step is None:
+        return run
+    from tracelens.trace import select_step
+
+    return select_step(run, str(step))
+
+
 def loaded(source: Source, *, partial: bool = False, progress: Progress = quiet) -> Run:
     """A run as it is, or the one that a path means."""
     traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source

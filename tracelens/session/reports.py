@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
-from tracelens.session.reading import Progress, Reading, StrPath, quiet
+from tracelens.session.reading import Progress, Reading, StrPath, at_step, quiet
 from tracelens.version import __version__
 from tracelens.workers import start
 
@@ -262,9 +263,7 @@ def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report
 
     asked = dict(plan.options)
     if plan.step is not None:
-        from tracelens.trace import select_step
-
-        run = select_step(run, plan.step)
+        run = at_step(run, plan.step)
         asked["step"] = plan.step
     needed = with_needed(plan.chosen)
     slow = [item for item in needed if item.slow] if fork and len(run.traces) == 1 else []
@@ -304,6 +303,13 @@ def _analyzed(
             progress(f"analyzing {item.name}")
             found[item.name] = item(run, **options)
     return found
+
+
+def with_results(report: Report) -> Report:
+    """The report; raises TracelensError where a bug left nothing of it."""
+    if report.failures and not any(result.data for result in report.results):
+        raise TracelensError("; ".join(dict.fromkeys(report.failures)))
+    return report
 
 
 def assembled(

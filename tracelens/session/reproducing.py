@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.session.comparison import diff
-from tracelens.session.reading import Progress, Source, StrPath, loaded, quiet
+from tracelens.session.reading import Progress, Source, StrPath, at_step, loaded, quiet
 
 if TYPE_CHECKING:
     from tracelens.devices import Device
@@ -60,7 +60,7 @@ def replay(
     from tracelens.reproducers import replay_layers
 
     peaks = _peaks(device, device_file)
-    found = _narrowed(run, step, partial, progress)
+    found = at_step(loaded(run, partial=partial, progress=progress), step)
     if sequence:
         return replay_layers(found, Path(folder), max_elements=max_elements)
     wanted = _Request(op, shapes, module, rank, at_ns, finding, base, row, partial).selection(found, peaks)
@@ -123,12 +123,3 @@ def _peaks(name: str | None, file: StrPath | None) -> Device | None:
     from tracelens.analysis.common import choose_device
 
     return choose_device(name, None if file is None else os.fspath(file))
-
-
-def _narrowed(source: Source, step: str | int | None, partial: bool, progress: Progress) -> Run:
-    run = loaded(source, partial=partial, progress=progress)
-    if step is None:
-        return run
-    from tracelens.trace import select_step
-
-    return select_step(run, str(step))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.session.memory import assignments, texts
-from tracelens.session.reading import Progress, Source, loaded, quiet
+from tracelens.session.reading import Progress, Source, at_step, loaded, quiet
 
 if TYPE_CHECKING:
     from tracelens.planner.memory import Kept
@@ -223,14 +223,10 @@ def _find(asked: _Asked, recorded: _Recorded, modelled: _Modelled, given: _Given
 
 def _measured(asked: _Asked, recorded: _Recorded, source: Source) -> _Found:
     """The times of a run, and its own numbers where none are given."""
-    run = loaded(source, partial=recorded.partial, progress=recorded.progress)
+    run = at_step(loaded(source, partial=recorded.partial, progress=recorded.progress), recorded.step)
     from tracelens.planner.pipeline import find_chunks
     from tracelens.planner.pipeline.measured import measure, measured_costs, measured_source
 
-    if recorded.step is not None:
-        from tracelens.trace import select_step
-
-        run = select_step(run, str(recorded.step))
     recorded.progress("reading the passes of the pipeline")
     found = measure(run)
     stages, chunks = asked.stages or found.size.stages, asked.chunks or found.size.chunks

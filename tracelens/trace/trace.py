@@ -163,7 +163,7 @@ class Trace:
 
     @cached_property
     def work(self) -> Work:
-        """All GPU work, classified and linked; see `work.gpu_work`."""
+        """All GPU work, classified and linked; see `activities.gpu_work`."""
         from tracelens.trace.activities import build
 
         return build(self)

@@ -88,7 +88,7 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
 
     Args:
         trace: of the rank.
-        scope: which GPU work counts, see work.Scope.
+        scope: which GPU work counts, see trace.Scope.
     """
     work = gpu_work(trace, scope)
     kernels = work.take(work.kind == WORK_KINDS.index("comm"))

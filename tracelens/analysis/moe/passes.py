@@ -81,7 +81,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
 
     Args:
         trace: of the rank.
-        scope: which GPU work counts, see work.Scope.
+        scope: which GPU work counts, see trace.Scope.
     """
     work, layers = trace.work, trace.once(regions)
     counted = (layers.layer_pass >= 0) & (work.linked | (scope == "all"))

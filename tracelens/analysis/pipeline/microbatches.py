@@ -73,7 +73,7 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
 
     Args:
         trace: of the rank.
-        scope: which GPU work counts, see work.Scope.
+        scope: which GPU work counts, see trace.Scope.
     """
     work = gpu_work(trace, scope)
     scopes = pipeline_scopes(trace)

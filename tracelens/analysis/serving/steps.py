@@ -71,7 +71,7 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
 
     Args:
         trace: of the rank.
-        scope: which GPU work counts, see work.Scope.
+        scope: which GPU work counts, see trace.Scope.
     """
     events, rank = trace.arrays, trace.meta.rank
     candidates, labels = events.where(*_HOST_KINDS), grammar().step

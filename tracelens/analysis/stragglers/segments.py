@@ -105,7 +105,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
 
     Args:
         trace: of the rank.
-        scope: which GPU work counts, see work.Scope.
+        scope: which GPU work counts, see trace.Scope.
     """
     work, comm = gpu_work(trace, scope), rank_communication(trace, scope=scope)
     if not len(comm.start):

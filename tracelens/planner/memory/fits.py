@@ -13,7 +13,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.memory.assumptions import ConventionName
 
 # What the contexts of the driver and of communication libraries took beside torch's allocator, 0.8 GB on one
-# H200 and 2.3 to 4.1 GB on each of two (tests/projection/measured_memory.toml).
+# H200 and 2.3 to 4.1 GB on each of two (tests/planner/memory/measured_memory.toml).
 RESERVE_BYTES = 4 * 2**30
 
 

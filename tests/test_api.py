@@ -176,5 +176,6 @@ def test_the_repr_of_part_of_a_run() -> None:
 
 
 def test_the_session_imports_nothing_before_it_is_used() -> None:
-    code = "import sys, tracelens.session; print(*(m for m in sys.modules if m.startswith('tracelens.session.')))"
+    listed = "m for m in sys.modules if m.startswith('tracelens.session.')"
+    code = f"import sys, tracelens.session; print(*({listed}))"
     assert printed(code).split() == []

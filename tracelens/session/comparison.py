@@ -56,16 +56,18 @@ def diff(
     meta: dict[str, Any] = {"version": __version__}
     progress("comparing the runs")
     metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
-    found = replace(compare(**sides), command="tracelens diff BASE CAND")
-    found = noted(found, [*metas["base"], *metas["cand"]])
+    result = replace(compare(**sides), command="tracelens diff BASE CAND")
+    result = noted(result, [*metas["base"], *metas["cand"]])
     origins = {side: origin(metas[side], run.ranks) for side, run in sides.items()}
-    meta |= {key: {side: told[key] for side, told in origins.items()} for key in origins["base"]}
+    meta |= {
+        key: {side: side_origin[key] for side, side_origin in origins.items()} for key in origins["base"]
+    }
     if step is not None:
         meta["options"] = {"step": str(step)}
-    before, after = found.meta["base_ns"] / 1e6, found.meta["cand_ns"] / 1e6
+    before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
     change = f"{before:,.3f} ms to {after:,.3f} ms a step"
     change += f" ({after / before - 1:+.1%})" if before else ""
-    return Report((found,), title=f"tracelens diff: {change}", meta=meta)
+    return Report((result,), title=f"tracelens diff: {change}", meta=meta)
 
 
 def gate(
@@ -109,8 +111,8 @@ def gate(
     sides = []
     for side in (base, candidate):
         if isinstance(side, str | os.PathLike):
-            found, _ = samples(os.fspath(side), scope=scope, partial=partial, progress=progress)
-            sides.append(found)
+            side_samples, _ = samples(os.fspath(side), scope=scope, partial=partial, progress=progress)
+            sides.append(side_samples)
         else:
             sides.append(_of_run(side, scope, progress))
     before, after = sides

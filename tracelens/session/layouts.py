@@ -89,13 +89,13 @@ def search_layouts(
     from tracelens.planner.search import search
 
     taken = assumptions(precision, convention, optimizer, "layers", imbalance, overlap, stage_buffers)
-    found = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
+    settings_texts = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
     axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}
     spaces = [_space(axes, text) for text in texts(layouts)] or [_space(axes)]
     chosen = chosen_devices(devices)
     if not chosen:
         raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
-    question = _question(model, gpus, global_batch, found, taken, texts(assume), reserve_gib)
+    question = _question(model, gpus, global_batch, settings_texts, taken, texts(assume), reserve_gib)
     return search(question, chosen, spaces, top)
 
 
@@ -135,16 +135,16 @@ def _space(axes: Mapping[str, Numbers | Sequence[str]], layout: str = "") -> Spa
     """
     from tracelens.planner.search import Space
 
-    given = {name: _texts(values) for name, values in axes.items()}
+    values_of = {name: _texts(values) for name, values in axes.items()}
     for text in layout.split():
         name, separator, values = text.partition("=")
         if not separator:
             raise TracelensError(f"--layout: {text!r} is not of the form pp=24,48")
         if name not in _AXES:
             raise UnknownName("field of a layout that is searched for", name, _AXES)
-        given[name] = values.split(",")
-    again = tuple(part.strip() for part in given.pop("recompute") if part.strip())
-    numbers = {_AXES[name]: _numbers(name, values) for name, values in given.items() if values}
+        values_of[name] = values.split(",")
+    again = tuple(part.strip() for part in values_of.pop("recompute") if part.strip())
+    numbers = {_AXES[name]: _numbers(name, values) for name, values in values_of.items() if values}
     return replace(Space(), **numbers, recompute=again)
 
 

@@ -91,14 +91,14 @@ def assignments(
     """Texts `field=value` of what is given (not None), fused ops and precision last."""
     from tracelens.planner.config import OPTIMISED
 
-    found = [field_text(f"{name}={value}") for name, value in words.items() if value is not None]
+    fields = [field_text(f"{name}={value}") for name, value in words.items() if value is not None]
     if optimised:
-        found += [f"{name}={value}" for name, value in OPTIMISED.items()]
+        fields += [f"{name}={value}" for name, value in OPTIMISED.items()]
     if precision is None:
-        return found
+        return fields
     main = precision in ("bf16", "bf16-fp32-gradients")
     dtype = "float32" if precision == "fp32" else "bfloat16"
-    return [*found, f"dtype={dtype}", f"main_params={str(main).lower()}"]
+    return [*fields, f"dtype={dtype}", f"main_params={str(main).lower()}"]
 
 
 def assumptions(
@@ -166,18 +166,18 @@ def chosen_devices(given: str | Device | Sequence[str | Device]) -> list[Device]
     """
     from tracelens.devices import Device, device, read_device
 
-    found: list[Device] = []
+    selected: list[Device] = []
     seen = set()
     for item in [given] if isinstance(given, str | Device) else given:
         if isinstance(item, Device):
-            found.append(item)
+            selected.append(item)
         elif item not in seen:
             seen.add(item)
-            found.append(read_device(item) if item.endswith(".toml") else device(item))
-    names = [item.name for item in found]
+            selected.append(read_device(item) if item.endswith(".toml") else device(item))
+    names = [item.name for item in selected]
     if twice := [name for name in names if names.count(name) > 1]:
         raise TracelensError(f"two devices are called {twice[0]}: change the name in the device file")
-    return found
+    return selected
 
 
 def reserved(gib: float | None) -> int | None:

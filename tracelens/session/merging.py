@@ -44,12 +44,12 @@ def fuse(
     check_suffix(path)
     wanted = None if ranks is None else read_ranks(ranks)
     # Which ranks are wanted is said by `ranks`; others may be missing.
-    found = loaded(run, partial=partial or wanted is not None, progress=progress)
+    selected = loaded(run, partial=partial or wanted is not None, progress=progress)
     if wanted is not None:
-        found = _pick(found, wanted)
+        selected = _pick(selected, wanted)
     progress("aligning clocks")
-    clocks = alignment(found)
-    write(found, path, offsets=clocks.offsets, waits=clocks.waits, cpu=cpu, progress=progress)
+    clocks = alignment(selected)
+    write(selected, path, offsets=clocks.offsets, waits=clocks.waits, cpu=cpu, progress=progress)
 
 
 def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
@@ -60,14 +60,14 @@ def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
     """
     if not isinstance(ranks, str):
         return [(rank, rank) for rank in ranks]
-    found = []
+    spans = []
     for part in ranks.split(","):
         match = _PART.fullmatch(part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if high < low:
             raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
-        found.append((low, high))
-    return found
+        spans.append((low, high))
+    return spans
 
 
 def _pick(run: Run, wanted: list[tuple[int, int]]) -> Run:

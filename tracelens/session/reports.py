@@ -101,8 +101,8 @@ class Reporting:
             **plan.options,
         )
         metas = [portion.meta for portion in portions]
-        asked = {"step": plan.step, **plan.options}
-        return assembled(results, metas, [portion.rank for portion in portions], asked)
+        report_options = {"step": plan.step, **plan.options}
+        return assembled(results, metas, [portion.rank for portion in portions], report_options)
 
 
 def analyze(
@@ -229,17 +229,17 @@ def render(report: Report | Result | Verdict, path: StrPath) -> None:
     write(as_report(report), os.fspath(path))
 
 
-def as_report(found: Report | Result | Verdict) -> Report:
+def as_report(renderable: Report | Result | Verdict) -> Report:
     """What can be rendered: a report as it is, a result or a verdict as a report of its own."""
     from tracelens.table import Report, Result
 
-    if isinstance(found, Report):
-        return found
-    if isinstance(found, Result):
-        return Report((found,), f"tracelens {found.analyzer}", {"version": __version__})
+    if isinstance(renderable, Report):
+        return renderable
+    if isinstance(renderable, Result):
+        return Report((renderable,), f"tracelens {renderable.analyzer}", {"version": __version__})
     from tracelens.compare.gate import report
 
-    return report(found, version=__version__, inputs=[found.base, found.candidate])
+    return report(renderable, version=__version__, inputs=[renderable.base, renderable.candidate])
 
 
 def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> _Plan:
@@ -249,27 +249,27 @@ def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[
 
     wanted = [names] if isinstance(names, str) else names
     chosen = in_order() if wanted is None else [ANALYZERS.get(name) for name in wanted]
-    given = {
+    plain_options = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()
     }
-    check_options(chosen, given)
-    choose_device(given.get("device"), given.get("device_file"))
-    return _Plan(chosen, None if step is None else str(step), given)
+    check_options(chosen, plain_options)
+    choose_device(plain_options.get("device"), plain_options.get("device_file"))
+    return _Plan(chosen, None if step is None else str(step), plain_options)
 
 
 def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report:
     """The report on a run that is in memory."""
     from tracelens.analysis import with_needed
 
-    asked = dict(plan.options)
+    report_options = dict(plan.options)
     if plan.step is not None:
         run = at_step(run, plan.step)
-        asked["step"] = plan.step
+        report_options["step"] = plan.step
     needed = with_needed(plan.chosen)
     slow = [item for item in needed if item.slow] if fork and len(run.traces) == 1 else []
-    found = _analyzed(run, needed, slow, progress, plan.options)
-    results = [found[item.name] for item in plan.chosen]
-    return assembled(results, [trace.meta for trace in run.traces], run.ranks, asked)
+    result_of = _analyzed(run, needed, slow, progress, plan.options)
+    results = [result_of[item.name] for item in plan.chosen]
+    return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
 
 
 def _analyzed(
@@ -288,21 +288,21 @@ def _analyzed(
     def parts() -> list[Any]:
         return [item.part_of(run.traces[0], **options) for item in slow]
 
-    found: dict[str, Result] = {}
+    result_of: dict[str, Result] = {}
     with beside(parts, events, jobs()) as wait:
         for item in chosen:
             if item not in slow:
                 progress(f"analyzing {item.name}")
-                found[item.name] = item(run, found, **options)
+                result_of[item.name] = item(run, result_of, **options)
         for done in wait():
-            found |= {
+            result_of |= {
                 item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
             }
     for item in slow:
-        if item.name not in found:
+        if item.name not in result_of:
             progress(f"analyzing {item.name}")
-            found[item.name] = item(run, **options)
-    return found
+            result_of[item.name] = item(run, **options)
+    return result_of
 
 
 def with_results(report: Report) -> Report:

@@ -60,12 +60,12 @@ def replay(
     from tracelens.reproducers import replay_layers
 
     peaks = _peaks(device, device_file)
-    found = at_step(loaded(run, partial=partial, progress=progress), step)
+    narrowed = at_step(loaded(run, partial=partial, progress=progress), step)
     if sequence:
-        return replay_layers(found, Path(folder), max_elements=max_elements)
-    wanted = _Request(op, shapes, module, rank, at_ns, finding, base, row, partial).selection(found, peaks)
+        return replay_layers(narrowed, Path(folder), max_elements=max_elements)
+    wanted = _Request(op, shapes, module, rank, at_ns, finding, base, row, partial).selection(narrowed, peaks)
     sizes: dict[str, Any] = {"max_elements": max_elements, "first_ranks": first_ranks, "device": peaks}
-    return write(found, Path(folder), wanted, top=top, order=by, **sizes, progress=progress)
+    return write(narrowed, Path(folder), wanted, top=top, order=by, **sizes, progress=progress)
 
 
 class _Request(NamedTuple):
@@ -114,8 +114,8 @@ class _Request(NamedTuple):
         names = changes.texts("cand")[self.row - 1].split(", ")
         if names == [""]:
             gone = changes.texts("base")[self.row - 1].split(", ")[0]
-            told = ", ".join(trace.meta.path for trace in base.traces[:1])
-            raise TracelensError(f"row {self.row} exists only in {told}: replay that, --op {gone}")
+            base_path = ", ".join(trace.meta.path for trace in base.traces[:1])
+            raise TracelensError(f"row {self.row} exists only in {base_path}: replay that, --op {gone}")
         return names
 
 

@@ -113,8 +113,8 @@ def project_pipeline(
     words = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
     modelled = _Modelled(model, device, gpus, words, texts(settings))
     given = _Given(forward_ms, backward_ms, exchange_share)
-    found = _find(asked, _Recorded(run, step, partial, progress), modelled, given)
-    return pipeline(found.setting(p2p_us, weight_share, activation_gb), found.source, found.measured)
+    inputs = _find(asked, _Recorded(run, step, partial, progress), modelled, given)
+    return pipeline(inputs.setting(p2p_us, weight_share, activation_gb), inputs.source, inputs.measured)
 
 
 class _Asked(NamedTuple):
@@ -212,13 +212,13 @@ def _find(asked: _Asked, recorded: _Recorded, modelled: _Modelled, given: _Given
             "give one source of times: --forward-ms, --from with the traces of a run, or --model"
         )
     if recorded.source is not None:
-        found = _measured(asked, recorded, recorded.source)
+        inputs = _measured(asked, recorded, recorded.source)
     elif modelled.model is not None:
-        found = _roofline(asked, modelled, modelled.model)
+        inputs = _roofline(asked, modelled, modelled.model)
     else:
-        found = _uniform(asked, given)
-    _check_used(asked, found.schedules)
-    return found
+        inputs = _uniform(asked, given)
+    _check_used(asked, inputs.schedules)
+    return inputs
 
 
 def _measured(asked: _Asked, recorded: _Recorded, source: Source) -> _Found:
@@ -228,17 +228,19 @@ def _measured(asked: _Asked, recorded: _Recorded, source: Source) -> _Found:
     from tracelens.planner.pipeline.measured import measure, measured_costs, measured_source
 
     recorded.progress("reading the passes of the pipeline")
-    found = measure(run)
-    stages, chunks = asked.stages or found.size.stages, asked.chunks or found.size.chunks
+    pipeline = measure(run)
+    stages, chunks = asked.stages or pipeline.size.stages, asked.chunks or pipeline.size.chunks
     names = _names(asked.schedules, chunks)
     counts = [find_chunks(name, chunks) for name in names]
-    times = measured_source(found, stages, counts, asked.layers, bool(asked.layout or asked.best))
-    count = asked.microbatches or found.size.microbatches
-    if not asked.turn and (stages, chunks) == (found.size.stages, found.size.chunks):
-        asked = asked._replace(turn=found.size.group)
+    times = measured_source(pipeline, stages, counts, asked.layers, bool(asked.layout or asked.best))
+    count = asked.microbatches or pipeline.size.microbatches
+    if not asked.turn and (stages, chunks) == (pipeline.size.stages, pipeline.size.chunks):
+        asked = asked._replace(turn=pipeline.size.group)
     own = times.layers == 0
-    told = "as measured: the mean of each chunk" if own else "as measured: the mean of equal layers"
-    return _Found(asked, names, stages, count, chunks, times, measured_costs(found, stages), told, found)
+    times_from = "as measured: the mean of each chunk" if own else "as measured: the mean of equal layers"
+    return _Found(
+        asked, names, stages, count, chunks, times, measured_costs(pipeline, stages), times_from, pipeline
+    )
 
 
 def _roofline(asked: _Asked, run: _Modelled, model: str) -> _Found:
@@ -260,9 +262,9 @@ def _roofline(asked: _Asked, run: _Modelled, model: str) -> _Found:
     config = read_config(model, [*assignments(words), "pp_layout=", *run.settings])
     device = named(run.device)
     source, costs = roofline(config, device)
-    told = f"roofline of {model} on {device.name}: no run is faster"
+    times_from = f"roofline of {model} on {device.name}: no run is faster"
     names, kept = _names(asked.schedules, chunks), activations(config)
-    return _Found(asked, names, stages, count, chunks, source, costs, told, kept=kept)
+    return _Found(asked, names, stages, count, chunks, source, costs, times_from, kept=kept)
 
 
 def _uniform(asked: _Asked, given: _Given) -> _Found:
@@ -299,9 +301,9 @@ def _check_used(asked: _Asked, names: Sequence[str]) -> None:
 
     if asked.turn and not any(name in SCHEDULES and SCHEDULES[name].chunks == "any" for name in names):
         raise TracelensError("--turn is for interleaved schedules: add --vpp, or leave it out")
-    if (chunks := asked.chunks) and chunks not in (found := [find_chunks(name, chunks) for name in names]):
+    if (chunks := asked.chunks) and chunks not in (counts := [find_chunks(name, chunks) for name in names]):
         raise TracelensError(
-            f"none of the schedules has {chunks} chunks per stage, at most {max(found)}: change --vpp or "
+            f"none of the schedules has {chunks} chunks per stage, at most {max(counts)}: change --vpp or "
             "--schedule"
         )
 
@@ -322,6 +324,6 @@ def _check_owners(owner: str, value: object, options: Mapping[str, object]) -> N
         value: its value, None where it is not given.
         options: values of those that go with it, likewise.
     """
-    for name, given in options.items():
-        if value is None and given is not None:
+    for name, option_value in options.items():
+        if value is None and option_value is not None:
             raise TracelensError(f"--{name} goes with {owner}: give both or neither")

@@ -147,18 +147,18 @@ def by_rank(parts: Iterable[Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def wait_rows(group: Group) -> Iterator[dict[str, Any]]:
     """Rows of WAITS of one group, a mapping for each rank that waits."""
-    longer_ns, done = group.longer_ns(), group.of_passes([one.experts_end for one in group.ranks])
-    for at, one in enumerate(group.ranks):
-        waited = np.flatnonzero(longer_ns[:, at])
+    longer_ns, done = group.longer_ns(), group.of_passes([rank.experts_end for rank in group.ranks])
+    for column, rank in enumerate(group.ranks):
+        waited = np.flatnonzero(longer_ns[:, column])
         if len(waited):
             passes = [group.passes[number] for number in waited.tolist()]
             yield {
-                "rank": [one.rank] * len(passes),
+                "rank": [rank.rank] * len(passes),
                 "step": [key.step for key in passes],
                 "layer": group.layers[group.layer[waited]],
                 "phase": [PHASES[key.phase] for key in passes],
-                "ts_ns": done[waited, at],
-                "dur_ns": longer_ns[waited, at],
+                "ts_ns": done[waited, column],
+                "dur_ns": longer_ns[waited, column],
             }
 
 
@@ -197,13 +197,13 @@ def token_rows(group: Group) -> Iterator[dict[str, Any]]:
     passes = np.bincount(layer)
     mean = np.stack([np.bincount(layer, own) / passes for own in group.tokens.T], axis=1)
     ratio = mean / np.maximum(mean.mean(axis=1, keepdims=True), 1e-9)
-    for at, one in enumerate(group.ranks):
+    for column, rank in enumerate(group.ranks):
         if len(code):
             yield {
-                "rank": [one.rank] * len(code),
+                "rank": [rank.rank] * len(code),
                 "layer": group.layers[code],
-                "tokens": mean[:, at],
-                "ratio": ratio[:, at],
+                "tokens": mean[:, column],
+                "ratio": ratio[:, column],
             }
 
 

@@ -1,4 +1,4 @@
-"""Names of forward passes in a trace, in ATOM's grammar (serving_labels.toml of the analysis). No torch here."""
+"""Names of forward passes in a trace, in ATOM's grammar (see serving_labels.toml). No torch here."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry, purpose
@@ -17,7 +17,43 @@ if TYPE_CHECKING:
     from tracelens.trace import Trace
 
 
-EMPTY: Mapping[str, Result] = MappingProxyType({})
+T = TypeVar("T")
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several analyzers need of all ranks together: made once a run, shown in no report.
+
+    Attributes:
+        name: as in the `shared` of an analyzer.
+        function: (parts, **options) -> what is shared.
+        part: (trace, **options) -> what the function needs of this rank.
+        options: names of the options that it takes.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    part: Callable[..., Any]
+    options: tuple[str, ...]
+
+    def __call__(self, run: Run, results: Mapping[str, Any] = EMPTY, **options: Any) -> Any:
+        """Make it for a run; arguments as for an analyzer."""
+        return self.combine([self.part_of(trace, **options) for trace in run.traces], results, **options)
+
+    def part_of(self, trace: Trace, **options: Any) -> Any:
+        """What `combine` needs of one rank, or its Failure; it can be pickled, and holds no trace."""
+        return guard(_on_rank(self.name, trace), self.part, trace, **_selected(options, self.options))
+
+    def combine(self, parts: Sequence[Any], results: Mapping[str, Any] = EMPTY, **options: Any) -> Any:
+        """What is shared, from the parts of all ranks in order of rank; a Failure where a rank failed."""
+        failures = [part for part in parts if isinstance(part, Failure)]
+        return (
+            failures[0]
+            if failures
+            else guard(self.name, self.function, parts, **_selected(options, self.options))
+        )
 
 
 @dataclass(frozen=True)
@@ -27,19 +63,21 @@ class Analyzer:
     Most look at one rank after the other: they are functions of a run whose tables are the tables of its
     ranks, one below the other. Those that compare ranks have a `part`, which makes of one trace the little
     that the comparison needs, and a function of all parts. Either way the work on one rank can be done
-    where its trace is, and only tables travel. Those with `needs` also read the results of other analyzers.
+    where its trace is, and only tables travel. What several comparisons need, such as clocks, is `shared`;
+    those with `needs` also read the results of other analyzers.
 
     Attributes:
         name: as in `tracelens analyze NAME`.
         title: heading of its section in a report.
         doc: the question it answers, one line.
         order: position in a report; ties go by name.
-        function: (run, **options) -> Result, or (parts, **options) -> Result where there is a `part`, or
-            (parts, results, **options) -> Result where there are `needs`.
+        function: (run, **options) -> Result; for one that compares ranks ([parts], [*shared], [results],
+            **options) -> Result, with those that it has.
         part: (trace, **options) -> what the function needs of this rank; None for most.
         options: names of the options that it takes.
         slow: it takes as long as all others together, and is worth a process of its own.
-        needs: names of the analyzers whose results it reads; only for one with a `part`.
+        needs: names of the analyzers whose results it reads.
+        shared: names of what it shares with other analyzers.
     """
 
     name: str
@@ -51,59 +89,73 @@ class Analyzer:
     options: tuple[str, ...]
     slow: bool = False
     needs: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
-    def __call__(self, run: Run, results: Mapping[str, Result] = EMPTY, **options: Any) -> Result:
+    def __call__(self, run: Run, results: Mapping[str, Any] = EMPTY, **options: Any) -> Result:
         """Analyze `run`; options that this analyzer does not have are ignored.
 
         Args:
             run: the ranks.
-            results: of other analyzers about the same run, by name; what is needed and not there is made.
+            results: of other analyzers about the same run, and what they share, by name; what is needed and
+                not there is made.
             options: of this analyzer, and of those that it needs.
         """
-        if self.part is None and len(run.traces) == 1:
-            return self.combine([self.part_of(run.traces[0], **options)], **options)
-        if self.part is None:
-            combined = guard(self._part, self.function, run, **self._own_options(options))
+        if self.of_single_ranks and len(run.traces) > 1:
+            combined = guard(self._part, self.function, run, **_selected(options, self.options))
             if not isinstance(combined, Failure):
-                return self._named(combined, self._own_options(options))
+                return self._named(combined, _selected(options, self.options))
+        made = {
+            item.name: item(run, results, **options) for item in self.requires if item.name not in results
+        }
         parts = [self.part_of(trace, **options) for trace in run.traces]
-        missing = [name for name in self.needs if name not in results]
-        made = {name: ANALYZERS.get(name)(run, results, **options) for name in missing}
         return self.combine(parts, {**results, **made}, **options)
+
+    @property
+    def of_single_ranks(self) -> bool:
+        """Whether it looks at one rank after the other."""
+        return self.part is None and not self.shared
+
+    @property
+    def requires(self) -> list[Analyzer | Shared]:
+        """What has to be made before it."""
+        return [*map(SHARED.get, self.shared), *map(ANALYZERS.get, self.needs)]
 
     def part_of(self, trace: Trace, **options: Any) -> Any:
         """What `combine` needs of one rank, or its Failure; it can be pickled, and holds no trace."""
-        part = f"{self._part}, rank {trace.meta.rank}" if trace.meta.rank >= 0 else self._part
-        if self.part is None:
-            return guard(part, self.function, Run((trace,)), **self._own_options(options))
-        return guard(part, self.part, trace, **_selected(options, self.part))
+        if self.part is not None:
+            return guard(
+                _on_rank(self._part, trace), self.part, trace, **_selected(options, _options(self.part))
+            )
+        if self.shared:
+            return None
+        own_options = _selected(options, self.options)
+        return guard(_on_rank(self._part, trace), self.function, Run((trace,)), **own_options)
 
-    def combine(self, parts: Sequence[Any], results: Mapping[str, Result] = EMPTY, **options: Any) -> Result:
-        """The result for a run, from the parts of its ranks in order of rank and the results it needs.
+    def combine(self, parts: Sequence[Any], results: Mapping[str, Any] = EMPTY, **options: Any) -> Result:
+        """The result for a run, from the parts of its ranks in order of rank and what it needs besides.
 
         Where a rank failed, tables of single ranks have those of the others; a comparison is not made.
         """
-        own_options = self._own_options(options)
-        failures = [part for part in parts if isinstance(part, Failure)]
-        if self.part is None:
+        shared = [results[name] for name in self.shared]
+        failures = [part for part in (*parts, *shared) if isinstance(part, Failure)]
+        if self.of_single_ranks:
             results_of_ranks = [part for part in parts if not isinstance(part, Failure)]
             joined = guard(self._part, join, results_of_ranks) if results_of_ranks else result({})
         elif failures:
             joined = result({})
         else:
-            inputs = (parts, {name: results[name] for name in self.needs}) if self.needs else (parts,)
-            joined = guard(self._part, self.function, *inputs, **_selected(options, self.function))
+            own_parts = [parts] if self.part is not None else []
+            read = [{name: results[name] for name in self.needs}] if self.needs else []
+            own_options = _selected(options, _options(self.function))
+            joined = guard(self._part, self.function, *own_parts, *shared, *read, **own_options)
         if isinstance(joined, Failure):
             failures, joined = [*failures, joined], result({})
         skips = (Skip(self.title, failure) for failure in failures)
-        return self._named(replace(joined, skips=(*joined.skips, *skips)), own_options)
+        return self._named(replace(joined, skips=(*joined.skips, *skips)), _selected(options, self.options))
 
     @property
     def _part(self) -> str:
         return f"analyzer {self.name}"
-
-    def _own_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in options.items() if key in self.options and value is not None}
 
     def _named(self, result: Result, options: Mapping[str, Any]) -> Result:
         return replace(
@@ -116,6 +168,23 @@ class Analyzer:
 
 
 ANALYZERS: Registry[Analyzer] = Registry("analyzer", "tracelens.analysis", "tracelens.findings")
+SHARED: Registry[Shared] = Registry("shared input", "tracelens.analysis", "tracelens.findings")
+
+
+def share(name: str, *, part: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Register a function (parts, *, options) -> T whose value analyzers share.
+
+    Args:
+        name: for the `shared` of analyzers.
+        part: (trace, *, options) -> what the function needs of one rank.
+    """
+
+    def keep(function: Callable[..., T]) -> Callable[..., T]:
+        options = dict.fromkeys(_options(function) + _options(part))
+        SHARED.add(name, Shared(name, function, part, tuple(options)), function.__module__)
+        return function
+
+    return keep
 
 
 def analyzer(
@@ -126,6 +195,7 @@ def analyzer(
     part: Callable[..., Any] | None = None,
     slow: bool = False,
     needs: Sequence[str] = (),
+    shared: Sequence[str] = (),
 ) -> Callable[[Callable[..., Result]], Analyzer]:
     """Register a function (run, *, options) -> Result as an analyzer.
 
@@ -138,15 +208,16 @@ def analyzer(
         part: for an analyzer that compares ranks: (trace, *, options) -> part; the function then takes the
             list of parts instead of a run.
         slow: whether it takes as long as all others together.
-        needs: analyzers whose results, by name, the function takes as its second argument.
+        needs: analyzers whose results, by name, the function takes as its last argument before the options.
+        shared: what it shares with other analyzers, see `share`; the function takes each as an argument,
+            after the parts.
     """
 
     def keep(function: Callable[..., Result]) -> Analyzer:
         doc = (inspect.getdoc(function) or name).splitlines()[0]
-        options = dict.fromkeys(_options(function)[bool(needs) :] + (_options(part) if part else ()))
-        item = Analyzer(
-            name, title or name.capitalize(), doc, order, function, part, tuple(options), slow, tuple(needs)
-        )
+        options = tuple(dict.fromkeys(_options(function) + (_options(part) if part else ())))
+        heading = title or name.capitalize()
+        item = Analyzer(name, heading, doc, order, function, part, options, slow, tuple(needs), tuple(shared))
         ANALYZERS.add(name, item, function.__module__)
         return item
 
@@ -154,12 +225,17 @@ def analyzer(
 
 
 def _options(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)[1:]
+    """Names of the arguments that are options: those with a default."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.default is not parameter.empty)
 
 
-def _selected(options: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    names = _options(function)
+def _selected(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key in names and value is not None}
+
+
+def _on_rank(part: str, trace: Trace) -> str:
+    return f"{part}, rank {trace.meta.rank}" if trace.meta.rank >= 0 else part
 
 
 def in_order() -> list[Analyzer]:
@@ -167,15 +243,15 @@ def in_order() -> list[Analyzer]:
     return sorted((item for _, item in ANALYZERS.items()), key=lambda item: (item.order, item.name))
 
 
-def with_needed(wanted: Sequence[Analyzer]) -> list[Analyzer]:
-    """Analyzers and those that they need, in an order in which each comes after what it needs."""
-    ordered: dict[str, Analyzer] = {}
+def with_required(wanted: Sequence[Analyzer]) -> list[Analyzer | Shared]:
+    """Analyzers and what they require, in an order in which each comes after what it requires."""
+    ordered: dict[str, Analyzer | Shared] = {}
 
-    def add(analyzer_: Analyzer) -> None:
-        for name in analyzer_.needs:
-            add(ANALYZERS.get(name))
-        ordered[analyzer_.name] = analyzer_
+    def add(item: Analyzer | Shared) -> None:
+        for required in item.requires if isinstance(item, Analyzer) else ():
+            add(required)
+        ordered[item.name] = item
 
-    for analyzer_ in wanted:
-        add(analyzer_)
+    for item in wanted:
+        add(item)
     return list(ordered.values())

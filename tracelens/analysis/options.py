@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from tracelens.analysis.analyzer import Analyzer, in_order, with_needed
+from tracelens.analysis.analyzer import Analyzer, Shared, in_order, with_required
 from tracelens.errors import WrongOption, suggestion
 
 
@@ -50,7 +50,7 @@ def check_options(chosen: Sequence[Analyzer], options: Mapping[str, Any]) -> Non
     Raises:
         WrongOption: one line that names the analyzer, its options or the values, and the nearest right word.
     """
-    known = _options(with_needed(chosen))
+    known = _options(with_required(chosen))
     for name, value in options.items():
         if name not in known:
             others = _options(in_order())
@@ -66,7 +66,7 @@ def check_options(chosen: Sequence[Analyzer], options: Mapping[str, Any]) -> Non
 
 def option_names(chosen: Sequence[Analyzer]) -> set[str]:
     """The options of these analyzers and of those that they need."""
-    return {name for item in with_needed(chosen) for name in item.options}
+    return {name for item in with_required(chosen) for name in item.options}
 
 
 def _no_option(chosen: Sequence[Analyzer], name: str, known: Sequence[str]) -> str:
@@ -77,7 +77,7 @@ def _no_option(chosen: Sequence[Analyzer], name: str, known: Sequence[str]) -> s
     return f"no analyzer of this report has an option {name!r}{hint} (they have: {', '.join(known)})"
 
 
-def _options(chosen: Sequence[Analyzer]) -> dict[str, list[tuple[str, Option]]]:
+def _options(chosen: Sequence[Analyzer | Shared]) -> dict[str, list[tuple[str, Option]]]:
     """By name the options of these analyzers, each with the analyzer that has it."""
     options: dict[str, list[tuple[str, Option]]] = {}
     for item in chosen:

@@ -37,7 +37,7 @@ def fuse(
     Raises:
         TracelensError: no such rank, nothing to draw, or the path cannot be written.
     """
-    from tracelens.analysis.comm import alignment
+    from tracelens.analysis.comm import align_run
     from tracelens.merge import check_suffix
     from tracelens.merge import fuse as write
 
@@ -48,8 +48,8 @@ def fuse(
     if wanted is not None:
         selected = _pick(selected, wanted)
     progress("aligning clocks")
-    clocks = alignment(selected)
-    write(selected, path, offsets=clocks.offsets, waits=clocks.waits, cpu=cpu, progress=progress)
+    aligned = align_run(selected)
+    write(selected, path, offsets=aligned.shift, waits=aligned.waits(), cpu=cpu, progress=progress)
 
 
 def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from tracelens.version import __version__
 from tracelens.workers import start
 
 if TYPE_CHECKING:
-    from tracelens.analysis import Analyzer
+    from tracelens.analysis import Analyzer, Shared
     from tracelens.compare.gate import Verdict
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
@@ -259,27 +259,27 @@ def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[
 
 def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report:
     """The report on a run that is in memory."""
-    from tracelens.analysis import with_needed
+    from tracelens.analysis import with_required
 
     report_options = dict(plan.options)
     if plan.step is not None:
         run = at_step(run, plan.step)
         report_options["step"] = plan.step
-    needed = with_needed(plan.chosen)
-    slow = [item for item in needed if item.slow] if fork and len(run.traces) == 1 else []
-    result_of = _analyzed(run, needed, slow, progress, plan.options)
+    required = with_required(plan.chosen)
+    slow = [item for item in plan.chosen if item.slow] if fork and len(run.traces) == 1 else []
+    result_of = _analyzed(run, required, slow, progress, plan.options)
     results = [result_of[item.name] for item in plan.chosen]
     return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
 
 
 def _analyzed(
     run: Run,
-    chosen: Sequence[Analyzer],
+    required: Sequence[Analyzer | Shared],
     slow: Sequence[Analyzer],
     progress: Progress,
     options: Mapping[str, Any],
-) -> dict[str, Result]:
-    """The results of all analyzers by name, those in `slow` from a copy of this process beside it."""
+) -> dict[str, Any]:
+    """Results and shared inputs by name, the results of `slow` from a copy of this process beside it."""
     from tracelens.workers import beside, jobs
 
     # What both processes need is made before there are two of them.
@@ -288,9 +288,9 @@ def _analyzed(
     def parts() -> list[Any]:
         return [item.part_of(run.traces[0], **options) for item in slow]
 
-    result_of: dict[str, Result] = {}
+    result_of: dict[str, Any] = {}
     with beside(parts, events, jobs()) as wait:
-        for item in chosen:
+        for item in required:
             if item not in slow:
                 progress(f"analyzing {item.name}")
                 result_of[item.name] = item(run, result_of, **options)

@@ -78,7 +78,7 @@ def whatif(
     recorded = build(run)
     replay = Replay(recorded, ScenarioContext(recorded, device, device_file), step)
     outcomes, not_applicable = _outcomes(replay, requests, progress)
-    skips = [*recorded.collectives.skips, *recorded.skips, *not_applicable]
+    skips = [*recorded.collectives.aligned.skips, *recorded.skips, *not_applicable]
     tables = replay.tables(outcomes)
     if outcomes:
         skips += _limits(run, replay, tables)

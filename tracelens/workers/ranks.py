@@ -40,11 +40,11 @@ def analyze_files(
     Raises:
         TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
     """
-    from tracelens.analysis import ANALYZERS, with_needed
+    from tracelens.analysis import ANALYZERS, with_required
 
-    needed = with_needed([ANALYZERS.get(name) for name in names])
+    required = with_required([ANALYZERS.get(name) for name in names])
     limits = os.environ.get(VARIABLE, "")
-    options_of_all = (tuple(item.name for item in needed), step, tuple(options.items()), limits)
+    options_of_all = (tuple(names), step, tuple(options.items()), limits)
     tasks = [Task(file, rank, *options_of_all) for file, rank in zip(files, named_ranks(files), strict=True)]
     portions: list[Portion] = []
     for portion in execute(tasks):
@@ -58,8 +58,8 @@ def analyze_files(
         if rank != portion.rank:
             raise ParseError(portion.meta.path, "its rank is ambiguous; name the files rank<N>.json")
     portions.sort(key=lambda portion: portion.rank)
-    results: dict[str, Result] = {}
-    for item in needed:
+    results: dict[str, Any] = {}
+    for item in required:
         progress(f"combining {item.name}")
         parts = [portion.parts[item.name] for portion in portions]
         results[item.name] = item.combine(parts, results, **options)

@@ -44,7 +44,7 @@ class Portion(NamedTuple):
         meta: of the trace as read, its rank -1 where it does not say.
         rank: that the tables are of.
         span: first and last time of its events, ns.
-        parts: by analyzer, what its `combine` needs of this rank.
+        parts: by analyzer and shared input, what its `combine` needs of this rank.
     """
 
     file: str
@@ -73,10 +73,11 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
 
 
 def _carry_out(task: Task, processes: Sequence[Popen[bytes]]) -> list[Portion]:
-    from tracelens.analysis import ANALYZERS
+    from tracelens.analysis import ANALYZERS, with_required
     from tracelens.read import parse
     from tracelens.trace import make_run, select_step
 
+    required = with_required([ANALYZERS.get(name) for name in task.analyzers])
     portions = []
     for trace in parse(task.path, processes):
         rank = trace.meta.rank if trace.meta.rank >= 0 else task.rank
@@ -86,7 +87,7 @@ def _carry_out(task: Task, processes: Sequence[Popen[bytes]]) -> list[Portion]:
         (ranked,) = run.traces
         times = ranked.arrays
         span = (int(times.start.min()), int(times.end.max()))
-        parts = {name: ANALYZERS.get(name).part_of(ranked, **dict(task.options)) for name in task.analyzers}
+        parts = {item.name: item.part_of(ranked, **dict(task.options)) for item in required}
         portions.append(Portion(task.path, trace.meta, ranked.meta.rank, span, parts))
     return portions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective, Participant
+from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective
 from tracelens.analysis.comm.records import RankCommunication
 
 # Ends of a collective on one host differ by microseconds, and their median by less. Where traces do not
@@ -111,16 +111,6 @@ def _residuals(collectives: Sequence[MatchedCollective], offset: Mapping[int, in
         for participant in collective.participants:
             residuals[participant.rank].append(abs(participant.end - offset[participant.rank] - end))
     return residuals
-
-
-def aligned(collective: MatchedCollective, offset: Mapping[int, int]) -> tuple[Participant, ...]:
-    """The participants of a collective by the clock of host 0."""
-    return tuple(
-        participant._replace(
-            start=participant.start - offset[participant.rank], end=participant.end - offset[participant.rank]
-        )
-        for participant in collective.participants
-    )
 
 
 def _median(values: Sequence[int]) -> int:

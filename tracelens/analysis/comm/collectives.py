@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm.clocks import Clock, aligned, clocks
-from tracelens.analysis.comm.matching import MatchedCollective, base_ns, match
+from tracelens.analysis.comm.aligned import AlignedRun
+from tracelens.analysis.comm.clocks import Clock
+from tracelens.analysis.comm.matching import MatchedCollective
 from tracelens.analysis.comm.messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_all, fit, traffic
 from tracelens.analysis.comm.participants import MEMBERS, member_rows
-from tracelens.analysis.comm.records import RankCommunication, rank_communication
+from tracelens.analysis.comm.records import RankCommunication
 from tracelens.analysis.comm.waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
 from tracelens.table import Column, Result, Schema, Skip, result, stack
-from tracelens.trace import Run, Scope, short_dtype
+from tracelens.trace import Scope, short_dtype
 
 INSTANCES = Schema(
     "Collectives across ranks",
@@ -51,30 +52,25 @@ CLOCKS = Schema(
 )
 
 
-@analyzer("collectives", title="Collectives and waiting", order=80, part=rank_communication)
-def collectives(ranks: Sequence[RankCommunication], *, scope: Scope = "all") -> Result:
+@analyzer("collectives", title="Collectives and waiting", order=80, shared=("aligned run",))
+def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks wait for which in communication, and how fast does data move once all have arrived?
 
     A collective's kernel runs from the rank's own arrival to completion: time before the last rank arrives
     is waiting (synchronisation), the rest is communication.
 
     Args:
-        ranks: from `rank_communication`.
+        aligned: the run.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
         tables `ranks` (kernel = comm + sync), `summary`, `instances`, `fit`, `all_to_all`, `traffic`,
         `clocks` and `members` (each collective by rank).
     """
-    matched = match(ranks)
-    rank_clocks = clocks(ranks, matched.collectives)
-    offset = {clock.rank: clock.offset_ns for clock in rank_clocks}
-    of_rank = {rank.rank: rank for rank in ranks}
-    on_one_clock = [
-        collective._replace(participants=aligned(collective, offset)) for collective in matched.collectives
-    ]
+    ranks, on_one_clock = aligned.ranks, aligned.collectives
+    communicating = {rank.rank for rank in ranks if len(rank.start)}
     waiting = waits(on_one_clock)
-    skips = [*matched.skips, *_nothing(ranks, rank_clocks), *_incomplete(on_one_clock)]
+    skips = [*aligned.skips, *_nothing(ranks, aligned.clocks), *_incomplete(on_one_clock)]
     traffic_rows, traffic_skips = traffic(on_one_clock)
     fit_rows, fit_skips = fit(on_one_clock)
     tables = {
@@ -85,50 +81,11 @@ def collectives(ranks: Sequence[RankCommunication], *, scope: Scope = "all") -> 
         "all_to_all": stack(ALL_TO_ALL, all_to_all(on_one_clock)),
         "traffic": stack(TRAFFIC, traffic_rows),
         "clocks": stack(
-            CLOCKS, _clock_rows([clock for clock in rank_clocks if len(of_rank[clock.rank].start)])
+            CLOCKS, _clock_rows([clock for clock in aligned.clocks if clock.rank in communicating])
         ),
         "members": stack(MEMBERS, member_rows(ranks, on_one_clock)),
     }
     return result(tables, [*skips, *traffic_skips, *fit_skips], scope=scope)
-
-
-class Alignment(NamedTuple):
-    """All ranks by one clock.
-
-    Attributes:
-        offsets: rank to ns that are added to its times to get them by the clock of the first rank.
-        waits: (rank, what and for whom, start, duration) of all waiting, ns by the rank's own clock.
-    """
-
-    offsets: dict[int, int]
-    waits: list[tuple[int, str, int, int]]
-
-
-def alignment(run: Run) -> Alignment:
-    """The clocks of a run and all waits, for views that show all ranks side by side."""
-    ranks = [rank_communication(trace) for trace in run.traces]
-    matched = match(ranks)
-    offset = {clock.rank: clock.offset_ns for clock in clocks(ranks, matched.collectives)}
-    of_rank = {rank.rank: rank for rank in ranks}
-    rows = []
-    for collective in matched.collectives:
-        on_one_clock = collective._replace(participants=aligned(collective, offset))
-        for participant in on_one_clock.participants:
-            wait = on_one_clock.wait_ns[participant.rank]
-            if wait > 0:
-                label = f"{collective.collective}: waits for rank {on_one_clock.last.rank}"
-                rows.append(
-                    (
-                        participant.rank,
-                        label,
-                        int(of_rank[participant.rank].start[participant.record.kernel]),
-                        wait,
-                    )
-                )
-    return Alignment(
-        {rank.rank: base_ns(rank, ranks[0]) - offset[rank.rank] for rank in ranks},
-        rows,
-    )
 
 
 def _rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
@@ -147,7 +104,7 @@ def _rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
                 "group_size": [record.size],
                 "dtype": [short_dtype(record.dtype)],
                 "bytes": [collective.bytes],
-                "ts_ns": [min(participant.start for participant in collective.participants)],
+                "ts_ns": [collective.start],
                 "latency_ns": [collective.latency_ns],
                 "start_skew_ns": [collective.start_skew_ns],
                 "end_skew_ns": [collective.end_skew_ns],

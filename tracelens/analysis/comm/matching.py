@@ -48,6 +48,11 @@ class MatchedCollective(NamedTuple):
         return max(participant.record.bytes for participant in self.participants)
 
     @property
+    def start(self) -> int:
+        """When the first rank arrives."""
+        return min(participant.start for participant in self.participants)
+
+    @property
     def latency_ns(self) -> int:
         return min(participant.end - participant.start for participant in self.participants)
 
@@ -63,9 +68,7 @@ class MatchedCollective(NamedTuple):
 
     @property
     def wall_ns(self) -> int:
-        return max(participant.end for participant in self.participants) - min(
-            participant.start for participant in self.participants
-        )
+        return max(participant.end for participant in self.participants) - self.start
 
     @property
     def last(self) -> Participant:
@@ -82,48 +85,39 @@ class MatchedCollective(NamedTuple):
         }
 
 
-class Matched(NamedTuple):
-    """All matched collectives, and what could not be matched."""
-
-    collectives: list[MatchedCollective]
-    skips: list[Skip]
-
-
 Group = tuple[str, tuple[int, ...]]
 
 
-def match(ranks: Sequence[RankCommunication], first: RankCommunication | None = None) -> Matched:
+class Matched(NamedTuple):
+    """All matched collectives, and by process group what could not be matched."""
+
+    collectives: list[MatchedCollective]
+    unmatched: dict[Group, list[Skip]]
+
+
+def match(ranks: Sequence[RankCommunication], base: Mapping[int, int]) -> Matched:
     """Match the collectives and the sends and receives of all ranks.
 
-    Times are by each rank's own clock, counted from where the first rank's clock begins (see `base_ns`).
-
     Args:
-        ranks: of the run, or some of them.
-        first: first rank of the run; that of `ranks` unless given.
+        ranks: of the run.
+        base: rank to the ns that are added to its times; each rank's clock stays its own.
     """
     groups: dict[Group, dict[int, list[Participant]]] = {}
     for rank in ranks:
-        base = base_ns(rank, first or ranks[0])
         for record in rank.records:
-            participant = Participant(
-                rank.rank, record, base + int(rank.start[record.kernel]), base + int(rank.end[record.kernel])
-            )
+            start, end = (base[rank.rank] + int(times[record.kernel]) for times in (rank.start, rank.end))
+            participant = Participant(rank.rank, record, start, end)
             of_group = groups.setdefault((record.group, record.group_ranks), {})
             of_group.setdefault(rank.rank, []).append(participant)
     collectives: list[MatchedCollective] = []
-    skips: list[Skip] = []
-    for (name, ranks_of_group), of_group in groups.items():
+    unmatched: dict[Group, list[Skip]] = {}
+    for group, of_group in groups.items():
+        name, ranks_of_group = group
         matched, wrong = _collectives(name, of_group)
         pairs, unpaired = _pairs(name, ranks_of_group, of_group)
         collectives += [*matched, *pairs]
-        skips += [*wrong, *unpaired, *_alone(name, of_group)]
-    collectives.sort(key=lambda collective: min(participant.start for participant in collective.participants))
-    return Matched(collectives, skips)
-
-
-def base_ns(rank: RankCommunication, first: RankCommunication) -> int:
-    """What to add to a rank's times to count them from the base of the first rank's clock."""
-    return rank.epoch_ns - first.epoch_ns if rank.epoch_ns and first.epoch_ns else 0
+        unmatched[group] = [*wrong, *unpaired, *_alone(name, of_group)]
+    return Matched(collectives, unmatched)
 
 
 def _collectives(

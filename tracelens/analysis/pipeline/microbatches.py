@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import RankCommunication, rank_communication
 from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
 from tracelens.arrays import Bool, Int
@@ -45,7 +44,7 @@ class Passes(NamedTuple):
 
     Attributes:
         rank: of the trace.
-        communication: its communication, for the clocks; None where there is no pipeline.
+        staged: whether anything tells that it is part of a pipeline.
         pipeline_ranks: ranks of its pipeline, one a stage; empty where the trace does not say.
         spans: in the order in which the host launched them, times by the rank's clock.
         p2p: when its sends and receives ran.
@@ -55,7 +54,7 @@ class Passes(NamedTuple):
     """
 
     rank: int
-    communication: RankCommunication | None
+    staged: bool
     pipeline_ranks: tuple[int, ...]
     spans: list[Span]
     p2p: Union
@@ -80,7 +79,7 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     messages = stage_messages(trace, unnamed=scopes.usable)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
-        return Passes(trace.meta.rank, None, (), [], empty, empty, {}, [])
+        return Passes(trace.meta.rank, False, (), [], empty, empty, {}, [])
     is_p2p = np.isin(work.event, messages.kernel)
     host = _host_times(trace, work)
     counted = (work.host_call >= 0) & ~is_p2p & ~gradient_sync(trace, work)
@@ -96,7 +95,7 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     sent = [steps[index].label for index in _step_at(messages.time[messages.sent], cuts).tolist()]
     return Passes(
         trace.meta.rank,
-        rank_communication(trace, scope=scope),
+        True,
         messages.group_ranks,
         spans,
         union(work.start[is_p2p], work.end[is_p2p]),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
 from tracelens.analysis.pipeline.pipelines import absent, lane_of, pipelines, shortened, window_of
 from tracelens.analysis.pipeline.stages import (
@@ -97,8 +98,8 @@ WAITS = Schema(
 )
 
 
-@analyzer("pipeline", title="Pipeline", order=86, part=passes)
-def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
+@analyzer("pipeline", title="Pipeline", order=86, part=passes, shared=("aligned run",))
+def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """How large is the pipeline bubble on each rank, and what causes it?
 
     All ranks of a pipeline are aligned to one clock. Idle time inside a forward or backward is not part of
@@ -106,6 +107,7 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
 
     Args:
         ranks: from `passes`.
+        aligned: the run.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
@@ -113,7 +115,7 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
     """
     skips = [Skip(f"rank {rank.rank}", _why_not(rank)) for rank in ranks if not rank.spans]
     rows: dict[str, list[dict[str, Any]]] = {"bubble": [], "spans": [], "waits": []}
-    for stages, stages_there in pipelines(ranks, skips):
+    for stages, stages_there in pipelines(ranks, aligned.shift, skips):
         skips += absent(stages, stages_there)
         for label in dict.fromkeys(span.step for stage in stages_there for span in stage.part.spans):
             placed = {stage.part.rank: (stage, lane_of(stage, label)) for stage in stages_there}
@@ -147,7 +149,7 @@ def pipeline(ranks: Sequence[Passes], *, scope: Scope = "all") -> Result:
 
 
 def _why_not(rank: Passes) -> str:
-    if rank.communication is None:
+    if not rank.staged:
         return "no pipeline: no send or receive of a pipeline group, no scopes that name stages"
     return "no forward or backward of the pipeline has GPU work"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm import base_ns, clocks, match
 from tracelens.analysis.pipeline.microbatches import Passes
 from tracelens.analysis.pipeline.stages import Lane
 from tracelens.table import Skip
@@ -22,24 +21,20 @@ class Stage(NamedTuple):
     shift: int
 
 
-def pipelines(ranks: Sequence[Passes], skips: list[Skip]) -> list[tuple[int, list[Stage]]]:
+def pipelines(
+    ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip]
+) -> list[tuple[int, list[Stage]]]:
     """The pipelines: number of stages, and those that are in the run.
 
     Ranks with spans that cannot be placed get a skip.
+
+    Args:
+        ranks: from `passes`.
+        shift: of their clocks, see AlignedRun.
+        skips: what cannot be placed is appended.
     """
-    in_pipeline = [rank for rank in ranks if rank.communication is not None and rank.spans]
-    if not in_pipeline:
-        return []
-    communicating = [rank.communication for rank in in_pipeline if rank.communication is not None]
-    offset = {
-        clock.rank: clock.offset_ns for clock in clocks(communicating, match(communicating).collectives)
-    }
-    shift = {
-        communication.rank: base_ns(communication, communicating[0]) - offset[communication.rank]
-        for communication in communicating
-    }
     groups: dict[tuple[int, ...], list[Passes]] = {}
-    for rank in in_pipeline:
+    for rank in (rank for rank in ranks if rank.spans):
         ranks_of_pipeline = tuple(dict.fromkeys(rank.pipeline_ranks))
         if rank.rank in ranks_of_pipeline:
             groups.setdefault(ranks_of_pipeline, []).append(rank)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from tracelens.analysis.comm import base_ns, clocks, match
 from tracelens.analysis.serving.steps import RankSteps, Step
 
 
@@ -74,19 +73,9 @@ def _name(step: Step) -> str:
     return f"dummy {label.kind}" if label.dummy and label.kind != "idle" else label.kind
 
 
-def by_one_clock(ranks: Sequence[RankSteps]) -> list[RankSteps]:
-    """The same by the clock of the first rank, as far as collectives tell it."""
-    communicating = [rank.communication for rank in ranks if rank.communication is not None]
-    if not communicating:
-        return [*ranks]
-    offset = {
-        clock.rank: clock.offset_ns for clock in clocks(communicating, match(communicating).collectives)
-    }
-    shift = {
-        communication.rank: base_ns(communication, communicating[0]) - offset[communication.rank]
-        for communication in communicating
-    }
-    return [rank._replace(steps=_shifted(rank.steps, shift.get(rank.rank, 0))) for rank in ranks]
+def by_one_clock(ranks: Sequence[RankSteps], shift: Mapping[int, int]) -> list[RankSteps]:
+    """The same by the common clock, see AlignedRun."""
+    return [rank._replace(steps=_shifted(rank.steps, shift[rank.rank])) for rank in ranks]
 
 
 def _shifted(steps: Sequence[Step], shift: int) -> list[Step]:

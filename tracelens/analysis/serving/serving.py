@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, global_steps
 from tracelens.analysis.serving.labels import KINDS, grammar
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
@@ -15,21 +16,22 @@ from tracelens.table import Result, Skip, result, stack
 from tracelens.trace import Scope
 
 
-@analyzer("serving", title="Serving", order=90, part=rank_steps)
-def serving(ranks: Sequence[RankSteps], *, scope: Scope = "all") -> Result:
+@analyzer("serving", title="Serving", order=90, part=rank_steps, shared=("aligned run",))
+def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which steps does each serving rank run, and what do phase mismatch and padding cost?
 
     Steps are found by the labels that serving engines leave in the trace (ATOM, vLLM, SGLang).
 
     Args:
         ranks: from `rank_steps`.
+        aligned: the run.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
         tables `summary` (one row), `ranks` (by rank and kind), `alignment` (steps across ranks), `overlap`
         (steps run as two batches) and `steps`; all of them empty where no trace has step labels.
     """
-    labelled = [rank for rank in by_one_clock(ranks) if rank.steps]
+    labelled = [rank for rank in by_one_clock(ranks, aligned.shift) if rank.steps]
     steps = global_steps(labelled)
     tables = {
         "summary": stack(SUMMARY, [_summary(labelled, steps)] if labelled else []),

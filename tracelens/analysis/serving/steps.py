@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tracelens.analysis.comm import RankCommunication, rank_communication
 from tracelens.analysis.serving.labels import Label, grammar
 from tracelens.arrays import Bool, Int
 from tracelens.trace import Events, Scope, Trace, Work, gpu_work, union
@@ -51,10 +50,9 @@ class Step(NamedTuple):
 
 
 class RankSteps(NamedTuple):
-    """The steps of one rank in order, and its communication where it has steps: that aligns the clocks."""
+    """The steps of one rank in order."""
 
     rank: int
-    communication: RankCommunication | None
     steps: list[Step]
 
 
@@ -82,14 +80,12 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
         codes = _read(events, candidates, labels)
         labelled = _one_lane(events, candidates & _named(events, codes))
     if not codes:
-        return RankSteps(rank, None, [])
+        return RankSteps(rank, [])
     work, marks = gpu_work(trace, scope), _outermost(events, labelled)
     steps = _steps(events, work, marks, [codes[code] for code in marks.name.tolist()])
     halves = _halves(events, candidates, marks)
     steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
-    return RankSteps(
-        rank, rank_communication(trace, scope=scope), _in_window(trace, _overlapped(work, steps))
-    )
+    return RankSteps(rank, _in_window(trace, _overlapped(work, steps)))
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Participant
+from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
 from tracelens.analysis.stragglers.spans import Span, Spans
 from tracelens.analysis.stragglers.workload import Excess, Workloads, duration
@@ -65,22 +65,17 @@ class Comparison:
 
     Args:
         parts: by rank.
-        collectives: all of the run by one clock, in order of time.
-        offset: what the times of each rank's part are ahead of those of the collectives.
+        aligned: the run.
     """
 
-    def __init__(
-        self,
-        parts: Mapping[int, Segments],
-        collectives: Sequence[MatchedCollective],
-        offset: Mapping[int, int],
-    ) -> None:
-        self._parts, self._offset = parts, offset
+    def __init__(self, parts: Mapping[int, Segments], aligned: AlignedRun) -> None:
+        self._parts, self._shift = parts, aligned.shift
+        self._communication = {rank.rank: rank for rank in aligned.ranks}
         self._workloads = Workloads(parts)
-        self._spans = Spans(parts, collectives, offset)
-        self._collectives = collectives
+        self._spans = Spans(parts, aligned)
+        self._collectives = collectives = aligned.collectives
         self._verdicts: dict[int, Verdict] = {}
-        self._reach = {rank: np.maximum.accumulate(part.communication.end) for rank, part in parts.items()}
+        self._reach = {rank: np.maximum.accumulate(comm.end) for rank, comm in self._communication.items()}
         self.cut = 0
         self._of_kernel: dict[tuple[int, int], int] = {}
         for index, collective in enumerate(collectives):
@@ -195,8 +190,8 @@ class Comparison:
 
     def _before(self, last: Participant, span: Span, times: Float, typical: Float) -> tuple[str, int]:
         """Evidence for lateness that a rank brought with it, and the collective it brought it from."""
-        comm, offset = self._parts[last.rank].communication, self._offset[last.rank]
-        start = last.start + offset
+        comm, shift = self._communication[last.rank], self._shift[last.rank]
+        start = last.start - shift
         if (begun := times[-1] - typical[-1]) >= times[COMM] - typical[COMM]:
             kernels = self._spans.ends[last.rank].between(None, start)
             text = f"had left the communication before {duration(begun)} later than the others"
@@ -275,7 +270,7 @@ class Comparison:
 
     def _called(self, participant: Participant) -> int:
         launch = int(self._parts[participant.rank].launch[participant.record.kernel])
-        return launch - self._offset[participant.rank] if launch >= 0 else -1
+        return launch + self._shift[participant.rank] if launch >= 0 else -1
 
 
 def _unexplained(late: float, extra: Float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.analysis.comm import MatchedCollective, RankCommunication
+from tracelens.analysis.comm import AlignedRun, RankCommunication
 from tracelens.analysis.stragglers.causes import Verdict
 from tracelens.arrays import Int
 from tracelens.table import Column, Schema
@@ -29,16 +29,14 @@ LOST = Schema(
 )
 
 
-def lost_rows(
-    ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
-) -> list[dict[str, Any]]:
+def lost_rows(aligned: AlignedRun, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Rows of LOST, by rank.
 
     Args:
-        ranks: of the run.
-        collectives: by one clock.
-        verdicts: why the last rank of each was late.
+        aligned: the run.
+        verdicts: why the last rank of each collective was late.
     """
+    ranks, collectives = aligned.ranks, aligned.collectives
     sync: dict[int, dict[int, int]] = {rank_comm.rank: {} for rank_comm in ranks}
     longest: dict[int, dict[int, tuple[int, int, str]]] = {rank_comm.rank: {} for rank_comm in ranks}
     for index, collective in enumerate(collectives):

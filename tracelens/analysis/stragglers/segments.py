@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import RankCommunication, rank_communication
 from tracelens.analysis.host import (
     CAUSES,
     Explained,
@@ -57,7 +56,7 @@ class Segments(NamedTuple):
     Piece i is [edges[i], edges[i + 1]); the first one begins with the recording.
 
     Attributes:
-        communication: its communication.
+        rank: of the trace.
         edges: ns, ascending; empty where it does not communicate.
         time: ns of each piece (rows) by TIMES (columns); a row adds up to the piece.
         host: what the host was in, by piece and TIMES: code into `texts`, -1 if unknown.
@@ -74,7 +73,7 @@ class Segments(NamedTuple):
         cpu_only: whether the work is the host's.
     """
 
-    communication: RankCommunication
+    rank: int
     edges: Int
     time: Int
     host: Int
@@ -107,14 +106,15 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         trace: of the rank.
         scope: which GPU work counts, see trace.Scope.
     """
-    work, comm = gpu_work(trace, scope), rank_communication(trace, scope=scope)
+    work = gpu_work(trace, scope)
+    is_comm = work.kind == WORK_KINDS.index("comm")
+    comm = work.take(is_comm)
     if not len(comm.start):
-        return _silent(comm)
+        return _silent(trace.meta.rank)
     begin = trace.window.start if trace.window else int(trace.arrays.start.min())
     edges = np.unique(np.concatenate(([begin], comm.start, comm.end)))
     edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
     time = np.zeros((len(edges) - 1, len(TIMES)), dtype=np.int64)
-    is_comm = work.kind == WORK_KINDS.index("comm")
     blocking = waiting_calls(trace, work)
     waited = ~work.is_kernel & (work.launch >= 0) & blocking[work.launch]
     kind = np.where(is_comm, COMM, np.where(waited, BLOCKED, WORK))
@@ -135,7 +135,8 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.cpu_only)
     blocked_time = _blocked(trace, work, blocking)
     blocked = np.maximum(blocked_time.covered_before(called) - blocked_time.covered_before(edges[:1]), 0)
-    return Segments(comm, edges, time, host, longest, texts, *table, called, beside, blocked, work.cpu_only)
+    values = (edges, time, host, longest, texts, *table, called, beside, blocked, work.cpu_only)
+    return Segments(trace.meta.rank, *values)
 
 
 def _blocked(trace: Trace, work: Work, blocking: Bool) -> Union:
@@ -151,11 +152,11 @@ def _launching(trace: Trace, work: Work, mask: Bool) -> Int:
     return rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
 
 
-def _silent(comm: RankCommunication) -> Segments:
+def _silent(rank: int) -> Segments:
     """The part of a rank that does not communicate."""
     none = np.empty(0, dtype=np.int64)
     table, no = none.reshape(0, len(TIMES)), none.astype(bool)
-    return Segments(comm, none, table, table, table, [], none, none, np.empty(0), none, [], none, no, none)
+    return Segments(rank, none, table, table, table, [], none, none, np.empty(0), none, [], none, no, none)
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import MatchedCollective, Participant
+from tracelens.analysis.comm import AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import Segments
 from tracelens.arrays import Int
 
@@ -56,19 +56,14 @@ class Spans:
 
     Args:
         parts: by rank.
-        collectives: all of the run by one clock, in order of time.
-        offset: what the times of each rank's part are ahead of those of the collectives.
+        aligned: the run.
     """
 
-    def __init__(
-        self,
-        parts: Mapping[int, Segments],
-        collectives: Sequence[MatchedCollective],
-        offset: Mapping[int, int],
-    ) -> None:
-        self._parts, self._offset = parts, offset
-        self._shared = _Shared(collectives)
-        self.ends = {rank: Ends(part.communication.end) for rank, part in parts.items()}
+    def __init__(self, parts: Mapping[int, Segments], aligned: AlignedRun) -> None:
+        self._parts, self._shift = parts, aligned.shift
+        self._communication = {rank.rank: rank for rank in aligned.ranks}
+        self._shared = _Shared(aligned.collectives)
+        self.ends = {rank: Ends(comm.end) for rank, comm in self._communication.items()}
 
     def of(self, index: int, collective: MatchedCollective) -> dict[int, Span]:
         """What is compared, by rank: since the last communication kernel, where all had equally many.
@@ -84,11 +79,11 @@ class Spans:
         since_last, since_common = {}, {}
         arrival = collective.last.start
         for participant in collective.participants:
-            part, offset = self._parts[participant.rank], self._offset[participant.rank]
-            start = participant.start + offset
-            begin = common[participant.rank].end + offset if common else int(part.edges[0])
+            part, shift = self._parts[participant.rank], self._shift[participant.rank]
+            start = participant.start - shift
+            begin = common[participant.rank].end - shift if common else int(part.edges[0])
             before = common[participant.rank].record.kernel if common else -1
-            comm, ends = part.communication, self.ends[participant.rank]
+            comm, ends = self._communication[participant.rank], self.ends[participant.rank]
             between = ends.between(begin if common else None, start)
             between = between[comm.start[between] >= begin]
             between = between[(between != participant.record.kernel) & (between != before)]
@@ -97,8 +92,8 @@ class Spans:
             last = int(np.searchsorted(part.edges, start))
             first, nearer = np.searchsorted(part.edges, (begin, end)).tolist()
             count = len(between)
-            since_common[participant.rank] = Span(first, last, begin - offset - arrival, before, count)
-            since_last[participant.rank] = Span(nearer, last, end - offset - arrival, latest, count)
+            since_common[participant.rank] = Span(first, last, begin + shift - arrival, before, count)
+            since_last[participant.rank] = Span(nearer, last, end + shift - arrival, latest, count)
         alike = len({span.kernels for span in since_common.values()}) == 1
         return since_last if alike else since_common
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import MatchedCollective, aligned, base_ns, clocks, match
+from tracelens.analysis.comm import AlignedRun, MatchedCollective
 from tracelens.analysis.stragglers.causes import AT_ONCE, CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import Segments, segments
@@ -85,8 +85,8 @@ WORST = Schema(
 )
 
 
-@analyzer("stragglers", title="Stragglers", order=84, part=segments)
-def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
+@analyzer("stragglers", title="Stragglers", order=84, part=segments, shared=("aligned run",))
+def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks arrive last at collectives, how long do the others wait, and why?
 
     A late arrival is explained by what the last rank did since its previous collective that the others did
@@ -94,24 +94,15 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
 
     Args:
         parts: from `segments`.
+        aligned: the run.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
         tables `stragglers` (one row a rank that was waited for, and whether beyond noise), `causes` (by rank
         and cause), `worst` (the collectives with most waiting) and `lost` (when a rank only waits, by cause).
     """
-    ranks = [part.communication for part in parts]
-    matched = match(ranks)
-    rank_clocks = clocks(ranks, matched.collectives)
-    offset = {clock.rank: clock.offset_ns for clock in rank_clocks}
-    collectives = [
-        collective._replace(participants=aligned(collective, offset)) for collective in matched.collectives
-    ]
-    collectives.sort(key=lambda collective: min(participant.start for participant in collective.participants))
-    own_offset = {
-        rank_comm.rank: offset[rank_comm.rank] - base_ns(rank_comm, ranks[0]) for rank_comm in ranks
-    }
-    comparison = Comparison({part.communication.rank: part for part in parts}, collectives, own_offset)
+    collectives = aligned.collectives
+    comparison = Comparison({part.rank: part for part in parts}, aligned)
     verdicts = comparison.verdicts()
     waits = [sum(collective.wait_ns.values()) for collective in collectives]
     cases = list(zip(collectives, waits, verdicts, strict=True))
@@ -120,9 +111,9 @@ def stragglers(parts: Sequence[Segments], *, scope: Scope = "all") -> Result:
         "stragglers": stack(STRAGGLERS, _by_rank(causes, noise(parts, collectives, verdicts))),
         "causes": stack(CAUSE_TABLE, causes),
         "worst": stack(WORST, _worst(cases)),
-        "lost": stack(LOST, lost_rows(ranks, collectives, verdicts)),
+        "lost": stack(LOST, lost_rows(aligned, verdicts)),
     }
-    skips = [*matched.skips, *_unblamed(parts, collectives, verdicts), *_cut(comparison)]
+    skips = [*aligned.skips, *_unblamed(aligned, verdicts), *_cut(comparison)]
     return result(tables, skips, scope=scope)
 
 
@@ -208,18 +199,16 @@ def _cut(comparison: Comparison) -> list[Skip]:
     return [Skip(f"earlier causes of {comparison.cut:,} late arrivals", reason)]
 
 
-def _unblamed(
-    parts: Sequence[Segments], collectives: Sequence[MatchedCollective], verdicts: Sequence[Verdict]
-) -> list[Skip]:
+def _unblamed(aligned: AlignedRun, verdicts: Sequence[Verdict]) -> list[Skip]:
     """Ranks that are in no table, each with the reason."""
     last = {verdict.rank for verdict in verdicts}
-    met = {participant.rank for collective in collectives for participant in collective.participants}
+    met = {participant.rank for collective in aligned.collectives for participant in collective.participants}
     skips = []
-    for part in parts:
-        rank = part.communication.rank
+    for rank_comm in aligned.ranks:
+        rank = rank_comm.rank
         if rank in last:
             continue
-        if not len(part.communication.start):
+        if not len(rank_comm.start):
             why = "no communication kernel in the trace"
         elif rank in met:
             why = "no rank waited for it"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
 from tracelens.analysis.comm import (
     POINT_TO_POINT,
     SEND_RECV,
+    AlignedRun,
     Group,
     MatchedCollective,
     Participant,
     RankCommunication,
     Record,
-    aligned,
-    clocks,
-    match,
 )
 from tracelens.reproducers.inputs import Unreplayable
 from tracelens.table import Skip
@@ -64,34 +62,31 @@ class Batch(NamedTuple):
         return [start - min(starts) for start in starts]
 
 
-def batches(ranks: Sequence[RankCommunication]) -> tuple[list[Batch], list[Skip]]:
+def batches(aligned: AlignedRun) -> tuple[list[Batch], list[Skip]]:
     """All that can be told from the records, in order of time, and a Skip for the rest.
 
     Ranks are matched within their groups; where only one rank of a group is there, each of its records
     stands for the collective.
     """
-    matched_collectives: list[MatchedCollective] = []
-    skips = _unrecorded(ranks)
-    of_rank = {rank_comms.rank: rank_comms for rank_comms in ranks}
-    for records in _groups(ranks).values():
-        group_comms = [of_rank[rank]._replace(records=rank_records) for rank, rank_records in records.items()]
-        if len(records) == 1:
-            matched_collectives += _single_rank(group_comms[0])
-            continue
-        match_result = match(group_comms, ranks[0])
-        matched_collectives += match_result.collectives
-        skips += match_result.skips or _unmatched(group_comms, match_result.collectives)
-    offset = {
-        clock.rank: clock.offset_ns
-        for clock in clocks(
-            ranks, [rank_comms for rank_comms in matched_collectives if len(rank_comms.participants) > 1]
-        )
+    matched_collectives = [*aligned.collectives]
+    skips = _unrecorded(aligned.ranks)
+    matched = {
+        (participant.rank, id(participant.record))
+        for collective in aligned.collectives
+        for participant in collective.participants
     }
+    for group, records in _groups(aligned.ranks).items():
+        if len(records) == 1:
+            ((rank, rank_records),) = records.items()
+            matched_collectives += _single_rank(aligned, rank, rank_records)
+        else:
+            skips += aligned.unmatched[group] or _unmatched(records, matched)
     made = []
     refused: Counter[tuple[str, str]] = Counter()
+    of_rank = {rank_comm.rank: rank_comm for rank_comm in aligned.ranks}
     for joined in _joined(matched_collectives):
         try:
-            made.append(_batch(joined, offset, of_rank))
+            made.append(_batch(joined, of_rank))
         except Unreplayable as error:
             paired = joined[0].collective == SEND_RECV
             refused["send(s) with their receives" if paired else "collective(s)", str(error)] += len(joined)
@@ -118,14 +113,16 @@ def _groups(ranks: Sequence[RankCommunication]) -> dict[Group, dict[int, list[Re
     return groups
 
 
-def _single_rank(rank_comms: RankCommunication) -> list[MatchedCollective]:
+def _single_rank(aligned: AlignedRun, rank: int, records: Sequence[Record]) -> list[MatchedCollective]:
     """Each record of a rank as a collective without the other ranks."""
+    rank_comm = next(rank_comm for rank_comm in aligned.ranks if rank_comm.rank == rank)
     collectives = []
-    for order, record in enumerate(rank_comms.records):
+    for order, record in enumerate(records):
         name = SEND_RECV if record.collective in POINT_TO_POINT else record.collective
-        participant = Participant(
-            rank_comms.rank, record, int(rank_comms.start[record.kernel]), int(rank_comms.end[record.kernel])
+        start, end = (
+            int(times[record.kernel]) + aligned.shift[rank] for times in (rank_comm.start, rank_comm.end)
         )
+        participant = Participant(rank, record, start, end)
         collectives.append(MatchedCollective(name, record.group, order, (participant,)))
     return collectives
 
@@ -152,13 +149,9 @@ def _kernels(matched: MatchedCollective) -> list[tuple[int, int]]:
     return [(participant.rank, participant.record.kernel) for participant in matched.participants]
 
 
-def _batch(
-    joined: Sequence[MatchedCollective], offset: Mapping[int, int], ranks: Mapping[int, RankCommunication]
-) -> Batch:
+def _batch(joined: Sequence[MatchedCollective], ranks: Mapping[int, RankCommunication]) -> Batch:
     kernels = {key for matched in joined for key in _kernels(matched)}
-    of_rank = {
-        participant.rank: participant for matched in joined for participant in aligned(matched, offset)
-    }
+    of_rank = {participant.rank: participant for matched in joined for participant in matched.participants}
     if len(kernels) > len(of_rank):
         raise Unreplayable("the two ranks batched them into different kernels, so they are not one call")
     order: Sequence[int] = joined[0].participants[0].record.group_ranks or sorted(of_rank)
@@ -171,18 +164,18 @@ def _batch(
     return Batch(tuple(joined), participants, tuple(names))
 
 
-def _unmatched(
-    ranks: Sequence[RankCommunication], matched_collectives: Sequence[MatchedCollective]
-) -> list[Skip]:
-    """Records of a group that are in no instance."""
-    used = {
-        (member.rank, id(member.record)) for matched in matched_collectives for member in matched.participants
-    }
+def _unmatched(records: Mapping[int, Sequence[Record]], matched: Collection[tuple[int, int]]) -> list[Skip]:
+    """Records of a group that are in no matched collective.
+
+    Args:
+        records: by rank.
+        matched: rank and identity of those that are in one.
+    """
     unmatched = [
-        (matched.rank, record)
-        for matched in ranks
-        for record in matched.records
-        if (matched.rank, id(record)) not in used
+        (rank, record)
+        for rank, rank_records in records.items()
+        for record in rank_records
+        if (rank, id(record)) not in matched
     ]
     if not unmatched:
         return []

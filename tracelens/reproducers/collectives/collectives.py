@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from tracelens.analysis.comm import SEND_RECV, bus_factor, rank_communication
+from tracelens.analysis.comm import SEND_RECV, align_run, bus_factor
 from tracelens.reproducers.collectives.batches import Batch, batches, middle
 from tracelens.reproducers.collectives.messages import Matrix, Message, message
 from tracelens.reproducers.folder import Script
@@ -59,7 +59,7 @@ def collectives(
     Returns:
         the scripts, those with most time first, and what could not be made, with the reason.
     """
-    all_batches, skips = batches([rank_communication(trace, scope=scope) for trace in run.traces])
+    all_batches, skips = batches(align_run(run, scope))
     devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
     by_message: dict[Message, list[Batch]] = {}
     refused: Counter[tuple[str, str]] = Counter()

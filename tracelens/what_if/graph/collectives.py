@@ -7,16 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import (
-    MatchedCollective,
-    RankCommunication,
-    base_ns,
-    clocks,
-    match,
-    rank_communication,
-)
+from tracelens.analysis.comm import AlignedRun, MatchedCollective, align_run
 from tracelens.arrays import Bool, Int
-from tracelens.table import Skip
 from tracelens.trace import WORK_KINDS, Run, rows_by_code
 from tracelens.what_if.graph.device import Device
 from tracelens.what_if.graph.graph import ARRIVAL, MEET, OWN, TRANSFER, Draft
@@ -26,43 +18,41 @@ class RunCollectives(NamedTuple):
     """The communication of a run.
 
     Attributes:
-        matched: collectives that several ranks recorded; times by the first rank's base.
+        aligned: the collectives matched across its ranks, by one clock.
         work: position in its trace's `work` of each communication kernel of each rank.
-        kernels: rank to its kernels of these collectives, places in `work`.
-        shift: added to the times of each trace to get those by the clock of the first.
-        skips: what could not be matched.
+        kernels: rank to its kernels of these collectives, positions in `work`.
     """
 
-    matched: list[MatchedCollective]
+    aligned: AlignedRun
     work: list[Int]
     kernels: dict[int, list[int]]
-    shift: list[int]
-    skips: list[Skip]
+
+    @property
+    def matched(self) -> Sequence[MatchedCollective]:
+        return self.aligned.collectives
+
+    @property
+    def shift(self) -> list[int]:
+        """What is added to the times of each trace to get those by the common clock."""
+        return [self.aligned.shift[rank.rank] for rank in self.aligned.ranks]
 
     def shared(self, rank: int, at: int, count: int) -> Bool:
         """Which of the `count` pieces of work of a rank (at place `at`) belong to a matched collective."""
-        found = np.zeros(count, dtype=bool)
-        found[self.work[at][self.kernels.get(rank, [])]] = True
-        return found
+        is_shared = np.zeros(count, dtype=bool)
+        is_shared[self.work[at][self.kernels.get(rank, [])]] = True
+        return is_shared
 
 
 def run_collectives(run: Run) -> RunCollectives:
     """The collectives of a run, matched across its ranks."""
-    ranks: list[RankCommunication] = [rank_communication(trace) for trace in run.traces]
-    found = match(ranks)
-    clock = {one.rank: one.offset_ns for one in clocks(ranks, found.collectives)}
+    aligned = align_run(run)
     comm = WORK_KINDS.index("comm")
     kernels: dict[int, list[int]] = {}
-    for instance in found.collectives:
-        for member in instance.participants:
-            kernels.setdefault(member.rank, []).append(member.record.kernel)
-    return RunCollectives(
-        found.collectives,
-        [np.flatnonzero(trace.work.kind == comm) for trace in run.traces],
-        kernels,
-        [base_ns(one, ranks[0]) - clock[one.rank] for one in ranks],
-        found.skips,
-    )
+    for collective in aligned.collectives:
+        for participant in collective.participants:
+            kernels.setdefault(participant.rank, []).append(participant.record.kernel)
+    work = [np.flatnonzero(trace.work.kind == comm) for trace in run.traces]
+    return RunCollectives(aligned, work, kernels)
 
 
 def meet(run: Run, found: RunCollectives, devices: Sequence[Device], draft: Draft) -> None:

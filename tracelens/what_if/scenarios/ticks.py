@@ -31,7 +31,9 @@ def ticks(scene: ScenarioContext) -> Ticks:
         NotApplicable: there are no labelled steps, or no rank to compare with.
     """
     run = scene.recorded.graph.run
-    labelled = [one for one in by_one_clock([rank_steps(trace) for trace in run.traces]) if one.steps]
+    shift = scene.recorded.collectives.aligned.shift
+    ranks = by_one_clock([rank_steps(trace) for trace in run.traces], shift)
+    labelled = [rank for rank in ranks if rank.steps]
     if not labelled:
         raise NotApplicable("no step labels of a serving engine in the trace")
     found = global_steps(labelled)

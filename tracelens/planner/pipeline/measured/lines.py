@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,14 +71,15 @@ class Line:
         )
 
 
-def lines_of(ranks: Sequence[Passes], skips: list[Skip]) -> Iterator[Line]:
+def lines_of(ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip]) -> Iterator[Line]:
     """Each pipeline in each step.
 
     Args:
         ranks: of the run.
+        shift: of their clocks, see AlignedRun.
         skips: receives the pipelines and steps that are only partly recorded.
     """
-    for stages, stages_of_line in pipelines(ranks, skips):
+    for stages, stages_of_line in pipelines(ranks, shift, skips):
         if {stage.stage for stage in stages_of_line} != set(range(stages)):
             skips.append(
                 Skip(f"pipeline of rank {stages_of_line[0].part.rank}", "some of its stages are missing")

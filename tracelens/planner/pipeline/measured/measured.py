@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.comm import align_run
 from tracelens.analysis.pipeline import Shape, passes
 from tracelens.arrays import Float
 from tracelens.errors import TracelensError
@@ -62,7 +63,7 @@ def measure(run: Run) -> Measured:
     """
     skips: list[Skip] = []
     ranks = [passes(trace) for trace in run.traces]
-    lines = list(lines_of(ranks, skips))
+    lines = list(lines_of(ranks, align_run(run).shift, skips))
     if not lines:
         why = f" ({skips[0].subject}: {skips[0].reason})" if skips else ""
         raise TracelensError(

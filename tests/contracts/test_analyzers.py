@@ -14,7 +14,7 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report
-from tracelens.analysis.analyzer import ANALYZERS, in_order
+from tracelens.analysis.analyzer import ANALYZERS, SHARED, in_order
 from tracelens.analysis.common.cpu_only import noted
 from tracelens.errors import WrongOption
 from tracelens.rendering.renderer import RENDERERS
@@ -238,11 +238,20 @@ def test_ranks_analyzed_apart_give_the_same(name: str, case: str, scope: str) ->
     whole = result_of(name, case, scope)
     item = ANALYZERS.get(name)
     parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
-    apart = item.combine(parts, {need: result_of(need, case, scope) for need in item.needs}, scope=scope)
+    required = {need: result_of(need, case, scope) for need in item.needs}
+    required |= {name: shared_apart(name, case, scope) for name in item.shared}
+    apart = item.combine(parts, required, scope=scope)
     apart = noted(apart, [trace.meta for trace in run_of(case).traces])
     assert same(plain(apart), plain(whole))
     assert list(apart.data) == list(whole.data)
     assert replace(apart, data={}) == replace(whole, data={})
+
+
+def shared_apart(name: str, case: str, scope: str) -> object:
+    """A shared input, made of parts that have travelled."""
+    item = SHARED.get(name)
+    parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
+    return item.combine(parts, scope=scope)
 
 
 def plain(result: Result) -> dict[tuple[str, str], np.ndarray]:

@@ -25,7 +25,7 @@ from tests.fuzz import invariants
 from tests.fuzz.mutate import dumps
 from tests.fuzz.sources import Document, documents, uncollected
 from tracelens.analysis.analyzer import ANALYZERS, in_order
-from tracelens.analysis.comm.collectives import alignment
+from tracelens.analysis.comm import align_run
 from tracelens.compare.gate.gate import gate
 from tracelens.compare.gate.github import commands
 from tracelens.compare.gate.junit import junit
@@ -223,8 +223,8 @@ def _strict(content: bytes) -> Iterator[str]:
 
 def _fuse(checker: Checker, run: Run, folder: Path) -> None:
     def fused() -> Path:
-        clocks = alignment(run)
-        fuse(run, folder / "fused.json", offsets=clocks.offsets, waits=clocks.waits)
+        aligned = align_run(run)
+        fuse(run, folder / "fused.json", offsets=aligned.shift, waits=aligned.waits())
         return folder / "fused.json"
 
     path = checker.attempt("fuse", fused)

@@ -561,7 +561,7 @@ def test_which_steps_are_one(
     first: list[tuple[int, int]], second: list[tuple[int, int]], common: list[tuple[int, int]]
 ) -> None:
     ranks = [
-        RankSteps(n, None, [_step(*times) for times in times_of_rank])
+        RankSteps(n, [_step(*times) for times in times_of_rank])
         for n, times_of_rank in enumerate((first, second))
     ]
     together = global_steps(ranks)
@@ -582,7 +582,7 @@ def test_steps_with_ragged_borders_are_matched(durations: list[int], count: int,
             low = start + data.draw(st.integers(min_value=0, max_value=4))
             start += duration
             steps.append(_step(low, start + data.draw(st.integers(min_value=0, max_value=4))))
-        ranks.append(RankSteps(number, None, steps))
+        ranks.append(RankSteps(number, steps))
     assert [len(step.rank_steps) for step in global_steps(ranks)] == [count] * len(durations)
 
 
@@ -593,7 +593,7 @@ def test_steps_with_ragged_borders_are_matched(durations: list[int], count: int,
 )
 def test_a_step_by_its_definitions(kinds_and_tokens: list[tuple[str, int]]) -> None:
     ranks = [
-        RankSteps(n, None, [_step(0, 10, kind, tokens)]) for n, (kind, tokens) in enumerate(kinds_and_tokens)
+        RankSteps(n, [_step(0, 10, kind, tokens)]) for n, (kind, tokens) in enumerate(kinds_and_tokens)
     ]
     (step,) = global_steps(ranks)
     kinds = [kind for kind, _ in kinds_and_tokens if kind != "idle"]

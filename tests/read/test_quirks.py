@@ -474,6 +474,29 @@ def test_12_cut_rank_lists_and_a_huge_group_config(text: Read) -> None:
     assert "..." in ranks
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "peer"),
+    [
+        ("send", {"Dst Rank": 6, "Rank": 1}, 6),
+        ("recv", {"Src Rank": "6"}, 6),
+        ("recv", {"Rank": 2}, 6),  # older torch: the position in the group
+        ("send", {"Src Rank": 6, "Rank": 3}, -1),
+        ("send", {"Dst Rank": 5}, -1),  # not in the group
+        ("send", {}, -1),
+        ("allreduce", {"Rank": 1}, -1),  # the root, or the rank itself
+    ],
+)
+def test_12_peers_of_sends_and_receives(text: Read, kind: str, fields: dict[str, object], peer: int) -> None:
+    record = {
+        "Collective name": kind,
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 4, 6]",
+        **fields,
+    }
+    trace = text(json.dumps([json.loads(x("record_param_comms", 1, 2, **record))]))
+    assert records(trace.collectives, "collective", "peer") == [(kind, peer)]
+
+
 # 13: generic traces
 
 

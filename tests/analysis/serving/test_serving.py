@@ -592,9 +592,7 @@ def test_steps_with_ragged_borders_are_matched(durations: list[int], count: int,
     )
 )
 def test_a_step_by_its_definitions(kinds_and_tokens: list[tuple[str, int]]) -> None:
-    ranks = [
-        RankSteps(n, [_step(0, 10, kind, tokens)]) for n, (kind, tokens) in enumerate(kinds_and_tokens)
-    ]
+    ranks = [RankSteps(n, [_step(0, 10, kind, tokens)]) for n, (kind, tokens) in enumerate(kinds_and_tokens)]
     (step,) = global_steps(ranks)
     kinds = [kind for kind, _ in kinds_and_tokens if kind != "idle"]
     assert step.mismatch == (len(set(kinds)) > 1)

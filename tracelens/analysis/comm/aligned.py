@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from tracelens.analysis.analyzer import share
 from tracelens.analysis.comm.clocks import Clock, clocks
-from tracelens.analysis.comm.matching import Group, MatchedCollective, match
+from tracelens.analysis.comm.matching import Group, MatchedCollective, Participant, alone, match_collectives
+from tracelens.analysis.comm.point_to_point import match_messages
 from tracelens.analysis.comm.records import RankCommunication, rank_communication
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope
@@ -59,26 +60,53 @@ def align(ranks: Sequence[RankCommunication], *, scope: Scope = "all") -> Aligne
     """
     epoch = ranks[0].epoch_ns
     base = {rank.rank: rank.epoch_ns - epoch if rank.epoch_ns and epoch else 0 for rank in ranks}
-    matched = match(ranks, base)
-    rank_clocks = clocks(ranks, matched.collectives)
+    groups = _groups(ranks, base)
+    unmatched = {group: alone(group[0], of_group) for group, of_group in groups.items()}
+    collectives: list[MatchedCollective] = []
+    for group, of_group in groups.items():
+        matched, skips = match_collectives(group[0], of_group)
+        collectives += matched
+        unmatched[group] += skips
+    # Ends of collectives tell the clocks, which tell which send belongs to which receive.
+    rank_clocks = clocks(ranks, collectives)
     offset = {clock.rank: clock.offset_ns for clock in rank_clocks}
-    collectives = [_shifted(collective, offset) for collective in matched.collectives]
+    collectives = [
+        collective._replace(participants=_shifted(collective.participants, offset))
+        for collective in collectives
+    ]
+    for group, of_group in groups.items():
+        on_one_clock = {rank: _shifted(participants, offset) for rank, participants in of_group.items()}
+        pairs, skips = match_messages(*group, on_one_clock)
+        collectives += pairs
+        unmatched[group] += skips
     collectives.sort(key=lambda collective: collective.start)
     shift = {rank: base[rank] - offset[rank] for rank in base}
-    return AlignedRun(ranks, collectives, rank_clocks, shift, matched.unmatched)
+    return AlignedRun(ranks, collectives, rank_clocks, shift, unmatched)
 
 
-def _shifted(collective: MatchedCollective, offset: Mapping[int, int]) -> MatchedCollective:
-    """A collective by the clock of the first host."""
-    if not any(offset[participant.rank] for participant in collective.participants):
-        return collective
-    participants = (
+def _groups(
+    ranks: Sequence[RankCommunication], base: Mapping[int, int]
+) -> dict[Group, dict[int, list[Participant]]]:
+    """The communication of all ranks by process group and rank, times counted from the first rank's base."""
+    groups: dict[Group, dict[int, list[Participant]]] = {}
+    for rank in ranks:
+        for record in rank.records:
+            start, end = (base[rank.rank] + int(times[record.kernel]) for times in (rank.start, rank.end))
+            of_group = groups.setdefault((record.group, record.group_ranks), {})
+            of_group.setdefault(rank.rank, []).append(Participant(rank.rank, record, start, end))
+    return groups
+
+
+def _shifted(participants: Sequence[Participant], offset: Mapping[int, int]) -> tuple[Participant, ...]:
+    """The same by the clock of the first host."""
+    if not any(offset[participant.rank] for participant in participants):
+        return tuple(participants)
+    return tuple(
         participant._replace(
             start=participant.start - offset[participant.rank], end=participant.end - offset[participant.rank]
         )
-        for participant in collective.participants
+        for participant in participants
     )
-    return collective._replace(participants=tuple(participants))
 
 
 def align_run(run: Run, scope: Scope = "all") -> AlignedRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective
+from tracelens.analysis.comm.matching import MatchedCollective
 from tracelens.analysis.comm.records import RankCommunication
 
 # Ends of a collective on one host differ by microseconds, and their median by less. Where traces do not
@@ -37,15 +37,14 @@ def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedColl
     All ranks of a collective end almost together, so the median difference of ends between ranks of
     different hosts is the difference of their clocks. Ranks of one host are left as they are.
     """
-    together = [collective for collective in collectives if collective.collective != SEND_RECV]
-    of_rank = _offsets([rank.rank for rank in ranks], together)
+    of_rank = _offsets([rank.rank for rank in ranks], collectives)
     host = _hosts(ranks, of_rank)
     known: dict[int, list[int]] = {number: [] for number in host.values()}
     for rank, offset_ns in of_rank.items():
         known[host[rank]].append(offset_ns)
     of_host = {number: _median(offsets) if offsets else 0 for number, offsets in known.items()}
     offset = {rank: of_host[number] - of_host[0] for rank, number in host.items()}
-    residuals = _residuals(together, offset)
+    residuals = _residuals(collectives, offset)
     return [
         Clock(
             rank,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record
+from tracelens.analysis.comm.records import POINT_TO_POINT, Record
 from tracelens.table import Skip
 
 SEND_RECV = "send/recv"
@@ -88,42 +88,15 @@ class MatchedCollective(NamedTuple):
 Group = tuple[str, tuple[int, ...]]
 
 
-class Matched(NamedTuple):
-    """All matched collectives, and by process group what could not be matched."""
-
-    collectives: list[MatchedCollective]
-    unmatched: dict[Group, list[Skip]]
-
-
-def match(ranks: Sequence[RankCommunication], base: Mapping[int, int]) -> Matched:
-    """Match the collectives and the sends and receives of all ranks.
+def match_collectives(
+    name: str, of_group: Mapping[int, Sequence[Participant]]
+) -> tuple[list[MatchedCollective], list[Skip]]:
+    """The collectives of one process group; a Skip for those on which its ranks disagree.
 
     Args:
-        ranks: of the run.
-        base: rank to the ns that are added to its times; each rank's clock stays its own.
+        name: of the process group.
+        of_group: its communication by rank, in the order in which the rank asked for it.
     """
-    groups: dict[Group, dict[int, list[Participant]]] = {}
-    for rank in ranks:
-        for record in rank.records:
-            start, end = (base[rank.rank] + int(times[record.kernel]) for times in (rank.start, rank.end))
-            participant = Participant(rank.rank, record, start, end)
-            of_group = groups.setdefault((record.group, record.group_ranks), {})
-            of_group.setdefault(rank.rank, []).append(participant)
-    collectives: list[MatchedCollective] = []
-    unmatched: dict[Group, list[Skip]] = {}
-    for group, of_group in groups.items():
-        name, ranks_of_group = group
-        matched, wrong = _collectives(name, of_group)
-        pairs, unpaired = _pairs(name, ranks_of_group, of_group)
-        collectives += [*matched, *pairs]
-        unmatched[group] = [*wrong, *unpaired, *_alone(name, of_group)]
-    return Matched(collectives, unmatched)
-
-
-def _collectives(
-    name: str, of_group: Mapping[int, list[Participant]]
-) -> tuple[list[MatchedCollective], list[Skip]]:
-    """Collectives of one group, and those on which its ranks disagree."""
     lists = {
         rank: [
             participant for participant in participants if participant.record.collective not in POINT_TO_POINT
@@ -207,45 +180,7 @@ def _disagreement(name: str, wrong: list[tuple[int, list[Participant]]]) -> list
     ]
 
 
-def _pairs(
-    name: str, ranks: tuple[int, ...], of_group: Mapping[int, list[Participant]]
-) -> tuple[list[MatchedCollective], list[Skip]]:
-    """Each send with its receive: the n-th from one rank to the other is the n-th that the other receives."""
-    kinds: dict[tuple[int, str, int], list[Participant]] = {}
-    for rank, participants in of_group.items():
-        for participant in participants:
-            if participant.record.collective in POINT_TO_POINT:
-                peer = sum(ranks) - rank if len(ranks) == 2 else participant.record.peer
-                kinds.setdefault((rank, participant.record.collective, peer), []).append(participant)
-    matched, skips = [], []
-    if number := sum(len(participants) for (_, _, peer), participants in kinds.items() if peer < 0):
-        reason = "the peer rank is not recorded and the group has more than two ranks"
-        skips.append(Skip(f"{number} send(s) and receive(s) of group {name}", reason))
-    directions = {(rank, peer) if kind == "send" else (peer, rank) for rank, kind, peer in kinds if peer >= 0}
-    both = (
-        [(sender, receiver) for sender, receiver in (ranks, ranks[::-1]) if directions]
-        if len(ranks) == 2
-        else []
-    )
-    for sender, receiver in both or sorted(directions):
-        sends = kinds.get((sender, "send", receiver), [])
-        receives = kinds.get((receiver, "recv", sender), [])
-        paired = [
-            MatchedCollective(SEND_RECV, name, order, (send, receive))
-            for order, (send, receive) in enumerate(zip(sends, receives, strict=False))
-            if send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype
-        ]
-        matched += paired
-        unpaired = len(sends) + len(receives) - 2 * len(paired)
-        if unpaired and sends and receives:
-            subject = (
-                f"{unpaired} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
-            )
-            skips.append(Skip(subject, "no counterpart of the same size recorded"))
-    return matched, skips
-
-
-def _alone(name: str, of_group: Mapping[int, list[Participant]]) -> list[Skip]:
+def alone(name: str, of_group: Mapping[int, Sequence[Participant]]) -> list[Skip]:
     """Groups with only one rank in the run: nothing to compare with."""
     if len(of_group) > 1:
         return []

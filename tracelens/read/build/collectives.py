@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.limits import LARGEST_COUNT
-from tracelens.read.json import OUT_OF_RANGE, CollectiveRow, group_of, plain_text, summable
+from tracelens.read.json import OUT_OF_RANGE, CollectiveRow, group_of, listed_ranks, plain_text, summable
 from tracelens.table import Coded, Table
 from tracelens.trace import COLLECTIVES
 
@@ -55,6 +55,7 @@ def collectives_table(
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
     rows.sort(key=lambda item: (int(start[item[0]]), item[0]))
     seen: dict[bytes, int] = {}
+    peers = cache(listed_ranks)
     read = cache(plain_text)  # thousands of records share a few texts, and one of them may be long
     data: dict[str, list[Any]] = {column.name: [] for column in COLLECTIVES.columns}
     for row, record in rows:
@@ -77,12 +78,24 @@ def collectives_table(
             "in_split": read(record.in_split),
             "out_split": read(record.out_split),
             "order": order,
-            "peer": record.peer,
+            "peer": _peer(record, peers(ranks)) if record.collective in POINT_TO_POINT else -1,
         }
         for name, value in values.items():
             data[name].append(value)
     data["kernel_id"] = _batched(data, link, events)
     return COLLECTIVES.table(_columns(data, repaired))
+
+
+def _peer(record: CollectiveRow, ranks: tuple[int, ...]) -> int:
+    """The rank at the other end of a send or receive; -1 where it is not recorded or cannot be.
+
+    Args:
+        record: as decoded.
+        ranks: of the process group, empty where they are not recorded whole.
+    """
+    if record.peer >= 0:
+        return record.peer if not ranks or record.peer in ranks else -1
+    return ranks[record.peer_in_group] if 0 <= record.peer_in_group < len(ranks) else -1
 
 
 def _columns(data: Mapping[str, list[Any]], repaired: Counter[str]) -> dict[str, Any]:

@@ -62,7 +62,12 @@ class OpRows(NamedTuple):
 
 
 class CollectiveRow(NamedTuple):
-    """What a profiler wrote about one collective, texts as JSON."""
+    """What a profiler wrote about one collective, texts as JSON.
+
+    Attributes:
+        peer: rank that a send goes to or a receive comes from, in the job; -1 where it is not recorded.
+        peer_in_group: the same as position in the process group; of other collectives the root.
+    """
 
     event: int
     collective: str
@@ -76,6 +81,7 @@ class CollectiveRow(NamedTuple):
     in_split: bytes
     out_split: bytes
     peer: int = -1
+    peer_in_group: int = -1
 
 
 @dataclass
@@ -231,6 +237,8 @@ class Part:
                 integer(arg.out_elements),
                 bytes(arg.in_split),
                 bytes(arg.out_split),
+                integer(arg.destination_rank if arg.collective == "send" else arg.source_rank),
+                integer(arg.rank_in_group),
             )
             for row, arg in enumerate(args)
             if arg is not None and arg.collective is not None

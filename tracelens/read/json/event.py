@@ -42,6 +42,9 @@ class Args(Struct, gc=False):
     group_description: Raw = field(default=NO_TEXT, name="Process Group Description")
     group_ranks: Raw = field(default=NO_TEXT, name="Process Group Ranks")
     group_size: Number = field(default=-1, name="Group size")
+    source_rank: Number = field(default=-1, name="Src Rank")
+    destination_rank: Number = field(default=-1, name="Dst Rank")
+    rank_in_group: Number = field(default=-1, name="Rank")
     name: Raw = NO_TEXT
     labels: Raw = NO_TEXT
 

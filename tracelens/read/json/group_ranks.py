@@ -59,6 +59,14 @@ def group_of(ranks: str, size: int) -> tuple[str, int, str]:
     )
 
 
+def listed_ranks(ranks: str) -> tuple[int, ...]:
+    """The ranks of a process group from their text; () where it is cut, or wrong."""
+    try:
+        return valid_ranks(json.loads(ranks))
+    except (ValueError, RecursionError):
+        return ()
+
+
 def valid_ranks(listed: object) -> tuple[int, ...]:
     """A list as the ranks of a group: distinct, none below 0 or beyond the limit; () for anything else."""
     most = limits().ranks

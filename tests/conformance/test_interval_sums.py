@@ -15,7 +15,7 @@ import tracelens
 from tests.conformance.corpus import part_metrics
 from tracelens.trace.activities import Work, gpu_work
 from tracelens.trace.names import STEP_MARK
-from tracelens.trace.steps import find_steps
+from tracelens.trace.steps import steps_of
 from tracelens.trace.trace import Trace
 
 EXACT_US = {
@@ -49,7 +49,7 @@ OVERLAP_PERCENT = {
 def without_last_step(trace: Trace) -> Work:
     """The GPU work of a trace that the tool looks at."""
     work = gpu_work(trace)
-    steps = find_steps(trace, work)
+    steps = steps_of(trace)
     marks = [edge for label, edge in zip(steps.labels, steps.edges, strict=False) if STEP_MARK.match(label)]
     if len(marks) < 2:
         return work

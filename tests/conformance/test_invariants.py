@@ -11,7 +11,7 @@ from tests.conformance.corpus import Case
 from tracelens.analysis.analyzer import in_order
 from tracelens.table.schema import Schema
 from tracelens.trace.activities import SCOPES, Scope, gpu_work
-from tracelens.trace.steps import find_steps
+from tracelens.trace.steps import steps_of
 from tracelens.trace.tables import COLLECTIVES, EVENTS, LINKS, OPS
 
 LEVELS = ("step", "category", "op", "shape", "kernel")
@@ -102,7 +102,7 @@ def test_timeline_adds_up(case: Case, scope: Scope) -> None:
 def test_steps_add_up_to_the_timeline(case: Case, scope: Scope) -> None:
     result = case.result("timeline", scope)
     for rank, trace, work in case.each(scope):
-        found = find_steps(trace, work)
+        found = steps_of(trace)
         if not found.marked:
             continue
         steps = of_rank(result["steps"], rank)
@@ -150,7 +150,7 @@ def test_breakdown_steps_are_the_wall_time(case: Case, scope: Scope) -> None:
     for rank, trace, work in case.each(scope):
         nodes = of_rank(case.table("breakdown", scope=scope), rank)
         steps = nodes[nodes["level"] == "step"]
-        found = find_steps(trace, work)
+        found = steps_of(trace)
         windows = dict(zip(found.labels, np.diff(found.edges).tolist(), strict=True))
         assert dict(zip(steps["name"].astype(str), steps["exclusive_ns"].tolist(), strict=True)) == windows
         idle = nodes[(nodes["level"] == "category") & (nodes["name"] == "idle")]
@@ -163,7 +163,7 @@ def test_breakdown_steps_are_the_wall_time(case: Case, scope: Scope) -> None:
 def test_idle_causes_are_the_idle_time(case: Case, scope: Scope) -> None:
     result = case.result("idle", scope)
     for rank, trace, work in case.each(scope):
-        edges = find_steps(trace, work).edges
+        edges = steps_of(trace).edges
         idle = int(edges[-1] - edges[0]) - case.metrics(rank, scope)["busy"]
         causes, hosts = of_rank(result["causes"], rank), of_rank(result["hosts"], rank)
         assert total(causes) == idle

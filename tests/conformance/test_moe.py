@@ -18,7 +18,7 @@ import tracelens
 from tests.conformance.corpus import Case
 from tracelens.analysis.moe.stages import STAGES
 from tracelens.table.result import Result
-from tracelens.trace.steps import find_steps
+from tracelens.trace.steps import steps_of
 
 MEGATRON, HUGGING_FACE = "nvidia-h200-megatron", "nvidia-h100-hf"
 EP8, PP2EP4 = f"{MEGATRON}/ep8", f"{MEGATRON}/pp2ep4"
@@ -160,8 +160,8 @@ def test_the_expert_loop_is_the_first_thing_to_fix(case: Case) -> None:
 
 def step_ns(trace: Any) -> float:
     """Mean duration of a step by its marks."""
-    edges = find_steps(trace, trace.work).edges
-    labels = find_steps(trace, trace.work).labels
+    edges = steps_of(trace).edges
+    labels = steps_of(trace).labels
     whole = [end - start for label, start, end in zip(labels, edges[:-1], edges[1:], strict=True)
              if label.startswith("ProfilerStep")]  # fmt: skip
     return float(sum(whole)) / len(whole)

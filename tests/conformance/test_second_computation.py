@@ -8,7 +8,7 @@ import pandas as pd
 from tests.conformance import naive
 from tests.conformance.corpus import Case
 from tracelens.trace.activities import Work, gpu_work
-from tracelens.trace.steps import find_steps
+from tracelens.trace.steps import steps_of
 from tracelens.trace.trace import Trace
 
 
@@ -34,7 +34,7 @@ def step_of(nodes: pd.DataFrame) -> pd.Series:
 
 def sweep(trace: Trace, work: Work) -> tuple[Counter[tuple[str, ...]], Counter[tuple[str, ...]]]:
     """Exclusive ns by (step, category) and by (step, kernel name)."""
-    steps = find_steps(trace, work)
+    steps = steps_of(trace)
     pieces = list(zip(work.start.tolist(), work.end.tolist(), work.kind.tolist(), strict=True))
     categories: Counter[tuple[str, ...]] = Counter()
     kernels: Counter[tuple[str, ...]] = Counter()

@@ -14,7 +14,7 @@ import tracelens
 from tests.builders import records
 from tracelens.errors import ParseError
 from tracelens.read.parser import parse
-from tracelens.trace.steps import find_steps
+from tracelens.trace.steps import steps_of
 from tracelens.trace.trace import Trace
 
 Read = Callable[..., Trace]
@@ -596,7 +596,7 @@ def test_13_arguments_of_any_type(read: Read, args: str) -> None:
 def test_15_any_number_of_steps(read: Read, numbers: tuple[int, ...]) -> None:
     marks = [x(f"ProfilerStep#{number}", 100 * number, 90, "user_annotation") for number in numbers]
     trace = read(*marks, x("k", 350, 5, "kernel", 0, 7))
-    steps = find_steps(trace, trace.work)
+    steps = steps_of(trace)
     assert steps.marked == bool(numbers)
     assert steps.labels == ([f"ProfilerStep#{number}" for number in numbers] or ["(whole trace)"])
 

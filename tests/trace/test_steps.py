@@ -8,7 +8,7 @@ import pytest
 from tests.builders import draw, draw_run
 from tracelens.errors import TracelensError
 from tracelens.trace.activities import gpu_work
-from tracelens.trace.steps import AFTER, BEFORE, WHOLE, Steps, find_steps, select_step
+from tracelens.trace.steps import AFTER, BEFORE, WHOLE, Steps, select_step, steps_of
 
 STEPS = """
            | 0    5    10   15
@@ -23,10 +23,10 @@ STEPS = """
 def windows(text: str) -> list[tuple[str, int, int]]:
     """(label, first column, column behind the last) of each window."""
     trace = draw(text)
-    found = find_steps(trace, trace.work)
-    edges = [edge // 1000 for edge in found.edges.tolist()]
-    assert len(edges) == len(found.labels) + 1
-    return list(zip(found.labels, edges[:-1], edges[1:], strict=True))
+    steps = steps_of(trace)
+    edges = [edge // 1000 for edge in steps.edges.tolist()]
+    assert len(edges) == len(steps.labels) + 1
+    return list(zip(steps.labels, edges[:-1], edges[1:], strict=True))
 
 
 def test_without_marks_the_whole_trace_is_one_window() -> None:
@@ -36,13 +36,80 @@ def test_without_marks_the_whole_trace_is_one_window() -> None:
     """) == [("(whole trace)", 2, 9)]
 
 
-def test_a_step_lasts_until_the_next_mark_and_the_last_until_its_work_is_done() -> None:
+def test_a_step_lasts_until_its_work_is_done() -> None:
     assert windows("""
         step 4 | -----
         step 5 |      -----
         launch | a b  c   d
         s7 k   |  aa bbb cc dddd
-    """) == [("ProfilerStep#4", 0, 5), ("ProfilerStep#5", 5, 15)]
+    """) == [("ProfilerStep#4", 0, 7), ("ProfilerStep#5", 7, 15)]
+
+
+def test_a_host_that_runs_ahead_does_not_make_its_steps_short() -> None:
+    assert windows("""
+        step 4 | ---
+        step 5 |    ---
+        launch | ab cd
+        s7 k   |  aaaabbbbccccdddd
+    """) == [("ProfilerStep#4", 0, 9), ("ProfilerStep#5", 9, 17)]
+
+
+def test_what_was_queued_before_the_first_mark_is_before_it() -> None:
+    assert windows("""
+        step 4 | ---
+        step 5 |    ---
+        launch | ab cd
+        s7 k   | ====aaaabbbbccccdddd
+    """) == [("(before the first step)", 0, 4), ("ProfilerStep#4", 4, 12), ("ProfilerStep#5", 12, 20)]
+
+
+def test_a_step_is_over_when_all_its_streams_are() -> None:
+    """The next step waits for b, which the host launched in this one."""
+    assert windows("""
+        step 4 | ----
+        step 5 |     ----
+        launch | ab  cd
+        s7 k   |  aaa      ccc
+        s9 n   |   bbbbbbb
+        s7 k   |              ddd
+    """) == [("ProfilerStep#4", 0, 9), ("ProfilerStep#5", 9, 16)]
+
+
+def test_a_kernel_that_stays_for_good_ends_no_step_but_the_last() -> None:
+    assert windows("""
+        step 4 | ----
+        step 5 |     ----
+        step 6 |         ----
+        launch | ab  c   d
+        s7 k   |  aaa ccc dd
+        s9 n   |   bbbbbbbbbbbbbbb
+    """) == [("ProfilerStep#4", 0, 4), ("ProfilerStep#5", 4, 8), ("ProfilerStep#6", 8, 17)]
+
+
+def test_work_without_a_launch_belongs_to_the_step_of_its_neighbours_on_the_stream() -> None:
+    steps = steps_of(draw("""
+        step 4 | ---
+        step 5 |    ---
+        launch | a  b c
+        s7 k   |  aaaa==bbbb==cc==
+    """))  # fmt: skip
+    labels = [steps.labels[window] for window in steps.of_work.tolist()]
+    assert labels == ["ProfilerStep#4"] + ["ProfilerStep#5"] * 5
+    assert steps.edges.tolist() == [0, 5000, 17_000]
+
+
+def test_the_host_windows_of_steps() -> None:
+    steps = steps_of(draw("""
+        step 4 | ---
+        step 5 |    ---
+        launch | ab cd    e
+        s7 k   |  aaaabbbbccccdddd eee
+    """))  # fmt: skip
+    assert steps.labels == ["ProfilerStep#4", "ProfilerStep#5", AFTER]
+    assert steps.marks[:3].tolist() == [0, 3000, 6000]
+    assert steps.begun_at(np.array([-5, 0, 2999, 3000, 5999, 6000, 10**9])).tolist() == [0, 0, 0, 1, 1, 2, 2]
+    whole = steps.only_whole()
+    assert (whole.labels, whole.of_work.tolist()) == (steps.labels[:2], [0, 0, 1, 1, -1])
 
 
 def test_the_last_step_does_not_wait_for_work_launched_after_it() -> None:
@@ -90,20 +157,20 @@ def test_steps_need_not_be_drawn_in_order() -> None:
 
 def test_work_without_extent_still_has_a_window() -> None:
     trace = draw("s7 k | !")
-    assert find_steps(trace, trace.work).edges.tolist() == [0, 1]
+    assert steps_of(trace).edges.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["5", "ProfilerStep#5"])
-def test_one_step_cuts_the_work_that_crosses_its_borders(name: str) -> None:
+def test_a_step_by_itself_has_the_work_that_it_launched(name: str) -> None:
     run = select_step(draw_run(STEPS, STEPS), name)
     for trace in run.traces:
         work = gpu_work(trace)
-        # b 4-7 is cut at 5; c 8-10 ends with the step
-        assert list(zip(work.start // 1000, work.end // 1000, strict=True)) == [(5, 7), (8, 10)]
-        found = find_steps(trace, work)
-        assert (found.labels, found.edges.tolist(), found.marked) == (
+        # b 4-7 was launched in step 4, which ends with it
+        assert list(zip(work.start // 1000, work.end // 1000, strict=True)) == [(8, 10)]
+        steps = steps_of(trace)
+        assert (steps.labels, steps.edges.tolist(), steps.marked) == (
             ["ProfilerStep#5"],
-            [5000, 10_000],
+            [7000, 10_000],
             True,
         )
 
@@ -137,4 +204,5 @@ def test_a_trace_without_marks_has_no_step() -> None:
     ids=("nothing", "no marks", "steps", "around", "selected"),
 )
 def test_what_counts_as_a_step(labels: list[str], whole: range) -> None:
-    assert Steps(labels, np.arange(len(labels) + 1), True).whole == whole
+    edges, nothing = np.arange(len(labels) + 1), np.empty(0, np.int64)
+    assert Steps(labels, edges, edges, nothing, nothing, True).whole == whole

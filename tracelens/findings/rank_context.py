@@ -10,7 +10,7 @@ from tracelens.analysis.host import blocking_calls
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int
 from tracelens.devices import Device
-from tracelens.trace import Steps, Trace, Union, Work, find_steps, union
+from tracelens.trace import Trace, Union, Work, steps_of, union
 
 
 class RankContext:
@@ -21,18 +21,20 @@ class RankContext:
         rows: positions in `trace.work` of the work that started in a step.
         work: that work, in order of start.
         device: whose figures count, None where it is not known.
-        window: first and last time of the steps, ns.
+        window: first and last time of the steps on the GPU, ns.
+        host_window: first and last time of the steps on the host, ns.
         steps: number of steps; 1 where they are not marked.
     """
 
     def __init__(self, trace: Trace, device: Device | None) -> None:
         self.trace, self.device = trace, device
         work = trace.work
-        steps = find_steps(trace, work) if len(work.event) else Steps([], np.zeros(1, np.int64), False)
+        steps = steps_of(trace)
         inner = steps.whole
         self.steps = max(len(inner), 1)
         low, high = (inner[0], inner[-1] + 1) if inner else (0, 0)
         self.window = int(steps.edges[low]), int(steps.edges[high])
+        self.host_window = int(steps.marks[low]), int(steps.marks[high])
         self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
         self.work: Work = work.take(self.rows)
 

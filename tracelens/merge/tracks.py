@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.merge.lanes import lanes
-from tracelens.trace import Trace, find_steps, gpu_work
+from tracelens.trace import Trace, gpu_work, steps_of
 
 
 class Slice(NamedTuple):
@@ -38,7 +38,7 @@ def steps_track(trace: Trace) -> Track:
     work = gpu_work(trace)
     if not len(work.event):
         return Track("steps")
-    steps = find_steps(trace, work)
+    steps = steps_of(trace)
     if not steps.marked:
         return Track("steps")
     starts, lengths = steps.edges[:-1].tolist(), np.diff(steps.edges).tolist()

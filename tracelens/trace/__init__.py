@@ -37,7 +37,7 @@ from tracelens.trace.links import (
 )
 from tracelens.trace.names import STEP_MARK, matching, wildcards
 from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
-from tracelens.trace.steps import Steps, find_steps, is_step, select_step
+from tracelens.trace.steps import Steps, is_step, select_step, steps_of
 from tracelens.trace.tables import (
     COLLECTIVES,
     EVENT_KINDS,
@@ -90,7 +90,6 @@ __all__ = [
     "exclusive",
     "find_launches",
     "find_ops",
-    "find_steps",
     "forward_ops",
     "gpu_work",
     "host_work",
@@ -106,6 +105,7 @@ __all__ = [
     "select_step",
     "shares",
     "short_dtype",
+    "steps_of",
     "union",
     "wildcards",
 ]

@@ -1,15 +1,18 @@
-"""Step windows: the run's wall time cut at the profiler's step marks."""
+"""Steps: which GPU work belongs to which step mark of the profiler, and when each step ran."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Int, lookup
 from tracelens.errors import TracelensError
-from tracelens.trace.activities import Work, gpu_work
+from tracelens.table import codes, sums
+from tracelens.trace.activities import WORK_KINDS, Work
+from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.names import STEP_MARK, matching
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace, TraceWindow
@@ -18,16 +21,22 @@ WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the l
 
 
 class Steps(NamedTuple):
-    """Consecutive windows that cover all GPU work: window i is [edges[i], edges[i + 1]).
+    """Consecutive windows that cover all GPU work: window i is [edges[i], edges[i + 1]) on the GPU.
 
     Attributes:
         labels: step names, or one of WHOLE, BEFORE, AFTER.
-        edges: ns, one more than labels.
+        edges: ns, one more than labels: on the GPU.
+        marks: ns, one more than labels: where the host began and ended them.
+        of_work: window of each row of `Trace.work`: that in which the host launched it.
+        closes: the same, but for work that runs on through all of a later step: that step.
         marked: whether the trace has step marks.
     """
 
     labels: list[str]
     edges: Int
+    marks: Int
+    of_work: Int
+    closes: Int
     marked: bool
 
     @property
@@ -40,42 +49,126 @@ class Steps(NamedTuple):
             return range(1)
         return range(self.labels[:1] == [BEFORE], len(self.labels) - (self.labels[-1:] == [AFTER]))
 
+    def begun_at(self, times: Int) -> Int:
+        """The window in which the host was at each of these times; the nearest of those outside."""
+        return np.clip(np.searchsorted(self.marks, times, side="right") - 1, 0, len(self.labels) - 1)
+
+    def only_whole(self) -> Steps:
+        """The steps without what lies before and after them; -1 for work of no step."""
+        first, stop = self.whole.start, self.whole.stop
+        of_work, closes = (np.where((step >= first) & (step < stop), step - first, -1) for step in self[3:5])
+        edges, marks = self.edges[first : stop + 1], self.marks[first : stop + 1]
+        return Steps(self.labels[first:stop], edges, marks, of_work, closes, self.marked)
+
 
 def is_step(label: str) -> bool:
     """Whether a window of this name is a step, and not what lies before the first mark or after the last."""
     return label not in (BEFORE, AFTER)
 
 
-def find_steps(trace: Trace, work: Work) -> Steps:
-    """The step windows of a trace with GPU work.
+def steps_of(trace: Trace) -> Steps:
+    """The step windows of a trace: the definition that all of tracelens uses.
 
-    A step lasts from its mark's start to the next mark's start: GPU work runs behind the CPU, so work of
-    one step that is still running when the next one begins counts where it runs. The last step lasts
-    until its mark ends and all GPU work launched in it has ended. GPU work outside of all steps gets
-    windows of its own, so that nothing is lost.
+    The step of GPU work is the one whose host window (from its mark to the next) launched it. A step begins
+    when the GPU has finished the steps before it or, where the GPU was idle then, when the host began it;
+    the last one ends when all that was launched in it has ended. So a host that runs ahead does not make
+    its steps short. GPU work outside of all steps gets windows of its own, so that nothing is lost. Without
+    GPU work there is no window.
     """
+    return trace.once(_steps)
+
+
+def _steps(trace: Trace) -> Steps:
+    work = trace.work
+    none = np.zeros(len(work.event), dtype=np.int64)
     if trace.window is not None:
-        return Steps([trace.window.label], np.array([trace.window.start, trace.window.end]), True)
+        _, *spans = trace.window
+        edges, marks = np.array(spans, dtype=np.int64).reshape(2, 2)
+        return Steps([trace.window.label], edges, marks, none, none, True)
+    if not len(work.event):
+        return Steps([], np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, False)
     begin, finish = int(work.start.min()), int(work.end.max())
+    rows = _marks(trace)
+    if not len(rows):
+        edges = np.array([begin, max(finish, begin + 1)])
+        return Steps([WHOLE], edges, edges, none, none, False)
+    events, count = trace.arrays, len(rows)
+    labels = [events.names[code] for code in events.name[rows]]
+    marks = np.append(events.start[rows], events.end[rows[-1]])
+    # Number of the step that launched each piece: 0 for what comes before the first, count + 1 after all.
+    launched = np.searchsorted(marks, _launched(trace, int(marks[0])), side="right")
+    closes = _closing(work, launched, count)
+    done = np.full(count + 2, np.iinfo(np.int64).min)
+    np.maximum.at(done, closes, work.end)
+    edges = np.maximum(marks, np.maximum.accumulate(done)[:-1])
+    before, after = int(begin < edges[0]), int(finish > edges[-1])
+    labels = [BEFORE] * before + labels + [AFTER] * after
+    edges = np.concatenate(([begin] * before, edges, [finish] * after))
+    first, last = int(events.start.min()), int(events.end.max())
+    marks = np.concatenate(([min(first, marks[0])] * before, marks, [max(last, marks[-1])] * after))
+    of_work, closes = (np.clip(step - 1 + before, 0, len(labels) - 1) for step in (launched, closes))
+    return Steps(labels, edges.astype(np.int64), marks.astype(np.int64), of_work, closes, True)
+
+
+def _marks(trace: Trace) -> Int:
+    """Event rows of the step marks in order of time, the first of each name."""
     events = trace.arrays
     marks = np.flatnonzero(matching(events.names, STEP_MARK))
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     _, first = np.unique(events.name[rows], return_index=True)
-    rows = rows[np.sort(first)]
-    if not len(rows):
-        return Steps([WHOLE], np.array([begin, max(finish, begin + 1)]), False)
-    labels = [events.names[code] for code in events.name[rows]]
-    last_end = int(events.end[rows[-1]])
-    launched = lookup(events.start, work.launch_call, work.start)
-    inside = launched < last_end
-    last_end = max(last_end, int(work.end[inside].max(initial=last_end)))
-    edges = [*events.start[rows].tolist(), last_end]
-    if begin < edges[0]:
-        labels, edges = [BEFORE, *labels], [begin, *edges]
-    if finish > last_end:
-        labels, edges = [*labels, AFTER], [*edges, finish]
-    return Steps(labels, np.array(edges), True)
+    return rows[np.sort(first)]
+
+
+def _launched(trace: Trace, begin: int) -> Int:
+    """When the host launched each piece of work, ns.
+
+    Work of a stream runs in the order of its launches. So work whose launch is not recorded was launched
+    before the next piece on its stream, and at the latest when it started; behind the last piece, with it.
+    What ran ahead of all work with a launch was queued before the recording began: before `begin`.
+    """
+    work, starts = trace.work, trace.arrays.start
+    is_linked = work.launch_call >= 0
+    launched = lookup(starts, work.launch_call, work.start)
+    if is_linked.all() or not is_linked.any():
+        return launched
+    for rows in rows_by_code(work.lane).values():
+        linked = np.flatnonzero(is_linked[rows])
+        loose = np.flatnonzero(~is_linked[rows])
+        if not len(linked) or not len(loose):
+            continue
+        behind = np.searchsorted(linked, loose)
+        last = launched[rows[linked[-1]]]
+        next_launch = np.append(launched[rows[linked]], last)[behind]
+        launched[rows[loose]] = np.minimum(work.start[rows[loose]], next_launch)
+    queued = work.unlinked & (work.start < work.start[is_linked].min())
+    launched[queued] = np.minimum(launched[queued], begin - 1)
+    return launched
+
+
+def _closing(work: Work, launched: Int, count: int) -> Int:
+    """The step that each piece of work closes: that which launched it.
+
+    Work that is still running when the main stream has finished the step after, such as a kernel that
+    stays on the GPU for good, ends a later step: the first that is not over by then.
+    """
+    main = _main_stream(work)
+    done = np.full(count + 2, np.iinfo(np.int64).min)
+    np.maximum.at(done, launched[main], work.end[main])
+    until = np.maximum.accumulate(done)[1:]
+    until[count:] = np.iinfo(np.int64).max
+    until = np.append(until, until[-1])
+    has_next = np.append(done[1:] > np.iinfo(np.int64).min, False)
+    outlasts = (work.end > until[launched]) & has_next[launched]
+    return np.where(outlasts, np.searchsorted(until, work.end), launched)
+
+
+def _main_stream(work: Work) -> Int:
+    """Positions of the work on the stream that runs most computation, else most of all."""
+    group, (streams, _) = codes(work.stream.astype(np.int64), work.device.astype(np.int64))
+    computes = work.kind == WORK_KINDS.index("computation")
+    pieces = computes if computes.any() else np.ones_like(computes)
+    return np.flatnonzero(group == np.argmax(sums(group, pieces.astype(np.int64), len(streams))))
 
 
 def select_step(run: Run, step: str) -> Run:
@@ -92,10 +185,9 @@ def select_step(run: Run, step: str) -> Run:
 
 
 def _window(trace: Trace, step: str) -> TraceWindow:
-    work = gpu_work(trace)
-    steps = find_steps(trace, work) if len(work.event) else Steps([], np.empty(0, dtype=np.int64), False)
-    for label, low, high in zip(steps.labels, steps.edges[:-1], steps.edges[1:], strict=True):
+    steps = steps_of(trace)
+    for label, edges, marks in zip(steps.labels, pairwise(steps.edges), pairwise(steps.marks), strict=True):
         if label in (step, f"ProfilerStep#{step}"):
-            return TraceWindow(label, int(low), int(high))
+            return TraceWindow(label, *map(int, (*edges, *marks)))
     known = ", ".join(steps.labels) if steps.marked else "no step marks"
     raise TracelensError(f"{trace.meta.path}: no step {step!r} (has: {known})")

@@ -66,11 +66,13 @@ class TraceMeta:
 
 
 class TraceWindow(NamedTuple):
-    """A named piece of the trace's time, [start, end) in ns."""
+    """A named piece of time, ns: [start, end) on the GPU, and when the host launched its work."""
 
     label: str
     start: int
     end: int
+    host_start: int
+    host_end: int
 
 
 class Events(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.common import integers
 from tracelens.arrays import Int
-from tracelens.trace import WORK_KINDS, Scope, Trace, Union, Work, difference, find_steps, gpu_work
+from tracelens.trace import WORK_KINDS, Scope, Trace, Union, difference, gpu_work, steps_of
 
 POINT_TO_POINT = ("send", "recv")
 # Records of the host's doing, which no rank's kernel stands for.
@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
     Attributes:
         kernel: place among the rank's communication kernels.
-        step: in which the kernel starts, by the rank's own marks.
+        step: in which the kernel was launched, by the rank's own marks.
         collective: name.
         group: name of the process group.
         description: what the program calls the group.
@@ -96,20 +96,16 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
     alone = difference(work.union("comm"), work.union("computation"))
     meta = trace.meta
     names = [work.names[code] for code in kernels.name.tolist()]
-    records = _records(trace, kernel_of, _steps(trace, work, kernels.start))
+    records = _records(trace, kernel_of, _steps(trace, kernels.event))
     return RankCommunication(
         meta.rank, meta.host, meta.epoch_ns, kernels.start, kernels.end, records, alone, names
     )
 
 
-def _steps(trace: Trace, work: Work, start: Int) -> list[str]:
-    """The step of each of these times."""
-    if not len(start):
-        return []
-    steps = find_steps(trace, work)
-    last = len(steps.labels) - 1
-    step = np.clip(np.searchsorted(steps.edges, start, side="right") - 1, 0, last)
-    return [steps.labels[index] for index in step.tolist()]
+def _steps(trace: Trace, kernels: Int) -> list[str]:
+    """The step of each of these event rows."""
+    steps, row_of = steps_of(trace), trace.arrays.places(trace.work.event)
+    return [steps.labels[window] for window in steps.of_work[row_of[kernels]].tolist()]
 
 
 def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:

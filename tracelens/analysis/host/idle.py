@@ -21,9 +21,9 @@ from tracelens.trace import (
     Trace,
     Work,
     enclosing_op,
-    find_steps,
     gpu_work,
     matching,
+    steps_of,
 )
 
 GAP_NS = 1000
@@ -159,7 +159,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
 
 
 def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
-    rank, gaps = trace.meta.rank, find_gaps(work, find_steps(trace, work).edges)
+    rank, gaps = trace.meta.rank, find_gaps(work, steps_of(trace).edges)
     dur = gaps.end - gaps.start
     explained = causes(trace, work, gaps)
     cause, host = explained.cause, explained.host

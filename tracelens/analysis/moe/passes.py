@@ -11,7 +11,7 @@ from tracelens.analysis.moe.host_syncs import blocking
 from tracelens.analysis.moe.regions import PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
 from tracelens.arrays import Bool, Int
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, find_steps, is_step
+from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, is_step, steps_of
 
 
 class RankPasses(NamedTuple):
@@ -127,7 +127,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
 def _steps(trace: Trace, layers: Regions) -> dict[str, Any]:
     if not layers.labels:
         return {"steps": 1, "step_ns": 0.0}
-    windows = find_steps(trace, trace.work)
+    windows = steps_of(trace)
     in_full = windows.whole
     steps = max(len(in_full), 1)
     return {

@@ -16,7 +16,7 @@ from tracelens.analysis.pipeline import gradient_sync
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Int
 from tracelens.costs import OpCall, OpCost, Uncounted, size
-from tracelens.trace import WORK_KINDS, Trace, find_steps
+from tracelens.trace import WORK_KINDS, Steps, Trace, steps_of
 
 PHASES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, RECOMPUTE = range(3)
@@ -27,7 +27,7 @@ class LayerPass:
     """One micro-batch passing forward through one MoE layer, whose backward belongs to it.
 
     Attributes:
-        step: place of its step among those of find_steps.
+        step: position of its step in `steps_of`.
         microbatch: number in the step, from 0.
         layer: number of the MoE layer on this rank, from 0.
         is_recompute: whether the forward pass is recomputed in the backward pass.
@@ -92,8 +92,8 @@ def regions(trace: Trace) -> Regions:
     reader = _Reader(trace, lexed)
     layer_windows = windows(trace, lexed, reader.experts, reader.gemm_size)
     layers = [stages(lexed, window, reader.gemm_size) for window in layer_windows]
-    steps = find_steps(trace, work)
-    passes = _passes(lexed, steps.edges, layer_windows, layers, origins(trace, lexed, layer_windows), reader)
+    steps = steps_of(trace)
+    passes = _passes(lexed, steps, layer_windows, layers, origins(trace, lexed, layer_windows), reader)
     layer_pass, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
     of_token = np.full((2, len(lexed.row)), -1, dtype=np.int64)
     for number, (window, layer) in enumerate(zip(layer_windows, layers, strict=True)):
@@ -111,7 +111,7 @@ def regions(trace: Trace) -> Regions:
 
 def _passes(
     lexed: Tokens,
-    edges: Int,
+    steps: Steps,
     layer_windows: list[LayerWindow],
     layers: list[Layer],
     of: list[int],
@@ -126,7 +126,7 @@ def _passes(
         is_recompute = bool(lexed.is_recompute[token])
         if not is_recompute and int(lexed.segment[token]) != segment:
             segment = int(lexed.segment[token])
-            now = int(np.clip(np.searchsorted(edges, lexed.called[token], "right") - 1, 0, len(edges) - 2))
+            now = int(steps.begun_at(lexed.called[token]))
             microbatch = microbatch + 1 if now == step else 0
             step = now
             waiting.append([])

@@ -27,7 +27,7 @@ from tracelens.table import (
     sums,
     used,
 )
-from tracelens.trace import Run, Scope, Steps, Trace, Work, describe, find_steps, gpu_work, shares
+from tracelens.trace import Run, Scope, Steps, Trace, Work, describe, gpu_work, shares, steps_of
 
 Label = tuple[str, str]
 """Name and forward op of a row."""
@@ -86,7 +86,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(
                 Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)")
             )
-        parts.append(_breakdown(trace, work, find_steps(trace, work)))
+        parts.append(_breakdown(trace, work, steps_of(trace)))
     return result({"breakdown": stack(BREAKDOWN, parts)}, skips, scope=scope)
 
 

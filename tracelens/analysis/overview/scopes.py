@@ -25,7 +25,7 @@ from tracelens.table import (
     subtree_sums,
     sums,
 )
-from tracelens.trace import STEP_MARK, Run, Scope, Trace, Work, find_steps, gpu_work, shares
+from tracelens.trace import STEP_MARK, Run, Scope, Trace, Work, gpu_work, shares, steps_of
 
 MODULE_MARK = "nn.Module: "
 _LIBRARY_SCOPE = re.compile(r"^(?:nccl:|gloo:|c10d::|mpi:|ucc:)")
@@ -136,7 +136,7 @@ def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[s
     via_caller, via_forward = path_around(caller), path_around(work.forward)
     is_recompute = _recomputed_in_scope(trace, caller, around)
     path = np.where((via_forward >= 0) & ~is_recompute, via_forward, via_caller)
-    edges = find_steps(trace, work).edges[[0, -1]]
+    edges = steps_of(trace).edges[[0, -1]]
     row, _, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), edges)
     outside = len(name_of)  # one more path for work outside of all of them
     path = np.where(path >= 0, path, outside)[row]

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, blocking, regions
-from tracelens.analysis.overview.step_windows import Windows, step_windows
 from tracelens.arrays import Bool, Int
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stack, sums, used
-from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, shares, union
+from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, gpu_work, shares, steps_of, union
 
 Values = NDArray[Any]
 
@@ -109,7 +108,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        windows = step_windows(trace, work)
+        windows = steps_of(trace).only_whole()
         if not windows.marked:
             reason = "no ProfilerStep marks: the recording is one step; call prof.step() once per step"
             skips.append(Skip(f"rank {rank}: steps", reason))
@@ -121,7 +120,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
 
 
 def _metrics(
-    trace: Trace, work: Work, windows: Windows, scope: Scope
+    trace: Trace, work: Work, windows: Steps, scope: Scope
 ) -> tuple[dict[str, Values], dict[str, str]]:
     """One value a step of each metric that does not name an op or a class; and why others are not there."""
     low, high = windows.edges[:-1], windows.edges[1:]
@@ -131,7 +130,7 @@ def _metrics(
     useful = work.union("computation", "comm").covered(low, high)
     moved = work.union("computation", "comm", "memcpy").covered(low, high)
     idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
-    step = windows.ran_in(windows.called)
+    step = _launched_in(trace, work, windows)
     starts = trace.arrays.start
     values: dict[str, Values] = {
         "step.time": length,
@@ -146,9 +145,9 @@ def _metrics(
         "comm.fraction": comm / nonzero_length,
         "exposed_comm.fraction": exposed / nonzero_length,
         "kernel.count": _count(step[work.is_kernel], windows),
-        "launch.count": _count(windows.ran_in(starts[np.unique(work.launch[work.launch >= 0])]), windows),
+        "launch.count": _count(_step_at(windows, starts[np.unique(work.launch[work.launch >= 0])]), windows),
         "comm.count": _count(step[work.kind == WORK_KINDS.index("comm")], windows),
-        "blocking_calls": _count(windows.ran_in(trace.once(blocking).start), windows),
+        "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),
     }
     lacking: dict[str, str] = {}
     for subject, value in (
@@ -163,11 +162,22 @@ def _metrics(
     return values, lacking
 
 
-def _count(step: Int, windows: Windows) -> Int:
+def _launched_in(trace: Trace, work: Work, windows: Steps) -> Int:
+    """The step that launched each piece of work, -1 for none."""
+    return windows.of_work[trace.arrays.places(trace.work.event)[work.event]]
+
+
+def _step_at(windows: Steps, times: Int) -> Int:
+    """The step in which the host was at each of these times, -1 for none; the last mark counts."""
+    inside = (times >= windows.marks[0]) & (times <= windows.marks[-1])
+    return np.where(inside, windows.begun_at(times), -1)
+
+
+def _count(step: Int, windows: Steps) -> Int:
     return np.bincount(step[step >= 0], minlength=len(windows.labels)).astype(np.int64)
 
 
-def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Windows) -> dict[str, Values] | str:
+def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Steps) -> dict[str, Values] | str:
     """Bytes that collectives were given, by the step of their kernel."""
     if not (work.kind == WORK_KINDS.index("comm")).any():
         return "no communication"
@@ -182,7 +192,7 @@ def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Windows) -> dict[s
     return {"comm.bytes": sums(inside[inside >= 0], size[known][inside >= 0], len(windows.labels))}
 
 
-def _moe(trace: Trace, windows: Windows, scope: Scope) -> dict[str, Values] | str:
+def _moe(trace: Trace, windows: Steps, scope: Scope) -> dict[str, Values] | str:
     """Time of the MoE layers' stages, what overlaps in each of them, and the blocking calls in the layers."""
     work, layers = trace.work, trace.once(regions)
     counted = (layers.layer_pass >= 0) & (work.linked | (scope == "all"))
@@ -199,11 +209,11 @@ def _moe(trace: Trace, windows: Windows, scope: Scope) -> dict[str, Values] | st
             f"moe.{name.replace(' ', '_')}.time": time(counted & (layers.stage == stage))
             for stage, name in enumerate(STAGES)
         },
-        "moe.blocking_calls": _count(windows.ran_in(calls.start[calls.layer_pass >= 0]), windows),
+        "moe.blocking_calls": _count(_step_at(windows, calls.start[calls.layer_pass >= 0]), windows),
     }
 
 
-def _memory(trace: Trace, windows: Windows) -> dict[str, Values] | str:
+def _memory(trace: Trace, windows: Steps) -> dict[str, Values] | str:
     """Most that was allocated on the GPU in each step, with what was allocated before it began."""
     events = trace.arrays
     size = trace.tables["events"].array("bytes")
@@ -219,12 +229,12 @@ def _memory(trace: Trace, windows: Windows) -> dict[str, Values] | str:
     return {"memory.peak": np.maximum.reduceat(np.append(sizes, 0), ends)[::2]}
 
 
-def _named(trace: Trace, work: Work, windows: Windows) -> Iterator[tuple[str, list[str], Int, Int, Int]]:
+def _named(trace: Trace, work: Work, windows: Steps) -> Iterator[tuple[str, list[str], Int, Int, Int]]:
     """(form of the name, names, code, step, value) of the metrics of classes and ops, one entry a row."""
     share = Share(*shares(work.start, work.end, work.kind.astype(np.int64), windows.edges))
     names = trace.arrays.names
     op = np.where(work.op >= 0, trace.arrays.name[np.maximum(work.op, 0)], -1).astype(np.int64)
-    step = windows.ran_in(windows.called)
+    step = _launched_in(trace, work, windows)
     calls, first = np.unique(work.op, return_index=True)
     first = first[calls >= 0]  # of several pieces of work of one call
     everything = np.arange(len(work.event))

@@ -20,8 +20,8 @@ from tracelens.trace import (
     Work,
     both,
     difference,
-    find_steps,
     gpu_work,
+    steps_of,
     union,
 )
 
@@ -113,7 +113,7 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        steps_of_rank = find_steps(trace, work)
+        steps_of_rank = steps_of(trace)
         span = steps_of_rank.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
         low, high = (np.array([time], dtype=np.int64) for time in span)
         metrics = {name: int(dur[0]) for name, dur in _metrics(trace, scope, low, high).items()}

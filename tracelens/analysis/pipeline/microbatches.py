@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
 from tracelens.arrays import Bool, Int
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, Scope, Trace, TraceWindow, Union, Work, find_steps, gpu_work, union
+from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, gpu_work, steps_of, union
 
 FORWARD, BACKWARD = "forward", "backward"
 _BACKWARD_OP = "autograd::engine::evaluate_function"
@@ -39,6 +40,14 @@ class Span(NamedTuple):
     busy_ns: int
 
 
+class StepWindow(NamedTuple):
+    """When a step ran on the GPU, ns."""
+
+    label: str
+    start: int
+    end: int
+
+
 class Passes(NamedTuple):
     """What one rank knows of its pipeline.
 
@@ -60,7 +69,7 @@ class Passes(NamedTuple):
     p2p: Union
     other: Union
     sends: dict[str, int]
-    steps: list[TraceWindow]
+    steps: list[StepWindow]
 
 
 def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
@@ -180,15 +189,14 @@ def _graph_makers(trace: Trace) -> Int:
     return np.sort(events.start[rows[order[last]]])
 
 
-def _steps(trace: Trace, work: Work) -> tuple[list[TraceWindow], Int]:
-    """Windows of the steps, and the times between which the host launched their work, one less.
+def _steps(trace: Trace, work: Work) -> tuple[list[StepWindow], Int]:
+    """Windows of the steps, and the times at which the host went on to the next one.
 
     Without step marks a step ends with the optimizer's.
     """
-    steps = find_steps(trace, work)
+    steps = steps_of(trace)
     if steps.marked or trace.window is not None:
-        edges = steps.edges
-        labels = steps.labels
+        edges, cuts, labels = steps.edges, steps.marks[1:-1], steps.labels
     else:
         events = trace.arrays
         codes = [code for code, name in enumerate(events.names) if name.startswith(_OPTIMIZER + "step")]
@@ -199,12 +207,10 @@ def _steps(trace: Trace, work: Work) -> tuple[list[TraceWindow], Int]:
         busy = np.sort(_host_times(trace, work)[_is_backward(trace, work)])
         later = np.searchsorted(busy, ends)
         inner = ends[later < np.append(later[1:], len(busy))]
-        edges = np.concatenate(([low], inner, [high]))
+        edges, cuts = np.concatenate(([low], inner, [high])), inner
         labels = steps.labels if not len(inner) else [f"update {n}" for n in range(1, len(edges))]
-    windows = [
-        TraceWindow(label, int(a), int(b)) for label, a, b in zip(labels, edges[:-1], edges[1:], strict=True)
-    ]
-    return windows, edges[1:-1]
+    windows = [StepWindow(label, *span) for label, span in zip(labels, pairwise(edges.tolist()), strict=True)]
+    return windows, cuts
 
 
 def _step_at(times: Int, cuts: Int) -> Int:
@@ -212,7 +218,7 @@ def _step_at(times: Int, cuts: Int) -> Int:
 
 
 def _spans(
-    work: Work, host: Int, key: Int, scopes: Scopes, steps: list[TraceWindow], cuts: Int
+    work: Work, host: Int, key: Int, scopes: Scopes, steps: list[StepWindow], cuts: Int
 ) -> tuple[list[Span], Bool]:
     """The spans by order of launch, and which work is in one."""
     inside = key >= 0

@@ -11,7 +11,7 @@ from tracelens.analysis.common import recomputed
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.arrays import Float
 from tracelens.table import Column, Schema
-from tracelens.trace import Trace, Work, find_steps
+from tracelens.trace import Trace, Work, steps_of
 
 UTILISATION = Schema(
     "Utilisation of the matrix units",
@@ -27,8 +27,8 @@ UTILISATION = Schema(
         Column("mfu", "float64", "ratio", "model FLOPs utilisation: without recompute, of peak"),
         Column("hfu", "float64", "ratio", "hardware FLOPs utilisation: with recompute, of peak"),
     ),
-    doc="Each element type counts against its own peak; -1 if the device is unknown. Vector work is not "
-    "counted, as is usual for MFU.",
+    doc="Of the peak for the element type that most of the FLOPs are in; -1 if the device is unknown. Vector "
+    "work is not counted, as is usual for MFU.",
 )
 
 
@@ -41,7 +41,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
         costing: how it was counted.
         peak: FLOP/s per kind of call, 0 where not known (see Bounds.peak).
     """
-    steps = find_steps(trace, work)
+    steps = steps_of(trace)
     # One entry a call: where it begins, and what it is.
     counted = np.flatnonzero(costing.item >= 0)
     _, first = np.unique(costing.call[counted], return_index=True)
@@ -50,12 +50,9 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
     costs = [entry.cost for entry in costing.items]
     amount = np.array([cost.flops if cost.engine == "matrix" else 0 for cost in costs], dtype=float)
     flops = amount[item] if len(costs) else np.empty(0)
-    at_peak = np.divide(flops, peak[item], out=np.zeros(len(item)), where=peak[item] > 0)
-    known = not len(costs) or bool((peak[amount > 0] > 0).all())
+    peak_of_most = _peak_of_most(flops, peak[item]) if flops.any() else np.inf
     is_recompute = trace.once(recomputed)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
-    step = np.clip(
-        np.searchsorted(steps.edges, work.start[calls], side="right") - 1, 0, len(steps.labels) - 1
-    )
+    step = steps.of_work[trace.arrays.places(trace.work.event)[work.event[calls]]]
     number = len(steps.labels)
 
     def total(values: NDArray[Any]) -> Float:
@@ -70,6 +67,16 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
         "flops": total(flops),
         "recompute_flops": total(flops * is_recompute),
         "flops_per_s": total(flops) / seconds,
-        "mfu": total(at_peak * ~is_recompute) / seconds if known else np.full(number, -1.0),
-        "hfu": total(at_peak) / seconds if known else np.full(number, -1.0),
+        "mfu": _share(total(flops * ~is_recompute) / seconds, peak_of_most),
+        "hfu": _share(total(flops) / seconds, peak_of_most),
     }
+
+
+def _peak_of_most(flops: Float, peak: Float) -> float:
+    """The peak rate of the element type in which most FLOPs are, 0 where it is not known."""
+    peaks, code = np.unique(peak, return_inverse=True)
+    return float(peaks[np.argmax(np.bincount(code, weights=flops))])
+
+
+def _share(rate: Float, peak: float) -> Float:
+    return rate / peak if peak > 0 else np.full(len(rate), -1.0)

@@ -12,7 +12,7 @@ from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Float, Int
 from tracelens.compare.diff.forest import Forest, forest
 from tracelens.errors import TracelensError
-from tracelens.trace import WORK_KINDS, Trace, Union, cut, find_steps, shares
+from tracelens.trace import WORK_KINDS, Trace, Union, cut, shares, steps_of
 
 OUTSIDE = "outside of MoE layers"
 
@@ -36,10 +36,8 @@ class Side:
         self.trace, self.rank, self.work = trace, trace.meta.rank, trace.work
         if not len(self.work.event):
             raise TracelensError(f"{trace.meta.path}: no GPU work, no step time to compare")
-        steps = find_steps(trace, self.work)
-        complete = steps.whole
-        self.edges: Int = steps.edges[complete.start : complete.stop + 1]
-        self.labels = steps.labels[complete.start : complete.stop]
+        steps = steps_of(trace).only_whole()
+        self.edges, self.marks, self.labels = steps.edges, steps.marks, steps.labels
         self.marked = steps.marked
         self.step_ns: Int = np.diff(self.edges)
         row, window, ns = shares(self.work.start, self.work.end, self.work.kind.astype(np.int64), self.edges)
@@ -57,7 +55,7 @@ class Side:
 
     @cached_property
     def forest(self) -> Forest:
-        return forest(self.trace, self.edges[:-1])
+        return forest(self.trace, self.marks[:-1])
 
     @cached_property
     def op(self) -> Int:

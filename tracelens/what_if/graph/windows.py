@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.overview import busiest, step_windows
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
 from tracelens.errors import TracelensError
-from tracelens.trace import Run, Trace, rows_by_code
+from tracelens.trace import Run, Trace, Work, rows_by_code, steps_of
 from tracelens.what_if.graph.device import Device
 from tracelens.what_if.graph.host import Host
 
@@ -68,7 +67,7 @@ class StepSpan(NamedTuple):
 def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[StepSpan]:
     """The complete steps that all ranks recorded, as the analyzer `steps` measures them.
 
-    A step begins with its mark, or later, when the activities launched before on the busiest stream are done;
+    See `trace.steps_of`: a step begins with its mark, or later, when the activities launched before are done;
     the last one ends when its mark and everything launched before it have ended.
 
     Raises:
@@ -95,37 +94,23 @@ def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[
 
 
 def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:
-    work = trace.work
-    steps = step_windows(trace, work)
+    steps = steps_of(trace)
+    whole = steps.only_whole()
     if not steps.marked:
-        return {steps.labels[0]: (Border(device.begin, True), Border(device.finish))}
+        return {whole.labels[0]: (Border(device.begin, True), Border(device.finish))}
     row, opened, closed = host.marks
-    events = trace.arrays
-    names = [events.names[code] for code in events.name[row].tolist()]
+    names = [trace.arrays.names[code] for code in trace.arrays.name[row].tolist()]
     mark = {name: index for index, name in reversed([*enumerate(names)])}
-    main = busiest(work)
-    before = _last_before(steps.called[main], work.end[main], steps.marks[:-1])
+    points = [*(opened[mark[label]] for label in whole.labels), closed[mark[whole.labels[-1]]]]
     edges = [
-        Border(
-            np.append(device.finish[main[[last_work]]] if last_work >= 0 else main[:0], opened[mark[label]])
-        )
-        for label, last_work in zip(steps.labels, before.tolist(), strict=True)
+        Border(np.append(device.finish[_last_of_each_stream(trace.work, steps.closes < window)], point))
+        for window, point in enumerate(points, start=steps.whole.start)
     ]
-    last = mark[steps.labels[-1]]
-    launch_start = np.where(work.launch_call >= 0, events.start[np.maximum(work.launch_call, 0)], work.start)
-    inside = np.flatnonzero(launch_start < events.end[row[last]])
-    lanes = rows_by_code(work.lane[inside]).values()
-    until = [device.finish[inside[rows[[np.argmax(work.end[inside[rows]])]]]] for rows in lanes]
-    edges.append(Border(np.concatenate([*until, closed[last : last + 1]])))
-    return dict(zip(steps.labels, pairwise(edges), strict=True))
+    return dict(zip(whole.labels, pairwise(edges), strict=True))
 
 
-def _last_before(called: Int, end: Int, times: Int) -> Int:
-    """The activity called before each time that ends last (the first of several); -1 for none."""
-    by_end = np.lexsort((-np.arange(len(end)), end))
-    position = np.empty(len(end), dtype=np.int64)
-    position[by_end] = np.arange(len(end))
-    order = np.argsort(called, kind="stable")
-    latest = np.append(-1, np.maximum.accumulate(position[order]))
-    last_called: Int = np.append(by_end, -1)[latest[np.searchsorted(called[order], times, side="left")]]
-    return last_called
+def _last_of_each_stream(work: Work, counted: Bool) -> Int:
+    """Positions of the work that ends last on its stream, of that which counts; the first of several."""
+    rows = np.flatnonzero(counted)
+    last = [lane[[np.argmax(work.end[rows[lane]])]] for lane in rows_by_code(work.lane[rows]).values()]
+    return rows[np.concatenate(last)] if last else rows

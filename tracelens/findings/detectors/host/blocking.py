@@ -100,7 +100,7 @@ def other_blocking_calls(context: RankContext) -> Outcome:
 
 def _in_steps(context: RankContext, calls: Blocking) -> Bool:
     """Which calls begin in a step."""
-    result: Bool = (calls.start >= context.window[0]) & (calls.start <= context.window[1])
+    result: Bool = (calls.start >= context.host_window[0]) & (calls.start <= context.host_window[1])
     return result
 
 

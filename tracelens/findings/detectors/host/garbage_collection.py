@@ -10,7 +10,7 @@ from tracelens.analysis.host import GARBAGE
 from tracelens.analysis.stragglers import duration
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
-from tracelens.trace import Union, difference, find_steps, intersection, union
+from tracelens.trace import Union, difference, intersection, steps_of, union
 
 _EVENT = "Python GC"
 """What torch calls a collection; the other names that GARBAGE knows are calls of the program itself."""
@@ -34,10 +34,11 @@ def garbage_collection(context: RankContext) -> Outcome:
             "no garbage collection in the steps; torch's profiler records it with with_stack and, in its "
             "experimental_config, record_python_gc_info"
         )
-    low, high = context.window
-    window = Union(np.array([low]), np.array([high]))
-    during = intersection(collections, window)
-    where = intersection(during, difference(window, context.busy))
+    on_host, on_gpu = (
+        Union(np.array([low]), np.array([high])) for low, high in (context.host_window, context.window)
+    )
+    during = intersection(collections, on_host)
+    where = intersection(collections, difference(on_gpu, context.busy))
     calls = _within(context, lambda name: bool(GARBAGE.search(name)) and not name.startswith(_EVENT))
     # Who called is known from Python frames only; tracelens.record marks collections without them.
     framed = bool(context.trace.arrays.where("python").any())
@@ -76,7 +77,7 @@ def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
     codes = [code for code, name in enumerate(events.names) if is_wanted(name)]
     if not codes:
         return union(*np.zeros((2, 0), dtype=np.int64))
-    low, high = context.window
+    low, high = context.host_window
     rows = np.flatnonzero(np.isin(events.name, codes) & events.where("python", "annotation"))
     rows = rows[(events.end[rows] > low) & (events.start[rows] < high)]
     return union(events.start[rows], events.end[rows])
@@ -84,6 +85,5 @@ def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
 
 def _variation(context: RankContext) -> float | None:
     """Longest less shortest step, of a mean step; None where there are no two steps."""
-    edges = find_steps(context.trace, context.trace.work).edges
-    steps = np.diff(edges[(edges >= context.window[0]) & (edges <= context.window[1])])
+    steps = np.diff(steps_of(context.trace).only_whole().edges)
     return float((steps.max() - steps.min()) / steps.mean()) if len(steps) > 1 else None

@@ -101,7 +101,7 @@ def test_timeline_adds_up(case: Case, scope: Scope) -> None:
 @scopes
 def test_steps_add_up_to_the_timeline(case: Case, scope: Scope) -> None:
     result = case.result("timeline", scope)
-    for rank, trace, work in case.each(scope):
+    for rank, trace, _ in case.each(scope):
         found = steps_of(trace)
         if not found.marked:
             continue
@@ -147,7 +147,7 @@ def test_breakdown_children_add_up_to_their_parent(case: Case, scope: Scope) -> 
 
 @scopes
 def test_breakdown_steps_are_the_wall_time(case: Case, scope: Scope) -> None:
-    for rank, trace, work in case.each(scope):
+    for rank, trace, _ in case.each(scope):
         nodes = of_rank(case.table("breakdown", scope=scope), rank)
         steps = nodes[nodes["level"] == "step"]
         found = steps_of(trace)
@@ -162,7 +162,7 @@ def test_breakdown_steps_are_the_wall_time(case: Case, scope: Scope) -> None:
 @scopes
 def test_idle_causes_are_the_idle_time(case: Case, scope: Scope) -> None:
     result = case.result("idle", scope)
-    for rank, trace, work in case.each(scope):
+    for rank, trace, _ in case.each(scope):
         edges = steps_of(trace).edges
         idle = int(edges[-1] - edges[0]) - case.metrics(rank, scope)["busy"]
         causes, hosts = of_rank(result["causes"], rank), of_rank(result["hosts"], rank)

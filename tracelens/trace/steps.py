@@ -103,11 +103,12 @@ def _steps(trace: Trace) -> Steps:
     edges = np.maximum(marks, np.maximum.accumulate(done)[:-1])
     before, after = int(begin < edges[0]), int(finish > edges[-1])
     labels = [BEFORE] * before + labels + [AFTER] * after
-    edges = np.concatenate(([begin] * before, edges, [finish] * after))
+    edges = np.array([begin] * before + edges.tolist() + [finish] * after)
     first, last = int(events.start.min()), int(events.end.max())
-    marks = np.concatenate(([min(first, marks[0])] * before, marks, [max(last, marks[-1])] * after))
+    host_first, host_last = min(first, int(marks[0])), max(last, int(marks[-1]))
+    marks = np.array([host_first] * before + marks.tolist() + [host_last] * after)
     of_work, closes = (np.clip(step - 1 + before, 0, len(labels) - 1) for step in (launched, closes))
-    return Steps(labels, edges.astype(np.int64), marks.astype(np.int64), of_work, closes, True)
+    return Steps(labels, edges, marks, of_work, closes, True)
 
 
 def _marks(trace: Trace) -> Int:
@@ -123,9 +124,10 @@ def _marks(trace: Trace) -> Int:
 def _launched(trace: Trace, begin: int) -> Int:
     """When the host launched each piece of work, ns.
 
-    Work of a stream runs in the order of its launches. So work whose launch is not recorded was launched
-    before the next piece on its stream, and at the latest when it started; behind the last piece, with it.
-    What ran ahead of all work with a launch was queued before the recording began: before `begin`.
+    Work of a stream runs in the order of its launches. So work whose launch is not recorded, although that of
+    work before it on its stream is, was launched before the next piece, and at the latest when it started;
+    behind the last piece, with it. What comes before all work with a launch on its stream was queued before
+    the recording began: before `begin`. Of a stream without launches only the time is known.
     """
     work, starts = trace.work, trace.arrays.start
     is_linked = work.launch_call >= 0
@@ -133,16 +135,12 @@ def _launched(trace: Trace, begin: int) -> Int:
     if is_linked.all() or not is_linked.any():
         return launched
     for rows in rows_by_code(work.lane).values():
-        linked = np.flatnonzero(is_linked[rows])
-        loose = np.flatnonzero(~is_linked[rows])
+        linked, loose = np.flatnonzero(is_linked[rows]), np.flatnonzero(~is_linked[rows])
         if not len(linked) or not len(loose):
             continue
-        behind = np.searchsorted(linked, loose)
-        last = launched[rows[linked[-1]]]
-        next_launch = np.append(launched[rows[linked]], last)[behind]
-        launched[rows[loose]] = np.minimum(work.start[rows[loose]], next_launch)
-    queued = work.unlinked & (work.start < work.start[is_linked].min())
-    launched[queued] = np.minimum(launched[queued], begin - 1)
+        following = np.append(launched[rows[linked]], launched[rows[linked[-1]]])
+        latest = np.minimum(work.start[rows[loose]], following[np.searchsorted(linked, loose)])
+        launched[rows[loose]] = np.where(loose < linked[0], np.minimum(latest, begin - 1), latest)
     return launched
 
 

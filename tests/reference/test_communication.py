@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import tracelens
 from tests.reference.communication import Communication, communication
+from tests.reference.compared import results
 from tests.reference.raw import files, read
 from tests.reference.traces import EP8, INTERLEAVED, PLAIN, PP2EP4, PP2VPP2EP4, path_of, wrong
 
@@ -57,7 +57,7 @@ def test_ranks_of_one_host_share_a_clock(name: str) -> None:
     ],
 )
 def test_tracelens_splits_alike(name: str) -> None:
-    table = tracelens.analyze(tracelens.load(path_of(name)), "collectives")["ranks"]
+    table = results(path_of(name))["collectives"]["ranks"]
     columns = ["kernel_ns", "comm_ns", "sync_ns", "unmatched_ns", "last_count", "caused_wait_ns"]
     found = dict(zip(table["rank"].tolist(), table[columns].to_numpy().tolist(), strict=True))
     assert found == {

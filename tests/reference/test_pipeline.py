@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import tracelens
+from tests.reference.compared import results
 from tests.reference.pipeline import (
     BACKWARD,
     FORWARD,
@@ -34,6 +35,7 @@ def lanes(path: Path) -> list[list[Lane]]:
     ]
 
 
+@cache
 def by_rank(path: Path) -> dict[int, Bubble]:
     rows = {bubble.rank: bubble for stages in lanes(path) for bubble in bubbles(stages)}
     return dict(sorted(rows.items()))
@@ -102,7 +104,7 @@ def test_messages_tell_the_same_numbers(name: str) -> None:
     [PP2EP4, PLAIN, INTERLEAVED, wrong("scaling of the loss counts as a forward", PP2VPP2EP4)],
 )
 def test_tracelens_has_the_same_bubbles(name: str) -> None:
-    table = tracelens.analyze(tracelens.load(path_of(name)), "pipeline")["bubble"]
+    table = results(path_of(name))["pipeline"]["bubble"]
     columns = ["bubble_ns", "ramp_ns", "imbalance_ns", "forward_ns", "backward_ns"]
     found = dict(zip(table["rank"].tolist(), table[columns].to_numpy().tolist(), strict=True))
     assert found == {
@@ -117,7 +119,7 @@ def test_tracelens_has_the_same_bubbles(name: str) -> None:
 
 @pytest.mark.parametrize("name", [PP2EP4, PLAIN, INTERLEAVED, wrong("no pipeline, so no passes", PP2VPP2EP4)])
 def test_tracelens_has_the_same_passes(name: str) -> None:
-    table = tracelens.analyze(tracelens.load(path_of(name)), "pipeline")["spans"]
+    table = results(path_of(name))["pipeline"]["spans"]
     columns = ["rank", "phase", "chunk", "microbatch", "dur_ns", "busy_ns"]
     found = sorted(table[columns].astype({"phase": str}).itertuples(index=False, name=None))
     assert found == sorted(

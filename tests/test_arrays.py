@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracelens.arrays import lookup
+from tracelens.arrays import lookup, ranges
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
@@ -29,3 +29,9 @@ def test_there_may_be_no_values_and_no_indices():
 def test_an_index_beyond_the_values_is_an_error():
     with pytest.raises(IndexError):
         lookup(np.array([1]), np.array([1]), -1)
+
+
+def test_ranges_stand_one_behind_the_other():
+    owner, number = ranges(np.array([5, 0, 7]), np.array([2, 0, 3]))
+    assert owner.tolist() == [0, 0, 2, 2, 2]
+    assert number.tolist() == [5, 6, 7, 8, 9]

@@ -22,8 +22,22 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         index: into `values`, -1 for none.
         missing: one value, or one for each index.
     """
-    result = np.empty(np.shape(index), dtype=values.dtype)
-    result[...] = missing
-    present = index >= 0
-    result[present] = values[index[present]]
+    absent = index < 0
+    # Where all are absent there may be no values at all.
+    result = np.empty(len(index), dtype=values.dtype) if absent.all() else values[np.maximum(index, 0)]
+    np.copyto(result, missing, where=absent, casting="unsafe")
     return result
+
+
+def ranges(first: Int, count: Int) -> tuple[Int, Int]:
+    """The integers of many ranges, one range behind the other.
+
+    Args:
+        first: of each range.
+        count: how many integers each holds, not negative.
+
+    Returns:
+        (range, integer) of each, the range as its position in `first`.
+    """
+    owner = np.repeat(np.arange(len(count)), count)
+    return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count))[owner]

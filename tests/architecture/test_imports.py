@@ -2,7 +2,7 @@
 
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if -> planner
         -> analysis -> {costs, devices} -> trace
-        -> table -> {arrays, lazy, registry, plugins, limits, guard, errors, printable}
+        -> table -> {arrays, dtypes, lazy, registry, plugins, limits, guard, errors, printable}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
@@ -20,10 +20,11 @@ import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
-BASE = {"arrays", "errors", "guard", "lazy", "limits", "printable", "registry", "version"}
+BASE = {"arrays", "dtypes", "errors", "guard", "lazy", "limits", "printable", "registry", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
+    "dtypes": set(),
     "lazy": set(),
     "printable": set(),
     "errors": {"printable", "version"},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tracelens.costs.call import BITS, OpCall, Uncounted
+from tracelens.costs.call import OpCall, Uncounted
 from tracelens.costs.model import OpCost, find
+from tracelens.dtypes import BITS
 
 
 def recorded(name: str, *arguments: object, forward: OpCall | None = None, kernel: str = "") -> OpCall:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.call import BITS, LONG_LIST, NO_SHAPES, OpCall, Tensor, Uncounted, size
+from tracelens.costs.call import LONG_LIST, NO_SHAPES, OpCall, Tensor, Uncounted, size
+from tracelens.dtypes import BITS
 
 CALL = OpCall(
     "aten::op",

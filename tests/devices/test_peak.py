@@ -3,9 +3,9 @@
 import pytest
 
 from tests.devices.test_bundled import each_device
-from tracelens.costs.call import BITS
 from tracelens.devices.catalogue import device
 from tracelens.devices.spec import DTYPES, Device
+from tracelens.dtypes import BITS
 
 
 @pytest.mark.parametrize(

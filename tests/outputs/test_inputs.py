@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.builders import write as write_trace
 from tracelens.cli import run
 from tracelens.errors import TracelensError
 from tracelens.outputs.inputs import Output, check_outputs, takes
-from tracelens.read.files import trace_files
+from tracelens.read.files import TraceFiles
 
 TRACE = aligned(
     """
@@ -23,6 +24,10 @@ TRACE = aligned(
     s7 gemm    |   aaaa
     """
 )
+
+
+def trace_files(paths: Iterable[str]) -> list[str]:
+    return TraceFiles(paths).all()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,13 +22,17 @@ import zstandard
 import tracelens
 from tests.builders import events, write
 from tracelens.errors import MissingExtra, ParseError, TracelensError
-from tracelens.read.files import trace_files
+from tracelens.read.files import TraceFiles
 from tracelens.read.open import open_source
 from tracelens.read.parser import parse
 from tracelens.read.remote import is_url, shown_url
 from tracelens.workers import children
 
 DRAWING = events("s7 k | === ==")
+
+
+def trace_files(paths: Iterable[str]) -> list[str]:
+    return TraceFiles(paths).all()
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracelens.trace.arguments import describe, short_dtype
+from tracelens.trace.arguments import describe
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,3 @@ from tracelens.trace.arguments import describe, short_dtype
 )
 def test_describe(shapes: str, dtypes: str, text: str) -> None:
     assert describe(shapes, dtypes) == text
-
-
-def test_short_names_of_element_types() -> None:
-    assert short_dtype("c10::Half") == "fp16"
-    assert short_dtype("long int") == "i64"
-    assert short_dtype("c10::Float8_e4m3fnuz") == "fp8e4m3"
-    assert short_dtype("c10::Int4x2") == "int4x2"

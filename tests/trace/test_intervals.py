@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.trace import intervals
-from tracelens.trace.intervals import Union, clip, exclusive, shares, subtract, union
+from tracelens.trace.intervals import Union, clip, exclusive, interval_of, shares, subtract, union
 
 Pairs = list[tuple[int, int]]
 Int = np.ndarray
@@ -178,3 +178,10 @@ def test_nothing(function: object) -> None:
         assert union(empty, empty).covered(np.array([1]), np.array([5])).tolist() == [0]
     else:
         assert exclusive(empty, empty, empty).tolist() == []
+
+
+def test_interval_of_is_the_last_begun_interval_that_holds_a_time():
+    start, end = np.array([0, 10, 12]), np.array([5, 20, 14])
+    assert interval_of(start, end, np.array([-1, 0, 5, 11, 13, 15])).tolist() == [-1, 0, -1, 1, 2, -1]
+    empty = np.empty(0, dtype=np.int64)
+    assert interval_of(empty, empty, np.array([3])).tolist() == [-1]

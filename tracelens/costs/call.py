@@ -6,16 +6,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure
 from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
-
-BITS = {
-    "fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8e4m3": 8, "fp8e5m2": 8,
-    "fp8e8m0": 8, "fp6": 6, "fp4": 4, "fp4x2": 8, "i64": 64, "i32": 32, "i16": 16, "i8": 8, "u8": 8,
-    "u16": 16, "u32": 32, "u64": 64, "bool": 8, "c64": 64, "c128": 128, "c32": 32,
-}  # fmt: skip
-"""Bits of one element in memory, by short dtype name. fp4x2 is a byte that holds two fp4."""
 
 NO_SHAPES = "no shapes recorded (record_shapes=True)"
 LONG_LIST = "a list of more than 30 tensors, of which the profiler records no shapes"
@@ -36,7 +30,7 @@ class Tensor(NamedTuple):
 
     Attributes:
         shape: its dimensions.
-        dtype: short name, as in BITS.
+        dtype: short name, as in `dtypes`.
         stored: elements that lie in memory: an expanded dimension (stride 0) counts once.
     """
 
@@ -52,6 +46,11 @@ class Tensor(NamedTuple):
     def bytes(self) -> int:
         """Bytes in memory; raises Uncounted for an unknown element type."""
         return size(self.stored, self.dtype)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of a new tensor of this shape and type; raises Uncounted for an unknown element type."""
+        return size(self.numel, self.dtype)
 
 
 def size(elements: int, dtype: str) -> int:
@@ -104,6 +103,16 @@ class OpCall(NamedTuple):
             raise Uncounted(NO_SHAPES)
         return tensors
 
+    def bytes(self, *indices: int) -> int:
+        """Bytes of the tensors among these arguments."""
+        return sum(self.tensor(index).bytes for index in indices if self.has(index))
+
+    def of_forward(self) -> OpCall:
+        """The forward op; raises Uncounted where the trace lacks it."""
+        if self.forward is None:
+            raise Uncounted("its forward op is not in the trace")
+        return self.forward
+
     def listed(self, index: int, dtype: str) -> list[Tensor]:
         """The tensors in list argument `index`, taken to be of `dtype`, which the profiler does not record.
 
@@ -139,6 +148,11 @@ class OpCall(NamedTuple):
         words = self.text(index).strip("[]()").replace(",", " ").split()
         numbers = [number for word in words if (number := _parsed_integer(word)) is not None]
         return numbers if len(numbers) == len(words) else []
+
+    def flags(self, index: int, count: int) -> list[bool]:
+        """Argument `index` as a list of so many truth values, empty where it was not recorded as one."""
+        words = [word.strip().lower() for word in self.text(index).strip("[]").split(",")]
+        return [word == "true" for word in words] if len(words) == count else []
 
     def _tensor(self, index: int) -> Tensor:
         dims = _dimensions(self.shapes[index] if index < len(self.shapes) else [])

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.costs import BITS, OpCost
+from tracelens.costs import OpCost
 from tracelens.devices import Device
+from tracelens.dtypes import BITS
 from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, sums
 from tracelens.trace import WORK_KINDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analysis.host import GAP_NS, GARBAGE, Gaps, calls, find_gaps, longest, named
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes
 from tracelens.trace import Events
@@ -23,10 +23,10 @@ def host_late(context: RankContext, gaps: Gaps) -> Bool:
     most of the gap, in garbage collection.
     """
     events = context.trace.arrays
-    launch = np.where(gaps.after >= 0, context.work.launch[np.maximum(gaps.after, 0)], -1)
-    called = events.start[np.maximum(launch, 0)]
+    launch = lookup(context.work.launch, gaps.after, -1)
+    called = lookup(events.start, launch, gaps.start)
     dur = gaps.end - gaps.start
-    late = (launch >= 0) & (gaps.before >= 0) & (called > gaps.start) & (dur > GAP_NS)
+    late = (gaps.before >= 0) & (called > gaps.start) & (dur > GAP_NS)
     late_gaps = np.flatnonzero(late)
     blocking = np.flatnonzero(context.blocking)
     garbage = np.flatnonzero(named(events, GARBAGE))

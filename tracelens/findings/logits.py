@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import NODE
-from tracelens.arrays import Bool, Int
-from tracelens.costs import BITS, OpCall, Tensor, Uncounted
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.costs import OpCall, Tensor, Uncounted
+from tracelens.dtypes import BITS
 from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, nearest
 from tracelens.trace import WORK_KINDS
@@ -79,10 +80,7 @@ def width(dtype: str) -> float:
 def events_named(context: RankContext, *names: str) -> Int:
     """Rows of the ops of these names."""
     events = context.trace.arrays
-    codes_of_names = [code for code, name in enumerate(events.names) if name in names]
-    if not codes_of_names:
-        return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(np.isin(events.name, codes_of_names) & events.where("op"))
+    return np.flatnonzero(events.named(names.__contains__) & events.where("op"))
 
 
 def distinct(context: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
@@ -126,7 +124,7 @@ def loss_work(context: RankContext, plain: set[Size], parallel: set[Size]) -> Lo
         # Autograd itself converts the gradient to the logits' type, behind the function and inside its node.
         parts[events_named(context, PARALLEL, PARALLEL_BACK, NODE + PARALLEL_BACK)] = True
     around = nearest(events.parent, events.depth, parts)
-    part = np.where(context.caller >= 0, around[np.maximum(context.caller, 0)], -1)
+    part = lookup(around, context.caller, -1)
     conversion = _conversions(context, plain)
     comm = context.work.kind == WORK_KINDS.index("comm")
     return LossWork(((part >= 0) | conversion) & ~comm, part, conversion)

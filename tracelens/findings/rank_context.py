@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.host import blocking_calls
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.devices import Device
 from tracelens.trace import Trace, Union, Work, steps_of, union
 
@@ -54,7 +54,7 @@ class RankContext:
     @cached_property
     def called(self) -> Int:
         """When each piece of work was called by the host, ns; -1 where that is not known."""
-        return np.where(self.caller >= 0, self.trace.arrays.start[np.maximum(self.caller, 0)], -1)
+        return lookup(self.trace.arrays.start, self.caller, -1)
 
     @cached_property
     def busy(self) -> Union:
@@ -76,4 +76,4 @@ class RankContext:
 
     def op_names(self) -> Int:
         """Code into the events' names of each piece of work's op, -1 for none."""
-        return np.where(self.work.op >= 0, self.trace.arrays.name[np.maximum(self.work.op, 0)], -1)
+        return lookup(self.trace.arrays.name, self.work.op, -1)

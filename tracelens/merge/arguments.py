@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.merge.text import quote
 from tracelens.trace import Events, Trace, describe
 
@@ -95,7 +95,7 @@ def _work(trace: Trace, events: Events, arrows: Arrows, args: list[str]) -> None
     table, links = trace.tables["events"], trace.tables["links"]
     rows, op = links.array("kernel_id"), links.array("op_id")
     names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}
-    op_name = np.where(op >= 0, events.name[op], -1)
+    op_name = lookup(events.name, op, -1)
     for event, number, recorded_number, size, blocks, code in zip(
         rows.tolist(),
         arrows.correlation[rows].tolist(),

@@ -58,11 +58,6 @@ class TraceFiles:
         return self.of(*self.paths)
 
 
-def trace_files(paths: Iterable[str]) -> list[str]:
-    """The files that paths mean, each once: as `TraceFiles(paths).all()`."""
-    return TraceFiles(paths).all()
-
-
 def local_path(path: str) -> str:
     """Local files given as URLs are read as local files."""
     return path.removeprefix("file://").removeprefix("local://")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import IO
@@ -10,7 +11,7 @@ from typing import IO
 from tracelens.errors import ParseError
 from tracelens.limits import limits
 from tracelens.read.remote import is_url, open_url, shown_url
-from tracelens.read.source import HEAD, Meter, Source, _closing, _is_gzip, _is_zstd, unpacked
+from tracelens.read.source import HEAD, Meter, Source, compression, unpacked
 
 
 def open_source(path: str) -> list[Source]:
@@ -58,8 +59,12 @@ def _sources(stream: IO[bytes], path: str) -> list[Source]:
         from tracelens.read.archive import members  # few traces are archives
 
         return members(seekable, path)
-    kind = "gzip" if _is_gzip(head) else "zstd" if _is_zstd(head) else "none"
-    return [Source(path, kind, _closing(stream, unpacked(stream, head, Meter(path))))]
+    return [Source(path, compression(head), _closing(stream, unpacked(stream, head, Meter(path))))]
+
+
+def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
+    with stream:
+        yield from blocks
 
 
 def _rest_of_archive(stream: IO[bytes], path: str) -> bytes:

@@ -115,11 +115,6 @@ class Source:
             self.damage = f"reading failed ({error.strerror or error})"
 
 
-def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
-    with stream:
-        yield from blocks
-
-
 def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
     """The decompressed content of a stream whose first bytes have been read already.
 
@@ -128,10 +123,11 @@ def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
         head: these.
         meter: holds it to the limits.
     """
-    if _is_gzip(head):
+    kind = compression(head)
+    if kind == "gzip":
         blocks = meter.packed(_read(stream, head, BLOCK // 8))
-        return meter.unpacked(_inflate(blocks, _gunzip, _is_gzip))
-    if _is_zstd(head):
+        return meter.unpacked(_inflate(blocks, _Gunzip, kind))
+    if kind == "zstd":
         return meter.unpacked(_zstd(meter.packed(_read(stream, head, _SOME_BLOCKS))))
     return meter.unpacked(meter.packed(_read(stream, head, BLOCK)))
 
@@ -143,13 +139,13 @@ def _read(stream: IO[bytes], head: bytes, size: int) -> Iterator[bytes]:
     yield from iter(lambda: stream.read(size), b"")
 
 
-def _is_gzip(head: bytes) -> bool:
-    return head.startswith(b"\x1f\x8b")
-
-
-def _is_zstd(head: bytes) -> bool:
-    """A zstd frame, or a skippable one, which parallel writers put in front."""
-    return head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+def compression(head: bytes) -> str:
+    """The compression that the first bytes show: "gzip", "zstd" or "none"."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    # A frame, or a skippable one, which parallel writers put in front.
+    is_zstd = head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+    return "zstd" if is_zstd else "none"
 
 
 class _Gunzip:
@@ -171,10 +167,6 @@ class _Gunzip:
     def decompress(self, data: bytes, /) -> bytes:
         inflated: bytes = self._inflater.decompress(data, _SOME_BLOCKS)
         return inflated
-
-
-def _gunzip() -> _Inflater:
-    return _Gunzip()
 
 
 class _Unzstd:
@@ -213,7 +205,7 @@ def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
         return _Unzstd(lambda: zstandard.ZstdDecompressor(max_window_size=window).decompressobj())
 
     try:
-        yield from _inflate(blocks, new, _is_zstd)
+        yield from _inflate(blocks, new, "zstd")
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):
             problem = "its zstd frames need a larger window than allowed"
@@ -221,10 +213,8 @@ def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
         raise zlib.error(str(error)) from None
 
 
-def _inflate(
-    blocks: Iterable[bytes], new: Callable[[], _Inflater], starts: Callable[[bytes], bool]
-) -> Iterator[bytes]:
-    """Inflate one or more concatenated streams, each of which `starts` recognises by its first bytes."""
+def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater], kind: str) -> Iterator[bytes]:
+    """Inflate one or more concatenated streams of one kind of compression."""
     inflater = new()
     data = b""
     for block in blocks:
@@ -234,7 +224,7 @@ def _inflate(
                 data = data.lstrip(b"\0")  # tapes and some file systems pad
                 if len(data) < HEAD:
                     break
-                if not starts(data[:HEAD]):
+                if compression(data[:HEAD]) != kind:
                     raise Damage("left out uncompressed data behind the compressed data")
                 inflater = new()
             yield inflater.decompress(data)

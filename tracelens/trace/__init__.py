@@ -8,7 +8,6 @@ from tracelens.trace.arguments import (
     decoded,
     describe,
     element_count,
-    short_dtype,
 )
 from tracelens.trace.callstack import enclosing_op, nest
 from tracelens.trace.classify import WORK_KINDS, classes
@@ -22,6 +21,7 @@ from tracelens.trace.intervals import (
     difference,
     exclusive,
     intersection,
+    interval_of,
     shares,
     union,
 )
@@ -94,6 +94,7 @@ __all__ = [
     "gpu_work",
     "host_work",
     "intersection",
+    "interval_of",
     "is_linked",
     "is_step",
     "launches_by_flow",
@@ -104,7 +105,6 @@ __all__ = [
     "rows_by_code",
     "select_step",
     "shares",
-    "short_dtype",
     "steps_of",
     "union",
     "wildcards",

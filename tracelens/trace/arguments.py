@@ -9,35 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tracelens.dtypes import short_dtype
 from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
-
-DTYPES = {
-    "float": "fp32",
-    "double": "fp64",
-    "half": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8e4m3",
-    "float8_e4m3fnuz": "fp8e4m3",
-    "float8_e5m2": "fp8e5m2",
-    "float8_e5m2fnuz": "fp8e5m2",
-    "long": "i64",
-    "long int": "i64",
-    "int": "i32",
-    "short": "i16",
-    "signed char": "i8",
-    "unsigned char": "u8",
-    "bool": "bool",
-    "byte": "u8",
-    "char": "i8",
-    "unsigned short": "u16",
-    "unsigned int": "u32",
-    "unsigned long": "u64",
-    "complex<float>": "c64",
-    "complex<double>": "c128",
-    "float8_e8m0fnu": "fp8e8m0",
-    "float4_e2m1fn_x2": "fp4x2",
-}
-"""Names that the profiler uses for element types (without `c10::`), lower case, to the usual short ones."""
 
 _NO_TENSOR = frozenset({"", "None", "Scalar", "ScalarList", "TensorList", "GenericList"})
 _SHOWN = 8
@@ -63,12 +36,6 @@ def describe(shapes: str, dtypes: str) -> str:
     if len(words) > _SHOWN:
         words = [*words[:_SHOWN], f"+{len(words) - _SHOWN}"]
     return _plain(" ".join(words))
-
-
-def short_dtype(name: str) -> str:
-    """The short name of an element type as the profiler writes it; unknown ones unchanged."""
-    plain = name.removeprefix("c10::").lower()
-    return DTYPES.get(plain, plain)
 
 
 def _many(dims: list[Any]) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup, ranges
 
 
 class Union(NamedTuple):
@@ -35,6 +35,15 @@ class Union(NamedTuple):
     def gaps(self) -> Union:
         """What lies between the first start and the last end and is not in this set."""
         return Union(self.end[:-1], self.start[1:])
+
+
+def interval_of(start: Int, end: Int, times: Int) -> Int:
+    """Index of the interval [start, end) that each time lies in, -1 for none.
+
+    Intervals come in order of their starts; where they overlap, the one that began last counts.
+    """
+    index = np.searchsorted(start, times, side="right") - 1
+    return np.where(times < lookup(end, index, np.iinfo(np.int64).min), index, -1)
 
 
 def union(start: Int, end: Int) -> Union:
@@ -126,8 +135,7 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
     rest = np.maximum(np.searchsorted(edges, own_start, side="right") - 1, first + 1)
     begins = (last >= first).astype(np.int64)
     count = begins + np.where(own_start < end, np.maximum(last - rest + 1, 0), 0)
-    row = np.repeat(np.arange(len(start)), count)
-    offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    row, offset = ranges(np.zeros_like(count), count)
     window = np.where(offset == 0, first[row], rest[row] + offset - 1)
     low = np.maximum(own_start[row], edges[window])
     high = np.maximum(np.minimum(end[row], edges[window + 1]), low)
@@ -171,9 +179,7 @@ def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
     """
     first = np.searchsorted(inside.end, start, side="right")
     last = np.searchsorted(inside.start, end, side="left")
-    count = np.maximum(last - first, 0)
-    row = np.repeat(np.arange(len(start)), count)
-    piece = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    row, piece = ranges(first, np.maximum(last - first, 0))
     return row, np.maximum(start[row], inside.start[piece]), np.minimum(end[row], inside.end[piece])
 
 

@@ -67,7 +67,7 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
         pick[row] += max(int(before), 0)
     launch[has] = order[pick[has]]
     outer = lookup(calls.parent, launch, -1)
-    same = (outer >= 0) & calls.is_launch[outer] & (calls.correlation[outer] == wanted)
+    same = lookup(calls.is_launch, outer, False) & (calls.correlation[outer] == wanted)
     return np.where(same, outer, launch)
 
 

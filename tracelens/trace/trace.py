@@ -98,6 +98,10 @@ class Events(NamedTuple):
         position[rows] = np.arange(len(rows))
         return position
 
+    def named(self, test: Callable[[str], object]) -> Bool:
+        """Mask of the events whose name passes a test."""
+        return np.array([bool(test(name)) for name in self.names], dtype=bool)[self.name]
+
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
         wanted = [code for code, kind in enumerate(self.kinds) if kind in kinds]

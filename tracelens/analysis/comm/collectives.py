@@ -13,8 +13,9 @@ from tracelens.analysis.comm.messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_al
 from tracelens.analysis.comm.participants import MEMBERS, member_rows
 from tracelens.analysis.comm.records import RankCommunication
 from tracelens.analysis.comm.waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
+from tracelens.dtypes import short_dtype
 from tracelens.table import Column, Result, Schema, Skip, result, stack
-from tracelens.trace import Scope, short_dtype
+from tracelens.trace import Scope
 
 INSTANCES = Schema(
     "Collectives across ranks",

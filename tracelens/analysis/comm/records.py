@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import integers
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.trace import WORK_KINDS, Scope, Trace, Union, difference, gpu_work, steps_of
 
 POINT_TO_POINT = ("send", "recv")
@@ -111,7 +111,7 @@ def _steps(trace: Trace, kernels: Int) -> list[str]:
 def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    rows = np.flatnonzero((kernel >= 0) & (kernel_of[np.maximum(kernel, 0)] >= 0))
+    rows = np.flatnonzero(lookup(kernel_of, kernel, -1) >= 0)
     names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
     texts = {name: table.texts(name, rows) for name in names}
     # Many records share one list of ranks, which may be long.

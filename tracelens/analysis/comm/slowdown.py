@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.table import Column, Schema, Skip, codes, sums
 from tracelens.trace import WORK_KINDS, Trace, Work, describe, union
 
@@ -138,7 +138,7 @@ def _shapes(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the argument shapes and types of the launching op, '' where not recorded."""
     ops = trace.tables["ops"]
     op_row = trace.arrays.places(ops.array("event_id"))
-    row = np.where(work.op >= 0, op_row[work.op], -1)
+    row = lookup(op_row, work.op, -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     pair, (shape, dtype) = codes(
         *(np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, lookup
 from tracelens.table import nearest
-from tracelens.trace import Trace
+from tracelens.trace import Events, Trace
 
 NODE = "autograd::engine::evaluate_function: "
 """Name of the event around each node of the backward pass, less the node's name."""
@@ -31,28 +31,23 @@ def recomputed(trace: Trace) -> Bool:
 def _named(trace: Trace) -> Bool:
     """By checkpointing's own frame or node; the nearest of these and of an autograd node says which it is."""
     events = trace.arrays
-    mark = np.array([name in _MARKS or name.endswith(_FRAME) for name in events.names], dtype=bool)
-    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)
+    mark = events.named(lambda name: name in _MARKS or name.endswith(_FRAME))
     if not mark.any():
-        return np.zeros(len(events.start), dtype=bool)
-    around = nearest(events.parent, events.depth, (mark | node)[events.name])
-    inside: Bool = (around >= 0) & mark[events.name[np.maximum(around, 0)]]
-    return inside
+        return mark
+    around = nearest(events.parent, events.depth, mark | _is_node(events))
+    return lookup(mark, around, False)
 
 
 def _numbered(trace: Trace) -> Bool:
     events, ops = trace.arrays, trace.tables["ops"]
     nothing = np.zeros(len(events.start), dtype=bool)
-    is_node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)
-    if not is_node.any():
+    node = _is_node(events)
+    if not node.any():
         return nothing
-    node = is_node[events.name]
     # Autograd functions have numbers wherever they are called, so only ops of the framework's own count.
-    plain = np.array([name.startswith(_OP) for name in events.names], dtype=bool)
+    plain = events.named(lambda name: name.startswith(_OP))
     row = ops.array("event_id")
-    numbered = row[
-        (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[events.name[row]]
-    ]
+    numbered = row[(ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[row]]
     around = nearest(events.parent, events.depth, node)[numbered]
     numbered, around = numbered[around >= 0], around[around >= 0]
     if not len(numbered) or len(np.unique(around)) > _MOST * node.sum():
@@ -61,3 +56,7 @@ def _numbered(trace: Trace) -> Bool:
     forward[numbered] = True
     inside: Bool = nearest(events.parent, events.depth, forward) >= 0
     return inside
+
+
+def _is_node(events: Events) -> Bool:
+    return events.named(lambda name: name.startswith(NODE))

@@ -11,7 +11,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host.reads import reads
 from tracelens.analysis.host.stacks import calls, innermost, longest, stack_rows, threads
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, stats
 from tracelens.trace import (
     WORK_KINDS,
@@ -202,7 +202,7 @@ def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
             "host": [texts[code] for code in host_name[longest]],
             "op": [texts[code] for code in op_name[longest]],
             "next_work": [work.names[work.name[row]] if row >= 0 else "" for row in after],
-            "stream": np.where(after >= 0, work.stream[np.maximum(after, 0)], -1),
+            "stream": lookup(work.stream, after, -1),
         },
     }
 
@@ -217,10 +217,10 @@ def host_names(trace: Trace, host: Int) -> tuple[Int, Int, list[str]]:
     plain = [texts.setdefault(_ADDRESS.sub("", name), len(texts)) for name in [*events.names, ""]]
     code, nothing = np.array(plain, dtype=np.int64), len(events.names)
     around = trace.once(enclosing_op)
-    op = np.where(host >= 0, around[np.maximum(host, 0)], -1)
+    op = lookup(around, host, -1)
     return (
-        code[np.where(host >= 0, events.name[np.maximum(host, 0)], nothing)],
-        code[np.where(op >= 0, events.name[np.maximum(op, 0)], nothing)],
+        code[lookup(events.name, host, nothing)],
+        code[lookup(events.name, op, nothing)],
         list(texts),
     )
 
@@ -253,8 +253,8 @@ def causes(trace: Trace, work: Work, gaps: Gaps) -> Explained:
     events = trace.arrays
     code = {name: number for number, name in enumerate(CAUSES)}
     after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
-    launch = np.where(gaps.after >= 0, work.launch_call[after], -1)
-    called_ns = np.where(launch >= 0, events.start[np.maximum(launch, 0)], gaps.start)
+    launch = lookup(work.launch_call, gaps.after, -1)
+    called_ns = lookup(events.start, launch, gaps.start)
     same_stream = (work.stream[after] == work.stream[before]) & (work.device[after] == work.device[before])
     cause = np.where(same_stream, code["dispatch"], code["other stream"])
     cause[(launch >= 0) & (called_ns > gaps.start)] = code["host late"]

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, lookup
 from tracelens.table import nearest
 from tracelens.trace import Trace, matching
 
@@ -26,8 +26,6 @@ def reads(trace: Trace) -> Bool:
     works = np.zeros(len(events.start), dtype=bool)
     works[trace.work.event] = True
     around = nearest(events.parent, events.depth, works)
-    above = np.maximum(events.parent, 0)
-    outer = events.parent < 0
-    is_read: Bool = named(_READS) & (outer | (around[above] < 0))
-    is_read |= named(_LISTS) & (outer | ~named(_OPS)[above])
+    is_read: Bool = named(_READS) & (lookup(around, events.parent, -1) < 0)
+    is_read |= named(_LISTS) & ~lookup(named(_OPS), events.parent, False)
     return is_read & events.where("op")

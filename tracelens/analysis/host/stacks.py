@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, ranges
 from tracelens.table import codes, sums
 from tracelens.trace import STACK_KINDS, Events
 
@@ -89,9 +89,7 @@ def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
         return winner, share
     first = np.maximum(np.searchsorted(pieces.start, start, side="right") - 1, 0)
     last = np.searchsorted(pieces.start, end, side="left")
-    count = np.maximum(last - first, 0)
-    query = np.repeat(np.arange(len(start)), count)
-    piece = first[query] + np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
+    query, piece = ranges(first, np.maximum(last - first, 0))
     overlap = np.minimum(pieces.end[piece], end[query]) - np.maximum(pieces.start[piece], start[query])
     overlapping = overlap > 0
     if not overlapping.any():

@@ -11,7 +11,7 @@ from tracelens.analysis.moe.kernel_lexer import HOST_COPY
 from tracelens.analysis.moe.regions import regions
 from tracelens.analysis.moe.stages import STAGES
 from tracelens.analysis.moe.windows import stage_of
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import nearest
 from tracelens.trace import Trace, enclosing_op, matching
 
@@ -59,9 +59,7 @@ def blocking(trace: Trace) -> Blocking:
         thread_work = thread_work[np.argsort(events.start[caller[thread_work]], kind="stable")]
         times = events.start[caller[thread_work]]
         before = np.searchsorted(times, events.end[rows[on_thread]], side="right") - 1
-        last[on_thread] = (
-            np.where(before >= 0, thread_work[np.maximum(before, 0)], -1) if len(thread_work) else -1
-        )
+        last[on_thread] = lookup(thread_work, before, -1)
         after = before + 1
         following[on_thread] = (
             np.where(after < len(thread_work), thread_work[np.minimum(after, len(thread_work) - 1)], -1)
@@ -77,7 +75,7 @@ def blocking(trace: Trace) -> Blocking:
     until = np.where(following >= 0, np.maximum(work.start[following], end), end)
 
     def of(values: Int) -> Int:
-        return np.where(last >= 0, values[np.maximum(last, 0)], -1)
+        return lookup(values, last, -1)
 
     layer_pass = of(layers.layer_pass)
     stage = np.where((layer_pass >= 0) & (named >= 0), named, of(layers.stage))
@@ -98,7 +96,7 @@ def _inside(trace: Trace, rows: Int, last: Int, following: Int) -> tuple[Int, In
     before = (last >= 0) & (work.start[np.maximum(last, 0)] >= events.start[frame])
     after = (following >= 0) & (work.start[np.maximum(following, 0)] < events.end[frame])
     last = np.where((frame >= 0) & ~before & after, following, last)
-    return last, np.where(frame >= 0, code[frame], -1)
+    return last, lookup(code, frame, -1)
 
 
 def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
@@ -109,7 +107,7 @@ def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
     work, events = trace.work, trace.arrays
     around = trace.once(enclosing_op)
     op = around[rows]
-    by_own_op = (op >= 0) & (last >= 0) & (around[np.maximum(caller[last], 0)] == op)
+    by_own_op = (op >= 0) & (lookup(around, lookup(caller, last, -1), -1) == op)
     out = matching(work.names, HOST_COPY)
     copies = np.flatnonzero(out[work.name] & ~work.is_kernel & (caller >= 0))
     # What an op copies and waits for itself, nobody else waits for.
@@ -118,7 +116,7 @@ def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
     if not len(copies):
         return last
     index = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
-    copied = np.where(index >= 0, copies[np.maximum(index, 0)], -1)
+    copied = lookup(copies, index, -1)
     layer_pass = trace.once(regions).layer_pass
     beside = (
         (copied >= 0) & (last >= 0) & (layer_pass[np.maximum(copied, 0)] == layer_pass[np.maximum(last, 0)])

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.common import recomputed
 from tracelens.analysis.pipeline import gradient_sync, in_autograd, stage_messages
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
 from tracelens.trace import WORK_KINDS, Trace, matching
 
@@ -126,8 +126,7 @@ def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     """Of each piece of work: its call (-1: none), whether autograd launched it, whether it is recomputed."""
     work = trace.work
     caller = work.host_call
-    known, row = caller >= 0, np.maximum(caller, 0)
-    return caller, known & in_autograd(trace)[row], known & trace.once(recomputed)[row]
+    return caller, lookup(in_autograd(trace), caller, False), lookup(trace.once(recomputed), caller, False)
 
 
 def _kinds(trace: Trace) -> Int:
@@ -142,9 +141,9 @@ def _kinds(trace: Trace) -> Int:
     for code, name in enumerate(events.names):
         by_name[code] = _kind_of(name)
     op = work.op
-    above = np.where(op >= 0, events.parent[np.maximum(op, 0)], -1)
+    above = lookup(events.parent, op, -1)
     for event in (op, above):
-        by_op = by_name[np.where(event >= 0, events.name[np.maximum(event, 0)], len(events.names))]
+        by_op = by_name[lookup(events.name, event, len(events.names))]
         kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
     leaves = matching(work.names, HOST_COPY)[work.name]
     kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST))] = COPY_OUT
@@ -172,11 +171,11 @@ def _kind_of(op: str) -> int:
 def _named(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Int:
     """The event itself or the one around it whose whole name fits, -1 if neither does."""
     events = trace.arrays
-    fits = np.array([bool(grammar.fullmatch(name)) for name in events.names], dtype=bool)
-    above = np.where(rows >= 0, events.parent[np.maximum(rows, 0)], -1)
+    fits = events.named(grammar.fullmatch)
+    above = lookup(events.parent, rows, -1)
     fitting = np.full(len(rows), -1, dtype=np.int64)
     for event in (above, rows):
-        fitting = np.where((event >= 0) & fits[events.name[np.maximum(event, 0)]], event, fitting)
+        fitting = np.where(lookup(fits, event, False), event, fitting)
     return fitting
 
 
@@ -187,4 +186,4 @@ def _around(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Bool:
     if not fits.any():
         return np.zeros(len(rows), dtype=bool)
     around = nearest(events.parent, events.depth, fits[events.name])
-    return (rows >= 0) & (around[np.maximum(rows, 0)] >= 0)
+    return lookup(around, rows, -1) >= 0

@@ -10,7 +10,7 @@ from tracelens.analysis.common import integers
 from tracelens.analysis.moe.host_syncs import blocking
 from tracelens.analysis.moe.regions import PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, is_step, steps_of
 
 
@@ -166,7 +166,7 @@ def token_messages(trace: Trace) -> tuple[Int, Int]:
     """Rows of the collectives table of dispatch and combine, positions of their work; with `trace.once`."""
     layers, kernel = trace.once(regions), trace.tables["collectives"].array("kernel_id")
     work_of = trace.arrays.places(trace.work.event)
-    work = np.where(kernel >= 0, work_of[np.maximum(kernel, 0)], -1)
+    work = lookup(work_of, kernel, -1)
     rows = np.flatnonzero(work >= 0)
     rows = rows[(layers.layer_pass[work[rows]] >= 0) & np.isin(layers.stage[work[rows]], (DISPATCH, COMBINE))]
     return rows, work[rows]

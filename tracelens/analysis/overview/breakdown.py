@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import (
     Coded,
     Column,
@@ -107,8 +107,8 @@ def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list
     events = trace.arrays
     category = np.where(work.unlinked, len(work.categories), work.category)
     no_name = len(events.names)
-    op_name = np.where(work.op >= 0, events.name[np.maximum(work.op, 0)], no_name)
-    forward = np.where(work.forward >= 0, events.name[np.maximum(work.forward, 0)], no_name)
+    op_name = lookup(events.name, work.op, no_name)
+    forward = lookup(events.name, work.forward, no_name)
     op, op_labels = _pairs(op_name, forward, [*events.names, NO_OP], [*events.names, ""])
     shape, shape_labels = shape_texts(trace, work)
     labels = [
@@ -133,7 +133,7 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes."""
     ops = trace.tables["ops"]
     op_row = trace.arrays.places(ops.array("event_id"))
-    row = np.where(work.op >= 0, op_row[np.maximum(work.op, 0)], -1)
+    row = lookup(op_row, work.op, -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     width = len(dtypes.values)
     joint = np.full(len(row), -1, dtype=np.int64)
@@ -218,7 +218,7 @@ def _rows(
     return {
         "rank": np.full(len(order), rank),
         "node": np.arange(len(order)),
-        "parent": np.where(parent[order] >= 0, node[np.maximum(parent[order], 0)], -1),
+        "parent": lookup(node, parent[order], -1),
         "level": Coded(depth[order], LEVELS),
         "name": used([name for name, _ in texts], label[order]),
         "forward_op": used([forward for _, forward in texts], label[order]),

@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import NODE, no_gpu_work, recomputed
 from tracelens.analysis.roofline import MatrixFlops, matrix_flops
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import (
     Column,
     Result,
@@ -108,18 +108,13 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
 
 def _modules(trace: Trace) -> Bool:
     events = trace.arrays
-    named = np.array([name.startswith(MODULE_MARK) for name in events.names], dtype=bool)
-    mask: Bool = events.where("python") & named[events.name]
-    return mask
+    return events.where("python") & events.named(lambda name: name.startswith(MODULE_MARK))
 
 
 def _scopes(trace: Trace) -> Bool:
     events = trace.arrays
-    named = np.array(
-        [not STEP_MARK.match(name) and not _LIBRARY_SCOPE.match(name) for name in events.names], dtype=bool
-    )
-    mask: Bool = events.where("annotation") & named[events.name]
-    return mask
+    own = events.named(lambda name: not STEP_MARK.match(name) and not _LIBRARY_SCOPE.match(name))
+    return events.where("annotation") & own
 
 
 def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[str, Any]:
@@ -129,8 +124,8 @@ def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[s
     around = nearest(events.parent, events.depth, marked)
 
     def path_around(event: Int) -> Int:
-        frame = np.where(event >= 0, around[np.maximum(event, 0)], -1)
-        return np.where(frame >= 0, path_of[np.maximum(frame, 0)], -1)
+        frame = lookup(around, event, -1)
+        return lookup(path_of, frame, -1)
 
     caller = work.host_call
     via_caller, via_forward = path_around(caller), path_around(work.forward)
@@ -178,8 +173,7 @@ def _recomputed_in_scope(trace: Trace, caller: Int, around: Int) -> Bool:
     """
     events = trace.arrays
     is_recompute = trace.once(recomputed)
-    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)[events.name]
-    within = nearest(events.parent, events.depth, node)
+    within = nearest(events.parent, events.depth, events.named(lambda name: name.startswith(NODE)))
     call = np.maximum(caller, 0)
     inner = (
         (around[call] >= 0) & (within[call] >= 0) & (events.depth[around[call]] > events.depth[within[call]])
@@ -199,7 +193,7 @@ def _rows(rank: int, parent: Int, columns: dict[str, Int], names: list[str]) -> 
     return {
         "rank": np.full(len(order), rank),
         "node": np.arange(len(order)),
-        "parent": np.where(above >= 0, node[np.maximum(above, 0)], -1),
+        "parent": lookup(node, above, -1),
         "name": [names[path] for path in order],
         "fraction": columns["exclusive_ns"][order] / max(busy, 1),
     } | {name: values[order] for name, values in columns.items()}
@@ -215,16 +209,16 @@ def _paths(parent: Int, depth: Int, marked: Bool, name: Int) -> tuple[Int, Int, 
     # nearest() of the parent: the chosen event around each chosen event.
     around = nearest(parent, depth, marked)
     rows = np.flatnonzero(marked)
-    above = np.where(parent[rows] >= 0, around[np.maximum(parent[rows], 0)], -1)
+    above = lookup(around, parent[rows], -1)
     path_of = np.full(len(parent), -1, dtype=np.int64)
     parents: list[int] = []
     names: list[int] = []
     number = np.full(len(parent), -1, dtype=np.int64)
     number[rows] = np.arange(len(rows))
-    level = depths(np.where(above >= 0, number[np.maximum(above, 0)], -1))
+    level = depths(lookup(number, above, -1))
     by_level = np.argsort(level, kind="stable")
     for now in np.split(by_level, np.cumsum(np.bincount(level))[:-1]):
-        up = np.where(above[now] >= 0, path_of[np.maximum(above[now], 0)], -1)
+        up = lookup(path_of, above[now], -1)
         group, (path_above, path_name) = codes(up, name[rows[now]].astype(np.int64))
         path_of[rows[now]] = group + len(parents)
         parents += path_above.tolist()

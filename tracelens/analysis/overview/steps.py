@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, blocking, regions
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stack, sums, used
 from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, gpu_work, shares, steps_of, union
 
@@ -184,7 +184,7 @@ def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Steps) -> dict[str
     table = trace.tables["collectives"]
     work_of = trace.arrays.places(work.event)
     kernel, size = table.array("kernel_id"), table.array("in_bytes")
-    row = np.where(kernel >= 0, work_of[np.maximum(kernel, 0)], -1)
+    row = lookup(work_of, kernel, -1)
     known = row >= 0
     if not known.any() or (size[known] < 0).any():
         return "sizes of collectives are not recorded"
@@ -233,7 +233,7 @@ def _named(trace: Trace, work: Work, windows: Steps) -> Iterator[tuple[str, list
     """(form of the name, names, code, step, value) of the metrics of classes and ops, one entry a row."""
     share = Share(*shares(work.start, work.end, work.kind.astype(np.int64), windows.edges))
     names = trace.arrays.names
-    op = np.where(work.op >= 0, trace.arrays.name[np.maximum(work.op, 0)], -1).astype(np.int64)
+    op = lookup(trace.arrays.name, work.op, -1).astype(np.int64)
     step = _launched_in(trace, work, windows)
     calls, first = np.unique(work.op, return_index=True)
     first = first[calls >= 0]  # of several pieces of work of one call

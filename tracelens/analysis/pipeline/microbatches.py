@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
 from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, gpu_work, steps_of, union
 
@@ -116,13 +116,13 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
 
 def _host_times(trace: Trace, work: Work) -> Int:
     anchor = work.host_call
-    return np.where(anchor >= 0, trace.arrays.start[np.maximum(anchor, 0)], -1)
+    return lookup(trace.arrays.start, anchor, -1)
 
 
 def _is_backward(trace: Trace, work: Work) -> Bool:
     """Whether the autograd engine launched it."""
     anchor = work.host_call
-    return (anchor >= 0) & in_autograd(trace)[np.maximum(anchor, 0)]
+    return lookup(in_autograd(trace), anchor, False)
 
 
 def in_autograd(trace: Trace) -> Bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.comm import POINT_TO_POINT
 from tracelens.analysis.common import integers
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import Trace, Work
 
 _PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
@@ -52,7 +52,7 @@ def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
     time = trace.arrays.start[table.array("event_id")[rows]]
     if trace.window is not None:
         kernel = table.array("kernel_id")[rows]
-        time_on_gpu = np.where(kernel >= 0, trace.arrays.start[np.maximum(kernel, 0)], time)
+        time_on_gpu = lookup(trace.arrays.start, kernel, time)
         inside = (time_on_gpu >= trace.window.start) & (time_on_gpu < trace.window.end)
         rows, time = rows[inside], time[inside]
     kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)

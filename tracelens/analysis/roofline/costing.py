@@ -32,7 +32,7 @@ from tracelens.analysis.roofline.reasons import (
 )
 from tracelens.analysis.roofline.repeat import repeats
 from tracelens.analysis.roofline.transfers import NamedCost, collectives, copies, copy_cost
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.costs import NO_SHAPES, OpCall, OpCost, Uncounted, find
 from tracelens.guard import Failure
 from tracelens.table import codes, nearest
@@ -95,7 +95,7 @@ def _may_multiply(trace: Trace, work: Work) -> Bool:
     models = [(number, find(events.names[number])) for number in code]
     wanted = [number for number, model in models if model and model.may_multiply]
     around = nearest(events.parent, events.depth, np.isin(events.name, wanted) & events.where("op"))
-    multiplies: Bool = (work.op >= 0) & (around[np.maximum(work.op, 0)] >= 0)
+    multiplies: Bool = lookup(around, work.op, -1) >= 0
     return multiplies | work.unlinked
 
 
@@ -158,8 +158,7 @@ class _Costing:
 
     def _copies_of_ops(self, rows: Int, kind: str) -> None:
         """Copies whose size was not recorded move what their op writes."""
-        rows = rows[self.ops.row[np.maximum(self.work.op[rows], 0)] >= 0]
-        rows = rows[self.work.op[rows] >= 0]
+        rows = rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0]
         for row in rows.tolist():
             counted = self._count(row, int(self.work.op[row]), -1)
             if isinstance(counted, Counted):
@@ -229,11 +228,10 @@ class _Costing:
             return
         parent, depth = self.events.parent, self.events.depth
         taken = with_surroundings(self.events, self.call[(self.item >= 0) & (self.call < len(parent))])
-        names = np.array([find(name) is not None for name in self.events.names], dtype=bool)
-        usable = names[self.events.name] & (self.ops.row >= 0)
+        usable = self.events.named(find) & (self.ops.row >= 0)
         around = nearest(parent, depth, usable)
         above = parent[self.work.op[rows]]
-        outer = np.where(above >= 0, around[above], -1)
+        outer = lookup(around, above, -1)
         keep = (outer >= 0) & ~taken[outer]
         self._count_ops(rows[keep], outer[keep])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.analysis.roofline.reasons import NO_MODEL, REPEATED
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.guard import Failure
 from tracelens.table import Column, Schema, codes, sums, used
 from tracelens.trace import Trace, Work
@@ -55,7 +55,7 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     rows = np.flatnonzero(costs.item < 0)
     names = trace.arrays.names
     op = work.op[rows]
-    name = np.where(op >= 0, trace.arrays.name[op], work.name[rows]).astype(np.int64)
+    name = lookup(trace.arrays.name, op, work.name[rows]).astype(np.int64)
     group, (label, reason) = codes(name, costs.reason[rows])
     dur = sums(group, work.dur[rows], len(label))
     order = np.argsort(-dur, kind="stable")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.table import Coded
 from tracelens.trace import Trace, argument_dtypes, argument_lists, argument_texts, describe
@@ -46,7 +46,7 @@ class OpCalls:
         row = self.row[op]
         if (row < 0).all():
             none = np.full(len(op), -1, dtype=np.int64)
-            return (np.where(op >= 0, self._name[op], -1).astype(np.int64), none)
+            return (lookup(self._name, op, -1).astype(np.int64), none)
         keys = [self._text[name].codes[row] for name in _COLUMNS[:3]]
         if self._strides is not None:
             keys.append(self._strides[row])

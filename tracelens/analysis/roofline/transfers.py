@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracelens.analysis.common import integers
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.dtypes import short_dtype
 from tracelens.table import Table, codes
-from tracelens.trace import WORK_KINDS, Trace, Work, short_dtype
+from tracelens.trace import WORK_KINDS, Trace, Work
 
 NamedCost = tuple[str, str, OpCost]
 """Name, arguments as text and cost of a call."""
@@ -70,7 +71,7 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str
         return
     position_of = trace.arrays.places(work.event)
     kernel = table.array("kernel_id")
-    row = np.where(kernel >= 0, position_of[np.maximum(kernel, 0)], -1)
+    row = lookup(position_of, kernel, -1)
     recorded = np.flatnonzero(row >= 0)
     recorded = recorded[np.argsort(row[recorded], kind="stable")]
     positions, first = np.unique(row[recorded], return_index=True)

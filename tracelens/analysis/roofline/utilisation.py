@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.common import recomputed
 from tracelens.analysis.roofline.costing import Costing
-from tracelens.arrays import Float
+from tracelens.arrays import Float, lookup
 from tracelens.table import Column, Schema
 from tracelens.trace import Trace, Work, steps_of
 
@@ -51,7 +51,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
     amount = np.array([cost.flops if cost.engine == "matrix" else 0 for cost in costs], dtype=float)
     flops = amount[item] if len(costs) else np.empty(0)
     peak_of_most = _peak_of_most(flops, peak[item]) if flops.any() else np.inf
-    is_recompute = trace.once(recomputed)[np.maximum(work.op[calls], 0)] & (work.op[calls] >= 0)
+    is_recompute = lookup(trace.once(recomputed), work.op[calls], False)
     step = steps.of_work[trace.arrays.places(trace.work.event)[work.event[calls]]]
     number = len(steps.labels)
 

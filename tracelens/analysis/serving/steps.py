@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.serving.labels import Label, grammar
 from tracelens.arrays import Bool, Int
-from tracelens.trace import Events, Scope, Trace, Work, gpu_work, union
+from tracelens.trace import Events, Scope, Trace, Work, gpu_work, interval_of, union
 
 T = TypeVar("T")
 
@@ -125,9 +125,7 @@ def _outermost(events: Events, mask: Bool) -> _Marks:
 
 def _mark_of(marks: _Marks, times: Int) -> Int:
     """In which mark each time lies, -1 for none."""
-    mark = np.searchsorted(marks.start, times, side="right") - 1
-    inside = (mark >= 0) & (times < np.maximum(marks.end, marks.start + 1)[np.maximum(mark, 0)])
-    return np.where(inside, mark, -1)
+    return interval_of(marks.start, np.maximum(marks.end, marks.start + 1), times)
 
 
 def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -> list[Step]:

@@ -17,7 +17,7 @@ from tracelens.analysis.host import (
     threads,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.table import codes, sums
 from tracelens.trace import WORK_KINDS, Scope, Trace, Union, Work, describe, gpu_work, shares, union
 
@@ -129,7 +129,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     is_work = kind[row] == WORK
     table = _work(trace, work, row[is_work], piece[is_work], ns[is_work])
     launch = work.launch_call[is_comm]
-    called = np.where(launch >= 0, trace.arrays.start[np.maximum(launch, 0)], -1)
+    called = lookup(trace.arrays.start, launch, -1)
     other_work = union(work.start[~is_comm], work.end[~is_comm])
     # A host that works itself asks for nothing ahead of its other work.
     beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.cpu_only)
@@ -192,8 +192,8 @@ def _with_reads(trace: Trace, work: Work, gaps: Gaps, explained: Explained) -> E
     if not len(rows):
         return explained
     reading = union(events.start[rows], events.end[rows])
-    launch_call = np.where(gaps.after >= 0, work.launch_call[np.maximum(gaps.after, 0)], -1)
-    called = np.where(launch_call >= 0, events.start[np.maximum(launch_call, 0)], gaps.end)
+    launch_call = lookup(work.launch_call, gaps.after, -1)
+    called = lookup(events.start, launch_call, gaps.end)
     end = np.clip(called, gaps.start, gaps.end)
     begins, ends = np.searchsorted(reading.start, gaps.start), np.searchsorted(reading.end, end, side="right")
     most = len(reading.start) - 1
@@ -272,7 +272,7 @@ def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
     events, ops = trace.arrays, trace.tables["ops"]
     op_row = np.full(len(events.start), -1, dtype=np.int64)
     op_row[ops.array("event_id")] = np.arange(len(ops))
-    row = np.where(work.op >= 0, op_row[np.maximum(work.op, 0)], -1)
+    row = lookup(op_row, work.op, -1)
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     recorded = [np.where(row >= 0, column.codes[row] if len(ops) else -1, -1) for column in (shapes, dtypes)]
     argument, (shape, dtype) = codes(*recorded)
@@ -281,7 +281,7 @@ def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
         for shape_code, dtype_code in zip(shape.tolist(), dtype.tolist(), strict=True)
     ]
     is_recorded = np.array([bool(text) for text in texts], dtype=bool)[argument]
-    op = np.where(work.op >= 0, events.name[np.maximum(work.op, 0)], -1)
+    op = lookup(events.name, work.op, -1)
     blocks = trace.tables["events"].array("blocks")[work.event]
     group, (op, argument, kernel, blocks) = codes(
         op,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.compare.diff.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER
 from tracelens.compare.diff.forest import Forest
 from tracelens.compare.diff.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Aligned, Pairing
@@ -143,8 +143,7 @@ def _structure(
 def _tops(forest: Forest, how: Int, outcome: int) -> Int:
     """Nodes with an outcome that their parent does not have."""
     inside = how == outcome
-    above = np.maximum(forest.parent, 0)
-    inside &= (forest.parent < 0) | (how[above] != outcome) | (outcome == WRAPPER)
+    inside &= (lookup(how, forest.parent, -1) != outcome) | (outcome == WRAPPER)
     return np.flatnonzero(inside)
 
 

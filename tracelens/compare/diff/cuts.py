@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.host import CAUSES as IDLE_CAUSES
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, regions
 from tracelens.analysis.overview import NO_OP, shape_texts
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.compare.diff.ledger import Level
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
 from tracelens.compare.diff.sides import OUTSIDE, Side
@@ -100,7 +100,7 @@ def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]
     if level == "rank":
         return (_of_rank(side),), np.zeros(len(pieces.row), dtype=np.int64)
     op = side.op[pieces.row]
-    name = np.where(op >= 0, events.name[np.maximum(op, 0)], len(events.names))
+    name = lookup(events.name, op, len(events.names))
     names = [*events.names, NO_OP]
     if level == "op":
         return names, name

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup, ranges
 from tracelens.table import codes, depths, nearest, subtree_sums
 from tracelens.trace import STEP_MARK, Trace
 
@@ -101,7 +101,8 @@ class Forest:
         """What some nodes call directly, and of each of these the place of its caller among the nodes."""
         order, first = self._by_parent
         low, count = first[nodes + 1], first[nodes + 2] - first[nodes + 1]
-        return order[_ranges(low, count)], np.repeat(np.arange(len(nodes)), count)
+        position, place = ranges(low, count)
+        return order[place], position
 
     @cached_property
     def chain(self) -> Int:
@@ -131,7 +132,7 @@ class Forest:
         count = np.searchsorted(loose, keys, side="right") - low
         if count.sum() > self.size[nodes].sum():
             return True
-        places = order[_ranges(low, count)]
+        places = order[ranges(low, count)[1]]
         top = nodes[np.maximum(np.searchsorted(nodes, places, side="right") - 1, 0)]
         return bool(((places > top) & (places < top + self.size[top])).any())
 
@@ -180,7 +181,7 @@ class Forest:
 
     def within(self, nodes: Int) -> Int:
         """Places of some nodes, none inside another, and of all that they call."""
-        return _ranges(nodes, self.size[nodes])
+        return ranges(nodes, self.size[nodes])[1]
 
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
@@ -215,12 +216,6 @@ class Forest:
         return " > ".join([*outer[::-1], *inner[::-1]])
 
 
-def _ranges(low: Int, count: Int) -> Int:
-    """The integers from each `low` on, so many of each, one range behind the other."""
-    before = np.cumsum(count) - count
-    return np.repeat(low - before, count) + np.arange(int(count.sum()))
-
-
 def forest(trace: Trace, marks: Int) -> Forest:
     """The forest of one rank.
 
@@ -235,7 +230,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
     chosen = events.where("op", "annotation") & ~is_mark[events.name]
     rows = np.flatnonzero(chosen)
     around = nearest(events.parent, events.depth, chosen)
-    above = np.where(events.parent[rows] >= 0, around[np.maximum(events.parent[rows], 0)], -1)
+    above = lookup(around, events.parent[rows], -1)
     root = _root(rows, above, len(events.start))
     step = np.maximum(np.searchsorted(marks, events.start[root], side="right") - 1, 0)
     thread, _ = codes(events.pid[rows], events.tid[rows])
@@ -243,7 +238,7 @@ def forest(trace: Trace, marks: Int) -> Forest:
     rows, above, step, thread = rows[order], above[order], step[order], thread[order]
     place = np.full(len(events.start), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    parent = np.where(above >= 0, place[np.maximum(above, 0)], -1)
+    parent = lookup(place, above, -1)
     depth = depths(parent)
     named = text_hashes(events.names)[events.name[rows]]
     signature = _mixed(named + _MIX * _argument_hashes(trace)[rows])

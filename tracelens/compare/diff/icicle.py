@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.overview import NO_OP
+from tracelens.arrays import lookup
 from tracelens.compare.diff.cuts import IDLE
 from tracelens.compare.diff.ledger import apportion
 from tracelens.compare.diff.sides import Side
@@ -61,7 +62,7 @@ def _leaves(side: Side) -> list[tuple[tuple[str, str, str], float]]:
     """((category, op, kernel), ns) of one rank, all steps together."""
     events, work = side.trace.arrays, side.work
     op = side.op[side.row]
-    name = np.where(op >= 0, events.name[np.maximum(op, 0)], len(events.names))
+    name = lookup(events.name, op, len(events.names))
     group, keys = codes(work.category[side.row], name, work.name[side.row])
     total = np.bincount(group, weights=side.ns, minlength=len(keys[0]))
     names = [*events.names, NO_OP]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.compare.diff.align import RENAMED, REPLACED, Alignment, align
 from tracelens.compare.diff.forest import Forest, Hash, text_hashes
 from tracelens.compare.diff.sides import Side
@@ -94,7 +94,7 @@ def pair(base: Side, cand: Side) -> Pairing:
             known_how[begin + new] = outcome[new]
     causes = _causes(base, cand, base_partner, base_how), _causes(cand, base, cand_partner, cand_how)
     piece_partner = [
-        np.where(side.node >= 0, partner[np.maximum(side.node, 0)], -1) if len(partner) else side.node
+        lookup(partner, side.node, -1) if len(partner) else side.node
         for side, partner in ((base, base_partner), (cand, cand_partner))
     ]
     return Pairing(aligned, causes, (piece_partner[0], piece_partner[1]), lacking)

@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.analysis.host import CAUSES, causes, find_gaps
 from tracelens.analysis.moe import STAGES, regions
 from tracelens.analysis.roofline import repeats
-from tracelens.arrays import Float, Int
+from tracelens.arrays import Float, Int, lookup
 from tracelens.compare.diff.forest import Forest, forest
 from tracelens.errors import TracelensError
 from tracelens.trace import WORK_KINDS, Trace, Union, cut, shares, steps_of
@@ -64,14 +64,14 @@ class Side:
         Activities launched before the recording began take the op of their repetition at its end.
         """
         repeat = repeats(self.work)
-        return np.where(repeat >= 0, self.work.op[np.maximum(repeat, 0)], self.work.op)
+        return lookup(self.work.op, repeat, self.work.op)
 
     @cached_property
     def node(self) -> Int:
         """Forest node of the op of each piece, -1 for none."""
         node_of_event = self.trace.arrays.places(self.forest.event)
         op = self.op[self.row]
-        return np.where(op >= 0, node_of_event[np.maximum(op, 0)], -1)
+        return lookup(node_of_event, op, -1)
 
     @cached_property
     def begins(self) -> Int:

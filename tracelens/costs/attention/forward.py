@@ -76,34 +76,50 @@ def twice_unmasked(nq: int, nk: int, mask: Mask) -> tuple[int, str]:
     return 2 * kept, "masked scores not counted"
 
 
-def forward_cost(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sizes: Sizes,
-    twice_scores: int,
-    note: str = "",
-    saved: bool = True,
-    extra: int = 0,
-) -> OpCost:
-    """The cost of attention over so many scores a head and batch.
+class Attention(NamedTuple):
+    """One attention as its op was called.
 
-    Args:
-        q: queries.
-        k: keys.
-        v: values.
+    Attributes:
+        q, k, v: queries, keys and values.
         sizes: of the attention.
         twice_scores: twice the scores of one head that are computed.
         note: on the count of scores.
-        saved: the log-sum-exp of every row is a result too.
         extra: further bytes read (bias, mask).
     """
-    rows = sizes.batch * sizes.heads * sizes.nq
-    flops = sizes.batch * sizes.heads * twice_scores * (sizes.d + sizes.dv)
-    out = "bf16" if q.dtype.startswith("fp8") else q.dtype
-    written = size(rows * sizes.dv, out) + (4 * rows if saved else 0)
-    read = q.bytes + k.bytes + v.bytes + extra
-    return OpCost(flops, read, written, q.dtype, "matrix", dims=sizes.dims, note=note)
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sizes: Sizes
+    twice_scores: int
+    note: str = ""
+    extra: int = 0
+
+    def forward(self, saved: bool = True) -> OpCost:
+        """The cost of the output; `saved`: the log-sum-exp of every row is a result too."""
+        q, sizes = self.q, self.sizes
+        out = size(self._rows * sizes.dv, "bf16" if q.dtype.startswith("fp8") else q.dtype)
+        written = out + (4 * self._rows if saved else 0)
+        return self._cost(sizes.d + sizes.dv, self._read, written)
+
+    def backward(self) -> OpCost:
+        """The cost of the three gradients."""
+        q, k, v, sizes = self.q, self.k, self.v, self.sizes
+        # The output and its gradient, in the type of the queries, and the log-sum-exp.
+        read = self._read + 2 * size(self._rows * sizes.dv, q.dtype) + 4 * self._rows
+        return self._cost(3 * sizes.d + 2 * sizes.dv, read, q.dense_bytes + k.dense_bytes + v.dense_bytes)
+
+    @property
+    def _rows(self) -> int:
+        return self.sizes.batch * self.sizes.heads * self.sizes.nq
+
+    @property
+    def _read(self) -> int:
+        return self.q.bytes + self.k.bytes + self.v.bytes + self.extra
+
+    def _cost(self, widths: int, read: int, written: int) -> OpCost:
+        flops = self.sizes.batch * self.sizes.heads * self.twice_scores * widths
+        return OpCost(flops, read, written, self.q.dtype, "matrix", dims=self.sizes.dims, note=self.note)
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Sizes:
@@ -135,24 +151,28 @@ def packed(sizes: Sizes, sequences: int, max_q: int, max_k: int, causal: bool) -
     return 2 * scores, "upper bound: causal over unequal lengths, and the split is not recorded"
 
 
-@cost("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu")
+@cost("aten::_scaled_dot_product_flash_attention")
 def sdpa_flash(call: OpCall) -> OpCost:
     """Flash attention of (B, H, N, D) tensors."""
-    if call.name.endswith("_for_cpu"):
-        return _heads_first(call, causal=4, bias=5)
-    return _heads_first(call, causal=4, top_left=False)
+    return heads_first_attention(call, 0, causal=4, top_left=False).forward()
+
+
+@cost("aten::_scaled_dot_product_flash_attention_for_cpu")
+def sdpa_cpu(call: OpCall) -> OpCost:
+    """Flash attention on the CPU, (B, H, N, D)."""
+    return heads_first_attention(call, 0, causal=4, bias=5).forward()
 
 
 @cost("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention")
 def sdpa_efficient(call: OpCall) -> OpCost:
     """Memory-efficient and cuDNN attention of (B, H, N, D) tensors, with a bias."""
-    return _heads_first(call, causal=6, bias=3, saved=call.flag(4, True))
+    return heads_first_attention(call, 0, causal=6, bias=3).forward(saved=call.flag(4, True))
 
 
 @cost("aten::_scaled_dot_product_fused_attention_overrideable")
 def sdpa_overrideable(call: OpCall) -> OpCost:
     """Attention of another backend, (B, H, N, D), with a bias."""
-    return _heads_first(call, causal=5, bias=3)
+    return heads_first_attention(call, 0, causal=5, bias=3).forward()
 
 
 @cost(
@@ -162,7 +182,7 @@ def sdpa_overrideable(call: OpCall) -> OpCost:
 )
 def sdpa(call: OpCall) -> OpCost:
     """Attention of (B, H, N, D) tensors with a mask; no log-sum-exp."""
-    return _heads_first(call, causal=5, bias=3, saved=False)
+    return heads_first_attention(call, 0, causal=5, bias=3).forward(saved=False)
 
 
 @cost("aten::_cudnn_attention_forward")
@@ -170,52 +190,71 @@ def cudnn_forward(call: OpCall) -> OpCost:
     """Attention by cuDNN of (B, H, N, D) tensors."""
     if call.has(4):
         raise Uncounted("packed sequences in a layout that is not recorded")
-    return _heads_first(call, causal=10, bias=3, saved=call.flag(8, True))
+    return heads_first_attention(call, 0, causal=10, bias=3).forward(saved=call.flag(8, True))
 
 
 @cost("aten::_flash_attention_forward")
 def flash_forward(call: OpCall) -> OpCost:
     """Flash attention of (B, N, H, D) tensors, or of packed sequences (T, H, D)."""
-    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
-    sizes = tokens_first(q, k, v)
-    causal = causal_flag(call, 8)
-    if call.has(3):
-        scores, note = packed(sizes, call.tensor(3).numel - 1, call.integer(5), call.integer(6), causal)
-    else:
-        mask = Mask(causal, call.integer(11, -1), call.integer(12, -1))
-        scores, note = twice_unmasked(sizes.nq, sizes.nk, mask)
-    return forward_cost(q, k, v, sizes, scores, note)
+    return flash_attention(call, 0, bounds=3, longest=5, causal=8, window=11).forward()
 
 
 @cost("aten::_efficient_attention_forward")
 def efficient_forward(call: OpCall) -> OpCost:
     """Memory-efficient attention of (B, N, H, D) tensors, or of packed sequences (1, T, H, D)."""
-    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
-    sizes = tokens_first(q, k, v)
-    scores, note = efficient_scores(call, sizes, cu=4, longest=6, mask=9)
-    bias = call.tensor(3).bytes if call.has(3) else 0
-    return forward_cost(q, k, v, sizes, scores, note, call.flag(10, True), bias)
+    attention = efficient_attention(call, 0, bias=3, bounds=4, longest=6, mask=9)
+    return attention.forward(saved=call.flag(10, True))
 
 
-def efficient_scores(call: OpCall, sizes: Sizes, cu: int, longest: int, mask: int) -> tuple[int, str]:
-    """Twice the scores of memory-efficient attention, whose mask is 0 none, 1 top left, 2 bottom right."""
-    kind = call.integer(mask)
-    if call.has(cu):
-        sequences = call.tensor(cu).numel - 1
-        return packed(sizes, sequences, call.integer(longest), call.integer(longest + 1), kind > 0)
-    return twice_unmasked(sizes.nq, sizes.nk, Mask(kind > 0, top_left=kind == 1))
-
-
-def _heads_first(
-    call: OpCall, causal: int, bias: int = -1, saved: bool = True, top_left: bool = True
-) -> OpCost:
-    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+def heads_first_attention(
+    call: OpCall, first: int, causal: int, bias: int = -1, top_left: bool = True
+) -> Attention:
+    """Attention of (B, H, N, D) tensors that begin with argument `first`."""
+    q, k, v = _operands(call, first)
     sizes = heads_first(q, k, v)
     # PyTorch aligns its causal mask at the top left. FlashAttention on GPUs does so at the bottom right: over
     # unequal lengths PyTorch does not choose it, and who calls it by name (causal_lower_right) means that.
-    scores, note = twice_unmasked(sizes.nq, sizes.nk, Mask(causal_flag(call, causal), top_left=top_left))
-    extra = call.tensor(bias).bytes if bias >= 0 and call.has(bias) else 0
-    return forward_cost(q, k, v, sizes, scores, note, saved, extra)
+    mask = Mask(causal_flag(call, causal), top_left=top_left)
+    return Attention(q, k, v, sizes, *twice_unmasked(sizes.nq, sizes.nk, mask), call.bytes(bias))
+
+
+def flash_attention(
+    call: OpCall, first: int, bounds: int, longest: int, causal: int, window: int
+) -> Attention:
+    """Attention of (B, N, H, D) tensors, or of sequences that a tensor of their bounds cuts apart."""
+    q, k, v = _operands(call, first)
+    sizes = tokens_first(q, k, v)
+    is_causal = causal_flag(call, causal)
+    # Without packed sequences backward has tensors of no elements in place of their bounds.
+    if call.has(bounds) and call.tensor(bounds).shape and call.tensor(bounds).numel:
+        scores = _packed(call, sizes, bounds, longest, is_causal)
+    else:
+        mask = Mask(is_causal, call.integer(window, -1), call.integer(window + 1, -1))
+        scores = twice_unmasked(sizes.nq, sizes.nk, mask)
+    return Attention(q, k, v, sizes, *scores)
+
+
+def efficient_attention(
+    call: OpCall, first: int, bias: int, bounds: int, longest: int, mask: int
+) -> Attention:
+    """Memory-efficient attention, whose mask is 0 none, 1 top left, 2 bottom right."""
+    q, k, v = _operands(call, first)
+    sizes = tokens_first(q, k, v)
+    kind = call.integer(mask)
+    if call.has(bounds):
+        scores = _packed(call, sizes, bounds, longest, kind > 0)
+    else:
+        scores = twice_unmasked(sizes.nq, sizes.nk, Mask(kind > 0, top_left=kind == 1))
+    return Attention(q, k, v, sizes, *scores, call.bytes(bias))
+
+
+def _operands(call: OpCall, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    return call.tensor(first), call.tensor(first + 1), call.tensor(first + 2)
+
+
+def _packed(call: OpCall, sizes: Sizes, bounds: int, longest: int, causal: bool) -> tuple[int, str]:
+    sequences = call.tensor(bounds).numel - 1
+    return packed(sizes, sequences, call.integer(longest), call.integer(longest + 1), causal)
 
 
 def causal_flag(call: OpCall, index: int) -> bool:

@@ -1,6 +1,6 @@
 """Attention of libraries: flash-attn, AITER, Composable Kernel, Transformer Engine, vLLM, SGLang.
 
-Formulas as in attention.py and attention_backward.py. The libraries share an order of arguments that outlasts
+Formulas as in forward.py and backward.py. The libraries share an order of arguments that outlasts
 their versions: queries, keys and values first (after the output's gradient in backward), (B, N, H, D) or
 packed (T, H, D), and somewhere later the causal flag right before the two window sizes. The whole numbers
 before that flag begin with the longest lengths of queries and keys. Their causal mask ends at the bottom
@@ -9,12 +9,14 @@ right (flash-attn 2.1).
 
 from __future__ import annotations
 
-from tracelens.costs.attention.backward import backward_cost
+from math import prod
+
 from tracelens.costs.attention.forward import (
     FULL,
+    Attention,
     Mask,
     Sizes,
-    forward_cost,
+    heads_first,
     packed,
     tokens_first,
     twice_unmasked,
@@ -46,50 +48,43 @@ _BACKWARD = (
 @cost(*_FORWARD)
 def library_forward(call: OpCall) -> OpCost:
     """Flash attention of a library, dense, packed or over a paged cache."""
-    q, k, v, sizes, scores, note = _scores(call, 0)
-    return forward_cost(q, k, v, sizes, scores, note)
+    return _flash(call, 0).forward()
 
 
 @cost(*_BACKWARD)
 def library_backward(call: OpCall) -> OpCost:
     """Gradients of a library's flash attention, dense or packed."""
-    q, k, v, sizes, scores, note = _scores(call, 1)
-    return backward_cost(q, k, v, sizes, scores, note)
+    return _flash(call, 1).backward()
 
 
 @cost("FlashAttnFuncBackward", "FlashAttnVarlenFuncBackward", forward=True)
 def function_backward(call: OpCall) -> OpCost:
     """Gradients of a flash-attn autograd function, sized by its forward."""
-    q, k, v, sizes, scores, note = _scores(_forward(call), 0)
-    return backward_cost(q, k, v, sizes, scores, note)
+    return _flash(call.of_forward(), 0).backward()
 
 
 @cost("FusedAttnFunc")
 def fused_forward(call: OpCall) -> OpCost:
     """Transformer Engine's cuDNN or CK attention; its mask is text, which is not recorded."""
-    q, k, v, sizes, scores, note = _fused(call)
-    return forward_cost(q, k, v, sizes, scores, note)
+    return _fused(call).forward()
 
 
 @cost("FusedAttnFuncBackward", forward=True)
 def fused_backward(call: OpCall) -> OpCost:
     """Gradients of Transformer Engine's attention, sized by its forward."""
-    q, k, v, sizes, scores, note = _fused(_forward(call))
-    return backward_cost(q, k, v, sizes, scores, note)
+    return _fused(call.of_forward()).backward()
 
 
 @cost("FlexAttentionAutogradOp")
 def flex_forward(call: OpCall) -> OpCost:
     """FlexAttention of (B, H, N, D) tensors; its block mask is not recorded."""
-    q, k, v, sizes = _flex(call)
-    return forward_cost(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
+    return _flex(call).forward()
 
 
 @cost("FlexAttentionAutogradOpBackward", forward=True)
 def flex_backward(call: OpCall) -> OpCost:
     """Gradients of FlexAttention, sized by its forward."""
-    q, k, v, sizes = _flex(_forward(call))
-    return backward_cost(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
+    return _flex(call.of_forward()).backward()
 
 
 @cost("aiter::mla_decode_stage1_asm_fwd")
@@ -112,7 +107,7 @@ def mla_decode(call: OpCall) -> OpCost:
     read = Tensor((tokens, cache.shape[2], q.shape[2]), cache.dtype, tokens * cache.shape[2] * q.shape[2])
     none = Tensor((), cache.dtype, 0)
     note = "upper bound: pages in use and the longest query, not each length"
-    return forward_cost(q, read, none, sizes, 2 * longest * tokens, note)
+    return Attention(q, read, none, sizes, 2 * longest * tokens, note).forward()
 
 
 @cost(
@@ -127,13 +122,13 @@ def cached(call: OpCall) -> OpCost:
 _UNKNOWN_MASK = "upper bound: the mask is not recorded"
 
 
-def _scores(call: OpCall, first: int) -> tuple[Tensor, Tensor, Tensor, Sizes, int, str]:
-    """Operands from argument `first` on, sizes, twice the scores and a note."""
+def _flash(call: OpCall, first: int) -> Attention:
+    """Flash attention with its operands from argument `first` on."""
     q, k, v = call.tensor(first), call.tensor(first + 1), call.tensor(first + 2)
     mask, longest = _mask(call)
     if len(q.shape) == 4:
         sizes = tokens_first(q, k, v)
-        return q, k, v, sizes, *twice_unmasked(sizes.nq, sizes.nk, mask)
+        return Attention(q, k, v, sizes, *twice_unmasked(sizes.nq, sizes.nk, mask))
     bounds = next((t for t in call.tensors()[first + 3 :] if len(t.shape) == 1 and t.dtype == "i32"), None)
     if bounds is None or len(longest) < 2:
         raise Uncounted("the lengths of packed sequences are not recorded")
@@ -143,7 +138,8 @@ def _scores(call: OpCall, first: int) -> tuple[Tensor, Tensor, Tensor, Sizes, in
         k, v = (_paged(t, sequences * max_k) for t in (k, v))
     sizes = tokens_first(q, k, v)
     scores, note = packed(sizes, sequences, max_q, max_k, mask.causal)
-    return q, k, v, sizes, scores, "upper bound: lengths in the paged cache not recorded" if paged else note
+    note = "upper bound: lengths in the paged cache not recorded" if paged else note
+    return Attention(q, k, v, sizes, scores, note)
 
 
 def _mask(call: OpCall) -> tuple[Mask, list[int]]:
@@ -174,7 +170,7 @@ def _paged(cache: Tensor, tokens: int) -> Tensor:
     return Tensor((used, heads, width), cache.dtype, used * heads * width)
 
 
-def _fused(call: OpCall) -> tuple[Tensor, Tensor, Tensor, Sizes, int, str]:
+def _fused(call: OpCall) -> Attention:
     q, k, v = _operands(call)
     longest = [int(text) for text in call.values if text.isdigit()][:2]
     if len(longest) < 2 or not all(longest):
@@ -182,18 +178,18 @@ def _fused(call: OpCall) -> tuple[Tensor, Tensor, Tensor, Sizes, int, str]:
     # (N, B, H, D) or (B, N, H, D), or packed (T, H, D): tokens of all sequences either way.
     if not len(q.shape) == len(k.shape) == len(v.shape) >= 3:
         raise Uncounted("operands in a layout that is not known")
-    flat = [Tensor((_tokens(t), *t.shape[-2:]), t.dtype, t.stored) for t in (q, k, v)]
+    flat = [Tensor((prod(t.shape[:-2]), *t.shape[-2:]), t.dtype, t.stored) for t in (q, k, v)]
     sizes = tokens_first(*flat)
     scores, _ = packed(sizes, 0, longest[0], longest[1], causal=False)
-    return q, k, v, sizes, scores, _UNKNOWN_MASK
+    return Attention(q, k, v, sizes, scores, _UNKNOWN_MASK)
 
 
-def _flex(call: OpCall) -> tuple[Tensor, Tensor, Tensor, Sizes]:
+def _flex(call: OpCall) -> Attention:
     q, k, v = _operands(call)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise Uncounted("operands in a layout that is not known")
-    turned = [Tensor((t.shape[0], t.shape[2], t.shape[1], t.shape[3]), t.dtype, t.stored) for t in (q, k, v)]
-    return q, k, v, tokens_first(*turned)
+    sizes = heads_first(q, k, v)
+    return Attention(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
 
 
 def _operands(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,16 +197,3 @@ def _operands(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
     if len(wide) < 3:
         raise Uncounted("queries, keys and values are not recorded")
     return wide[0], wide[1], wide[2]
-
-
-def _tokens(tensor: Tensor) -> int:
-    tokens = 1
-    for dim in tensor.shape[:-2]:
-        tokens *= dim
-    return tokens
-
-
-def _forward(call: OpCall) -> OpCall:
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    return call.forward

@@ -13,15 +13,9 @@ from tracelens.costs.model import OpCost, cost
 
 
 @cost(
-    "FusedRoPEFunc",
-    "FusedRoPECachedFunc",
-    "FusedRoPETHDFunc",
-    "RoPE",
-    "RoPECached",
-    "RoPETHD",
-    "RoPE2D",
+    "FusedRoPEFunc", "FusedRoPECachedFunc", "FusedRoPETHDFunc", "RoPE", "RoPECached", "RoPETHD", "RoPE2D",
     engine="vector",
-)
+)  # fmt: skip
 def rotary(call: OpCall) -> OpCost:
     """Rotary embedding of one tensor, with a table of angles or of sines: 3 FLOPs an element."""
     x, *table = call.tensors()

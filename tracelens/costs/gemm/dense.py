@@ -35,7 +35,7 @@ def gemm_cost(
         out: element type of the result, that of `a` by default.
     """
     written = size(batch * m * n, out or a.dtype)
-    dims = (*((("B", batch),) if batch > 1 else ()), ("M", m), ("N", n), ("K", k))
+    dims = (*((("B", batch),) if batch > 1 else ()), *sizes(m, n, k))
     flops = 2 * batch * m * n * k
     return OpCost(flops, a.bytes + b.bytes + extra, written, math_dtype(call, a, b), "matrix", dims=dims)
 
@@ -51,7 +51,7 @@ def mm(call: OpCall) -> OpCost:
     """(M, K) x (K, N)."""
     a, b = call.tensor(0), call.tensor(1)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
-    _agree(k, k2)
+    agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, out="i32" if a.dtype == "i8" else "")
 
 
@@ -60,7 +60,7 @@ def addmm(call: OpCall) -> OpCost:
     """Bias + (M, K) x (K, N)."""
     bias, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
-    _agree(k, k2)
+    agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, extra=_addend(call, bias, 3))
 
 
@@ -69,7 +69,7 @@ def bmm(call: OpCall) -> OpCost:
     """B GEMMs (M, K) x (K, N)."""
     a, b = call.tensor(0), call.tensor(1)
     (batch, m, k), (_, k2, n) = _matrix(a, 3), _matrix(b, 3)
-    _agree(k, k2)
+    agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, batch)
 
 
@@ -78,7 +78,7 @@ def baddbmm(call: OpCall) -> OpCost:
     """B GEMMs (M, K) x (K, N), added to a tensor that is not read when beta is 0."""
     addend, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
     (batch, m, k), (_, k2, n) = _matrix(a, 3), _matrix(b, 3)
-    _agree(k, k2)
+    agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, batch, extra=_addend(call, addend, 3))
 
 
@@ -87,8 +87,8 @@ def linear(call: OpCall) -> OpCost:
     """(..., K) x (N, K) transposed, plus bias."""
     x, weight = call.tensor(0), call.tensor(1)
     n, k = _matrix(weight, 2)
-    _agree(x.shape[-1] if x.shape else 1, k)
-    bias = call.tensor(2).bytes if call.has(2) else 0
+    agree(x.shape[-1] if x.shape else 1, k)
+    bias = call.bytes(2)
     return gemm_cost(call, x, weight, prod(x.shape[:-1]), n, k, extra=bias)
 
 
@@ -101,7 +101,7 @@ def matmul(call: OpCall) -> OpCost:
     b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
     if len(a_shape) < 2 or len(b_shape) < 2:
         raise Uncounted("an operand without dimensions")
-    _agree(a_shape[-1], b_shape[-2])
+    agree(a_shape[-1], b_shape[-2])
     batch = prod(_broadcast(a_shape[:-2], b_shape[:-2]))
     return gemm_cost(call, a, b, a_shape[-2], b_shape[-1], a_shape[-1], batch)
 
@@ -111,21 +111,35 @@ def scaled_mm(call: OpCall) -> OpCost:
     """Scaled GEMM of 8-bit (or packed 4-bit) matrices; the result is bf16 unless recorded otherwise."""
     a, b = call.tensor(0), call.tensor(1)
     (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
-    _agree(k, k2)
-    scales = sum(call.tensor(index).bytes for index in range(2, len(call.dtypes)) if call.has(index))
+    agree(k, k2)
+    scales = call.bytes(*range(2, len(call.dtypes)))
     packed = 2 if a.dtype == "fp4x2" else 1
     return gemm_cost(call, a, b, m, n, k * packed, extra=scales, out="bf16")
+
+
+def agree(k_a: int, k_b: int) -> None:
+    """Raise Uncounted where the inner sizes of two operands differ."""
+    if k_a != k_b:
+        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k_a} and {k_b})")
+
+
+def other_side(shape: tuple[int, ...], k: int) -> int:
+    """N of a weight stored as (N, K) or (K, N)."""
+    first, second = shape
+    if first != k:
+        agree(k, second)
+    return first if second == k else second
+
+
+def sizes(m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
+    """The named sizes of a GEMM."""
+    return (("M", m), ("N", n), ("K", k))
 
 
 def _matrix(tensor: Tensor, rank: int) -> tuple[int, ...]:
     if len(tensor.shape) != rank:
         raise Uncounted(f"an operand with {len(tensor.shape)} dimensions instead of {rank}")
     return tensor.shape
-
-
-def _agree(k_a: int, k_b: int) -> None:
-    if k_a != k_b:
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k_a} and {k_b})")
 
 
 def _addend(call: OpCall, addend: Tensor, beta: int) -> int:

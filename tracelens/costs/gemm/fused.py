@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.gemm.dense import math_dtype
+from tracelens.costs.gemm.dense import agree, gemm_cost, other_side, sizes
 from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch import dtype_argument
 
@@ -79,7 +79,7 @@ def primus_fp8(call: OpCall) -> OpCost:
 @cost("primus_turbo::gemm_fp6_impl")
 def primus_fp6(call: OpCall) -> OpCost:
     """Packed operands and scales; M, N and K are given as numbers."""
-    read = sum(call.tensor(index).bytes for index in range(4) if call.has(index))
+    read = call.bytes(*range(4))
     m, n, k = call.integer(4), call.integer(5), call.integer(6)
     if min(m, n, k) < 0:
         raise Uncounted("GEMM sizes not recorded")
@@ -93,7 +93,7 @@ def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False
     if not a.shape or len(b.shape) != 2:
         raise Uncounted("GEMM operands without their dimensions")
     rows, k = prod(a.shape[:-1]), a.shape[-1]
-    n = _columns(b, k)
+    n = other_side(b.shape, k)
     indices = [index for index in range(len(call.dtypes)) if index not in (x, w) and call.has(index)]
     extras = {index: call.tensor(index) for index in indices}
     if result < 0:
@@ -104,7 +104,7 @@ def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False
     out = out_tensor.dtype if out_tensor else a.dtype if plain else "bf16"
     extra = sum(tensor.bytes for tensor in extras.values())
     if not packed and "fp4x2" not in (a.dtype, b.dtype):
-        return weighed(call, a, b, rows, n, k, out, extra)
+        return gemm_cost(call, a, b, rows, n, k, extra=extra, out=out)
     read, k = a.bytes + b.bytes + extra, 2 * k
     return OpCost(2 * rows * n * k, read, size(rows * n, out), "fp4", "matrix", dims=sizes(rows, n, k))
 
@@ -117,19 +117,11 @@ def _flagged(
     m, k = sides(a, not call.flag(a_index[1]))
     n, k2 = sides(b, call.flag(b_index[1]))
     agree(k, k2)
-    extra = sum(call.tensor(index).bytes for index in more if call.has(index))
+    extra = call.bytes(*more)
     if "fp4" not in call.name:
-        return weighed(call, a, b, m, n, k, out or a.dtype, extra)
+        return gemm_cost(call, a, b, m, n, k, extra=extra, out=out)
     read, k = a.bytes + b.bytes + extra, 2 * k
     return OpCost(2 * m * n * k, read, size(m * n, out), "fp4", "matrix", dims=sizes(m, n, k))
-
-
-def weighed(call: OpCall, a: Tensor, b: Tensor, m: int, n: int, k: int, out: str, extra: int) -> OpCost:
-    """The cost of (m, k) x (k, n) with `extra` further bytes read and a result of type `out`."""
-    read = a.bytes + b.bytes + extra
-    return OpCost(
-        2 * m * n * k, read, size(m * n, out), math_dtype(call, a, b), "matrix", dims=sizes(m, n, k)
-    )
 
 
 def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
@@ -138,22 +130,3 @@ def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
         raise Uncounted("GEMM operands without their dimensions")
     first, last = prod(tensor.shape[:-1]), tensor.shape[-1]
     return (first, last) if k_last else (last, first)
-
-
-def _columns(weight: Tensor, k: int) -> int:
-    """N of a weight stored as (N, K) or (K, N)."""
-    first, second = weight.shape
-    if k not in (first, second):
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {second})")
-    return first if second == k else second
-
-
-def agree(k_a: int, k_b: int) -> None:
-    """Raise Uncounted where the inner sizes of two operands differ."""
-    if k_a != k_b:
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k_a} and {k_b})")
-
-
-def sizes(m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
-    """The named sizes of a GEMM."""
-    return (("M", m), ("N", n), ("K", k))

@@ -19,7 +19,7 @@ grouped_gemm (MegaBlocks), ops.py.
 from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.gemm.dense import math_dtype
+from tracelens.costs.gemm.dense import agree, math_dtype, other_side, sizes
 from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch import dtype_argument
 
@@ -48,15 +48,13 @@ _PRIMUS_FP8 = tuple(
 @cost("aten::_grouped_mm", "aten::_grouped_mm.out")
 def grouped_mm(call: OpCall) -> OpCost:
     """Grouped GEMM: 2d or 3d operands, offsets behind them."""
-    return _torch(
-        call, offsets=2, extra=call.tensor(3).bytes if call.has(3) else 0, out=dtype_argument(call, 4)
-    )
+    return _torch(call, offsets=2, extra=call.bytes(3), out=dtype_argument(call, 4))
 
 
 @cost("aten::_scaled_grouped_mm")
 def scaled_grouped_mm(call: OpCall) -> OpCost:
     """Grouped GEMM of scaled 8-bit (or packed 4-bit) matrices; the result is bf16 unless given."""
-    extra = sum(call.tensor(index).bytes for index in (2, 3, 5) if call.has(index))
+    extra = call.bytes(2, 3, 5)
     return _torch(call, offsets=4, extra=extra, out=dtype_argument(call, 7) or "bf16")
 
 
@@ -82,7 +80,7 @@ def primus_accumulated(call: OpCall) -> OpCost:
 @cost(*_PRIMUS_FP8)
 def primus_fp8(call: OpCall) -> OpCost:
     """The same with scales behind the operands; the result is bf16 unless given."""
-    extra = sum(call.tensor(index).bytes for index in (2, 3) if call.has(index))
+    extra = call.bytes(2, 3)
     # The variable-k op has one more flag (trans_c) in front of the type.
     out = dtype_argument(call, 8) if call.text(8).isdigit() else dtype_argument(call, 9)
     return _segments(call, call.tensor(0), call.tensor(1), lengths=4, extra=extra, out=out or "bf16")
@@ -98,48 +96,24 @@ def fused_with_communication(call: OpCall) -> OpCost:
 def cutlass_moe(call: OpCall) -> OpCost:
     """CUTLASS grouped GEMM of 8-bit matrices: result, a (T, K), b (G, K, N), scales."""
     out, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
-    extra = sum(call.tensor(index).bytes for index in (3, 4) if call.has(index))
+    extra = call.bytes(3, 4)
     return _segments(call, a, b, lengths=5, extra=extra, out=out.dtype)
 
 
 @cost("GroupedGemm", "grouped_gemm::gmm", "grouped_gemm::grouped_gemm", "_GroupedLinear")
 def grouped_linear(call: OpCall) -> OpCost:
     """Autograd functions: rows, then one weight of three dimensions or one of two for each group."""
-    rows, weights, k, n = _linear(call)
-    return OpCost(
-        2 * rows.shape[0] * k * n,
-        rows.bytes + sum(weight.bytes for weight in weights),
-        size(rows.shape[0] * n, rows.dtype),
-        math_dtype(call, rows, weights[0]),
-        "matrix",
-        dims=_dims(_groups(weights), rows.shape[0], n, k),
-        note=_ROWS,
-    )
+    return _linear(call, call, 1)
 
 
 @cost(
-    "GroupedGemmBackward",
-    "_GroupedLinearBackward",
+    "GroupedGemmBackward", "_GroupedLinearBackward",
     "autograd::engine::evaluate_function: GroupedGemmBackward",
-    "autograd::engine::evaluate_function: _GroupedLinearBackward",
-    forward=True,
-)
+    "autograd::engine::evaluate_function: _GroupedLinearBackward", forward=True,
+)  # fmt: skip
 def grouped_linear_backward(call: OpCall) -> OpCost:
     """Gradients of rows and weights: two GEMMs of the forward's size."""
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    rows, weights, k, n = _linear(call.forward)
-    parameters = sum(weight.bytes for weight in weights)
-    gradient = size(rows.shape[0] * n, rows.dtype)
-    return OpCost(
-        4 * rows.shape[0] * k * n,
-        gradient + rows.bytes + parameters,
-        rows.bytes + parameters,
-        math_dtype(call, rows, weights[0]),
-        "matrix",
-        dims=_dims(_groups(weights), rows.shape[0], n, k),
-        note=f"{_BOTH}; {_ROWS}",
-    )
+    return _linear(call.of_forward(), call, 2)
 
 
 def _torch(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
@@ -150,8 +124,7 @@ def _torch(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
         raise Uncounted("operands of a grouped GEMM without 2 or 3 dimensions")
     packed = 2 if a.dtype == "fp4x2" else 1
     (m, k), (k2, n) = a.shape[-2:], b.shape[-2:]
-    if k != k2:
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {k2})")
+    agree(k, k2)
     groups = _length(call, offsets) if ranks == (2, 2) else a.shape[0] if ranks[0] == 3 else b.shape[0]
     if ranks == (3, 3) and b.shape[0] != groups:
         raise Uncounted("recorded shapes disagree on the number of groups")
@@ -181,7 +154,7 @@ def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, 
         flops = 2 * rows * m * n
     else:
         rows, k = a.shape
-        n = _other(b.shape[1:], k)
+        n = other_side(b.shape[1:], k)
         written, dims, note = rows * n, _dims(b.shape[0], rows, n, k), _ROWS
         flops = 2 * rows * k * n
     read = a.bytes + b.bytes + extra
@@ -190,7 +163,20 @@ def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, 
     )
 
 
-def _linear(call: OpCall) -> tuple[Tensor, list[Tensor], int, int]:
+def _linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
+    """A grouped GEMM or, with `gradients` 2, both of its gradients."""
+    rows, weights, k, n = _operands(forward)
+    count = rows.shape[0]
+    moved, y = rows.bytes + sum(weight.bytes for weight in weights), size(count * n, rows.dtype)
+    read, written = (moved, y) if gradients == 1 else (moved + y, moved)
+    groups = weights[0].shape[0] if len(weights[0].shape) == 3 else len(weights)
+    return OpCost(
+        2 * gradients * count * k * n, read, written, math_dtype(call, rows, weights[0]), "matrix",
+        dims=_dims(groups, count, n, k), note=_ROWS if gradients == 1 else f"{_BOTH}; {_ROWS}",
+    )  # fmt: skip
+
+
+def _operands(call: OpCall) -> tuple[Tensor, list[Tensor], int, int]:
     """Rows, weights, K and N of an autograd function, whose other arguments differ between versions."""
     tensors = [tensor for tensor in call.tensors() if len(tensor.shape) >= 2]
     if not tensors or len(tensors[0].shape) != 2:
@@ -201,20 +187,8 @@ def _linear(call: OpCall) -> tuple[Tensor, list[Tensor], int, int]:
     weights = stacked[:1] or [tensor for tensor in rest if len(tensor.shape) == 2 and tensor.shape[1] == k]
     if not weights:
         raise Uncounted("weights of the groups not recorded")
-    n = _other(weights[0].shape[-2:], k)
+    n = other_side(weights[0].shape[-2:], k)
     return rows, weights, k, n
-
-
-def _groups(weights: list[Tensor]) -> int:
-    return weights[0].shape[0] if len(weights[0].shape) == 3 else len(weights)
-
-
-def _other(shape: tuple[int, ...], k: int) -> int:
-    """The size in `shape` that is not the inner dimension."""
-    first, second = shape
-    if k not in shape:
-        raise Uncounted(f"recorded shapes disagree on the inner dimension ({k} and {second})")
-    return first if second == k else second
 
 
 def _length(call: OpCall, index: int) -> int:
@@ -226,4 +200,4 @@ def _length(call: OpCall, index: int) -> int:
 
 
 def _dims(groups: int, m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
-    return (("G", groups), ("M", m), ("N", n), ("K", k))
+    return (("G", groups), *sizes(m, n, k))

@@ -16,7 +16,7 @@ import re
 from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
-from tracelens.costs.gemm import agree, math_dtype, sides, sizes, weighed
+from tracelens.costs.gemm import agree, gemm_cost, math_dtype, sides, sizes
 from tracelens.costs.model import OpCost, cost
 
 _FP8_KERNEL = re.compile(r"nvjet_(?:sm\d+_)?qq|[eE]4[mM]3|[eE]5[mM]2|[fF][pP]8|[fF]loat8|_[FB]8(?=[FBSH\d])")
@@ -31,9 +31,9 @@ def te_gemm(call: OpCall) -> OpCost:
     m, k = sides(a, call.flag(4) or call.text(4) == "1")
     n, k2 = sides(b, not (call.flag(9) or call.text(9) == "1"))
     agree(k, k2)
-    extra = call.tensor(14).bytes if call.has(14) else 0
+    extra = call.bytes(14)
     extra += d.bytes if call.text(20) in ("1", "True") else 0
-    return weighed(call, a, b, n, m, k, d.dtype, extra)
+    return gemm_cost(call, a, b, n, m, k, extra=extra, out=d.dtype)
 
 
 @cost("tex::generic_gemm", "transformer_engine_torch::generic_gemm")
@@ -44,7 +44,7 @@ def generic_gemm(call: OpCall) -> OpCost:
     n, k2 = sides(b, not call.flag(3))
     agree(k, k2)
     out = call.tensor(4).dtype if call.has(4) else "bf16"
-    return weighed(call, a, b, n, m, k, out, 0)
+    return gemm_cost(call, a, b, n, m, k, out=out)
 
 
 @cost("_Linear")
@@ -66,25 +66,18 @@ def te_layernorm_mlp(call: OpCall) -> OpCost:
 
 
 @cost(
-    "_LinearBackward",
-    "_LayerNormLinearBackward",
-    "autograd::engine::evaluate_function: _LinearBackward",
-    "autograd::engine::evaluate_function: _LayerNormLinearBackward",
-    forward=True,
-)
+    "_LinearBackward", "_LayerNormLinearBackward", "autograd::engine::evaluate_function: _LinearBackward",
+    "autograd::engine::evaluate_function: _LayerNormLinearBackward", forward=True,
+)  # fmt: skip
 def te_linear_backward(call: OpCall) -> OpCost:
     """Both gradients: two GEMMs of the forward's size."""
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    return _linear(call.forward, call, 2)
+    return _linear(call.of_forward(), call, 2)
 
 
 @cost("_LayerNormMLPBackward", "autograd::engine::evaluate_function: _LayerNormMLPBackward", forward=True)
 def te_layernorm_mlp_backward(call: OpCall) -> OpCost:
     """Both gradients of both weights: four GEMMs."""
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    return _mlp(call.forward, call, 2)
+    return _mlp(call.of_forward(), call, 2)
 
 
 def _linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:

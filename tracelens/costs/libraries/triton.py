@@ -23,14 +23,9 @@ _NOTE = "every argument once, read or written; operations: 1 an element of the l
 
 
 @cost(
-    "triton_poi_*",
-    "triton_red_*",
-    "triton_per_*",
-    "triton_for_*",
-    "triton_unk_*",
-    "triton_mix_order_*",
+    "triton_poi_*", "triton_red_*", "triton_per_*", "triton_for_*", "triton_unk_*", "triton_mix_order_*",
     engine="vector",
-)
+)  # fmt: skip
 def generated(call: OpCall) -> OpCost:
     """Pointwise kernel or reduction: every tensor argument once."""
     tensors = call.tensors()

@@ -15,13 +15,9 @@ _SILU, _SILU_BACKWARD = 5, 9
 
 
 @cost(
-    "*::silu_and_mul",
-    "*::mul_and_silu",
-    "*::swiglu",
-    "*::fused_swiglu",
-    "*::silu_and_mul_clamp",
+    "*::silu_and_mul", "*::mul_and_silu", "*::swiglu", "*::fused_swiglu", "*::silu_and_mul_clamp",
     engine="vector",
-)
+)  # fmt: skip
 def silu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements, 6 operations each: SiLU and a product."""
     return _halved(call, _SILU + 1)
@@ -64,12 +60,9 @@ def geglu_function(call: OpCall) -> OpCost:
 
 
 @cost(
-    "SwiGLUFunctionBackward",
-    "BiasSwiGLUFunctionBackward",
-    "WeightedSwiGLUFunctionBackward",
-    forward=True,
+    "SwiGLUFunctionBackward", "BiasSwiGLUFunctionBackward", "WeightedSwiGLUFunctionBackward", forward=True,
     engine="vector",
-)
+)  # fmt: skip
 def swiglu_backward(call: OpCall) -> OpCost:
     """Gradients of both halves from the (..., N) gradient and the (..., 2N) input of the forward op."""
     return _backward(call, _SILU_BACKWARD + _SILU + 1)
@@ -85,7 +78,7 @@ def geglu_backward(call: OpCall) -> OpCost:
 def silu_mul(call: OpCall) -> OpCost:
     """SiLU(a) · b of two tensors, 6 operations an element."""
     a, b = call.tensor(0), call.tensor(1)
-    return OpCost((_SILU + 1) * a.numel, a.bytes + b.bytes, size(a.numel, a.dtype), a.dtype)
+    return OpCost((_SILU + 1) * a.numel, a.bytes + b.bytes, a.dense_bytes, a.dtype)
 
 
 @cost("LigerSiLUMulFunctionBackward", forward=True, engine="vector")
@@ -94,7 +87,7 @@ def silu_mul_backward(call: OpCall) -> OpCost:
     gradient = call.tensor(0)
     read = 3 * gradient.bytes
     flops = (_SILU_BACKWARD + _SILU + 1) * gradient.numel
-    return OpCost(flops, read, 2 * size(gradient.numel, gradient.dtype), gradient.dtype)
+    return OpCost(flops, read, 2 * gradient.dense_bytes, gradient.dtype)
 
 
 def _halved(call: OpCall, operations: int) -> OpCost:

@@ -120,7 +120,7 @@ def chunk_sort(call: OpCall) -> OpCost:
     """Chunks of rows in another order: all rows read and written."""
     rows = _rows(call, 0)
     read = sum(tensor.bytes for tensor in call.tensors())
-    return OpCost(0, read, size(rows.numel, rows.dtype), rows.dtype)
+    return OpCost(0, read, rows.dense_bytes, rows.dtype)
 
 
 @cost("_moe_permute_mask_map", "_moe_permute_index_map")
@@ -141,13 +141,11 @@ def unpermute_function(call: OpCall) -> OpCost:
 )  # fmt: skip
 def moved_back(call: OpCall) -> OpCost:
     """Gradients read, the gradient of the forward's rows written; that of the weights is not counted."""
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    gradient, rows = _rows(call, 0), _rows(call.forward, 0)
+    gradient, rows = _rows(call, 0), _rows(call.of_forward(), 0)
     read = sum(tensor.bytes for tensor in call.tensors())
     # Only where rows were copied are they added up: more in the gradient than in the result.
     additions = gradient.numel if gradient.shape[0] > rows.shape[0] else 0
-    return OpCost(additions, read, size(rows.numel, rows.dtype), rows.dtype)
+    return OpCost(additions, read, rows.dense_bytes, rows.dtype)
 
 
 @cost(
@@ -195,8 +193,8 @@ def _moved(
 ) -> OpCost:
     """The tensor arguments at these indices read or written once."""
     first = call.tensor(0)  # where nothing was recorded, this says so
-    read = sum(call.tensor(index).bytes for index in reads if call.has(index))
-    written = sum(call.tensor(index).bytes for index in writes if call.has(index))
+    read = call.bytes(*reads)
+    written = call.bytes(*writes)
     return OpCost(flops, read, written, dtype or first.dtype)
 
 
@@ -238,7 +236,7 @@ def _experts(call: OpCall, tokens: Tensor, weights: tuple[Tensor, ...], k: int, 
     read = tokens.bytes + sum(weight.bytes * used // experts for weight in weights)
     dtype = "fp4" if packed == 2 else weights[0].dtype
     dims = (("E", experts), ("rows", rows), ("H", tokens.shape[-1]))
-    return OpCost(flops, read, size(out.numel, out.dtype), dtype, "matrix", dims=dims, note=_EXPERTS)
+    return OpCost(flops, read, out.dense_bytes, dtype, "matrix", dims=dims, note=_EXPERTS)
 
 
 def _rows(call: OpCall, index: int) -> Tensor:

@@ -17,22 +17,18 @@ from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 from tracelens.costs.nn.norm import statistic
 
-_TRAINING = {
-    "aten::batch_norm": 5,
-    "aten::native_batch_norm": 5,
-    "aten::_batch_norm_impl_index": 5,
-    "aten::cudnn_batch_norm": 5,
-    "aten::miopen_batch_norm": 5,
-    "aten::_native_batch_norm_legit": 5,
-    "aten::_native_batch_norm_legit_functional": 5,
-    "aten::instance_norm": 5,
-}
+_TRAINING = 5
+"""Index of the argument that says whether it is training."""
 
 
-@cost(*_TRAINING, engine="vector")
+@cost(
+    "aten::batch_norm", "aten::native_batch_norm", "aten::_batch_norm_impl_index", "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional",
+    "aten::instance_norm", engine="vector",
+)  # fmt: skip
 def batch_norm(call: OpCall) -> OpCost:
     """Batch norm: 7 FLOPs an element in training (5 without weight and bias), 2 in inference."""
-    text = call.text(_TRAINING[call.name]).lower()
+    text = call.text(_TRAINING).lower()
     if text not in ("true", "false"):
         return _forward(call, True, "training assumed, the mode is not recorded")
     return _forward(call, text == "true")
@@ -74,14 +70,12 @@ def batch_norm_backward(call: OpCall) -> OpCost:
     grad, x = call.tensor(arguments.grad), call.tensor(arguments.x)
     channels = _channels(x)
     training = arguments.mode < 0 or call.flag(arguments.mode, True)
-    mask = call.text(arguments.mask) if arguments.mask >= 0 else "[True, True, True]"
-    words = [word.strip().lower() for word in mask.strip("[]").split(",")]
-    known = len(words) == 3
-    wanted = [word == "true" for word in words] if known else [True] * 3
+    known = call.flags(arguments.mask, 3) if arguments.mask >= 0 else [True] * 3
+    wanted = known or [True] * 3
     vectors = (2, 5, 6) if training else (2, 3, 4)
-    read = grad.bytes + x.bytes + sum(call.tensor(index).bytes for index in vectors if call.has(index))
+    read = grad.bytes + x.bytes + call.bytes(*vectors)
     parameter = call.tensor(2).dtype if call.has(2) else statistic(x.dtype)
-    written = wanted[0] * size(x.numel, x.dtype) + sum(wanted[1:]) * size(channels, parameter)
+    written = wanted[0] * x.dense_bytes + sum(wanted[1:]) * size(channels, parameter)
     note = "" if known else "all gradients assumed, which are wanted is not recorded"
     return OpCost((9 if training else 5) * x.numel, read, written, x.dtype, dims=_dims(x), note=note)
 
@@ -90,7 +84,7 @@ def _forward(call: OpCall, training: bool, note: str = "") -> OpCost:
     x = call.tensor(0)
     channels = _channels(x)
     vectors = {index: call.tensor(index) for index in (1, 2, 3, 4) if call.has(index)}
-    read, written = x.bytes, size(x.numel, x.dtype)
+    read, written = x.bytes, x.dense_bytes
     for index, vector in vectors.items():
         running = index > 2
         # Running statistics are blended with new ones in training, and are the statistics in inference.

@@ -89,7 +89,7 @@ def convolution(call: OpCall) -> OpCost:
     x, weight = _operands(call, 0)
     transposed = arguments.transposed or (arguments.flag >= 0 and call.flag(arguments.flag))
     out = _output(call, arguments, x, weight, transposed)
-    extra = call.tensor(arguments.bias).bytes if arguments.bias >= 0 and call.has(arguments.bias) else 0
+    extra = call.bytes(arguments.bias)
     if call.name.endswith("add_relu"):
         extra += call.tensor(2).bytes  # the addend
     if call.name == "ConvBiasMaskReLU_":
@@ -109,34 +109,35 @@ def convolution(call: OpCall) -> OpCost:
 def convolution_backward(call: OpCall) -> OpCost:
     """Convolution, backward: as many FLOPs as forward for each of the gradients of input and filter."""
     shift = 0 if call.name == "aten::convolution_backward" else -1
-    return _gradients(call, transposed=call.flag(7 + shift), mask=call.text(10 + shift))
+    return _gradients(call, transposed=call.flag(7 + shift), mask=10 + shift)
 
 
 @cost("aten::_slow_conv2d_backward")
 def slow_backward(call: OpCall) -> OpCost:
     """Convolution through unfolded columns, backward."""
-    return _gradients(call, transposed=False, mask=call.text(6))
+    return _gradients(call, transposed=False, mask=6)
 
 
 @cost("ConvBias_Backward", "ConvBiasReLU_Backward", "ConvBiasMaskReLU_Backward", forward=True)
 def fused_backward(call: OpCall) -> OpCost:
     """Convolution fused with bias (and ReLU), backward, sized by its forward; all three gradients."""
-    if call.forward is None or call.forward.name not in _ARGUMENTS:
+    forward = call.of_forward()
+    if forward.name not in _ARGUMENTS:
         raise Uncounted("its forward op is not in the trace")
-    forward = convolution(call.forward)
-    x, weight = _operands(call.forward, 0)
-    read = forward.write_bytes + x.bytes + weight.bytes
-    written = x.bytes + weight.bytes + call.forward.tensor(2).bytes
-    return OpCost(2 * forward.flops, read, written, forward.dtype, "matrix", dims=forward.dims)
+    forward_cost = convolution(forward)
+    x, weight = _operands(forward, 0)
+    read = forward_cost.write_bytes + x.bytes + weight.bytes
+    written = x.bytes + weight.bytes + forward.tensor(2).bytes
+    return forward_cost._replace(flops=2 * forward_cost.flops, read_bytes=read, write_bytes=written)
 
 
-def _gradients(call: OpCall, transposed: bool, mask: str) -> OpCost:
+def _gradients(call: OpCall, transposed: bool, mask: int) -> OpCost:
     grad = call.tensor(0)
     x, weight = _operands(call, 1)
     if len(grad.shape) != len(x.shape):
         raise Uncounted("recorded shapes of input and output disagree")
-    wanted = [word.strip().lower() == "true" for word in mask.strip("[]").split(",")]
-    if len(wanted) != 3:
+    wanted = call.flags(mask, 3)
+    if not wanted:
         raise Uncounted("which gradients are wanted is not recorded")
     of_input, of_weight, of_bias = wanted
     channels = grad.shape[len(grad.shape) - len(weight.shape) + 1]

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.costs.call import OpCall, Uncounted, size
+from tracelens.costs.call import OpCall, size
 from tracelens.costs.model import OpCost, cost
 
 
 @cost(
-    "aten::nll_loss_forward",
-    "aten::nll_loss2d_forward",
-    "aten::nll_loss",
-    "aten::nll_loss_nd",
+    "aten::nll_loss_forward", "aten::nll_loss2d_forward", "aten::nll_loss", "aten::nll_loss_nd",
     engine="vector",
-)
+)  # fmt: skip
 def nll_loss(call: OpCall) -> OpCost:
     """Negative log-likelihood: one prediction a target is read, 2 FLOPs (weight, add)."""
     x, target = call.tensor(0), call.tensor(1)
     note = _reduction_note(call, 3)
     results = target.numel if call.text(3) == "0" else 1
-    weight = call.tensor(2).bytes if call.has(2) else 0
+    weight = call.bytes(2)
     read = size(target.numel, x.dtype) + target.bytes + weight
     # The sum of the weights is a result too.
     written = size(results + 1, x.dtype)
@@ -38,7 +35,7 @@ def nll_loss_backward(call: OpCall) -> OpCost:
     The zeros around it are written by a memset of their own.
     """
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
-    weight = call.tensor(3).bytes if call.has(3) else 0
+    weight = call.bytes(3)
     read = grad.bytes + target.bytes + weight
     return OpCost(2 * target.numel, read, size(target.numel, x.dtype), x.dtype, dims=_classes(call, 1))
 
@@ -59,18 +56,16 @@ def fused_cross_entropy(call: OpCall) -> OpCost:
     Transformer Engine's and Liger's kernels: softmax 5, subtract the target 1, scale 1; one FP32 loss a row.
     """
     x, target = call.tensor(0), call.tensor(1)
-    written = size(x.numel, x.dtype) + 4 * target.numel
+    written = x.dense_bytes + 4 * target.numel
     return OpCost(7 * x.numel, x.bytes + target.bytes, written, x.dtype, dims=_classes(call, 0))
 
 
 @cost("CrossEntropyFunctionBackward", "LigerCrossEntropyFunctionBackward", forward=True, engine="vector")
 def fused_cross_entropy_backward(call: OpCall) -> OpCost:
     """Fused cross-entropy, backward: the gradient, made in forward, is scaled in place, 1 FLOP a logit."""
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    x = call.forward.tensor(0)
-    moved = size(x.numel, x.dtype)
-    return OpCost(x.numel, moved, moved, x.dtype, dims=_classes(call.forward, 0))
+    forward = call.of_forward()
+    x = forward.tensor(0)
+    return OpCost(x.numel, x.dense_bytes, x.dense_bytes, x.dtype, dims=_classes(forward, 0))
 
 
 class Pointwise(NamedTuple):
@@ -106,7 +101,7 @@ def pointwise_loss(call: OpCall) -> OpCost:
     model = _POINTWISE[call.name]
     x, target = call.tensor(0), call.tensor(1)
     elements = max(x.numel, target.numel)
-    weights = sum(call.tensor(index).bytes for index in range(2, model.reduction) if call.has(index))
+    weights = call.bytes(*range(2, model.reduction))
     results = elements if call.text(model.reduction) == "0" else 1
     read = x.bytes + target.bytes + weights
     note = _reduction_note(call, model.reduction)
@@ -117,9 +112,9 @@ def pointwise_loss(call: OpCall) -> OpCost:
 def pointwise_loss_backward(call: OpCall) -> OpCost:
     """Gradient of an error of every element: 3 to 5 FLOPs an element."""
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
-    weights = call.tensor(3).bytes if call.has(3) else 0
+    weights = call.bytes(3)
     read = grad.bytes + x.bytes + target.bytes + weights
-    return OpCost(_BACKWARD[call.name] * x.numel, read, size(x.numel, x.dtype), x.dtype)
+    return OpCost(_BACKWARD[call.name] * x.numel, read, x.dense_bytes, x.dtype)
 
 
 def _reduction_note(call: OpCall, index: int) -> str:

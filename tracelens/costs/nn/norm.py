@@ -120,8 +120,8 @@ def fused_norm(call: OpCall) -> OpCost:
     """A library's norm, with residual or quantisation: RMS norm 4 FLOPs an element, 1 for each extra."""
     arguments = _FUSED[call.name]
     x = call.tensor(arguments.x)
-    read = x.bytes + sum(call.tensor(index).bytes for index in arguments.reads if call.has(index))
-    written = sum(call.tensor(index).bytes for index in arguments.writes) or size(x.numel, x.dtype)
+    read = x.bytes + call.bytes(*arguments.reads)
+    written = sum(call.tensor(index).bytes for index in arguments.writes) or x.dense_bytes
     rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
     return OpCost(arguments.flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
 
@@ -134,12 +134,11 @@ def fused_norm(call: OpCall) -> OpCost:
 engine="vector")  # fmt: skip
 def fused_norm_backward(call: OpCall) -> OpCost:
     """A library's norm, backward, sized by its forward: gradients of the input and of all parameters."""
-    if call.forward is None:
-        raise Uncounted("its forward op is not in the trace")
-    x = call.forward.tensor(0)
+    forward = call.of_forward()
+    x = forward.tensor(0)
     each = (6, 2) if "RMSNorm" in call.name else (9, 2, 1)
-    parameters = _tensors(call.forward, 1, 2)[: len(each) - 1]
-    same, vectors = size(x.numel, x.dtype), sum(tensor.bytes for tensor in parameters)
+    parameters = _tensors(forward, 1, 2)[: len(each) - 1]
+    same, vectors = x.dense_bytes, sum(tensor.bytes for tensor in parameters)
     flops = sum(each[: len(parameters) + 1]) * x.numel
     rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
     return OpCost(flops, x.bytes + same + vectors, same + vectors, x.dtype, dims=_dims(x, rows))
@@ -152,7 +151,7 @@ def statistic(dtype: str) -> str:
 
 def _forward(x: Tensor, flops: int, affine: list[Tensor], statistics: int, rows: int) -> OpCost:
     read = x.bytes + sum(tensor.bytes for tensor in affine)
-    written = size(x.numel, x.dtype) + statistics
+    written = x.dense_bytes + statistics
     return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
 
 
@@ -167,11 +166,10 @@ def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: 
         flops: an element, for each gradient.
     """
     grad, x = call.tensor(0), call.tensor(1)
-    words = [word.strip().lower() for word in call.text(mask).strip("[]").split(",")]
-    known = len(words) == len(flops)
-    wanted = [word == "true" for word in words] if known else [True] * len(flops)
-    parameter = call.tensor(weight).bytes if call.has(weight) else 0
-    written = wanted[0] * size(x.numel, x.dtype) + sum(wanted[1:]) * parameter
+    known = call.flags(mask, len(flops))
+    wanted = known or [True] * len(flops)
+    parameter = call.bytes(weight)
+    written = wanted[0] * x.dense_bytes + sum(wanted[1:]) * parameter
     work = sum(each for each, want in zip(flops, wanted, strict=True) if want) * x.numel
     read = grad.bytes + x.bytes + sum(tensor.bytes for tensor in saved)
     rows = saved[0].numel if saved else 0

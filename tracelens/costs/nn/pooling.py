@@ -10,77 +10,50 @@ Backward spreads each gradient over the same elements. Bytes: input once, output
 
 from __future__ import annotations
 
+import re
 from math import prod
-from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 
-
-class Pool(NamedTuple):
-    """A pooling op: dimensions, indices of dilation (-1: none) and ceil mode, whether it gives indices."""
-
-    rank: int
-    dilation: int
-    ceil: int
-    indices: bool = False
-
-
-_POOLS = {
-    "aten::max_pool1d": Pool(1, 4, 5),
-    "aten::max_pool2d": Pool(2, 4, 5),
-    "aten::max_pool3d": Pool(3, 4, 5),
-    "aten::mkldnn_max_pool2d": Pool(2, 4, 5),
-    "aten::max_pool1d_with_indices": Pool(1, 4, 5, True),
-    "aten::max_pool2d_with_indices": Pool(2, 4, 5, True),
-    "aten::max_pool3d_with_indices": Pool(3, 4, 5, True),
-    "aten::avg_pool1d": Pool(1, -1, 4),
-    "aten::avg_pool2d": Pool(2, -1, 4),
-    "aten::avg_pool3d": Pool(3, -1, 4),
-}
-
-_ADAPTIVE = {
-    "aten::adaptive_avg_pool1d": 1,
-    "aten::adaptive_avg_pool2d": 2,
-    "aten::_adaptive_avg_pool2d": 2,
-    "aten::adaptive_avg_pool3d": 3,
-    "aten::_adaptive_avg_pool3d": 3,
-    "aten::adaptive_max_pool2d": 2,
-    "aten::adaptive_max_pool3d": 3,
-}
+_MAX_POOLS = (
+    "aten::max_pool1d", "aten::max_pool2d", "aten::max_pool3d", "aten::mkldnn_max_pool2d",
+    "aten::max_pool1d_with_indices", "aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices",
+)  # fmt: skip
+_AVERAGE_POOLS = ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
 
 _NEIGHBOURS = {
-    "aten::upsample_nearest1d": (1, 0),
-    "aten::upsample_nearest2d": (2, 0),
-    "aten::upsample_nearest3d": (3, 0),
-    "aten::_upsample_nearest_exact1d": (1, 0),
-    "aten::_upsample_nearest_exact2d": (2, 0),
-    "aten::_upsample_nearest_exact3d": (3, 0),
-    "aten::upsample_linear1d": (1, 2),
-    "aten::upsample_bilinear2d": (2, 4),
-    "aten::upsample_bicubic2d": (2, 16),
-    "aten::upsample_trilinear3d": (3, 8),
+    "aten::upsample_nearest1d": 0,
+    "aten::upsample_nearest2d": 0,
+    "aten::upsample_nearest3d": 0,
+    "aten::_upsample_nearest_exact1d": 0,
+    "aten::_upsample_nearest_exact2d": 0,
+    "aten::_upsample_nearest_exact3d": 0,
+    "aten::upsample_linear1d": 2,
+    "aten::upsample_bilinear2d": 4,
+    "aten::upsample_bicubic2d": 16,
+    "aten::upsample_trilinear3d": 8,
 }
-_BACKWARD = {f"{name}_backward": value for name, value in _NEIGHBOURS.items()}
+_BACKWARD = {f"{name}_backward": neighbours for name, neighbours in _NEIGHBOURS.items()}
+_RANK = re.compile(r"(\d)d")
 
 
-@cost(*_POOLS, engine="vector")
+@cost(*_MAX_POOLS, *_AVERAGE_POOLS, engine="vector")
 def pool(call: OpCall) -> OpCost:
     """Pooling: one FLOP an element of every window."""
-    model = _POOLS[call.name]
-    x = call.tensor(0)
-    kernel = _each(call.integers(1), model.rank, "size of the window")
-    out = _pooled(call, model, x, kernel)
-    written = size(prod(out), x.dtype) + (8 * prod(out) if model.indices else 0)
-    return OpCost(prod(out) * prod(kernel), x.bytes, written, x.dtype, dims=_dims(x, out, model.rank))
+    x, rank = call.tensor(0), _rank(call)
+    kernel = _each(call.integers(1), rank, "size of the window")
+    out = _pooled(call, x, kernel)
+    written = size(prod(out), x.dtype) + (8 * prod(out) if "with_indices" in call.name else 0)
+    return OpCost(prod(out) * prod(kernel), x.bytes, written, x.dtype, dims=_dims(x, out, rank))
 
 
 @cost("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward", engine="vector")
 def max_pool_backward(call: OpCall) -> OpCost:
     """Max pooling, backward: every gradient is added at the place its index tells, 1 FLOP."""
     grad, x, indices = call.tensor(0), call.tensor(1), call.tensor(7)
-    rank = 2 if "2d" in call.name else 3
-    written = size(x.numel, x.dtype)
+    rank = _rank(call)
+    written = x.dense_bytes
     dims = _dims(x, grad.shape, rank)
     return OpCost(grad.numel, grad.bytes + indices.bytes, written, x.dtype, dims=dims)
 
@@ -89,17 +62,20 @@ def max_pool_backward(call: OpCall) -> OpCost:
 def avg_pool_backward(call: OpCall) -> OpCost:
     """Average pooling, backward: every gradient is added to the elements of its window."""
     grad, x = call.tensor(0), call.tensor(1)
-    rank = 2 if "2d" in call.name else 3
+    rank = _rank(call)
     kernel = _each(call.integers(2), rank, "size of the window")
-    written = size(x.numel, x.dtype)
+    written = x.dense_bytes
     return OpCost(grad.numel * prod(kernel), grad.bytes, written, x.dtype, dims=_dims(x, grad.shape, rank))
 
 
-@cost(*_ADAPTIVE, engine="vector")
+@cost(
+    "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d",
+    "aten::adaptive_avg_pool3d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d",
+    "aten::adaptive_max_pool3d", engine="vector",
+)  # fmt: skip
 def adaptive_pool(call: OpCall) -> OpCost:
     """Pooling to a given size: one FLOP an element of the input (overlaps of windows once)."""
-    rank = _ADAPTIVE[call.name]
-    x = call.tensor(0)
+    x, rank = call.tensor(0), _rank(call)
     sides = _each(call.integers(1), rank, "size of the output")
     out = _resized(x, sides)
     indices = 8 * prod(out) if "max" in call.name else 0
@@ -116,15 +92,14 @@ def adaptive_pool_backward(call: OpCall) -> OpCost:
     largest = "max" in call.name
     read = grad.bytes + (call.tensor(2).bytes if largest else 0)
     flops = grad.numel if largest else x.numel
-    rank = 2 if "2d" in call.name else 3
-    return OpCost(flops, read, size(x.numel, x.dtype), x.dtype, dims=_dims(x, grad.shape, rank))
+    rank = _rank(call)
+    return OpCost(flops, read, x.dense_bytes, x.dtype, dims=_dims(x, grad.shape, rank))
 
 
 @cost(*_NEIGHBOURS, engine="vector")
 def upsample(call: OpCall) -> OpCost:
     """Resampling to a given size: 2 FLOPs a neighbour of every output."""
-    rank, neighbours = _NEIGHBOURS[call.name]
-    x = call.tensor(0)
+    x, rank, neighbours = call.tensor(0), _rank(call), _NEIGHBOURS[call.name]
     out = _resized(x, _each(call.integers(1), rank, "size of the output"))
     # A nearest neighbour can be skipped: no more of the input is read than there are outputs.
     read = x.bytes if neighbours else min(x.bytes, size(prod(out), x.dtype))
@@ -135,8 +110,7 @@ def upsample(call: OpCall) -> OpCost:
 @cost(*_BACKWARD, engine="vector")
 def upsample_backward(call: OpCall) -> OpCost:
     """Resampling, backward: 2 FLOPs a neighbour of every gradient, 1 for a nearest one."""
-    rank, neighbours = _BACKWARD[call.name]
-    grad = call.tensor(0)
+    grad, rank, neighbours = call.tensor(0), _rank(call), _BACKWARD[call.name]
     shape = call.integers(2)
     if len(shape) != rank + 2 or min(shape) < 0:
         raise Uncounted("the size of the input is not recorded")
@@ -145,14 +119,21 @@ def upsample_backward(call: OpCall) -> OpCost:
     return OpCost(flops, grad.bytes, size(prod(shape), grad.dtype), grad.dtype, dims=dims)
 
 
-def _pooled(call: OpCall, model: Pool, x: Tensor, kernel: list[int]) -> tuple[int, ...]:
-    rank = model.rank
+def _rank(call: OpCall) -> int:
+    """Number of dimensions that are pooled or resampled, which the name of the op says."""
+    match = _RANK.search(call.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _pooled(call: OpCall, x: Tensor, kernel: list[int]) -> tuple[int, ...]:
+    rank, dilated = len(kernel), call.name in _MAX_POOLS
     stride = _each(call.integers(2), rank, "stride") if call.integers(2) else kernel
     padding = _each(call.integers(3), rank, "padding")
-    dilation = _each(call.integers(4), rank, "dilation") if model.dilation >= 0 else [1] * rank
+    dilation = _each(call.integers(4), rank, "dilation") if dilated else [1] * rank
     if len(x.shape) not in (rank + 1, rank + 2) or min(stride) < 1:
         raise Uncounted(f"an input of {len(x.shape)} dimensions, or a stride of 0, for a {rank}d pool")
-    ceil = call.flag(model.ceil)
+    ceil = call.flag(5 if dilated else 4)
     sides = zip(x.shape[-rank:], kernel, stride, padding, dilation, strict=True)
     return (*x.shape[:-rank], *(_side(n, k, s, p, d, ceil) for n, k, s, p, d in sides))
 

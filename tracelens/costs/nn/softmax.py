@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, size
 from tracelens.costs.model import OpCost, cost
-
-# Numbers of PyTorch's element types as ops record them.
-_TYPES = {"5": "fp16", "6": "fp32", "7": "fp64", "15": "bf16"}
+from tracelens.dtypes import SCALAR_TYPES
 
 
 @cost("aten::_softmax", "aten::_log_softmax", engine="vector")
@@ -25,14 +23,14 @@ def softmax(call: OpCall) -> OpCost:
 def softmax_public(call: OpCall) -> OpCost:
     """Softmax as called, with the type that it was asked for: 5 FLOPs an element."""
     x = call.tensor(0)
-    return _softmax(x, 5, out=_TYPES.get(call.text(2), x.dtype))
+    return _softmax(x, 5, out=SCALAR_TYPES.get(call.text(2), x.dtype))
 
 
 @cost("aten::_softmax_backward_data", "aten::_log_softmax_backward_data", engine="vector")
 def softmax_backward(call: OpCall) -> OpCost:
     """Softmax, backward: 4 FLOPs an element; the gradient has the type that the input had."""
     grad, out = call.tensor(0), call.tensor(1)
-    written = size(out.numel, _TYPES.get(call.text(3), out.dtype))
+    written = size(out.numel, SCALAR_TYPES.get(call.text(3), out.dtype))
     return OpCost(4 * out.numel, grad.bytes + out.bytes, written, grad.dtype, dims=_dims(out))
 
 
@@ -40,7 +38,7 @@ def softmax_backward(call: OpCall) -> OpCost:
 def masked_softmax(call: OpCall) -> OpCost:
     """Softmax of scores with a mask (and a scale, in Megatron's): 6 FLOPs an element."""
     x = call.tensor(0)
-    return _softmax(x, 6, out=x.dtype, extra=call.tensor(1).bytes if call.has(1) else 0)
+    return _softmax(x, 6, out=x.dtype, extra=call.bytes(1))
 
 
 @cost("ScaledSoftmax", engine="vector")
@@ -54,7 +52,7 @@ def scaled_softmax(call: OpCall) -> OpCost:
 def causal_softmax(call: OpCall) -> OpCost:
     """Megatron's softmax of scaled causal scores: half are neither read nor counted, all are written."""
     x = call.tensor(0)
-    written = size(x.numel, x.dtype)
+    written = x.dense_bytes
     return OpCost(
         3 * x.numel, x.bytes // 2, written, x.dtype, dims=_dims(x), note="causal: half of the scores"
     )
@@ -65,7 +63,7 @@ def masked_softmax_backward(call: OpCall) -> OpCost:
     """Softmax with a mask, backward: 5 FLOPs an element."""
     grad, out, mask = call.tensor(0), call.tensor(1), call.tensor(2)
     read = grad.bytes + out.bytes + mask.bytes
-    return OpCost(5 * out.numel, read, size(out.numel, out.dtype), out.dtype, dims=_dims(out))
+    return OpCost(5 * out.numel, read, out.dense_bytes, out.dtype, dims=_dims(out))
 
 
 @cost(
@@ -75,7 +73,7 @@ engine="vector")  # fmt: skip
 def scaled_backward(call: OpCall) -> OpCost:
     """Megatron's softmax, backward: 5 FLOPs an element; the saved output is as large as its gradient."""
     grad = call.tensor(0)
-    each = size(grad.numel, grad.dtype)
+    each = grad.dense_bytes
     return OpCost(5 * grad.numel, grad.bytes + each, each, grad.dtype, dims=_dims(grad))
 
 

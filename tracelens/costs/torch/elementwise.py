@@ -19,10 +19,10 @@ from tracelens.costs.torch.tensors import (
     complex_of,
     floating,
     length,
-    outputs,
     promote,
     real_of,
     recorded,
+    result_dtype,
     summed,
 )
 
@@ -123,14 +123,9 @@ def elementwise(call: OpCall) -> OpCost:
 
 
 @cost(
-    "aten::div",
-    "aten::div_",
-    "aten::divide",
-    "aten::divide_",
-    "aten::true_divide",
-    "aten::true_divide_",
+    "aten::div", "aten::div_", "aten::divide", "aten::divide_", "aten::true_divide", "aten::true_divide_",
     engine="vector",
-)
+)  # fmt: skip
 def divide(call: OpCall) -> OpCost:
     """One division an element, and one rounding where asked for; integers give fractions unless rounded.
 
@@ -166,7 +161,7 @@ def _approximation(call: OpCall, index: int) -> str:
 def frexp(call: OpCall) -> OpCost:
     """Mantissas in the type of x and exponents in i32."""
     x = call.tensor(0)
-    return OpCost(x.numel, x.bytes, size(x.numel, x.dtype) + size(x.numel, "i32"), x.dtype)
+    return OpCost(x.numel, x.bytes, x.dense_bytes + size(x.numel, "i32"), x.dtype)
 
 
 @cost("aten::glu", engine="vector")
@@ -176,15 +171,14 @@ def glu(call: OpCall) -> OpCost:
     if length(x, axis(call, 1, x, -1)) % 2:
         raise Uncounted("the dimension to halve has an odd size")
     half = x.numel // 2
-    out = outputs(call, 1)
-    return OpCost(5 * half, x.bytes, size(half, out[0].dtype if out else x.dtype), x.dtype)
+    return OpCost(5 * half, x.bytes, size(half, result_dtype(call, 1) or x.dtype), x.dtype)
 
 
 @cost("aten::glu_backward", engine="vector")
 def glu_backward(call: OpCall) -> OpCost:
     """From s = sigmoid(b): g·s and g·a·s·(1 - s), 9 operations an element of g; as large as x."""
     gradient, x = call.tensor(0), call.tensor(1)
-    written = size(x.numel, x.dtype)
+    written = x.dense_bytes
     return OpCost(9 * gradient.numel, gradient.bytes + x.bytes, written, x.dtype)
 
 

@@ -44,9 +44,7 @@ def elementwise(call: OpCall) -> OpCost:
     if "addcmul" in call.name and len(lists) == 3 and call.shapes[1] == call.shapes[2]:
         lists, note = lists[:2], ONE_FACTOR
     read = sum(size(elements, dtype) for elements in lists)
-    return OpCost(
-        operations * lists[0], read, size(lists[0], dtype), dtype, dims=(("elements", lists[0]),), note=note
-    )
+    return _cost(operations, lists[0], read, size(lists[0], dtype), dtype, note)
 
 
 @cost("aten::_amp_foreach_non_finite_check_and_unscale_", engine="vector")
@@ -55,7 +53,7 @@ def unscale(call: OpCall) -> OpCost:
     elements = _lists(call)[0]
     dtype = _dtype(call)
     once = size(elements, dtype)
-    return OpCost(2 * elements, once, once, dtype, dims=(("elements", elements),))
+    return _cost(2, elements, once, once, dtype)
 
 
 @cost("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max", engine="vector")
@@ -64,13 +62,7 @@ def norm(call: OpCall) -> OpCost:
     elements, count = _lists(call)[0], len(call.shapes[0])
     dtype = _dtype(call)
     operations = 1 if call.name.endswith("max") else 2
-    return OpCost(
-        operations * elements,
-        size(elements, dtype),
-        size(count, dtype),
-        dtype,
-        dims=(("elements", elements),),
-    )
+    return _cost(operations, elements, size(elements, dtype), size(count, dtype), dtype)
 
 
 @cost("aten::_foreach_zero_", engine="vector")
@@ -78,7 +70,7 @@ def zero(call: OpCall) -> OpCost:
     """The list written."""
     elements = _lists(call)[0]
     dtype = _dtype(call)
-    return OpCost(0, 0, size(elements, dtype), dtype, dims=(("elements", elements),))
+    return _cost(0, elements, 0, size(elements, dtype), dtype)
 
 
 @cost("aten::_foreach_copy_", "aten::_foreach_clone", engine="vector")
@@ -87,9 +79,11 @@ def copy(call: OpCall) -> OpCost:
     elements = _lists(call)[0]
     kernel = functor(call.kernel)
     source, target = kernel.reads[:1] or kernel.writes[:1], kernel.writes[:1] or kernel.reads[:1]
-    return OpCost(
-        0, size(elements, source[0]), size(elements, target[0]), target[0], dims=(("elements", elements),)
-    )
+    return _cost(0, elements, size(elements, source[0]), size(elements, target[0]), target[0])
+
+
+def _cost(operations: int, elements: int, read: int, written: int, dtype: str, note: str = "") -> OpCost:
+    return OpCost(operations * elements, read, written, dtype, dims=(("elements", elements),), note=note)
 
 
 def _lists(call: OpCall) -> list[int]:

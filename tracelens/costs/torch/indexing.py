@@ -74,7 +74,7 @@ def index_put(call: OpCall) -> OpCost:
     if not call.name.endswith("_"):
         read, written = (
             values.bytes + size(x.numel if add else x.numel - put, x.dtype),
-            size(x.numel, x.dtype),
+            x.dense_bytes,
         )
     return OpCost(values.numel if add else 0, read, written, x.dtype, note=_NO_INDICES)
 

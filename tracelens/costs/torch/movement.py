@@ -10,19 +10,14 @@ from __future__ import annotations
 import re
 from math import prod
 
-from tracelens.costs.call import BITS, OpCall, Tensor, Uncounted, size
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
-from tracelens.costs.torch.tensors import dtype_argument, natural, outputs, recorded, sizes
+from tracelens.costs.torch.tensors import dtype_argument, natural, outputs, recorded, result_dtype, sizes
+from tracelens.dtypes import BITS, known_dtype
 
 # PyTorch's kernels that only move are compiled for an element size or for a type.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
-_TYPED = re.compile(r"CatArray\w*<(?:c10::)?([A-Za-z0-9_]+)")
-_C_TYPES = {
-    "float": "fp32", "double": "fp64", "Half": "fp16", "BFloat16": "bf16", "long": "i64", "int": "i32",
-    "short": "i16", "signed": "i8", "char": "i8", "unsigned": "u8", "bool": "bool",
-    "Float8_e4m3fn": "fp8e4m3", "Float8_e4m3fnuz": "fp8e4m3", "Float8_e5m2": "fp8e5m2",
-    "Float8_e5m2fnuz": "fp8e5m2",
-}  # fmt: skip
+_TYPED = re.compile(r"CatArray\w*<([\w: ]+)")
 
 
 def moved(source: Tensor, result: int, dtype: str = "", note: str = "") -> OpCost:
@@ -50,26 +45,20 @@ def copy(call: OpCall) -> OpCost:
 def clone(call: OpCall) -> OpCost:
     """All elements read and written once, in the same or another order."""
     source = call.tensor(0)
-    return moved(source, source.numel, _out_dtype(call, 1))
+    return moved(source, source.numel, result_dtype(call, 1))
 
 
 @cost("aten::_to_copy", engine="vector")
 def to_copy(call: OpCall) -> OpCost:
     """All elements read, and written in the element type asked for."""
     source = call.tensor(0)
-    return moved(source, source.numel, dtype_argument(call, 1) or _out_dtype(call, 1))
+    return moved(source, source.numel, dtype_argument(call, 1) or result_dtype(call, 1))
 
 
 @cost(
-    "aten::cat",
-    "aten::concat",
-    "aten::_cat",
-    "aten::stack",
-    "aten::_stack",
-    "aten::hstack",
-    "aten::vstack",
+    "aten::cat", "aten::concat", "aten::_cat", "aten::stack", "aten::_stack", "aten::hstack", "aten::vstack",
     engine="vector",
-)
+)  # fmt: skip
 def concatenate(call: OpCall) -> OpCost:
     """All tensors of the list read and written once."""
     out = outputs(call, 1)
@@ -106,7 +95,7 @@ def fill(call: OpCall) -> OpCost:
     if call.name.startswith("aten::new_"):
         dtype = dtype_argument(call, _NEW[call.name]) or target.dtype
         return OpCost(0, 0, size(prod(sizes(call, 1)), dtype), dtype)
-    value = call.tensor(1).bytes if call.has(1) else 0
+    value = call.bytes(1)
     return OpCost(0, value, target.bytes, target.dtype)
 
 
@@ -209,22 +198,14 @@ def view_backward(call: OpCall) -> OpCost:
 
 
 @cost(
-    "aten::slice_scatter",
-    "aten::select_scatter",
-    "aten::diagonal_scatter",
-    "aten::as_strided_scatter",
+    "aten::slice_scatter", "aten::select_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter",
     engine="vector",
-)
+)  # fmt: skip
 def view_scatter(call: OpCall) -> OpCost:
     """A copy of one tensor with another in part of it: what is not replaced is read, and all is written."""
     x, source = call.tensor(0), call.tensor(1)
     rest = max(x.numel - source.numel, 0)
-    return OpCost(0, size(rest, x.dtype) + source.bytes, size(x.numel, x.dtype), x.dtype)
-
-
-def _out_dtype(call: OpCall, first: int) -> str:
-    out = outputs(call, first)
-    return out[0].dtype if out else ""
+    return OpCost(0, size(rest, x.dtype) + source.bytes, x.dense_bytes, x.dtype)
 
 
 def _kernel_element(kernel: str) -> tuple[str, int]:
@@ -233,5 +214,5 @@ def _kernel_element(kernel: str) -> tuple[str, int]:
     if opaque:
         return "", 8 * int(opaque[1])
     typed = _TYPED.search(kernel)
-    dtype = _C_TYPES.get(typed[1], "") if typed else ""
+    dtype = known_dtype(typed[1]) if typed else ""
     return dtype, BITS.get(dtype, 0)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from tracelens.costs.call import OpCall, Uncounted, size
 from tracelens.costs.model import OpCost, cost
+from tracelens.dtypes import known_dtype
 
 ONE_FACTOR = "both factors taken as one tensor, as in Adam"
 """Assumption about addcmul."""
@@ -39,14 +40,6 @@ _TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30, 6: 24}
 _BLOCKS = 320
 _LARGE = 7
 
-_TYPES = {
-    "double": "fp64", "float": "fp32", "BFloat16": "bf16", "__nv_bfloat16": "bf16", "__hip_bfloat16": "bf16",
-    "hip_bfloat16": "bf16", "Half": "fp16", "__half": "fp16", "Float8_e4m3fn": "fp8e4m3",
-    "Float8_e4m3fnuz": "fp8e4m3", "Float8_e5m2": "fp8e5m2", "fp8e4m3": "fp8e4m3", "fp8e5m2": "fp8e5m2",
-    "__nv_fp8_e4m3": "fp8e4m3", "__nv_fp8_e5m2": "fp8e5m2", "unsigned char": "u8", "signed char": "i8",
-    "char": "i8", "short": "i16", "int": "i32", "long": "i64", "long long": "i64", "bool": "bool",
-    "complex<float>": "c64", "complex<double>": "c128",
-}  # fmt: skip
 _INTEGERS = frozenset({"i32", "i64"})
 
 _NAME = re.compile(r"multi_tensor_apply_kernel<")
@@ -127,7 +120,7 @@ def functor(kernel: str) -> Functor:
     if match is None:
         raise Uncounted("functor not in the kernel's name")
     name, words = match[1], _inner(outer[1])
-    types = [dtype for word in words if (dtype := _TYPES.get(_NOT_A_TYPE.sub("", word)))]
+    types = [dtype for word in words if (dtype := known_dtype(_NOT_A_TYPE.sub("", word)))]
     numbers = [int(word) for word in words if word.isdigit()]
     if not types:
         raise Uncounted("element type not in the kernel's name")

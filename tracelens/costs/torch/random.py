@@ -8,7 +8,7 @@ from __future__ import annotations
 from tracelens.costs.call import OpCall, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch.movement import upper
-from tracelens.costs.torch.tensors import natural, outputs
+from tracelens.costs.torch.tensors import natural, outputs, result_dtype
 
 # Operations a number: the draw, and what follows it. A normal one is a radius and a cosine (Box and Muller).
 _OPERATIONS = {
@@ -27,7 +27,7 @@ _OPERATIONS = {
 def draw(call: OpCall) -> OpCost:
     """Random numbers written over a tensor that is not read; a tensor of probabilities is."""
     target = call.tensor(0)
-    chances = call.tensor(1).bytes if call.has(1) else 0
+    chances = call.bytes(1)
     return OpCost(_OPERATIONS[call.name] * target.numel, chances, target.bytes, target.dtype)
 
 
@@ -36,7 +36,7 @@ def sample(call: OpCall) -> OpCost:
     """A random number for each parameter (read) and a comparison with it."""
     parameters = call.tensor(0)
     more = call.tensor(1).bytes if call.name == "aten::binomial" else 0
-    written = size(parameters.numel, parameters.dtype)
+    written = parameters.dense_bytes
     return OpCost(2 * parameters.numel, parameters.bytes + more, written, parameters.dtype)
 
 
@@ -64,16 +64,15 @@ def dropout(call: OpCall) -> OpCost:
     """A draw, a comparison and two multiplications an element; result and mask (one byte each) written."""
     x = call.tensor(0)
     if call.text(2) == "False":  # not training: a copy and a mask of ones
-        return OpCost(0, x.bytes, size(x.numel, x.dtype) + x.numel, x.dtype)
-    return OpCost(4 * x.numel, x.bytes, size(x.numel, x.dtype) + x.numel, x.dtype)
+        return OpCost(0, x.bytes, x.dense_bytes + x.numel, x.dtype)
+    return OpCost(4 * x.numel, x.bytes, x.dense_bytes + x.numel, x.dtype)
 
 
 @cost("aten::randperm", engine="vector")
 def permutation(call: OpCall) -> OpCost:
     """The numbers below n in random order: a draw for each, and n·⌈log₂ n⌉ comparisons to sort by it."""
     count = natural(call, 0)
-    out = outputs(call, 1)
-    dtype = out[0].dtype if out else "i64"
+    dtype = result_dtype(call, 1) or "i64"
     steps = (count - 1).bit_length() if count else 0
     return OpCost(count * (1 + steps), 0, size(count, dtype), dtype)
 
@@ -99,10 +98,9 @@ def linspace(call: OpCall) -> OpCost:
 @cost("aten::eye", engine="vector")
 def eye(call: OpCall) -> OpCost:
     """A matrix of zeros and a diagonal of ones."""
-    out = outputs(call, 0)
     rows = natural(call, 0)
     columns = natural(call, 1, rows)
-    dtype = out[0].dtype if out else "fp32"
+    dtype = result_dtype(call, 0) or "fp32"
     return OpCost(0, 0, size(rows * columns, dtype), dtype)
 
 

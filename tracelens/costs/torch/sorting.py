@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
-from tracelens.costs.torch.tensors import axis, dtype_argument, floating, length, natural, outputs, summed
+from tracelens.costs.torch.tensors import (
+    axis,
+    dtype_argument,
+    floating,
+    length,
+    natural,
+    result_dtype,
+    summed,
+)
 
 _SORTED_FLAGS = ("", "None", "True", "False")
 
@@ -60,8 +68,7 @@ engine="vector")  # fmt: skip
 def scan(call: OpCall) -> OpCost:
     """One addition or multiplication an element; as many results (i64 for integers)."""
     x = call.tensor(0)
-    out = outputs(call, 1)
-    dtype = out[0].dtype if out else dtype_argument(call, 2) or summed(x.dtype)
+    dtype = result_dtype(call, 1) or dtype_argument(call, 2) or summed(x.dtype)
     if call.name.endswith("_"):
         dtype = x.dtype
     return OpCost(x.numel, x.bytes, size(x.numel, dtype), x.dtype)
@@ -71,7 +78,7 @@ def scan(call: OpCall) -> OpCost:
 def log_scan(call: OpCall) -> OpCost:
     """Running sum of exponentials, by its logarithm: 5 operations an element (see logaddexp)."""
     x = call.tensor(0)
-    return OpCost(5 * x.numel, x.bytes, size(x.numel, x.dtype), x.dtype)
+    return OpCost(5 * x.numel, x.bytes, x.dense_bytes, x.dtype)
 
 
 @cost("aten::_cummax_helper", "aten::_cummin_helper", "aten::cummax", "aten::cummin", engine="vector")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tracelens.costs.call import NO_SHAPES, OpCall, Tensor, Uncounted
+from tracelens.dtypes import SCALAR_TYPES
 
 # Category and place within it: a higher category wins, within one the wider type.
 _RANK = {
@@ -24,13 +25,6 @@ _REAL = {"c32": "fp16", "c64": "fp32", "c128": "fp64"}
 
 # Pairs of which neither holds the other.
 _WIDER = {("fp16", "bf16"): "fp32", ("u8", "i8"): "i16"}
-
-# As torch.ScalarType numbers them, which is how a dtype argument is recorded.
-_SCALAR_TYPES = {
-    "0": "u8", "1": "i8", "2": "i16", "3": "i32", "4": "i64", "5": "fp16", "6": "fp32", "7": "fp64",
-    "8": "c32", "9": "c64", "10": "c128", "11": "bool", "15": "bf16", "23": "fp8e5m2", "24": "fp8e4m3",
-    "25": "fp8e5m2", "26": "fp8e4m3", "27": "u16", "28": "u32", "29": "u64", "44": "fp8e8m0", "45": "fp4x2",
-}  # fmt: skip
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -103,9 +97,9 @@ def dtype_argument(call: OpCall, index: int) -> str:
     text = call.text(index)
     if not text or text == "None":
         return ""
-    if text not in _SCALAR_TYPES:
+    if text not in SCALAR_TYPES:
         raise Uncounted(f"element type {text[:20]!r} is not known")
-    return _SCALAR_TYPES[text]
+    return SCALAR_TYPES[text]
 
 
 def axis(call: OpCall, index: int, tensor: Tensor, default: int | None = None) -> int:
@@ -152,6 +146,12 @@ def sizes(call: OpCall, index: int) -> list[int]:
 def outputs(call: OpCall, first: int) -> list[Tensor]:
     """Tensor arguments from `first` on: where an op has no operands any more, they are given results."""
     return [call.tensor(index) for index in range(first, len(call.dtypes)) if call.dtypes[index]]
+
+
+def result_dtype(call: OpCall, first: int) -> str:
+    """The element type of the result that an op was given behind its operands, "" where it was given none."""
+    out = outputs(call, first)
+    return out[0].dtype if out else ""
 
 
 def recorded(call: OpCall) -> None:

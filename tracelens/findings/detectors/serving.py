@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from tracelens.analysis.stragglers import duration
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector
 from tracelens.findings.step_counts import step_count
 from tracelens.table import Result, Table
-from tracelens.trace import Union, union
+from tracelens.trace import Union, interval_of, union
 
 Detections = Mapping[int, Detection] | str
 """Detections by rank or JOB, or why there are none."""
@@ -206,10 +206,8 @@ def _moving(participants: Table, rank: int, start: Int, dur: Int) -> tuple[Int |
     rows = rows[np.unique(participants.array("own_ts_ns")[rows], return_index=True)[1]]
     begin = participants.array("ts_ns")[rows]
     order = np.argsort(start, kind="stable")
-    position = np.searchsorted(start[order], begin, side="right") - 1
-    step = order[np.maximum(position, 0)]
-    inside = (position >= 0) & (begin < start[step] + dur[step])
-    rows, step = rows[inside], step[inside]
+    step = lookup(order, interval_of(start[order], (start + dur)[order], begin), -1)
+    rows, step = rows[step >= 0], step[step >= 0]
     if not len(rows):
         return None, union(rows, rows)
     total = np.zeros(len(start), dtype=np.int64)

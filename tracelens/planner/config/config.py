@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Literal, get_args
 
+from tracelens.dtypes import element_bytes
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config import layout, toggles
 from tracelens.planner.config.checks import at_least_one, one_of
@@ -48,6 +49,11 @@ class Training:
         """Raise TracelensError for what cannot be."""
         one_of(self, {"dtype": get_args(DtypeName), "routing": get_args(RoutingName)})
         at_least_one(self, ("seq", "micro_batch", "micro_batches"))
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a parameter or an element of an activation."""
+        return element_bytes(self.dtype)
 
 
 @dataclass(frozen=True)

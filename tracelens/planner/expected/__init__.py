@@ -10,13 +10,12 @@ from tracelens.planner.expected.message import Collective, Message, group_ranks
 from tracelens.planner.expected.messages import is_routed, layer_messages
 from tracelens.planner.expected.parameters import REPLICAS, parameters
 from tracelens.planner.expected.routed import Routed, Routing, balanced
-from tracelens.planner.expected.share import ELEMENT_BYTES, Share
+from tracelens.planner.expected.share import Share
 from tracelens.planner.expected.step import buffer_bytes, step_messages
 from tracelens.planner.expected.summary import summary
 
 __all__ = [
     "CHUNKS",
-    "ELEMENT_BYTES",
     "REPLICAS",
     "AttentionKernel",
     "Collective",

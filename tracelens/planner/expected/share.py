@@ -8,8 +8,6 @@ from functools import cached_property
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 
-ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
-
 
 @dataclass(frozen=True)
 class Share:
@@ -108,7 +106,7 @@ class Share:
     @property
     def element(self) -> int:
         """Bytes of an element of an activation."""
-        return ELEMENT_BYTES[self.config.training.dtype]
+        return self.config.training.element_bytes
 
     @property
     def row(self) -> int:

@@ -7,7 +7,6 @@ from functools import cached_property
 from math import comb
 
 from tracelens.planner.config import STATIC, Config, Model
-from tracelens.planner.expected import ELEMENT_BYTES
 
 INT64 = 8
 FLOAT32 = 4
@@ -32,7 +31,7 @@ class Sizes:
     @cached_property
     def a(self) -> int:
         """Bytes of an element of an activation."""
-        return ELEMENT_BYTES[self.config.training.dtype]
+        return self.config.training.element_bytes
 
     @cached_property
     def T(self) -> int:

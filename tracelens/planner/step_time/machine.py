@@ -7,15 +7,13 @@ from math import isfinite
 from typing import Literal, NamedTuple, get_args
 
 from tracelens.devices import Device
+from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.collectives import Rates
 from tracelens.planner.config import at_least_one, one_of
 
 RateName = Literal["achievable", "peak"]
 LinksName = Literal["auto", "mesh", "switch"]
-
-SHORT = {"bfloat16": "bf16", "float32": "fp32"}
-"""Type of activations to its name in a device's figures."""
 
 HELP = {
     "matrix": "GEMM rate: achievable (as published by the vendor, else the peak), or peak",
@@ -92,7 +90,7 @@ class Machine:
 
     def matrix_rate(self, device: Device, dtype: str) -> float:
         """FLOP/s of GEMMs; raises TracelensError if the device has no rate for the type."""
-        short = SHORT[dtype]
+        short = known_dtype(dtype)
         published = device.max_achievable(short) if self.matrix == "achievable" else None
         rate = published or device.peak("matrix", short)
         if rate is None:

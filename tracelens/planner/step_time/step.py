@@ -10,10 +10,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from tracelens.devices import Device
+from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, Layout, Model, Toggles, Training
 from tracelens.planner.expected import (
-    ELEMENT_BYTES,
     REPLICAS,
     Message,
     Share,
@@ -23,7 +23,7 @@ from tracelens.planner.expected import (
     step_messages,
 )
 from tracelens.planner.step_time.layers import LayerKind, Pass, Timer
-from tracelens.planner.step_time.machine import SHORT, Machine
+from tracelens.planner.step_time.machine import Machine
 
 PARTS = (
     "forward", "backward", "recompute", "experts_exchange", "context_exchange", "tensor_exchange",
@@ -96,7 +96,7 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     waited = sum(map(totals.__getitem__, kinds)) - totals[slowest]
     parts["bubble"] = waited / config.layout.vpp
     parts |= _once(timer, {kind: kinds.index(kind) for kind in passes})
-    peak = device.peak("matrix", SHORT[config.training.dtype])
+    peak = device.peak("matrix", known_dtype(config.training.dtype))
     if peak is None:
         raise TracelensError(f"{device.name} has no peak for {config.training.dtype}")
     work = 3 * _forward_flops(config.model, config.training) * batches * config.layout.dp
@@ -185,7 +185,7 @@ def _update(
     """
     config = Config(model, layout, toggles, training)
     share = Share(config, stage * layout.stage_ranks)
-    bytes_per_element = (1 + training.main_params) * ELEMENT_BYTES[training.dtype] + 6 * _FLOAT32
+    bytes_per_element = (1 + training.main_params) * training.element_bytes + 6 * _FLOAT32
     counts = parameters(config, share.rank)
     shared = (
         bytes_per_element * sum(counts.get(name, {}).values()) // group_ranks(layout, _REPLICAS[name])

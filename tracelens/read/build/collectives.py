@@ -10,18 +10,11 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Int
+from tracelens.dtypes import element_bytes
 from tracelens.limits import LARGEST_COUNT
 from tracelens.read.json import OUT_OF_RANGE, CollectiveRow, group_of, listed_ranks, plain_text, summable
 from tracelens.table import Coded, Table
 from tracelens.trace import COLLECTIVES
-
-DTYPE_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "half": 2, "float16": 2, "bfloat16": 2, "short": 2,
-    "int16": 2, "int": 4, "int32": 4, "float": 4, "float32": 4, "long": 8, "int64": 8, "double": 8,
-    "float64": 8,
-}  # fmt: skip
-"""Bytes of an element by the names that profilers use (`c10::` and case aside)."""
 
 POINT_TO_POINT = ("send", "recv")
 _COALESCED = "nccl:coalesced"
@@ -60,7 +53,7 @@ def collectives_table(
     data: dict[str, list[Any]] = {column.name: [] for column in COLLECTIVES.columns}
     for row, record in rows:
         order = seen[record.group] = seen.get(record.group, -1) + 1
-        width = DTYPE_BYTES.get(read(record.dtype).lower().removeprefix("c10::"), -1)
+        width = element_bytes(read(record.dtype))
         ranks, size, wrong = group_of(read(record.ranks), record.size)
         if wrong:
             repaired[wrong] += 1

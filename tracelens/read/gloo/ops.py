@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from tracelens.dtypes import scalar_type
 from tracelens.limits import LARGEST_COUNT
 from tracelens.trace import decoded
 
@@ -50,12 +51,6 @@ OPS: Mapping[str, GlooKind] = {
     "c10d::barrier": GlooKind("barrier", "barrier", -1, -1),
 }
 
-# The profiler's names of element types in the arguments of ops to those in its records of collectives.
-_DTYPES = {
-    "float": "Float", "double": "Double", "long int": "Long", "long": "Long", "int": "Int",
-    "short int": "Short", "short": "Short", "signed char": "Char", "unsigned char": "Byte", "bool": "Bool",
-}  # fmt: skip
-
 
 class Arguments:
     """The recorded arguments of events: decoded when asked for.
@@ -81,8 +76,11 @@ class Arguments:
     def dtype(self, row: int) -> str:
         """Element type of the first argument that has one."""
         types = decoded(self._texts[row][1]) if row in self._texts else []
-        known = [text for text in map(str, types) if text in _DTYPES or text.startswith("c10::")]
-        return _DTYPES.get(known[0], str(known[0]).removeprefix("c10::")) if known else ""
+        names = (
+            text.removeprefix("c10::") if text.startswith("c10::") else scalar_type(text)
+            for text in map(str, types)
+        )
+        return next(filter(None, names), "")
 
     def value(self, row: int, index: int) -> str:
         text = _at(decoded(self._texts[row][2]), index) if row in self._texts else ""

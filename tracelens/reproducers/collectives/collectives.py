@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from tracelens.analysis.comm import SEND_RECV, align_run, bus_factor
+from tracelens.dtypes import epsilon
 from tracelens.reproducers.collectives.batches import Batch, batches, middle
 from tracelens.reproducers.collectives.messages import Matrix, Message, message
 from tracelens.reproducers.folder import Script
@@ -37,12 +38,6 @@ from tracelens.trace import Run, Scope, Trace
 _WAITING = "Recorded only on rank {} of {}: the traced time may include waiting for the others."
 _CUT = "The group has {} ranks; messages are cut to its first {}, so no traced time compares."
 _NO_KERNEL = "no GPU kernels; for CPU collectives (gloo) the profiler records no sizes"
-_EXACT = {
-    "float64": 1 << 53, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8, "int64": 1 << 62,
-    "int32": 1 << 30, "float8_e4m3fn": 1 << 4, "float8_e4m3fnuz": 1 << 4, "float8_e5m2": 1 << 3,
-    "float8_e5m2fnuz": 1 << 3,
-}  # fmt: skip
-"""Whole numbers up to which all have a value of their own, by element type; 127 at least of other ones."""
 
 
 def collectives(
@@ -108,7 +103,7 @@ def _script(traced: Message, cut: Message, same_message: Sequence[Batch], device
             "other_on_cpu": bool(on_cpu),
             "paired": cut.kind == SEND_RECV,
             "bytewise": cut.dtype.startswith("float8"),
-            "inexact": COLLECTIVE_KINDS[cut.kind].reduces and cut.ranks > _EXACT.get(cut.dtype, 127),
+            "inexact": COLLECTIVE_KINDS[cut.kind].reduces and cut.ranks > _largest_exact(cut.dtype),
         },
         about=about(_about(traced, cut, same_message, devices)),
         note=note,
@@ -125,7 +120,7 @@ def _script(traced: Message, cut: Message, same_message: Sequence[Batch], device
             [(participant.end - participant.start) / 1e3 for participant in kept] if uncut else []
         ),
         start_us=_row([late / 1e3 for late in typical.late_ns[: len(kept)]]),
-        most=max(2, min(128, _EXACT.get(cut.dtype, 127) // cut.ranks)),
+        most=max(2, min(128, _largest_exact(cut.dtype) // cut.ranks)),
     )
     return Script(
         name=cut.name.strip("_").replace("/", "_"),
@@ -187,3 +182,9 @@ def _elements(elements: int | Matrix) -> Source:
     wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
     rows = [line for row in elements for line in wrap.wrap(f"{literal(list(row))},")]
     return Source("\n".join(rows).strip().removesuffix(",").join("[]"))
+
+
+def _largest_exact(dtype: str) -> int:
+    """The whole number up to which all have a value of their own; 127 for narrow integers."""
+    spacing = epsilon(dtype)
+    return int(2 / spacing) if spacing else {"int64": 1 << 62, "int32": 1 << 30}.get(dtype, 127)

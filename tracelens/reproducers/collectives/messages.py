@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Participant, traffic_matrices
+from tracelens.dtypes import element_bytes, torch_dtype
 from tracelens.reproducers.collectives.batches import Batch
-from tracelens.reproducers.inputs import WIDTHS, Unreplayable, torch_dtype
+from tracelens.reproducers.inputs import Unreplayable
 from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
 
 Matrix = tuple[tuple[int, ...], ...]
@@ -42,7 +43,7 @@ class Message(NamedTuple):
         else:
             pieces = COLLECTIVE_KINDS[self.kind].sent + COLLECTIVE_KINDS[self.kind].received
             elements = self.elements * (self.ranks if "RANKS" in pieces else 1)
-        return elements * _width(self.dtype)
+        return elements * element_bytes(self.dtype)
 
     def cut(self, ranks: int) -> Message:
         """The same among the first ranks of the group."""
@@ -71,14 +72,14 @@ def message(batch: Batch) -> Message:
         raise Unreplayable("single-rank group: nothing leaves the GPU")
     dtype = _dtype(record.dtype)
     if kind == SEND_RECV:
-        return _nonempty(Message(name, kind, ranks, dtype, _sends(batch, _width(dtype))))
+        return _nonempty(Message(name, kind, ranks, dtype, _sends(batch, element_bytes(dtype))))
     sizes = {(participant.record.sent, participant.record.received) for participant in batch.participants}
     split = any(
         participant.record.sent_to or participant.record.received_from for participant in batch.participants
     )
     if name.endswith("v") or split or (kind == "all_to_all" and len(sizes) > 1):
-        return _nonempty(Message(name, "all_to_allv", ranks, dtype, _matrix(batch, _width(dtype))))
-    return _nonempty(Message(name, kind, ranks, dtype, _piece(kind, ranks, sizes, _width(dtype))))
+        return _nonempty(Message(name, "all_to_allv", ranks, dtype, _matrix(batch, element_bytes(dtype))))
+    return _nonempty(Message(name, kind, ranks, dtype, _piece(kind, ranks, sizes, element_bytes(dtype))))
 
 
 def _nonempty(candidate: Message) -> Message:
@@ -93,10 +94,6 @@ def _dtype(name: str) -> str:
     if not dtype or dtype.startswith("complex"):
         raise Unreplayable(f"element type {name[:40]!r} is not supported for messages")
     return "uint8" if dtype == "bool" else dtype
-
-
-def _width(dtype: str) -> int:
-    return WIDTHS[dtype]
 
 
 def _piece(kind: str, ranks: int, sizes: set[tuple[int, int]], width: int) -> int:

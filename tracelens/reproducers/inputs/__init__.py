@@ -3,15 +3,12 @@
 from tracelens.reproducers.inputs.arguments import (
     OP,
     RECORDED,
-    TORCH,
-    WIDTHS,
     Argument,
     Tensor,
     Unreplayable,
     dense,
     read,
     tensors,
-    torch_dtype,
 )
 from tracelens.reproducers.inputs.indices import complete, grids
 from tracelens.reproducers.inputs.makers import EVEN_GROUPS, fill
@@ -22,8 +19,6 @@ __all__ = [
     "EVEN_GROUPS",
     "OP",
     "RECORDED",
-    "TORCH",
-    "WIDTHS",
     "Argument",
     "Tensor",
     "Unreplayable",
@@ -35,6 +30,5 @@ __all__ = [
     "read",
     "scaled",
     "tensors",
-    "torch_dtype",
     "unreplayed",
 ]

@@ -8,23 +8,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from tracelens.dtypes import torch_dtype
 from tracelens.errors import TracelensError
-from tracelens.trace import decoded, short_dtype
-
-TORCH = {
-    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "i64": "int64",
-    "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "u16": "uint16", "u32": "uint32",
-    "u64": "uint64", "bool": "bool", "c64": "complex64", "c128": "complex128", "c32": "complex32",
-}  # fmt: skip
-"""Short names of element types to torch's; the narrow floats have torch's names in traces."""
-
-WIDTHS = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1, "complex64": 8, "complex128": 16,
-    "complex32": 4, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-}  # fmt: skip
-"""Bytes of an element by torch's name of its type."""
+from tracelens.trace import decoded
 
 NUMBERS = ("float64", "int64", "bool", "complex128")
 """Element types of Python numbers, which the profiler shows as tensors without dimensions."""
@@ -118,12 +104,6 @@ def tensors(arguments: Sequence[Argument]) -> list[Tensor]:
         for tensor in (argument if isinstance(argument, list) else [argument])
         if isinstance(tensor, Tensor)
     ]
-
-
-def torch_dtype(name: str) -> str:
-    """Torch's name of an element type as a trace writes it, "" for none; there are several 8-bit floats."""
-    plain = name.removeprefix("c10::").lower()
-    return plain if plain.startswith("float8") and plain in WIDTHS else TORCH.get(short_dtype(name), "")
 
 
 def _has_tensor(argument: Argument) -> bool:

@@ -18,7 +18,8 @@ from math import prod
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.reproducers.inputs.arguments import WIDTHS, Argument, Tensor
+from tracelens.dtypes import element_bytes
+from tracelens.reproducers.inputs.arguments import Argument, Tensor
 from tracelens.trace import Trace, Work
 
 INDEXED = ("aten::index", "aten::_unsafe_index")
@@ -59,7 +60,7 @@ def complete(op: str, arguments: Sequence[Argument], kernel: str, blocks: int) -
 def _rows(target: Tensor, kernel: str, blocks: int) -> int:
     """Number of rows that a kernel reads, 0 where its grid does not tell."""
     if match := _ROWS.search(kernel):
-        row = prod(target.shape[1:]) * WIDTHS[target.dtype]
+        row = prod(target.shape[1:]) * element_bytes(target.dtype)
         blocks_per_row = -(-row // (_THREADS * int(match[1]))) if row else 0
         return (
             blocks // blocks_per_row if blocks_per_row and blocks > 0 and blocks % blocks_per_row == 0 else 0

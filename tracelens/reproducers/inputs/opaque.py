@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.roofline import OpCalls, with_surroundings
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.reproducers.inputs.arguments import LONG_LIST, NO_SHAPES, OP, RECORDED, Unreplayable, read
 from tracelens.reproducers.inputs.indices import complete, grids
 from tracelens.reproducers.inputs.makers import fill
@@ -93,13 +93,13 @@ def callable_op(trace: Trace, work: Work) -> Int:
     """
     events, ops = trace.arrays, trace.once(OpCalls)
     usable = trace.once(_usable)
-    innermost = np.where((work.op >= 0) & usable[work.op], work.op, -1)
+    innermost = np.where(lookup(usable, work.op, False), work.op, -1)
     launched = trace.tables["links"].array("op_id")
     launched = launched[launched >= 0]
     # Around an op that is called itself no other is called for what it has beside that one.
     taken = with_surroundings(events, events.parent[launched[usable[launched]]])
     around = nearest(events.parent, events.depth, usable)
-    outer = np.where(work.op >= 0, around[work.op], -1)
+    outer = lookup(around, work.op, -1)
     outer = np.where((outer >= 0) & ~taken[outer], outer, -1)
     op = np.where(innermost >= 0, innermost, outer)
     hidden = (work.kind == WORK_KINDS.index("comm")) | _by_graph(trace, work)
@@ -123,7 +123,7 @@ def account(trace: Trace, work: Work) -> Account:
         kind[unaccounted & mask] = code_of[reason]
         unaccounted &= ~mask
     op = np.where(call >= 0, call, work.op)
-    name = np.where(op >= 0, events.name[op], -1)
+    name = lookup(events.name, op, -1)
     return Account(ns, kind, kinds, name, events.names)
 
 
@@ -199,14 +199,14 @@ def _refused(trace: Trace, work: Work, call: Int) -> tuple[Int, list[str]]:
 def _opaque(trace: Trace, work: Work) -> list[tuple[Bool, str]]:
     """Reasons of work without an op to call; the first that is true of it is the one."""
     events = trace.arrays
-    op_name = np.where(work.op >= 0, events.name[work.op], -1)
+    op_name = lookup(events.name, work.op, -1)
     registered, generated = matching(events.names, _REGISTERED), matching(events.names, _INDUCTOR)
-    of_op = (op_name >= 0) & registered[op_name]
+    of_op = lookup(registered, op_name, False)
     return [
         (work.unlinked, BEFORE),
         (_by_graph(trace, work), BY_GRAPH),
         (work.kind == WORK_KINDS.index("comm"), NO_SIZES),
-        ((op_name >= 0) & generated[op_name] | generated[work.name], INDUCTOR),
+        (lookup(generated, op_name, False) | generated[work.name], INDUCTOR),
         (of_op, NO_ARGUMENTS),
         (op_name >= 0, UNREGISTERED),
         (np.ones(len(op_name), dtype=bool), NO_OP),

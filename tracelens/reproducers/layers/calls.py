@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from tracelens.dtypes import torch_dtype
 from tracelens.reproducers.inputs import (
-    TORCH,
     Argument,
     Tensor,
     Unreplayable,
@@ -124,9 +124,7 @@ def _filled(pass_call: PassCall, recorded: list[Argument] | str) -> list[Argumen
 def _list_types(trace: Trace, phase_work: PhaseWork) -> dict[Call, str]:
     """Element type of tensors in lists by call, where the kernel tells the cost model."""
     found_cases = cases(trace, trace.work.take(phase_work.rows))
-    return {
-        case.call: TORCH[case.cost.dtype] for case in found_cases if case.cost and case.cost.dtype in TORCH
-    }
+    return {case.call: dtype for case in found_cases if case.cost and (dtype := torch_dtype(case.cost.dtype))}
 
 
 def _typed(

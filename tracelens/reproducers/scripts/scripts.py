@@ -10,11 +10,10 @@ import numpy as np
 from tracelens.analysis.roofline import least_ns
 from tracelens.costs import OpCost
 from tracelens.devices import devices, match
+from tracelens.dtypes import element_bytes, epsilon, torch_dtype
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.inputs import (
     OP,
-    TORCH,
-    WIDTHS,
     Argument,
     Unreplayable,
     complete,
@@ -29,12 +28,6 @@ from tracelens.reproducers.scripts.source import Source, about, call_arguments, 
 from tracelens.reproducers.select import Case
 from tracelens.trace import describe
 
-# Spacing of the numbers above 1.
-_EPS = {
-    "float64": 2**-52, "complex128": 2**-52, "float32": 2**-23, "complex64": 2**-23, "float16": 2**-10,
-    "bfloat16": 2**-7, "float8_e4m3fn": 2**-3, "float8_e4m3fnuz": 2**-3, "float8_e5m2": 2**-2,
-    "float8_e5m2fnuz": 2**-2, "float8_e8m0fnu": 1.0,
-}  # fmt: skip
 # Sums are added in another order, and single precision may run as TF32.
 _SUMS = 1e-3
 _BY_GRID = "Index tensors are not recorded; their length follows from the kernel grid."
@@ -104,13 +97,13 @@ def script(case: Case, max_elements: int | None = None) -> Script:
 
 def _rtol(arguments: Sequence[Argument], slack: int) -> float:
     """Tolerated error: some roundings of the coarsest input type, 0 where there are only integers."""
-    eps = max((_EPS.get(tensor.dtype, 0.0) for tensor in tensors(arguments)), default=0.0)
+    eps = max((epsilon(tensor.dtype) for tensor in tensors(arguments)), default=0.0)
     return max(slack * eps, _SUMS) if eps else 0.0
 
 
 def _copies(arguments: Sequence[Argument]) -> int:
     """How many sets of arguments are together beyond the caches of any GPU, 256 MB; not so many if large."""
-    size = sum(tensor.numel * WIDTHS[tensor.dtype] for tensor in tensors(arguments))
+    size = sum(tensor.numel * element_bytes(tensor.dtype) for tensor in tensors(arguments))
     return 1 if size > _LARGE else min(16, 2 + _CACHES // max(size, 1))
 
 
@@ -134,8 +127,8 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
 
 def _of_lists(case: Case) -> str:
     """Element type of tensors in lists, from the kernel: its type, or one of the width that it moves."""
-    if case.cost and case.cost.dtype in TORCH:
-        return TORCH[case.cost.dtype]
+    if case.cost and (dtype := torch_dtype(case.cost.dtype)):
+        return dtype
     width = next((match[1] for name in case.kernels if (match := _OPAQUE.search(name))), "4")
     return _OF_WIDTH.get(width, "float32")
 

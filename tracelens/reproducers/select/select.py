@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, lookup
 from tracelens.errors import TracelensError
 from tracelens.reproducers.inputs import Unreplayable, read, tensors
 from tracelens.reproducers.select.cases import Call, Case
@@ -102,8 +102,8 @@ def _named(trace: Trace, pattern: str) -> Bool:
 def _inside(trace: Trace, work: Work, around: Bool) -> Bool:
     """Work whose op, or the forward op that it belongs to, is inside one of these events."""
     inside = nearest(trace.arrays.parent, trace.arrays.depth, around) >= 0
-    of_op = inside[np.maximum(work.op, 0)] & (work.op >= 0)
-    of_forward = inside[np.maximum(work.forward, 0)] & (work.forward >= 0)
+    of_op = lookup(inside, work.op, False)
+    of_forward = lookup(inside, work.forward, False)
     return of_op | of_forward
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import Trace, matching
 from tracelens.what_if.graph.gloo import starts, waited
 from tracelens.what_if.graph.graph import ARRIVE, HOST, LEAVE, OVERLAP_NS, SYNC, WORK, Draft
@@ -61,8 +61,8 @@ def device(trace: Trace, rank: int, shift: int, shared: Bool, host: Host, draft:
     finish[rows] = draft.add(LEAVE, rank, work.end[rows] + shift, event=work.event[rows], work=rows)
     call_of_event = np.full(len(events.start), -1, dtype=np.int64)
     call_of_event[host.calls.event] = np.arange(len(host.calls.event))
-    call = np.where(work.launch >= 0, call_of_event[np.maximum(work.launch, 0)], -1)
-    called = np.where(work.launch >= 0, events.start[np.maximum(work.launch, 0)], LONG_AGO)
+    call = lookup(call_of_event, work.launch, -1)
+    called = lookup(events.start, work.launch, LONG_AGO)
     before = _before(work.lane, work.start, work.end)
     gpu = Device(begin, finish, called, call, before)
     if work.cpu_only:
@@ -81,7 +81,7 @@ def _before(lane: Int, start: Int, end: Int) -> Int:
     behind[order[1:][same]] = order[:-1][same]
     before = behind.copy()
     for _ in range(_BACK):
-        beside = np.flatnonzero((before >= 0) & (end[np.maximum(before, 0)] > start + OVERLAP_NS))
+        beside = np.flatnonzero(lookup(end, before, LONG_AGO) > start + OVERLAP_NS)
         if not len(beside):
             break
         before[beside] = behind[before[beside]]
@@ -107,7 +107,7 @@ def _return(trace: Trace, gpu: Device, host: Host, draft: Draft) -> None:
     copies[work.launch[work.launch >= 0]] = np.flatnonzero(work.launch >= 0)
     best = copies[rows]
     is_copy, whole_device = best >= 0, whole_device & (best < 0)
-    latest = np.where(is_copy, work.end[np.maximum(best, 0)], LONG_AGO)
+    latest = lookup(work.end, best, LONG_AGO)
     lane = work.lane
     for number in np.unique(lane).tolist():
         launched = np.flatnonzero((lane == number) & (gpu.called > LONG_AGO))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import nearest
 from tracelens.trace import Trace, exclusive
 from tracelens.what_if.graph.gloo import Chain
@@ -196,7 +196,7 @@ def _activity(trace: Trace, thread: Int, lanes: list[int]) -> tuple[Covered, Cov
     is_op = events.where("op")
     around = nearest(events.parent, events.depth, is_op)
     above = events.parent
-    root = is_op & ((above < 0) | (around[np.maximum(above, 0)] < 0))
+    root = is_op & (lookup(around, above, -1) < 0)
     order = np.argsort(lanes)
     place = np.searchsorted(np.array(lanes)[order], thread)
     known = np.isin(thread, lanes)

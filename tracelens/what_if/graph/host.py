@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Work, matching
 from tracelens.what_if.graph.gloo import Chain, Returns, returns
 from tracelens.what_if.graph.graph import HANDOVER, HOST, ORDER, POINT, WAITED, WORK, Draft
@@ -108,7 +108,7 @@ def _chosen(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
     launches = np.zeros(len(events.start), dtype=bool)
     launches[work.launch[work.launch >= 0]] = True
     called = events.where("launch")
-    inner = (events.parent >= 0) & called[np.maximum(events.parent, 0)]
+    inner = lookup(called, events.parent, False)
     waiting = blocking_calls(trace, work)
     busy = np.unique(thread[launches])
     rows = np.flatnonzero((launches | (waiting & ~inner)) & np.isin(thread, busy))
@@ -169,7 +169,7 @@ def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
     # for nodes without extent at that very time.
     at = np.searchsorted(end[order], opened, side="right") - 1
     own = np.arange(len(chains))
-    while (same := (at >= 0) & (lane[order[np.maximum(at, 0)]] == own)).any():
+    while (same := lookup(lane[order], at, -1) == own).any():
         at[same] -= 1
     rows = np.flatnonzero((at >= 0) & ~np.isin(first, replaced))
     draft.join(ORDER, node[order[at[rows]]], first[rows])

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.trace import Trace, matching
 from tracelens.what_if.graph.device import LONG_AGO, Device
 from tracelens.what_if.graph.graph import LAUNCH, STREAM, WAIT, Draft
@@ -58,7 +58,7 @@ def _follow(trace: Trace, device: Device, begin: Int, held_up: Int, draft: Draft
     draft.join(STREAM, device.finish[ahead], device.begin[behind], np.minimum(np.maximum(usual, 0), gap))
     launched = np.flatnonzero(device.call >= 0)
     launch_ns = work.start[launched] - device.called[launched]
-    idle = np.where(device.before >= 0, work.end[np.maximum(device.before, 0)], LONG_AGO)[launched]
+    idle = lookup(work.end, device.before, LONG_AGO)[launched]
     # Kernels of a graph after its first wait for others of the graph.
     first = np.isin(np.arange(len(launched)), np.unique(device.call[launched], return_index=True)[1])
     free = first & (idle <= device.called[launched]) & (launch_ns >= 0) & ~np.isin(launched, held_up)
@@ -75,7 +75,7 @@ def _follow(trace: Trace, device: Device, begin: Int, held_up: Int, draft: Draft
 def _held_up(trace: Trace, device: Device, lane: Int) -> tuple[Int, Int]:
     """(activity, what it waited for) by the first rule."""
     work = trace.work
-    own_end = np.where(device.before >= 0, work.end[np.maximum(device.before, 0)], device.called)
+    own_end = lookup(work.end, device.before, device.called)
     ready = np.maximum(device.called, own_end)
     late = np.flatnonzero((work.start - ready > _SHORT_NS) & (device.called > work.start.min() - _SOON_NS))
     best, ended = (np.full(len(late), fill, dtype=np.int64) for fill in (-1, np.iinfo(np.int64).min))

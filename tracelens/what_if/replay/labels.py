@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import Coded, recode
 from tracelens.trace import enclosing_op
 from tracelens.what_if.graph import MEET, Recorded
@@ -42,7 +42,7 @@ def labels(recorded: Recorded) -> Labels:
         name[rank_nodes] = events.name[shown]
         texts.append(events.names)
         none = len(work.categories)
-        category[rank_nodes] = np.where(work_row >= 0, work.category[np.maximum(work_row, 0)], none)
+        category[rank_nodes] = lookup(work.category, work_row, none)
         classes.append([*work.categories, ""])
         rows.append(rank_nodes)
     meetings = np.flatnonzero(graph.kind == MEET)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.what_if.graph import Edit, Graph
 
 Delays = Literal["low", "typical", "high"]
@@ -84,7 +84,7 @@ def schedule(graph: Graph, edit: Edit, delays: Delays = "typical") -> Times:
         np.array(start, dtype=np.int64),
         np.array(end, dtype=np.int64),
         np.array(ready, dtype=np.int64),
-        np.where(last_edge >= 0, kept[np.maximum(last_edge, 0)] if len(kept) else -1, -1),
+        lookup(kept, last_edge, -1),
     )
 
 
@@ -101,7 +101,7 @@ def usual_delays(graph: Graph, delay: Int) -> Int:
     """Of each node, the median delay of all nodes that waited last for an edge of the same kind, ns."""
     last = binding(graph)
     usual = np.zeros(len(graph), dtype=np.int64)
-    kinds = np.where(last >= 0, graph.edge[np.maximum(last, 0)] if len(graph.edge) else -1, -1)
+    kinds = lookup(graph.edge, last, -1)
     for kind in np.unique(kinds[kinds >= 0]).tolist():
         same_kind = kinds == kind
         usual[same_kind] = int(np.median(delay[same_kind]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.host import GARBAGE, named, threads
 from tracelens.analysis.moe import blocking
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, lookup
 from tracelens.trace import enclosing_op, matching, rows_by_code, wildcards
 from tracelens.what_if.graph import HANDOVER, HOST, ORDER, SYNC, WAITED, Covered, Edit, Graph, whole_ns
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
@@ -126,14 +126,13 @@ def _named(graph: Graph, pattern: re.Pattern[str]) -> Bool:
     found = np.zeros(len(graph), dtype=bool)
     for at, trace in enumerate(graph.run.traces):
         events, around = trace.arrays, trace.once(enclosing_op)
-        fits = matching(events.names, pattern)
+        fits = matching(events.names, pattern)[events.name]
         mine = graph.of_rank[at]
         mine = mine[graph.event[mine] >= 0]
         row = graph.event[mine]
-        found[mine] = fits[events.name[row]]
+        found[mine] = fits[row]
         row = around[row]
-        while (inside := row >= 0).any():
-            found[mine] |= inside & fits[events.name[np.maximum(row, 0)]]
-            above = events.parent[np.maximum(row, 0)]
-            row = np.where(inside & (above >= 0), around[np.maximum(above, 0)], -1)
+        while (row >= 0).any():
+            found[mine] |= lookup(fits, row, False)
+            row = lookup(around, lookup(events.parent, row, -1), -1)
     return found

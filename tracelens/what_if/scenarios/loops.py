@@ -20,7 +20,7 @@ import numpy as np
 
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, PHASES, LayerPass, Regions, blocking, regions
 from tracelens.analysis.roofline import Costing
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.what_if.scenarios.devices import counted
 
@@ -90,7 +90,7 @@ def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
 def _asked(trace: Trace) -> Int:
     """When the host asked for each piece of work, ns."""
     work = trace.work
-    return np.where(work.launch_call >= 0, trace.arrays.start[np.maximum(work.launch_call, 0)], work.start)
+    return lookup(trace.arrays.start, work.launch_call, work.start)
 
 
 class _Reader:
@@ -215,7 +215,7 @@ def _bytes(found: Costing) -> tuple[Int, Int]:
 
 def _named(name: Int, rows: Int) -> Int:
     """Code of the name of each event, -1 for none."""
-    return np.where(rows >= 0, name[np.maximum(rows, 0)], -1)
+    return lookup(name, rows, -1)
 
 
 def _join(parts: list[Int]) -> Int:

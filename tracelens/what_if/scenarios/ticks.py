@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.serving import GlobalStep, by_one_clock, global_steps, rank_steps
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.what_if.graph import LAUNCH, MEET, POINT, TRANSFER, WAITED
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext
 
@@ -67,7 +67,7 @@ def _places(scene: ScenarioContext, found: list[GlobalStep]) -> Int:
         own = nodes[np.isin(graph.kind[nodes], (POINT, WAITED))]
         own = own[trace.arrays.where("launch")[graph.event[own]]]
         last = np.maximum.accumulate(np.where(launches[own], np.arange(len(own)), -1))
-        place[own] = np.where(last >= 0, place[own[np.maximum(last, 0)]], -1)
+        place[own] = lookup(place[own], last, -1)
     moved = np.flatnonzero((graph.edge == TRANSFER) & (graph.kind[graph.src] == MEET))
     place[graph.src[moved]] = place[graph.dst[moved]]
     return place

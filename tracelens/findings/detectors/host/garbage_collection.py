@@ -74,11 +74,8 @@ def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
     Collections do not nest, so of the frames around one (the call, torch's own event) only the outer counts.
     """
     events = context.trace.arrays
-    codes = [code for code, name in enumerate(events.names) if is_wanted(name)]
-    if not codes:
-        return union(*np.zeros((2, 0), dtype=np.int64))
     low, high = context.host_window
-    rows = np.flatnonzero(np.isin(events.name, codes) & events.where("python", "annotation"))
+    rows = np.flatnonzero(events.named(is_wanted) & events.where("python", "annotation"))
     rows = rows[(events.end[rows] > low) & (events.start[rows] < high)]
     return union(events.start[rows], events.end[rows])
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.common import NODE, recomputed
 from tracelens.analysis.stragglers import duration
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, nearest, sums
@@ -55,7 +55,7 @@ def recompute(context: RankContext) -> Outcome:
 
 def _recomputed_work(context: RankContext) -> Bool:
     """Which work repeats the forward pass."""
-    mask: Bool = (context.caller >= 0) & context.trace.once(recomputed)[np.maximum(context.caller, 0)]
+    mask: Bool = lookup(context.trace.once(recomputed), context.caller, False)
     return mask
 
 
@@ -70,6 +70,6 @@ def _families(context: RankContext, is_recompute: Bool) -> list[tuple[str, float
 def _regions(context: RankContext, is_recompute: Bool) -> int:
     """Number of nodes of the backward pass that repeat something."""
     events = context.trace.arrays
-    node = np.array([name.startswith(NODE) for name in events.names], dtype=bool)[events.name]
+    node = events.named(lambda name: name.startswith(NODE))
     around: Int = nearest(events.parent, events.depth, node)[context.caller[is_recompute]]
     return len(np.unique(around))

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.pipeline import FORWARD, Span, pipeline_scopes, stage_messages
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import nearest
-from tracelens.trace import Trace, gpu_work, union
+from tracelens.trace import Trace, gpu_work, interval_of, union
 
 _PART = re.compile(
     r"(?P<layer>L\d+)(?:\.(?P<inner>\w+))?(?:\..*)?|(?P<embedding>embedding)\b.*|(?:head|loss)\b.*"
@@ -48,8 +48,8 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
     around = nearest(events.parent, events.depth, is_part)
 
     def part_of(event: Int) -> Int:
-        scope = np.where(event >= 0, around[np.maximum(event, 0)], -1)
-        return np.where(scope >= 0, codes[events.name[np.maximum(scope, 0)]], -1)
+        scope = lookup(around, event, -1)
+        return lookup(codes, lookup(events.name, scope, -1), -1)
 
     part = part_of(work.forward)
     part = np.where(part >= 0, part, part_of(work.host_call))
@@ -57,9 +57,8 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
     start, end = (
         np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
     )
-    pass_index = np.searchsorted(start, work.start, side="right") - 1
-    inside = (pass_index >= 0) & (part >= 0) & (work.start < end[np.maximum(pass_index, 0)])
-    rows = np.flatnonzero(inside)
+    pass_index = interval_of(start, end, work.start)
+    rows = np.flatnonzero((pass_index >= 0) & (part >= 0))
     rows = rows[np.lexsort((work.end[rows], pass_index[rows]))]
     pass_index, part, stop = pass_index[rows], part[rows], work.end[rows]
     stop = np.minimum(stop, end[pass_index])

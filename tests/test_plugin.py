@@ -18,7 +18,7 @@ ANALYZER = '''
 """How many kernels there are."""
 
 from tracelens.analysis import analyzer
-from tracelens.table import Column, Result, Schema, result, stack
+from tracelens.table import Column, Result, Schema, result
 from tracelens.trace import Run, gpu_work
 
 COUNTS = Schema("Kernel counts", (Column("rank", "int64"), Column("kernels", "int64", "count")))
@@ -30,7 +30,7 @@ def headcount(run: Run) -> Result:
     rows = [
         {"rank": [trace.meta.rank], "kernels": [int(gpu_work(trace).is_kernel.sum())]} for trace in run.traces
     ]
-    return result({"counts": stack(COUNTS, rows)})
+    return result({"counts": COUNTS.concat(rows)})
 '''
 
 

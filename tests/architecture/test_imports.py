@@ -2,7 +2,7 @@
 
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if -> planner
         -> analysis -> {costs, devices} -> trace
-        -> table -> {arrays, dtypes, lazy, registry, plugins, limits, guard, errors, printable}
+        -> table -> {arrays, dtypes, lazy, registry, plugins, limits, guard, errors, printable, units}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
@@ -20,13 +20,14 @@ import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
-BASE = {"arrays", "dtypes", "errors", "guard", "lazy", "limits", "printable", "registry", "version"}
+BASE = {"arrays", "dtypes", "errors", "guard", "lazy", "limits", "printable", "registry", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
     "dtypes": set(),
     "lazy": set(),
     "printable": set(),
+    "units": set(),
     "errors": {"printable", "version"},
     "guard": {"errors"},
     "limits": {"errors"},
@@ -81,7 +82,7 @@ FLOORS = (
 )
 """The rooms of `analysis` from the ground up; each is built on those below it."""
 # What `import tracelens` may run: these import neither pandas nor numpy.
-LIGHT = {"errors", "guard", "lazy", "limits", "plugins", "printable", "registry", "version"}
+LIGHT = {"errors", "guard", "lazy", "limits", "plugins", "printable", "registry", "units", "version"}
 MOST_MODULES = 15
 
 MODULES = modules()

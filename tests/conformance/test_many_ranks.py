@@ -15,7 +15,6 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case, collective_params
-from tracelens.rendering.tables.values import values
 from tracelens.table.result import Report, Result
 from tracelens.trace.classify import WORK_KINDS
 
@@ -129,7 +128,9 @@ def same(one: Report, other: Report) -> None:
         assert list(left.data) == list(right.data)
         for name, table in left.data.items():
             for column in table.schema.columns:
-                assert values(table, column) == values(right.data[name], column), f"{name}.{column.name}"
+                assert table.values(column.name) == right.data[name].values(column.name), (
+                    f"{name}.{column.name}"
+                )
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from tracelens.analysis.analyzer import ANALYZERS, SHARED, in_order
 from tracelens.analysis.common.cpu_only import noted
 from tracelens.errors import WrongOption
 from tracelens.rendering.renderer import RENDERERS
-from tracelens.rendering.tables.values import values as cells_of
 from tracelens.table.result import Result
 from tracelens.table.schema import Coded, Table
 from tracelens.trace.activities import SCOPES
@@ -257,7 +256,7 @@ def shared_apart(name: str, case: str, scope: str) -> object:
 def plain(result: Result) -> dict[tuple[str, str], np.ndarray]:
     """Every column of a result by itself, texts as texts."""
     return {
-        (name, column.name): np.array(cells_of(table, column))
+        (name, column.name): np.array(table.values(column.name))
         for name, table in result.data.items()
         for column in table.schema.columns
     }

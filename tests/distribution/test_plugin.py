@@ -18,7 +18,7 @@ ANALYZER = '''
 import os
 
 from tracelens.analysis import analyzer
-from tracelens.table import Column, Result, Schema, result, stack
+from tracelens.table import Column, Result, Schema, result
 from tracelens.trace import Run, gpu_work
 
 COUNTS = Schema(
@@ -38,7 +38,7 @@ def headcount(run: Run) -> Result:
         }
         for trace in run.traces
     ]
-    return result({"counts": stack(COUNTS, rows)})
+    return result({"counts": COUNTS.concat(rows)})
 '''
 COST = '''
 """An op of one's own."""

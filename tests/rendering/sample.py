@@ -144,7 +144,9 @@ def breakdown(kernels: int = 3, names: tuple[str, ...] = NASTY, ranks: int = 1) 
         name: [row[index] for row in rows] for index, name in ((3, "level"), (4, "name"), (5, "forward_op"))
     }
     data |= {"exclusive_ns": sizes, "count": count, "mean_ns": sizes / count, "fraction": sizes / sizes.max()}
-    return result("breakdown", "Breakdown", {"breakdown": table("GPU time by cause", columns, data)})
+    return result(
+        "breakdown", "Breakdown", {"breakdown": table("GPU time by cause", columns, data, kind="tree")}
+    )
 
 
 def ranking(analyzer: str, value: str, rows: int = 30, names: tuple[str, ...] = NASTY) -> Result:
@@ -464,7 +466,9 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         "at_ns": np.where(at == 2, -1, 1_000_000 * (at + 20)),
     }
     doc = f"Where two are about the same time, it counts once. {SCRIPT}"
-    return result("findings", "What to fix", {"findings": table("What to fix", columns, data, doc=doc)})
+    return result(
+        "findings", "What to fix", {"findings": table("What to fix", columns, data, doc=doc, kind="entries")}
+    )
 
 
 def moe(ranks: int = 4, layers: int = 3) -> Result:
@@ -538,7 +542,7 @@ def diff(rows: int = 5, names: tuple[str, ...] = NASTY, kept: int = 100_000) -> 
         "noise": [("beyond", "within", "unknown")[at % 3] for at in range(len(rows_))],
     }
     tables = {
-        "waterfall": table("Waterfall", columns, data, doc="Rows of each level add up."),
+        "waterfall": table("Waterfall", columns, data, doc="Rows of each level add up.", kind="levels"),
         "changes": _changes(rows, names),
         "icicle": _icicle(base, cand),
     }
@@ -570,7 +574,7 @@ def _changes(rows: int, names: tuple[str, ...]) -> Table:
         "cand_rank": np.where(at % 2, -1, 0),
         "cand_at_ns": np.where(at % 2, -1, 57_000_000),
     }
-    return table("What changed", columns, data, doc="Calls are matched by names.")
+    return table("What changed", columns, data, doc="Calls are matched by names.", kind="entries")
 
 
 def _icicle(base: list[int], cand: list[int]) -> Table:
@@ -601,7 +605,7 @@ def _icicle(base: list[int], cand: list[int]) -> Table:
         Column("cand_ns", "int64", NS),
     )
     data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
-    return table("Both as boxes", columns, data, detail=True)
+    return table("Both as boxes", columns, data, kind="tree", detail=True)
 
 
 def unknown() -> Result:

@@ -38,12 +38,6 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_two_columns_of_sentences_make_entries() -> None:
-    name, prose = Column("name", "str"), Column("why", "str", prose=True)
-    assert not Schema("T", (name, prose)).entries
-    assert Schema("T", (name, prose, Column("what", "str", prose=True))).entries
-
-
 def test_facts_are_the_short_cells_that_are_known() -> None:
     first, second, third, _ = told(plain())
     assert [(entry.number, entry.name) for entry in (first, second)] == [
@@ -70,7 +64,7 @@ def test_a_first_column_that_is_no_place_is_a_fact() -> None:
         Column("why", "str", prose=True),
         Column("what", "str", prose=True),
     )
-    table = Schema("T", columns).table({"rank": [1, 2], "why": ["a", "b"], "what": ["c", ""]})
+    table = Schema("T", columns, kind="entries").table({"rank": [1, 2], "why": ["a", "b"], "what": ["c", ""]})
     first, second = entries(cut(table, 9))
     assert (first.number, first.name, first.share) == ("", "–", None)
     assert list(map(str, first.facts)) == ["rank 1"]

@@ -20,7 +20,6 @@ from tests.rendering import (
     sample_whatif,
 )
 from tracelens.rendering.figures.figure import FIGURES, Figure, figures
-from tracelens.rendering.tables.values import values
 from tracelens.table.result import Result
 from tracelens.table.schema import Table
 
@@ -82,7 +81,7 @@ def appended(result: Result, name: str, **changes: Callable[[NDArray[Any]], NDAr
     table = result.data[name]
     data: dict[str, Any] = {}
     for column in table.schema.columns:
-        cells = values(table, column)
+        cells = table.values(column.name)
         more = changes[column.name](np.array(cells)).tolist() if column.name in changes else cells
         data[column.name] = [*cells, *more]
     return replace(result, data={name: table.schema.table(data)})

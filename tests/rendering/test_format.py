@@ -16,7 +16,8 @@ from tracelens.rendering.tables.values import (
     rounded,
     shorten,
 )
-from tracelens.table.schema import Column, Dtype, Unit
+from tracelens.table.schema import Column, Dtype
+from tracelens.units import Unit
 
 
 @pytest.mark.parametrize(

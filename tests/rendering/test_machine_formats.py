@@ -13,7 +13,6 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.errors import MissingExtra
-from tracelens.rendering import tables
 from tracelens.rendering.formats import csv, xlsx
 from tracelens.rendering.formats.json import files as json_files
 from tracelens.rendering.formats.json import one_result
@@ -67,8 +66,8 @@ def test_csv_reads_back(tmp_path: Path) -> None:
             assert list(back.columns) == table.schema.names
             assert len(back) == len(table)
             for column in table.schema.columns:
-                mine = tables.values(table, column)
-                if tables.is_text(column):
+                mine = table.values(column.name)
+                if column.is_text:
                     mine = [csv.safe(cell) for cell in mine]
                 if len(table):
                     assert back[column.name].tolist() == mine, f"{name}.{column.name}"

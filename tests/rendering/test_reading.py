@@ -23,6 +23,7 @@ LEVELS = Schema(
         Column("dur_ns", "int64", "ns"),
     ),
     doc="All of it.",
+    kind="levels",
 )
 
 

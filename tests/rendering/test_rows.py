@@ -22,6 +22,7 @@ SCHEMA = Schema(
         Column("name", "str"),
         Column("dur_ns", "int64", "ns"),
     ),
+    kind="tree",
 )
 
 
@@ -75,8 +76,8 @@ def test_a_parent_that_is_not_there_makes_a_root_and_a_cycle_loses_no_row() -> N
 def test_cut_of_a_tree_begins_with_the_name() -> None:
     result = sample.breakdown(2)
     part = cut(result.data["breakdown"], 10)
-    assert [column.name for column in part.columns][:2] == ["name", "rank"]
-    assert not {"node", "parent"} & {column.name for column in part.columns}
+    assert [shown.column.name for shown in part.columns][:2] == ["name", "rank"]
+    assert not {"node", "parent"} & {shown.column.name for shown in part.columns}
     assert part.count == 10
     assert "10 of 53 rows; the smallest are left out" in more(result, part)
 

@@ -9,7 +9,6 @@ import pytest
 import tracelens
 from tests.builders import aligned, events, write
 from tracelens.errors import TracelensError
-from tracelens.rendering.tables.values import values
 from tracelens.table.result import Report
 from tracelens.workers import children
 from tracelens.workers.executor import start
@@ -55,7 +54,7 @@ def contents(report: Report) -> list[object]:
             (
                 result.analyzer, result.title, result.doc, result.skips, result.meta,
                 [
-                    (name, column.name, values(table, column))
+                    (name, column.name, table.values(column.name))
                     for name, table in result.data.items()
                     for column in table.schema.columns
                 ],

@@ -12,7 +12,7 @@ from tracelens.analysis.common import choose_device, own_device
 from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome
 from tracelens.findings.rank_context import RankContext
 from tracelens.guard import Failure
-from tracelens.table import Column, Result, Schema, Skip, Table, result, stack
+from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Trace, Union, both
 
 NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
@@ -37,6 +37,7 @@ FINDINGS = Schema(
         Column("at_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category"),
     ),
+    kind="entries",
     doc=f"Ranked by recoverable step time. Savings per step; under {SHOWN:.1%} hidden. Time shared by "
     "several findings counts for the first of them.",
 )  # fmt: skip
@@ -62,6 +63,7 @@ CHECKED = Schema(
         Column("saving_ns", "int64", "ns", "per step, mean of the ranks"),
         Column("verdict", "str", doc="finding, or why not", prose=True),
     ),
+    kind="entries",
     detail=True,
 )
 
@@ -147,9 +149,9 @@ def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> 
         for candidate in candidates
     }
     tables = {
-        "findings": _table(FINDINGS, rows),
-        "signals": _table(SIGNALS, [*_steps(ranks), *_measured(candidates)]),
-        "checked": _table(CHECKED, _checked(outcomes, candidates, verdicts)),
+        "findings": FINDINGS.from_rows(rows),
+        "signals": SIGNALS.from_rows([*_steps(ranks), *_measured(candidates)]),
+        "checked": CHECKED.from_rows(_checked(outcomes, candidates, verdicts)),
     }
     skips = (
         [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checked`")]
@@ -259,7 +261,3 @@ def _checked(
         }
         for name, item in DETECTORS.items()
     ]
-
-
-def _table(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> Table:
-    return stack(schema, [{name: [row[name]] for name in schema.names} for row in rows])

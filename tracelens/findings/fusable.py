@@ -122,11 +122,9 @@ def _collectives(context: RankContext) -> _Collectives:
     position_of[work.event] = np.arange(len(work.event))
     kernel = table.array("kernel_id")
     kind = np.array([_kind(name) for name in table.texts("collective")], dtype=np.int64)
-    texts = {text: text.lower() for text in set(table.texts("group_description"))}
-    named = {text: bool(_TENSOR.search(low)) for text, low in texts.items()}
-    is_other = {text: bool(_OTHER.search(low)) for text, low in texts.items()}
-    description = table.texts("group_description")
-    allowed = np.array([not is_other[text] for text in description], dtype=bool)
+    description = table.coded("group_description")
+    named = description.mask(lambda text: _TENSOR.search(text.lower()))
+    allowed = ~description.mask(lambda text: _OTHER.search(text.lower()))
     message = np.maximum(table.array("in_bytes"), table.array("out_bytes"))
     candidate = (kernel >= 0) & (kind >= 0) & allowed & (table.array("group_size") > 1) & (message > 0)
     candidate[candidate] = position_of[kernel[candidate]] >= 0
@@ -136,9 +134,8 @@ def _collectives(context: RankContext) -> _Collectives:
     called = np.where(
         context.called[row] >= 0, context.called[row], np.where(on_host, events.start[record], -1)
     )
-    is_named = np.array([named[description[row]] for row in rows.tolist()], dtype=bool)
     collectives = _Collectives(
-        row, kind[rows], message[rows], table.array("group_size")[rows], called, is_named
+        row, kind[rows], message[rows], table.array("group_size")[rows], called, named[rows]
     )
     return collectives.take(called >= 0)
 

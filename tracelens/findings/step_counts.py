@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from tracelens.arrays import Bool
 from tracelens.table import Result, Table
 from tracelens.trace import is_step
@@ -13,8 +11,7 @@ from tracelens.trace import is_step
 
 def in_steps(table: Table) -> Bool:
     """Which rows of a table with a column `step` are of a step."""
-    labels = table.texts("step")
-    return np.array([is_step(label) for label in labels], dtype=bool)
+    return table.coded("step").mask(is_step)
 
 
 def step_count(results: Mapping[str, Result]) -> int:

@@ -28,11 +28,7 @@ _DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/(\d{1,9})"
 
 
 def write_file(path: StrPath, content: bytes) -> None:
-    """Write a file; missing folders above it are made.
-
-    Raises:
-        TracelensError: it cannot be written; the system's reason is given.
-    """
+    """Write a file and the missing folders above it; raises TracelensError with the system's reason."""
     try:
         with whole_file(path, parents=True) as file:
             file.write(content)
@@ -44,12 +40,7 @@ def write_file(path: StrPath, content: bytes) -> None:
 def whole_file(path: StrPath, *, parents: bool = False) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `path` at the end of the `with`, or vanishes if it ends in an error.
 
-    Args:
-        path: of the file.
-        parents: whether missing folders above it are made.
-
-    Raises:
-        OSError: it cannot be written.
+    Missing folders above it are made with `parents`. Raises OSError if it cannot be written.
     """
     if is_stream(path):
         with open(_stream(path), "wb") as file:
@@ -73,11 +64,7 @@ def whole_file(path: StrPath, *, parents: bool = False) -> Iterator[IO[bytes]]:
 
 
 def create(path: str) -> IO[bytes]:
-    """A new file, never one that is there, with the permissions that the user's umask gives.
-
-    Raises:
-        OSError: it cannot be made, or is there.
-    """
+    """A new file, never one that is there, with the permissions that the user's umask gives."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
 
 
@@ -87,11 +74,7 @@ def temporary_beside(target: str) -> str:
 
 
 def make_folders(folder: str) -> list[str]:
-    """Make a folder and those above it; returns those made, the innermost first.
-
-    Raises:
-        OSError: one cannot be made, or is no folder; none is left behind then.
-    """
+    """Make a folder and those above it, or none; returns those made, the innermost first."""
     missing = []
     while not os.path.lexists(folder):
         missing.append(folder)
@@ -122,11 +105,7 @@ def remove_file(path: str) -> None:
 
 
 def status(path: StrPath) -> os.stat_result | None:
-    """Status of what a path leads to; None where nothing is there yet.
-
-    Raises:
-        OSError: the system does not let us follow the path.
-    """
+    """Status of what a path leads to; None where nothing is there yet."""
     try:
         return os.stat(path)
     except FileNotFoundError:

@@ -48,12 +48,7 @@ class FolderKind:
 
 
 def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind) -> None:
-    """Write a folder; what an earlier command wrote there is replaced.
-
-    Args:
-        path: of the folder; a link to one is followed.
-        contents: file name to content, the index among them.
-        kind: of the folder.
+    """Write a folder of files by name, the index among them; what an earlier command wrote there is replaced.
 
     Raises:
         TracelensError: it holds something else, or cannot be written; the system's reason is given.
@@ -86,7 +81,6 @@ def check_folder(path: StrPath, kind: FolderKind) -> None:
 
 
 def _make(target: str, contents: Mapping[str, bytes], kind: FolderKind) -> None:
-    """Write a folder that is not there."""
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     temporary = temporary_beside(target)
@@ -100,7 +94,6 @@ def _make(target: str, contents: Mapping[str, bytes], kind: FolderKind) -> None:
 
 
 def _refill(target: str, contents: Mapping[str, bytes], kind: FolderKind, path: StrPath) -> None:
-    """Replace what a folder holds."""
     files, leftovers = _ours(target, kind, path)
     temporary = temporary_beside(os.path.join(target, kind.index))
     new, old = (os.path.join(temporary, part) for part in _PARTS)

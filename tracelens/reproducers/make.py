@@ -18,7 +18,7 @@ from tracelens.reproducers.inputs import Unreplayable, unreplayed
 from tracelens.reproducers.layers import sequences
 from tracelens.reproducers.scripts import UNFAITHFUL, script
 from tracelens.reproducers.select import Case, Selection, cases, fits, merged, selected_work
-from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Run, describe
 
 Order = Literal["time", "recoverable"]
@@ -200,7 +200,7 @@ def _written(
         "processes": [reproducer.processes for reproducer in scripts],
     }
     meta = {"fraction": sum(total) / gpu_ns, "not_written": not_written}
-    tables = {"scripts": stack(SCRIPTS, [columns] if scripts else [])}
+    tables = {"scripts": SCRIPTS.concat([columns] if scripts else [])}
     replay_result = result(tables, skips, **meta)
     return replace(
         replay_result, analyzer="replay", title="Replay", doc="Traced calls as standalone scripts."

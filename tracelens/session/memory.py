@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import TracelensError
+from tracelens.units import GIB
 
 if TYPE_CHECKING:
     from tracelens.devices import Device
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from tracelens.planner.memory import Assumptions
     from tracelens.table import Result
 
-GIB = 2**30
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
 """Words of users and fields of a configuration, where these differ."""
 

@@ -1,10 +1,10 @@
 """Tables: declared columns with units, results, and the operations on them."""
 
+from tracelens.table.coded import Coded, Rows
 from tracelens.table.forest import depths, nearest, outermost, subtree_sums
 from tracelens.table.groups import codes, stats, sums
 from tracelens.table.result import VIEWS, Report, Result, Skip, join, result
-from tracelens.table.schema import Coded, Column, Schema, Table, Unit, shortened
-from tracelens.table.stack import recode, stack, used
+from tracelens.table.schema import Column, Pivot, Schema, Table, shortened
 from tracelens.table.tree import Leaves, Level, depth_first, levels
 
 __all__ = [
@@ -13,12 +13,13 @@ __all__ = [
     "Column",
     "Leaves",
     "Level",
+    "Pivot",
     "Report",
     "Result",
+    "Rows",
     "Schema",
     "Skip",
     "Table",
-    "Unit",
     "codes",
     "depth_first",
     "depths",
@@ -26,12 +27,9 @@ __all__ = [
     "levels",
     "nearest",
     "outermost",
-    "recode",
     "result",
     "shortened",
-    "stack",
     "stats",
     "subtree_sums",
     "sums",
-    "used",
 ]

@@ -10,7 +10,6 @@ from tracelens.errors import SchemaError
 from tracelens.guard import Failure
 from tracelens.registry import Registry
 from tracelens.table.schema import Schema, Table, shortened
-from tracelens.table.stack import stack
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +160,7 @@ def join(results: Sequence[Result]) -> Result:
         for name, table in rank_result.data.items():
             by_name.setdefault(name, []).append(table)
     tables = {
-        name: stack(same[0].schema, [table.columns for table in same])
+        name: same[0].schema.concat([table.columns for table in same])
         if "rank" in same[0].schema.names
         else same[0]
         for name, same in by_name.items()

@@ -1,11 +1,11 @@
-"""What a table is: declared columns with units, and the `Result` that an analyzer returns.
+"""Tables: columns under a declared schema, and the operations on them.
 
-Renderers see nothing but this module, so whatever an analyzer declares here is what every format shows.
+Whatever a schema declares is what every output format shows; none of them knows an analyzer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.arrays import Int
 from tracelens.errors import SchemaError
+from tracelens.table.coded import Coded, Rows
+from tracelens.table.groups import codes
+from tracelens.units import Unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Dtype = Literal["int64", "float64", "bool", "str", "category"]
-Unit = Literal["", "ns", "bytes", "fraction", "ratio", "count", "flops", "flops/s", "bytes/s", "flops/byte"]
-"""A fraction lies in 0 to 1; a ratio may exceed 1. Both are shown as percentages."""
+Kind = Literal["list", "tree", "levels", "entries"]
+"""How a table is read:
+
+- list: rows below each other.
+- tree: columns `node` and `parent` nest the rows; node numbers are unique on a rank.
+- levels: the first column, `level`, names a way to divide the same whole; each is read by itself.
+- entries: one row at a time, its sentences below its name, since they have no room beside each other.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,14 @@ class Column:
     doc: str = ""
     prose: bool = False
 
+    @property
+    def is_text(self) -> bool:
+        return self.dtype in ("str", "category")
+
+    @property
+    def is_number(self) -> bool:
+        return self.dtype in ("int64", "float64")
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -50,6 +68,7 @@ class Schema:
         title: heading shown above the table.
         columns: in the order shown.
         doc: one or two sentences a reader of the report needs to read the table.
+        kind: how it is read.
         detail: the table feeds figures and machine formats (JSON, CSV, XLSX) and is too fine to be read;
             console, Markdown and HTML leave its rows out.
         brief: its first rows say most; console, Markdown and HTML show fewer of them than of other tables.
@@ -58,8 +77,14 @@ class Schema:
     title: str
     columns: tuple[Column, ...]
     doc: str = ""
+    kind: Kind = "list"
     detail: bool = False
     brief: bool = False
+
+    def __post_init__(self) -> None:
+        needed = {"tree": {"node", "parent"}, "levels": {"level"}}.get(self.kind, set())
+        if not needed <= set(self.names):
+            raise SchemaError(f"table {self.title!r}: a {self.kind} table has {' and '.join(sorted(needed))}")
 
     def __repr__(self) -> str:
         return f"Schema({self.title!r}: {len(self.columns)} columns: {shortened(self.names)})"
@@ -68,23 +93,6 @@ class Schema:
     def names(self) -> list[str]:
         """Column names in declared order."""
         return [column.name for column in self.columns]
-
-    @property
-    def entries(self) -> bool:
-        """True when people read the rows one by one, each with its sentences below its name.
-
-        Two or more columns of sentences have no room beside each other.
-        """
-        return sum(column.prose for column in self.columns) > 1
-
-    @property
-    def levels(self) -> bool:
-        """True when the same whole is cut in several ways, one behind the other.
-
-        People read them one by one. The first column is `level` then, and names the way; a tree has levels
-        of another kind.
-        """
-        return self.names[:1] == ["level"] and "parent" not in self.names
 
     def table(self, data: Mapping[str, Any]) -> Table:
         """Build a table from columns, checked against this schema.
@@ -107,11 +115,20 @@ class Schema:
             raise SchemaError(f"table {self.title!r}: columns differ in length: {lengths}")
         return table
 
-    def frame(self, data: Mapping[str, Any]) -> pd.DataFrame:
-        return self.table(data).frame
+    def from_rows(self, rows: Iterable[Mapping[str, Any] | tuple[Any, ...]]) -> Table:
+        """Build a table from rows: mappings by column name, or tuples in the declared order."""
+        cells = [row if isinstance(row, tuple) else [row[name] for name in self.names] for row in rows]
+        columns = list(zip(*cells, strict=True)) or [()] * len(self.columns)
+        return self.table(dict(zip(self.names, map(list, columns), strict=True)))
+
+    def concat(self, parts: Sequence[Mapping[str, Any]]) -> Table:
+        """Build a table from column mappings, one a rank, one below the other."""
+        if not parts:
+            return self.from_rows(())
+        return self.table({name: _concat([part[name] for part in parts]) for name in self.names})
 
     def _checked(self, column: Column, values: Any) -> Any:
-        if column.dtype in ("str", "category"):
+        if column.is_text:
             texts = values.values if isinstance(values, Coded) else values
             if not all(isinstance(text, str) for text in texts):
                 raise SchemaError(f"table {self.title!r}: {column.name} has values that are no text")
@@ -131,14 +148,39 @@ def shortened(words: Sequence[str], most: int = 6) -> str:
     return ", ".join([*words[:most], *more])
 
 
-class Coded(NamedTuple):
-    """A text column by dictionary: `values[codes[i]]` is the text of row i. `values` are distinct."""
+class Pivot(NamedTuple):
+    """Numbers by the values of two columns: `values[i, j]` belongs to `rows[i]` and `columns[j]`."""
 
-    codes: NDArray[np.integer[Any]]
-    values: Sequence[str]
+    rows: list[Any]
+    columns: list[Any]
+    values: NDArray[Any]
 
-    def __len__(self) -> int:
-        return len(self.codes)
+    def by_row(self) -> dict[Any, NDArray[Any]]:
+        return dict(zip(self.rows, self.values, strict=True))
+
+
+def _concat(columns: Sequence[Any]) -> Any:
+    if len(columns) == 1:
+        return columns[0]
+    if all(isinstance(column, np.ndarray) for column in columns):
+        return np.concatenate(columns)
+    if any(isinstance(column, Coded) for column in columns):
+        return Coded.concat([c if isinstance(c, Coded) else Coded.of(c) for c in columns])
+    return [value for column in columns for value in column]
+
+
+def _taken(column: Any, rows: Rows) -> Any:
+    if isinstance(column, Coded):
+        return column.take(rows)
+    if isinstance(column, np.ndarray) or isinstance(rows, slice):
+        return column[rows]
+    return [column[row] for row in np.arange(len(column))[rows].tolist()]
+
+
+def _numbered(keys: Sequence[Any], among: Sequence[Any] | None = None) -> tuple[Int, list[Any]]:
+    """(Place of each key among the distinct ones, these in order of appearance); -1 for none of `among`."""
+    place_of = {key: place for place, key in enumerate(dict.fromkeys(keys if among is None else among))}
+    return np.array([place_of.get(key, -1) for key in keys], dtype=np.int64), list(place_of)
 
 
 @dataclass(frozen=True)
@@ -166,14 +208,66 @@ class Table:
         values: NDArray[Any] = self.columns[name]
         return values
 
-    def texts(self, name: str, rows: slice | Sequence[int] | NDArray[Any] = slice(None)) -> list[str]:
+    def coded(self, name: str) -> Coded:
+        """A text column by dictionary, whichever way it is held."""
+        values = self.columns[name]
+        return values if isinstance(values, Coded) else Coded.of(values)
+
+    def texts(self, name: str, rows: Rows = slice(None)) -> list[str]:
         """A text column as list, of these rows only."""
         values = self.columns[name]
-        if isinstance(values, Coded):
-            return [values.values[code] for code in values.codes[rows].tolist()]
-        if isinstance(rows, slice):
-            return list(values[rows])
-        return [values[row] for row in rows]
+        return values.texts(rows) if isinstance(values, Coded) else list(_taken(values, rows))
+
+    def values(self, name: str, rows: Rows = slice(None)) -> list[Any]:
+        """Any column as plain Python values, of these rows only."""
+        values = self.columns[name]
+        return values[rows].tolist() if isinstance(values, np.ndarray) else self.texts(name, rows)
+
+    def take(self, rows: Rows) -> Table:
+        """The table of these rows, or of those that a mask selects."""
+        return Table(self.schema, {name: _taken(column, rows) for name, column in self.columns.items()})
+
+    def with_schema(self, schema: Schema) -> Table:
+        """The table with the columns of another schema, which this one has all of."""
+        return Table(schema, {name: self.columns[name] for name in schema.names})
+
+    def group(self, *names: str) -> tuple[Int, list[list[Any]]]:
+        """Rows that agree in these columns.
+
+        Returns:
+            (group of each row, [value of each column in each group]); groups are in order of the columns,
+            texts in that of their dictionary.
+        """
+        texts = {name: self.coded(name) for name in names if not isinstance(self.columns[name], np.ndarray)}
+        keys = [texts[name].codes if name in texts else self.array(name) for name in names]
+        group, of_groups = codes(*(key.astype(np.int64, copy=False) for key in keys))
+        return group, [
+            Coded(values, texts[name].values).texts() if name in texts else values.tolist()
+            for name, values in zip(names, of_groups, strict=True)
+        ]
+
+    def pivot(
+        self, rows: str, columns: str | tuple[str, ...], value: str, among: Sequence[Any] | None = None
+    ) -> Pivot:
+        """Sums of a number column by the values of two others; 0 where no row has both.
+
+        Args:
+            rows: its values, in order of appearance, are the rows of the result.
+            columns: its values are the columns; of several, tuples of theirs.
+            value: what is summed.
+            among: the columns of the result, in this order; rows with others do not count.
+        """
+        keys = (
+            self.values(columns)
+            if isinstance(columns, str)
+            else list(zip(*map(self.values, columns), strict=True))
+        )
+        row, row_keys = _numbered(self.values(rows))
+        column, column_keys = _numbered(keys, among)
+        matrix = np.zeros((len(row_keys), len(column_keys)), self.array(value).dtype)
+        known = column >= 0
+        np.add.at(matrix, (row[known], column[known]), self.array(value)[known])
+        return Pivot(row_keys, column_keys, matrix)
 
     @cached_property
     def frame(self) -> pd.DataFrame:

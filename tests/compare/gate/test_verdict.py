@@ -11,7 +11,7 @@ from tracelens.compare.gate.gate import Verdict, gate
 from tracelens.compare.gate.github import commands
 from tracelens.compare.gate.junit import junit
 from tracelens.compare.gate.rules import read_rule
-from tracelens.compare.gate.verdict import amount, headline, report, result, sentence
+from tracelens.compare.gate.verdict import headline, report, result, sentence
 from tracelens.rendering.formats.markdown import markdown
 from tracelens.rendering.renderer import RENDERERS
 
@@ -52,23 +52,6 @@ def test_a_sentence_has_all_numbers() -> None:
     )
     assert sentences[0].endswith("from 2 and 2 steps; may be noise")
     assert sentences[2] == "kernel.count: 5 to 6 per step, difference +1, allowed at most +2"
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0, "ns", "0 µs"),
-        (1234567, "ns", "1.235 ms"),
-        (-2.5e9, "ns", "-2.5 s"),
-        (3 * 2**30, "bytes", "3 GiB"),
-        (12, "bytes", "12 B"),
-        (0.3121, "fraction", "31.21%"),
-        (1966, "count", "1,966"),
-        (0.5, "count", "0.5"),
-    ],
-)
-def test_amounts(value: float, unit: str, text: str) -> None:
-    assert amount(value, unit) == text
 
 
 def test_junit_is_well_formed_whatever_the_names() -> None:

@@ -14,7 +14,7 @@ from tracelens.analysis.comm.participants import MEMBERS, member_rows
 from tracelens.analysis.comm.records import RankCommunication
 from tracelens.analysis.comm.waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
 from tracelens.dtypes import short_dtype
-from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 INSTANCES = Schema(
@@ -75,16 +75,16 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     traffic_rows, traffic_skips = traffic(on_one_clock)
     fit_rows, fit_skips = fit(on_one_clock)
     tables = {
-        "ranks": stack(RANKS, rank_rows(ranks, waiting)),
-        "summary": stack(SUMMARY, summary_rows(on_one_clock)),
-        "instances": stack(INSTANCES, _rows(on_one_clock)),
-        "fit": stack(FIT, fit_rows),
-        "all_to_all": stack(ALL_TO_ALL, all_to_all(on_one_clock)),
-        "traffic": stack(TRAFFIC, traffic_rows),
-        "clocks": stack(
-            CLOCKS, _clock_rows([clock for clock in aligned.clocks if clock.rank in communicating])
+        "ranks": RANKS.concat(rank_rows(ranks, waiting)),
+        "summary": SUMMARY.concat(summary_rows(on_one_clock)),
+        "instances": INSTANCES.concat(_rows(on_one_clock)),
+        "fit": FIT.concat(fit_rows),
+        "all_to_all": ALL_TO_ALL.concat(all_to_all(on_one_clock)),
+        "traffic": TRAFFIC.concat(traffic_rows),
+        "clocks": CLOCKS.concat(
+            _clock_rows([clock for clock in aligned.clocks if clock.rank in communicating])
         ),
-        "members": stack(MEMBERS, member_rows(ranks, on_one_clock)),
+        "members": MEMBERS.concat(member_rows(ranks, on_one_clock)),
     }
     return result(tables, [*skips, *traffic_skips, *fit_skips], scope=scope)
 

@@ -11,7 +11,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.slowdown import SLOWDOWN, slowdown
 from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stack
+from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Union, Work, gpu_work, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
@@ -71,9 +71,9 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
         rows.append(_overlap(trace, work, scope, skips))
         if slowdown_rows := slowdown(trace, work, skips):
             slower.append(slowdown_rows)
-    tables = {"overlap": stack(OVERLAP, rows)}
+    tables = {"overlap": OVERLAP.concat(rows)}
     if slower:
-        tables["slowdown"] = stack(SLOWDOWN, slower)
+        tables["slowdown"] = SLOWDOWN.concat(slower)
     return result(tables, skips, scope=scope)
 
 
@@ -150,17 +150,17 @@ def _total(trace: Trace, work: Work) -> int:
 
 def _labels(trace: Trace, comm: Work) -> _Labels:
     table = trace.tables["collectives"]
-    groups, collectives = _groups(trace), _coded(table.columns["collective"])
+    groups, collectives = _groups(trace), table.coded("collective")
     kernel = table.array("kernel_id")
-    host = np.isin(collectives.codes, [code for code, name in enumerate(collectives.values) if name in _HOST])
+    host = collectives.mask(_HOST.__contains__)
     order = np.argsort(comm.event)
     row = np.minimum(np.searchsorted(comm.event, kernel, sorter=order), len(order) - 1)
     known = comm.event[order[row]] == kernel
     known &= ~host | ~np.isin(kernel, kernel[~host])
     position, count = order[row[known]], len(comm.event)
     return _Labels(
-        _joined(position, Coded(groups.codes[known], groups.values), count),
-        _joined(position, Coded(collectives.codes[known], collectives.values), count),
+        _joined(position, groups.take(known), count),
+        _joined(position, collectives.take(known), count),
         count - len(np.unique(position)),
     )
 
@@ -172,7 +172,7 @@ def _groups(trace: Trace) -> Coded:
     one description stands for several groups of this rank, the name tells them apart.
     """
     table = trace.tables["collectives"]
-    names, descriptions = _coded(table.columns["group"]), _coded(table.columns["group_description"])
+    names, descriptions = table.coded("group"), table.coded("group_description")
     pair, (name, description) = codes(_int(names), _int(descriptions))
     same = np.bincount(description, minlength=len(descriptions.values))
     texts = []
@@ -180,19 +180,11 @@ def _groups(trace: Trace) -> Coded:
         text = descriptions.values[description_code]
         texts.append(f"{text} ({names.values[name_code]})" if text and same[description_code] > 1 else text)
         texts[-1] = texts[-1] or names.values[name_code] or NOT_RECORDED
-    return _merged(pair, texts)
+    return Coded.merged(pair, texts)
 
 
 def _int(column: Coded) -> Int:
     return column.codes.astype(np.int64)
-
-
-def _coded(column: Coded | list[str]) -> Coded:
-    if isinstance(column, Coded):
-        return column
-    values = list(dict.fromkeys(column))
-    code = {text: number for number, text in enumerate(values)}
-    return Coded(np.array([code[text] for text in column], dtype=np.int64), values)
 
 
 def _joined(position: Int, record: Coded, count: int) -> Coded:
@@ -215,11 +207,4 @@ def _joined(position: Int, record: Coded, count: int) -> Coded:
             ", ".join(filter(None, (texts[label_code], record.values[alphabet[letter_code]])))
             for label_code, letter_code in zip(before.tolist(), added.tolist(), strict=True)
         ]
-    return _merged(label, [text or NOT_RECORDED for text in texts])
-
-
-def _merged(label: Int, texts: list[str]) -> Coded:
-    """The text of each label; labels with the same text become one."""
-    values = list(dict.fromkeys(texts))
-    code = {text: number for number, text in enumerate(values)}
-    return Coded(np.array([code[text] for text in texts], dtype=np.int64)[label], values)
+    return Coded.merged(label, [text or NOT_RECORDED for text in texts])

@@ -12,7 +12,7 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host.reads import reads
 from tracelens.analysis.host.stacks import calls, innermost, longest, stack_rows, threads
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, stats
+from tracelens.table import Column, Result, Schema, Skip, codes, result, stats
 from tracelens.trace import (
     WORK_KINDS,
     Events,
@@ -155,7 +155,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             )
             skips.append(Skip(f"rank {rank}: gaps", short))
     schemas = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS}
-    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
+    return result({name: schemas[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
 def _explain(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema, Skip, result, stack, stats
+from tracelens.table import Column, Result, Schema, Skip, result, stats
 from tracelens.trace import Run, Scope, Trace, Work, clip, gpu_work, union
 
 SMALL_NS = 10_000
@@ -102,7 +102,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         parts["latency_histogram"].append(_histogram(rank, _latency(trace, work)))
         parts["queue"].append(_queue(rank, work, called, int(everything.start.min())))
     schemas = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
-    return result({name: stack(schemas[name], rows) for name, rows in parts.items()}, skips, scope=scope)
+    return result({name: schemas[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
 def _latency(trace: Trace, work: Work) -> Int:

@@ -154,9 +154,8 @@ def _kinds(trace: Trace) -> Int:
 def _of_parameters(trace: Trace) -> Bool:
     """Which work gathers parameters or reduces gradients: it is not about tokens."""
     work, table = trace.work, trace.tables["collectives"]
-    names = table.texts("collective")
-    is_all_to_all = [re.search("all_?to_?all", name) is not None for name in names]
-    all_to_all = np.isin(work.event, table.array("kernel_id")[np.array(is_all_to_all, dtype=bool)])
+    is_all_to_all = table.coded("collective").mask(re.compile("all_?to_?all").search)
+    all_to_all = np.isin(work.event, table.array("kernel_id")[is_all_to_all])
     comm = (work.kind == WORK_KINDS.index("comm")) & ~all_to_all
     of_parameters: Bool = comm & (_around(trace, work.op, _PARAMETERS) | gradient_sync(trace, work))
     return of_parameters

@@ -24,7 +24,7 @@ from tracelens.analysis.moe.passes import RankPasses, rank_passes
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema, Skip, result, stack, sums
+from tracelens.table import Column, Result, Schema, Skip, result, sums
 from tracelens.trace import Scope
 
 _STAGE_COLUMNS = tuple(f"{name.replace(' ', '_')}_ns" for name in STAGES)
@@ -125,7 +125,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         WAITS: by_rank(wait_rows(group) for group in ep_groups),
     }
     names = ("stages", "layers", "balance", "passes", "tokens", "experts", "waits")
-    tables = {name: stack(schema, rows[schema]) for name, schema in zip(names, rows, strict=True)}
+    tables = {name: schema.concat(rows[schema]) for name, schema in zip(names, rows, strict=True)}
     skips += _unknown(with_layers, ep_groups != [])
     return result(tables, skips, scope=scope, **_meta(with_layers))
 

@@ -22,10 +22,8 @@ from tracelens.table import (
     levels,
     outermost,
     result,
-    stack,
     subtree_sums,
     sums,
-    used,
 )
 from tracelens.trace import Run, Scope, Steps, Trace, Work, describe, gpu_work, shares, steps_of
 
@@ -61,6 +59,7 @@ BREAKDOWN = Schema(
         Column("min_ns", "int64", "ns"),
         Column("max_ns", "int64", "ns"),
     ),
+    kind="tree",
     doc=RULE,
 )
 
@@ -87,7 +86,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
                 Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)")
             )
         parts.append(_breakdown(trace, work, steps_of(trace)))
-    return result({"breakdown": stack(BREAKDOWN, parts)}, skips, scope=scope)
+    return result({"breakdown": BREAKDOWN.concat(parts)}, skips, scope=scope)
 
 
 def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
@@ -220,7 +219,7 @@ def _rows(
         "node": np.arange(len(order)),
         "parent": lookup(node, parent[order], -1),
         "level": Coded(depth[order], LEVELS),
-        "name": used([name for name, _ in texts], label[order]),
-        "forward_op": used([forward for _, forward in texts], label[order]),
+        "name": Coded.used(label[order], [name for name, _ in texts]),
+        "forward_op": Coded.used(label[order], [forward for _, forward in texts]),
         "fraction": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
     } | {name: values[order] for name, values in columns.items()}

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import HOST, NO_GPU
-from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Run, gpu_work
 
 INPUT = Schema(
@@ -75,7 +75,7 @@ def inputs(run: Run) -> Result:
         entries += [(loss, "repaired", count, -1) for loss, count in meta.repaired.items()]
         entries += [(loss, "problem", 0, -1) for loss in meta.problems]
         losses += [(meta.rank, *entry) for entry in entries]
-    tables = {"input": stack(INPUT, rows)}
+    tables = {"input": INPUT.concat(rows)}
     if losses:
         rank, loss, outcome, count, first = zip(*losses, strict=True)
         tables["losses"] = LOSSES.table(

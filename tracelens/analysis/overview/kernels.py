@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, stats, used
+from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stats
 from tracelens.trace import Run, Scope, gpu_work
 
 KERNELS = Schema(
@@ -52,8 +52,8 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
         parts.append(
             {
                 "rank": np.full(len(order), trace.meta.rank),
-                "name": used(work.names, name[order]),
-                "category": used(work.categories, category[order]),
+                "name": Coded.used(name[order], work.names),
+                "category": Coded.used(category[order], work.categories),
                 "count": by_name.number[order],
                 "sum_ns": by_name.total[order],
                 "mean_ns": by_name.mean[order],
@@ -63,4 +63,4 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
                 "fraction": by_name.total[order] / max(int(by_name.total.sum()), 1),
             }
         )
-    return result({"kernels": stack(KERNELS, parts)}, skips, scope=scope)
+    return result({"kernels": KERNELS.concat(parts)}, skips, scope=scope)

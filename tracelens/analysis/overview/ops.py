@@ -10,6 +10,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time
 from tracelens.arrays import Int
 from tracelens.table import (
+    Coded,
     Column,
     Result,
     Schema,
@@ -17,11 +18,9 @@ from tracelens.table import (
     codes,
     outermost,
     result,
-    stack,
     stats,
     subtree_sums,
     sums,
-    used,
 )
 from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work
 
@@ -75,7 +74,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(
                 Skip(f"rank {trace.meta.rank}", "no GPU work with an op; record ProfilerActivity.CPU")
             )
-    return result({"ops": stack(OPS, parts)}, skips, scope=scope)
+    return result({"ops": OPS.concat(parts)}, skips, scope=scope)
 
 
 def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
@@ -93,8 +92,8 @@ def _ops(trace: Trace, work: Work, total: int) -> dict[str, Any]:
     order = np.argsort(-by_name.total, kind="stable")
     return {
         "rank": np.full(len(order), trace.meta.rank),
-        "name": used(events.names, name[order]),
-        "category": used(work.categories, category[order]),
+        "name": Coded.used(name[order], events.names),
+        "category": Coded.used(category[order], work.categories),
         "count": by_name.number[order],
         "dur_ns": by_name.total[order],
         "subtree_dur_ns": sums(group[outer], subtree[call[outer]], len(name))[order],

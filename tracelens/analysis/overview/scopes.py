@@ -21,7 +21,6 @@ from tracelens.table import (
     depths,
     nearest,
     result,
-    stack,
     subtree_sums,
     sums,
 )
@@ -56,6 +55,7 @@ def _schema(title: str, doc: str) -> Schema:
             ),
             Column("backward_matrix_flops", "int64", "flops", "of it, in gradients of its forward ops"),
         ),
+        kind="tree",
         doc=f"{doc} Backward work counts where its forward op ran; recompute counts in scopes that it opens "
         "itself. Overlap is resolved as in the breakdown. One row per call path, over all steps.",
     )
@@ -102,7 +102,7 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
                 parts[name].append(_tree(trace, work, marked, flops))
     schemas = {"modules": MODULES, "scopes": SCOPES}
     return result(
-        {name: stack(schemas[name], rows) for name, rows in parts.items() if rows}, skips, scope=scope
+        {name: schemas[name].concat(rows) for name, rows in parts.items() if rows}, skips, scope=scope
     )
 
 

@@ -12,7 +12,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, blocking, regions
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stack, sums, used
+from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, gpu_work, shares, steps_of, union
 
 Values = NDArray[Any]
@@ -116,7 +116,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
         rows.append(_rows(rank, windows.labels, values))
         metrics.append(_long(rank, windows.labels, values, _named(trace, work, windows)))
-    return result({"steps": stack(STEPS, rows), "metrics": stack(STEP_METRICS, metrics)}, skips, scope=scope)
+    return result({"steps": STEPS.concat(rows), "metrics": STEP_METRICS.concat(metrics)}, skips, scope=scope)
 
 
 def _metrics(
@@ -288,7 +288,7 @@ def _long(
     return {
         "rank": np.full(len(which), rank),
         "step": Coded(np.concatenate(step), labels),
-        "metric": used(metrics, which),
+        "metric": Coded.used(which, metrics),
         "value": np.concatenate(values),
-        "unit": used(units, which),
+        "unit": Coded.used(which, units),
     }

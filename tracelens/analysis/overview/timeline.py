@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema, Skip, codes, result, stack, sums
+from tracelens.table import Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
     Run,
@@ -127,11 +127,11 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
         else:
             skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
         strips += _strips(rank, work, skips)
-    tables = {"timeline": stack(TIMELINE, rows)}
+    tables = {"timeline": TIMELINE.concat(rows)}
     if steps:
-        tables["steps"] = stack(STEPS, steps)
+        tables["steps"] = STEPS.concat(steps)
     if strips:
-        tables["strip"] = stack(STRIP, strips)
+        tables["strip"] = STRIP.concat(strips)
     return result(tables, skips, scope=scope)
 
 

@@ -23,7 +23,7 @@ from tracelens.analysis.pipeline.stages import (
     numbered,
     shape,
 )
-from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 BUBBLE = Schema(
@@ -142,7 +142,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
             _rows(rows, label, size, Pipeline(lanes), windows, shift)
     schemas = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
     tables = {
-        name: stack(schemas[name], sorted(table_rows, key=lambda row: row["rank"][0]))
+        name: schemas[name].concat(sorted(table_rows, key=lambda row: row["rank"][0]))
         for name, table_rows in rows.items()
     }
     return result(tables, skips, scope=scope)

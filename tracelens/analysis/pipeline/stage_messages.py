@@ -42,7 +42,7 @@ def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
     group is named a pipeline, something else (`unnamed`) has to say that there is one.
     """
     table = trace.tables["collectives"]
-    rows = np.flatnonzero([name in POINT_TO_POINT for name in table.texts("collective")])
+    rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
     names = table.texts("group_description", rows)
     named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
     nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
@@ -64,5 +64,4 @@ def gradient_sync(trace: Trace, work: Work) -> Bool:
     """Which work is communication among the replicas of a stage."""
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    of_gradients = [bool(_GRADIENTS.search(name)) for name in table.texts("group_description")]
-    return np.isin(work.event, kernel[np.array(of_gradients, dtype=bool)])
+    return np.isin(work.event, kernel[table.coded("group_description").mask(_GRADIENTS.search)])

@@ -140,5 +140,4 @@ def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
                 for dtype, peak in peaks.items()
             ]
         rows.append((device.title, role, "memory", "", 0.0, device.hbm_bytes_per_s))
-    columns = zip(*rows, strict=True)
-    return ROOFS.table(dict(zip(ROOFS.names, map(list, columns), strict=True)))
+    return ROOFS.from_rows(rows)

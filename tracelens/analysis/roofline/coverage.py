@@ -10,7 +10,7 @@ from tracelens.analysis.roofline.costing import Costing
 from tracelens.analysis.roofline.reasons import NO_MODEL, REPEATED
 from tracelens.arrays import Int, lookup
 from tracelens.guard import Failure
-from tracelens.table import Column, Schema, codes, sums, used
+from tracelens.table import Coded, Column, Schema, codes, sums
 from tracelens.trace import Trace, Work
 
 HOW = ("cost model", "cost model, arguments of a repeat", "named reason", "no cost model")
@@ -61,8 +61,8 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     order = np.argsort(-dur, kind="stable")
     return {
         "rank": np.full(len(order), trace.meta.rank),
-        "name": used(names, label[order]),
-        "reason": used(costs.reasons, reason[order]),
+        "name": Coded.used(label[order], names),
+        "reason": Coded.used(reason[order], costs.reasons),
         "count": np.bincount(group, minlength=len(label))[order],
         "dur_ns": dur[order],
         "fraction": dur[order] / max(int(work.dur.sum()), 1),

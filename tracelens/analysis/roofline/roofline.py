@@ -14,7 +14,7 @@ from tracelens.analysis.roofline.distance import ROOFLINE, distances
 from tracelens.analysis.roofline.utilisation import UTILISATION, utilisation
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
-from tracelens.table import Result, Skip, Table, result, stack
+from tracelens.table import Result, Skip, Table, result
 from tracelens.trace import Scope, Trace, gpu_work
 
 _TABLES = {"roofline": ROOFLINE, "utilisation": UTILISATION, "coverage": COVERAGE, "uncovered": UNCOVERED}
@@ -87,7 +87,7 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
         TracelensError: no such device, or the file is no device file.
     """
     parts = [rank.rows for rank in ranks if rank.rows]
-    tables = {name: stack(schema, [rows[name] for rows in parts]) for name, schema in _TABLES.items()}
+    tables = {name: schema.concat([rows[name] for rows in parts]) for name, schema in _TABLES.items()}
     peaks = {rank.peaks.name: rank.peaks for rank in ranks if rank.peaks is not None}
     ran_on = {rank.ran_on.name: rank.ran_on for rank in ranks if rank.ran_on is not None}
     tables["roofs"] = roofs(next(iter(peaks.values()), None), ran_on)
@@ -107,8 +107,8 @@ def _listed(names: Iterable[str]) -> str:
 
 def _shares(table: Table) -> dict[str, float]:
     """Shares of all ranks' GPU time, by how it is counted."""
-    how, dur = table.texts("how"), table.array("dur_ns")
-    totals = [int(dur[[text == name for text in how]].sum()) for name in HOW]
+    how, dur = table.coded("how"), table.array("dur_ns")
+    totals = [int(dur[how.equals(name)].sum()) for name in HOW]
     total = max(sum(totals), 1)
     return {
         "coverage": sum(totals[:3]) / total,

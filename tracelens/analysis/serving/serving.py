@@ -12,7 +12,7 @@ from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, de
 from tracelens.analysis.serving.labels import KINDS, grammar
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
 from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
-from tracelens.table import Result, Skip, result, stack
+from tracelens.table import Result, Skip, result
 from tracelens.trace import Scope
 
 
@@ -34,11 +34,11 @@ def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "
     labelled = [rank for rank in by_one_clock(ranks, aligned.shift) if rank.steps]
     steps = global_steps(labelled)
     tables = {
-        "summary": stack(SUMMARY, [_summary(labelled, steps)] if labelled else []),
-        "ranks": stack(RANKS, [row for rank in labelled for row in _kinds(rank)]),
-        "alignment": stack(ALIGNMENT, [_common(number, step) for number, step in enumerate(steps)]),
-        "overlap": stack(OVERLAP, [row for rank in labelled for row in _overlaps(rank)]),
-        "steps": stack(STEPS, [_steps(rank) for rank in labelled]),
+        "summary": SUMMARY.from_rows([_summary(labelled, steps)] if labelled else []),
+        "ranks": RANKS.from_rows(row for rank in labelled for row in _kinds(rank)),
+        "alignment": ALIGNMENT.from_rows(_common(number, step) for number, step in enumerate(steps)),
+        "overlap": OVERLAP.from_rows(row for rank in labelled for row in _overlaps(rank)),
+        "steps": STEPS.concat([_steps(rank) for rank in labelled]),
     }
     return result(tables, [*_unlabelled(ranks), *_unknown(labelled, steps)], scope=scope)
 
@@ -74,7 +74,7 @@ def _imbalance(steps: Iterable[Step]) -> float:
     )
 
 
-def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -> dict[str, list[Any]]:
+def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -> dict[str, Any]:
     steps = [step for rank in ranks for step in rank.steps]
     decode = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
     graphs = [
@@ -90,7 +90,7 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
     )
     overlapped = [step for step in steps if step.two_batches]
     late = delay(steps_together)
-    row = {
+    return {
         "engine": ", ".join(dict.fromkeys(step.label.engine for step in steps)),
         "steps": len(steps_together),
         "step_ns": sum(global_step.dur_ns for global_step in steps_together),
@@ -116,7 +116,6 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
             sum(step.hidden_ns for step in overlapped), sum(step.comm_ns for step in overlapped)
         ),
     }
-    return {name: [value] for name, value in row.items()}
 
 
 def _kinds(rank: RankSteps) -> list[dict[str, Any]]:
@@ -129,32 +128,32 @@ def _kinds(rank: RankSteps) -> list[dict[str, Any]]:
         dur = _time(steps)
         rows.append(
             {
-                "rank": [rank.rank],
-                "kind": [kind],
-                "count": [len(steps)],
-                "dur_ns": [dur],
-                "fraction": [dur / max(_time(rank.steps), 1)],
-                "requests": [_total([label.requests for label in labels])],
-                "tokens": [_total([label.tokens for label in labels])],
-                "eager_fraction": [_eager(steps)],
-                "dummy_fraction": [_time(step for step in steps if step.label.dummy) / max(dur, 1)],
+                "rank": rank.rank,
+                "kind": kind,
+                "count": len(steps),
+                "dur_ns": dur,
+                "fraction": dur / max(_time(rank.steps), 1),
+                "requests": _total([label.requests for label in labels]),
+                "tokens": _total([label.tokens for label in labels]),
+                "eager_fraction": _eager(steps),
+                "dummy_fraction": _time(step for step in steps if step.label.dummy) / max(dur, 1),
             }
         )
     return rows
 
 
-def _common(number: int, step: GlobalStep) -> dict[str, list[Any]]:
+def _common(number: int, step: GlobalStep) -> dict[str, Any]:
     return {
-        "step": [number],
-        "kinds": [step.kinds],
-        "mismatch": [step.mismatch],
-        "dur_ns": [step.dur_ns],
-        "ranks": [len(step.rank_steps)],
-        "idle_ranks": [step.idle],
-        "tokens_max": [step.tokens_max],
-        "tokens_sum": [step.tokens],
-        "padding_fraction": [1 - step.tokens / step.slots if step.slots > 0 else -1.0],
-        "ts_ns": [step.start],
+        "step": number,
+        "kinds": step.kinds,
+        "mismatch": step.mismatch,
+        "dur_ns": step.dur_ns,
+        "ranks": len(step.rank_steps),
+        "idle_ranks": step.idle,
+        "tokens_max": step.tokens_max,
+        "tokens_sum": step.tokens,
+        "padding_fraction": 1 - step.tokens / step.slots if step.slots > 0 else -1.0,
+        "ts_ns": step.start,
     }
 
 
@@ -162,14 +161,14 @@ def _overlaps(rank: RankSteps) -> list[dict[str, Any]]:
     """Rows of OVERLAP of one rank."""
     return [
         {
-            "rank": [rank.rank],
-            "index": [index],
-            "kind": [step.label.kind],
-            "tokens": [step.label.tokens],
-            "token_imbalance": [_imbalance([step])],
-            "comm_ns": [step.comm_ns],
-            "hidden_ns": [step.hidden_ns],
-            "overlap_efficiency": [_share(step.hidden_ns, step.comm_ns)],
+            "rank": rank.rank,
+            "index": index,
+            "kind": step.label.kind,
+            "tokens": step.label.tokens,
+            "token_imbalance": _imbalance([step]),
+            "comm_ns": step.comm_ns,
+            "hidden_ns": step.hidden_ns,
+            "overlap_efficiency": _share(step.hidden_ns, step.comm_ns),
         }
         for index, step in enumerate(rank.steps)
         if step.two_batches

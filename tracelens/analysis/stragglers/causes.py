@@ -10,8 +10,9 @@ import numpy as np
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.stragglers.segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
 from tracelens.analysis.stragglers.spans import Span, Spans
-from tracelens.analysis.stragglers.workload import Excess, Workloads, duration
+from tracelens.analysis.stragglers.workload import Excess, Workloads
 from tracelens.arrays import Float
+from tracelens.units import duration
 
 CAUSES = (
     "token_load",

@@ -11,7 +11,7 @@ from tracelens.analysis.stragglers.causes import AT_ONCE, CAUSES, EXPLAINED, SMA
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import Segments, segments
 from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, Noise, noise
-from tracelens.table import Column, Result, Schema, Skip, result, stack
+from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 SHOWN = 20
@@ -108,10 +108,10 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     cases = list(zip(collectives, waits, verdicts, strict=True))
     causes = _by_cause(cases)
     tables = {
-        "stragglers": stack(STRAGGLERS, _by_rank(causes, noise(parts, collectives, verdicts))),
-        "causes": stack(CAUSE_TABLE, causes),
-        "worst": stack(WORST, _worst(cases)),
-        "lost": stack(LOST, lost_rows(aligned, verdicts)),
+        "stragglers": STRAGGLERS.from_rows(_by_rank(causes, noise(parts, collectives, verdicts))),
+        "causes": CAUSE_TABLE.from_rows(causes),
+        "worst": WORST.from_rows(_worst(cases)),
+        "lost": LOST.concat(lost_rows(aligned, verdicts)),
     }
     skips = [*aligned.skips, *_unblamed(aligned, verdicts), *_cut(comparison)]
     return result(tables, skips, scope=scope)
@@ -132,15 +132,15 @@ def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
         worst = max(same_cause, key=lambda case: case[1])
         rows.append(
             {
-                "rank": [rank],
-                "cause": [cause],
-                "caused_wait_ns": [wait],
-                "count": [len(same_cause)],
-                "fraction": [wait / total],
-                "evidence": [_located(worst)],
+                "rank": rank,
+                "cause": cause,
+                "caused_wait_ns": wait,
+                "count": len(same_cause),
+                "fraction": wait / total,
+                "evidence": _located(worst),
             }
         )
-    return sorted(rows, key=lambda row: (-row["caused_wait_ns"][0], row["rank"][0], row["cause"][0]))
+    return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
 
 
 def _located(case: _Case) -> str:
@@ -153,38 +153,38 @@ def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) ->
     """Rows of STRAGGLERS from those of CAUSE_TABLE, whose order is theirs."""
     ranks: dict[int, list[dict[str, Any]]] = {}
     for row in causes:
-        ranks.setdefault(row["rank"][0], []).append(row)
+        ranks.setdefault(row["rank"], []).append(row)
     rows = []
     for rank, (main, *minor) in ranks.items():
-        wait = sum(row["caused_wait_ns"][0] for row in (main, *minor))
+        wait = sum(row["caused_wait_ns"] for row in (main, *minor))
         rows.append(
             {
-                "rank": [rank],
-                "caused_wait_ns": [wait],
-                "last_count": [sum(row["count"][0] for row in (main, *minor))],
+                "rank": rank,
+                "caused_wait_ns": wait,
+                "last_count": sum(row["count"] for row in (main, *minor)),
                 "cause": main["cause"],
                 "evidence": main["evidence"],
-                "cause_fraction": [main["caused_wait_ns"][0] / max(wait, 1)],
-                "fraction": [min(sum(row["fraction"][0] for row in (main, *minor)), 1.0)],
-                "time_fraction": [noise_of[rank].fraction],
-                "chance": [noise_of[rank].p_value],
-                "beyond_noise": [noise_of[rank].beyond],
+                "cause_fraction": main["caused_wait_ns"] / max(wait, 1),
+                "fraction": min(sum(row["fraction"] for row in (main, *minor)), 1.0),
+                "time_fraction": noise_of[rank].fraction,
+                "chance": noise_of[rank].p_value,
+                "beyond_noise": noise_of[rank].beyond,
             }
         )
-    return sorted(rows, key=lambda row: (-row["caused_wait_ns"][0], row["rank"][0]))
+    return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"]))
 
 
 def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
     return [
         {
-            "collective": [collective.collective],
-            "group": [collective.group],
-            "order": [collective.order],
-            "last_rank": [collective.last.rank],
-            "wait_ns": [wait],
-            "cause": [verdict.cause],
-            "evidence": [verdict.evidence],
-            "late_ns": [verdict.late_ns],
+            "collective": collective.collective,
+            "group": collective.group,
+            "order": collective.order,
+            "last_rank": collective.last.rank,
+            "wait_ns": wait,
+            "cause": verdict.cause,
+            "evidence": verdict.evidence,
+            "late_ns": verdict.late_ns,
         }
         for collective, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
         if wait

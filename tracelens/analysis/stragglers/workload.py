@@ -11,6 +11,7 @@ import numpy as np
 from tracelens.analysis.stragglers.segments import Key, Segments
 from tracelens.arrays import Float, Int
 from tracelens.table import codes, sums
+from tracelens.units import duration
 
 # A GPU that is slower than this at equal work over the whole recording is slow at unequal work as well.
 _SLOWER = 1.05
@@ -217,19 +218,6 @@ def _calls(number: float) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-def duration(ns: float) -> str:
-    """A duration for a sentence, three digits.
-
-    >>> duration(1_840_000)
-    '1.84 ms'
-    """
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(ns) >= size:
-            value = ns / size
-            return f"{value:.{max(2 - len(str(int(abs(value)))) + 1, 0)}f} {unit}"
-    return f"{ns:.0f} ns"
 
 
 def _without_own(tables: Sequence[_Table]) -> list[Float]:

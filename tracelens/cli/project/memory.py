@@ -11,13 +11,12 @@ from tracelens.cli.project import memory_options as given
 from tracelens.cli.project.common import Json, Output, files_of, tell, tell_notes
 from tracelens.errors import TracelensError
 from tracelens.session import field_text, project_memory, search_layouts
+from tracelens.units import GB, gib
 
 if TYPE_CHECKING:
     from tracelens.devices import Device
     from tracelens.table import Result
 
-GIB = 2**30
-GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
 _SEARCH_ONLY = ("global_batch", "assume", "top")
@@ -111,7 +110,7 @@ def _title(model: str, result: Result) -> str:
     """What it comes to; beside devices and charts, which count so, in decimal GB as well."""
     most, tables = result.meta["worst_bytes"], result.tables
     in_gb = "fits" in tables or result.meta["convention"] == "brief"
-    title = f"memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
+    title = f"memory of {model}: {gib(most, 2)}{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
     title += " on the worst GPU"
     if "fits" in tables and len(result.meta["layouts"]) == 1:
         rows = list(zip(result["fits"]["device"], result["fits"]["fits"], strict=True))
@@ -119,7 +118,7 @@ def _title(model: str, result: Result) -> str:
             if names := [name for name, fits in rows if fits == answer]:
                 title += f"; {words} {', '.join(names)}"
     if "optimised_bytes" in result.meta:
-        title += f"; {result.meta['optimised_bytes'] / GIB:,.2f} GiB with --optimised"
+        title += f"; {gib(result.meta['optimised_bytes'], 2)} with --optimised"
     return title
 
 

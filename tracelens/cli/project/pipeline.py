@@ -10,6 +10,7 @@ from tracelens.cli.common import Limit, Partial, check_outputs, progress
 from tracelens.cli.project.common import Json, Output, files_of, tell
 from tracelens.read import TraceFiles
 from tracelens.session import project_pipeline
+from tracelens.units import milliseconds
 
 if TYPE_CHECKING:
     from tracelens.table import Result
@@ -165,6 +166,6 @@ def _title(result: Result) -> str:
     best = int(spans.argmin())
     found = (
         f"pipeline (PP {meta['stages']}, GA {meta['microbatches']}): "
-        f"{summary.texts('schedule')[best]} {spans[best] / 1e6:,.3f} ms"
+        f"{summary.texts('schedule')[best]} {milliseconds(spans[best], 3)}"
     )
     return f"{found} (simulation: {meta['simulation']})" if "simulation" in meta else found

@@ -10,6 +10,7 @@ from tracelens.cli.common import Device, DeviceFile, Limit, Partial, Paths, chec
 from tracelens.cli.project.common import Json, Output, tell
 from tracelens.read import TraceFiles
 from tracelens.session import Reading
+from tracelens.units import milliseconds
 
 
 def whatif(
@@ -65,5 +66,5 @@ def whatif(
             run, scenario or (), step=step, device=device, device_file=device_file, progress=line
         )
     inputs = [trace.meta.path for trace in run.traces]
-    title = f"whatif: {result.meta['base_ns'] / 1e6:,.3f} ms as measured"
+    title = f"whatif: {milliseconds(result.meta['base_ns'], 3)} as measured"
     tell(result, title, output, json_output, inputs)

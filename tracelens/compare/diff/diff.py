@@ -19,7 +19,7 @@ from tracelens.compare.diff.pairing import ONE_SIDED, Pairing, pair
 from tracelens.compare.diff.sides import Side
 from tracelens.compare.diff.substitutions import SUBSTITUTIONS, substitution_rows
 from tracelens.registry import purpose
-from tracelens.table import Column, Result, Schema, Skip, codes, result, stack
+from tracelens.table import Column, Result, Schema, Skip, codes, result
 from tracelens.trace import Run, Union, union
 
 TAIL = 0.025
@@ -40,6 +40,7 @@ WATERFALL = Schema(
         Column("base_count", "float64", "count", "kernels, memcpys and memsets per step"),
         Column("cand_count", "float64", "count"),
     ),
+    kind="levels",
     doc="The rows of each level add up to the difference of the two step times. Overlapping activities share "
     "no time, as in the breakdown; mean over steps and ranks.",
 )  # fmt: skip
@@ -125,10 +126,10 @@ def diff(base: Run, cand: Run) -> Result:
         "aligned_fraction": aligned_ns / max(total_ns, 1),
     }
     tables = {
-        "waterfall": stack(WATERFALL, rows),
-        "changes": stack(CHANGES, table),
-        "substitutions": stack(SUBSTITUTIONS, list(substitution_rows(pairings))),
-        "icicle": stack(ICICLE, [icicle_rows(sides)]),
+        "waterfall": WATERFALL.concat(rows),
+        "changes": CHANGES.concat(table),
+        "substitutions": SUBSTITUTIONS.concat(list(substitution_rows(pairings))),
+        "icicle": ICICLE.concat([icicle_rows(sides)]),
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
 

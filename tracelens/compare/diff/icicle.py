@@ -24,6 +24,7 @@ ICICLE = Schema(
         Column("base_ns", "int64", "ns", "per step"),
         Column("cand_ns", "int64", "ns", "per step"),
     ),
+    kind="tree",
     doc="Parents before their children; the rows of each level add up to the step.",
     detail=True,
 )

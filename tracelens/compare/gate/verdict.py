@@ -7,12 +7,7 @@ from typing import Any
 
 from tracelens.compare.gate.gate import Outcome, Verdict
 from tracelens.table import Column, Report, Result, Schema
-
-_STEPS: dict[str, tuple[tuple[float, str, str], ...]] = {
-    "ns": ((1e9, "s", ".4g"), (1e6, "ms", ".4g"), (0, "µs", ".4g")),
-    "bytes": ((2**30, "GiB", ".4g"), (2**20, "MiB", ".4g"), (2**10, "KiB", ".4g"), (0, "B", ".0f")),
-}
-_DIVISORS = {"s": 1e9, "ms": 1e6, "µs": 1e3, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+from tracelens.units import amount
 
 VERDICT = Schema(
     "Verdict",
@@ -146,16 +141,6 @@ def sentence(outcome: Outcome) -> str:
     if outcome.status == "unclear":
         text += "; may be noise"
     return "; ".join((text, *outcome.notes))
-
-
-def amount(value: float, unit: str) -> str:
-    """A metric's value with its unit: '12.3 ms', '1.5 GiB', '31.2%', '1,966'."""
-    if unit == "fraction":
-        return f"{value:.2%}"
-    if unit not in _STEPS:
-        return f"{value:,.6g}" if value % 1 else f"{value:,.0f}"
-    _, name, digits = next(scale for scale in _STEPS[unit] if abs(value) >= scale[0])
-    return f"{value / _DIVISORS[name]:{digits}} {name}"
 
 
 def _limited(outcome: Outcome, value: float) -> str:

@@ -12,7 +12,7 @@ from tracelens.compare.diff import TAIL, ratio
 from tracelens.compare.ladder.rungs import LadderRun, Rung
 from tracelens.compare.ladder.steps import LEVELS, WATERFALL, AblationStep, ablation_steps, in_words
 from tracelens.registry import purpose
-from tracelens.table import Column, Result, Schema, Skip, Table, stack
+from tracelens.table import Column, Result, Schema, Skip, Table
 from tracelens.trace import Run
 
 RUNGS = Schema(
@@ -43,6 +43,7 @@ CHANGED = Schema(
         Column("by_cause", "str", doc="causes with most of the difference", prose=True),
         Column("calls", "str", doc="edits with most time", prose=True),
     ),
+    kind="entries",
     doc="From the traces alone, each rung against the one before it. The parts of one kind add up to the "
     "difference of the two steps.",
 )
@@ -56,6 +57,7 @@ TOTAL = Schema(
         Column("most", "str", doc="rung with the largest change"),
         Column("most_delta_ns", "int64", "ns", "change by that rung"),
     ),
+    kind="levels",
     doc="The rows of each level add up to the traced step of the last rung less that of the baseline.",
 )
 
@@ -78,7 +80,7 @@ def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:
     steps, metas, skips = ablation_steps(ladder_run, runs)
     traced = [steps[0].base_ns, *(step.cand_ns for step in steps)]
     rungs, lacks = _rungs(ladder_run, traced)
-    waterfall = stack(WATERFALL, [step.waterfall for step in steps])
+    waterfall = WATERFALL.concat([step.waterfall for step in steps])
     result = Result(
         "ladder",
         "Ladder of optimisations",

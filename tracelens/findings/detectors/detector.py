@@ -14,8 +14,9 @@ from tracelens.analysis.common import NO_LAUNCH
 from tracelens.findings.rank_context import RankContext
 from tracelens.guard import guard
 from tracelens.registry import Registry
-from tracelens.table import Result, Unit
+from tracelens.table import Result
 from tracelens.trace import Union
+from tracelens.units import Unit
 
 __all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Outcome", "Quantity", "RankContext", "detector"]
 

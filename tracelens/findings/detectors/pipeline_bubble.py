@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracelens.analysis.stragglers import duration
 from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.table import Result, Table
 from tracelens.trace import Union, union
+from tracelens.units import duration
 
 Detections = Mapping[int, Detection] | str
 """Detections by rank, or why there are none."""
@@ -19,24 +19,23 @@ class _Rank:
     """The bubble of one rank, per step."""
 
     def __init__(self, results: Mapping[str, Result], rank: int) -> None:
-        self._table = results["pipeline"].data["bubble"]
-        self._waits = results["pipeline"].data["waits"]
-        self._rows = np.flatnonzero(self._table.array("rank") == rank)
-        self._rank = rank
+        self._bubble, self._waits = (
+            table.take(table.array("rank") == rank)
+            for table in (results["pipeline"].data[name] for name in ("bubble", "waits"))
+        )
 
     def mean(self, column: str) -> float:
-        return float(self._table.array(column)[self._rows].mean())
+        return float(self._bubble.array(column).mean())
 
     def first(self, column: str) -> int:
         """What is the same in all steps."""
-        return int(self._table.array(column)[self._rows[0]])
+        return int(self._bubble.array(column)[0])
 
     def when(self, part: str) -> Union:
         """When it idles for this reason, by its own clock."""
-        named = np.array([text == part for text in self._waits.texts("part")], dtype=bool)
-        of_rank = named & (self._waits.array("rank") == self._rank)
-        start = self._waits.array("own_ts_ns")[of_rank]
-        return union(start, start + self._waits.array("dur_ns")[of_rank])
+        waits = self._waits.take(self._waits.coded("part").equals(part))
+        start = waits.array("own_ts_ns")
+        return union(start, start + waits.array("dur_ns"))
 
     def quantities(self, part: str) -> tuple[Quantity, ...]:
         """What each of the detectors here shows of a rank."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int, lookup
 from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector
 from tracelens.findings.step_counts import step_count
 from tracelens.table import Result, Table
 from tracelens.trace import Union, interval_of, union
+from tracelens.units import duration
 
 Detections = Mapping[int, Detection] | str
 """Detections by rank or JOB, or why there are none."""
@@ -128,15 +128,16 @@ def serving_two_batch(results: Mapping[str, Result]) -> Detections:
         return row
     table = results["serving"].data["steps"]
     overlapped = table.array("tbo")
-    kinds = np.array(table.texts("kind"))
     # A decode that is split in two runs two small batches instead of one: only prefills have work to hide by.
-    candidate = overlapped if overlapped.any() else (kinds == "prefill") & ~table.array("dummy")
+    candidate = (
+        overlapped if overlapped.any() else table.coded("kind").equals("prefill") & ~table.array("dummy")
+    )
     if not candidate.any():
         return "no step with two-batch overlap, and no prefill to split"
     steps, detections = step_count(results), {}
     for rank in np.unique(table.array("rank")[candidate]).tolist():
-        rows = np.flatnonzero(candidate & (table.array("rank") == rank))
-        if detection := _exposed(results, rank, rows, row, steps):
+        steps_of_rank = table.take(candidate & (table.array("rank") == rank))
+        if detection := _exposed(results, rank, steps_of_rank, row, steps):
             detections[rank] = detection
     how = "two-batch overlap" if overlapped.any() else "prefill"
     return (
@@ -149,7 +150,7 @@ def _summary(results: Mapping[str, Result]) -> dict[str, float] | str:
     table = results["serving"].data["summary"]
     if not len(table):
         return NO_LABELS
-    names = [column.name for column in table.schema.columns if column.dtype in ("int64", "float64")]
+    names = [column.name for column in table.schema.columns if column.is_number]
     return {name: float(table.array(name)[0]) for name in names}
 
 
@@ -166,15 +167,14 @@ def _growth(slots: Int, dur: Int) -> float | None:
 
 
 def _exposed(
-    results: Mapping[str, Result], rank: int, rows: Int, row: Mapping[str, float], steps: int
+    results: Mapping[str, Result], rank: int, table: Table, row: Mapping[str, float], steps: int
 ) -> Detection | None:
     """What a rank's communication in these rows of the steps table costs it, None where that is little."""
-    table = results["serving"].data["steps"]
-    start, dur = table.array("ts_ns")[rows], table.array("dur_ns")[rows]
+    start, dur = table.array("ts_ns"), table.array("dur_ns")
     exposed, where = _moving(results["collectives"].data["members"], rank, start, dur)
     basis = "excluding waiting for other ranks"
     if exposed is None:
-        exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index")[rows])
+        exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index"))
         basis = "including waiting for other ranks"
     # Something must be left to hide it under.
     lost = np.minimum(exposed, dur - exposed)
@@ -192,7 +192,7 @@ def _exposed(
         ),
         float(lost.sum()) / steps,
         where,
-        f"{duration(exposed.sum())} exposed communication in {duration(dur.sum())} of {len(rows)} "
+        f"{duration(exposed.sum())} exposed communication in {duration(dur.sum())} of {len(table)} "
         + (f"step(s) with two-batch overlap{halves}" if tbo else "prefill(s) without two-batch overlap")
         + f", {basis}; the rest of these steps could hide the saving: an upper bound",
         "low",
@@ -201,31 +201,28 @@ def _exposed(
 
 def _moving(participants: Table, rank: int, start: Int, dur: Int) -> tuple[Int | None, Union]:
     """Exposed communication of a rank in each step without waiting, and when; None if none is recorded."""
-    rows = np.flatnonzero(participants.array("rank") == rank)
+    kernels = participants.take(participants.array("rank") == rank)
     # A kernel that serves several messages is there with each of them.
-    rows = rows[np.unique(participants.array("own_ts_ns")[rows], return_index=True)[1]]
-    begin = participants.array("ts_ns")[rows]
+    kernels = kernels.take(np.unique(kernels.array("own_ts_ns"), return_index=True)[1])
+    begin = kernels.array("ts_ns")
     order = np.argsort(start, kind="stable")
     step = lookup(order, interval_of(start[order], (start + dur)[order], begin), -1)
-    rows, step = rows[step >= 0], step[step >= 0]
-    if not len(rows):
-        return None, union(rows, rows)
+    kernels, step = kernels.take(step >= 0), step[step >= 0]
+    own_start = kernels.array("own_ts_ns")
+    if not len(kernels):
+        return None, union(own_start, own_start)
     total = np.zeros(len(start), dtype=np.int64)
-    np.add.at(total, step, participants.array("exposed_ns")[rows])
-    own_start, wait = participants.array("own_ts_ns")[rows], participants.array("wait_ns")[rows]
-    return np.minimum(total, dur), union(own_start + wait, own_start + participants.array("dur_ns")[rows])
+    np.add.at(total, step, kernels.array("exposed_ns"))
+    return np.minimum(total, dur), union(
+        own_start + kernels.array("wait_ns"), own_start + kernels.array("dur_ns")
+    )
 
 
 def _overlap(table: Table, rank: int, index: Int) -> tuple[Int, Union]:
     """Exposed communication of a rank's steps by the table of two-batch overlap; 0 where it has none."""
-    rows = np.flatnonzero(table.array("rank") == rank)
-    exposed_of = dict(
-        zip(
-            table.array("index")[rows].tolist(),
-            (table.array("comm_ns") - table.array("hidden_ns"))[rows].tolist(),
-            strict=True,
-        )
-    )
+    table = table.take(table.array("rank") == rank)
+    exposed_ns = table.array("comm_ns") - table.array("hidden_ns")
+    exposed_of = dict(zip(table.values("index"), exposed_ns.tolist(), strict=True))
     none = np.empty(0, dtype=np.int64)
     return np.array([exposed_of.get(number, 0) for number in index.tolist()], dtype=np.int64), Union(
         none, none

@@ -86,7 +86,7 @@ def memory_table(stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
         for pp_rank, stage in ranks.items()
         for name in sorted(stage.held, key=list(COMPONENTS).index)
     ]
-    return _table(MEMORY, rows)
+    return MEMORY.from_rows(rows)
 
 
 def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
@@ -104,7 +104,7 @@ def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[i
         for layout, ranks in stages_of.items()
         for pp_rank, stage in ranks.items()
     ]
-    return _table(RANKS, rows)
+    return RANKS.from_rows(rows)
 
 
 def fits_table(
@@ -126,11 +126,7 @@ def fits_table(
                     device_room.bytes, device_room.reserve, device.hbm_bytes,
                 )
             )  # fmt: skip
-    return _table(FITS, rows)
-
-
-def _table(schema: Schema, rows: Sequence[tuple[object, ...]]) -> Table:
-    return schema.table(dict(zip(schema.names, map(list, zip(*rows, strict=True)), strict=True)))
+    return FITS.from_rows(rows)
 
 
 def _layers(config: Config, pp_rank: int) -> str:

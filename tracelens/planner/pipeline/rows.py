@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, PHASES, WEIGH
 from tracelens.planner.pipeline.simulate import Played
 from tracelens.planner.pipeline.tables import IN_FLIGHT, PARTITION, SPANS, STAGES, SUMMARY
 from tracelens.planner.pipeline.times import ChunkTimes
-from tracelens.table import Schema, Table
+from tracelens.table import Table
 
 
 class Case(NamedTuple):
@@ -63,7 +63,7 @@ def summary(cases: Sequence[Case], rest_ns: int) -> Table:
     first = rows[0]["makespan_ns"]
     for row in rows:
         row["speedup"] = first / row["makespan_ns"]
-    return SUMMARY.table(_columns(SUMMARY, rows))
+    return SUMMARY.from_rows(rows)
 
 
 def _summary(case: Case, rest_ns: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _summary(case: Case, rest_ns: int) -> dict[str, Any]:
 def stages(cases: Sequence[Case]) -> Table:
     """STAGES of all cases."""
     rows = [_stage(case, stage) for case in cases for stage in range(case.played.schedule.stages)]
-    return STAGES.table(_columns(STAGES, rows))
+    return STAGES.from_rows(rows)
 
 
 def _stage(case: Case, stage: int) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def partition(cases: Sequence[Case]) -> Table:
                 }
             )
             first += max(share, 0)
-    return PARTITION.table(_columns(PARTITION, rows))
+    return PARTITION.from_rows(rows)
 
 
 def spans(cases: Sequence[Case]) -> Table:
@@ -170,7 +170,7 @@ def spans(cases: Sequence[Case]) -> Table:
                 "paired": (size[group.ravel()] > 1) & long,
             }
         )
-    return SPANS.table(_stacked(parts))
+    return SPANS.concat(parts)
 
 
 def in_flight(cases: Sequence[Case]) -> Table:
@@ -188,17 +188,4 @@ def in_flight(cases: Sequence[Case]) -> Table:
                     "bytes": holding.bytes if case.chunk_bytes else np.full(len(holding.time), -1),
                 }
             )
-    return IN_FLIGHT.table(_stacked(parts))
-
-
-def _columns(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {column: [row[column] for row in rows] for column in schema.names}
-
-
-def _stacked(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        name: np.concatenate([part[name] for part in parts])
-        if isinstance(parts[0][name], np.ndarray)
-        else [value for part in parts for value in part[name]]
-        for name in parts[0]
-    }
+    return IN_FLIGHT.concat(parts)

@@ -29,7 +29,7 @@ def verify(measured: Measured) -> Table:
             simulated = simulate(line.schedule, times).makespan
             line_key = ", ".join(map(str, line.ranks)), line.step
             rows.append((*line_key, name, line.phase_ns, simulated, simulated / line.phase_ns - 1))
-    return CHECK.table(dict(zip(CHECK.names, map(list, zip(*rows, strict=True)), strict=True)))
+    return CHECK.from_rows(rows)
 
 
 def _ways(measured: Measured, line: Line) -> Iterator[tuple[str, Times]]:
@@ -49,8 +49,7 @@ def fit(check: Table, times: str) -> str:
         check: CHECK.
         times: CHUNK_MEANS or LAYER_MEANS.
     """
-    of_kind = np.array([name == times for name in check.texts("times")], dtype=bool)
-    offsets = check.array("offset")[of_kind]
+    offsets = check.array("offset")[check.coded("times").equals(times)]
     if not len(offsets):
         return "no check: layers were not measured"
     steps = len(set(check.texts("step")))

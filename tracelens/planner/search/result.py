@@ -97,10 +97,10 @@ def _tables(
     refused += [(ranking.device.name, refusal) for ranking in rankings for refusal in ranking.refused]
     assumed = _assumed(question, [ranking.device for ranking in rankings])
     return {
-        "layouts": LAYOUTS.table(_columns(LAYOUTS.names, rows)),
-        "parts": PARTS.table(_columns(PARTS.names, list(_parts(shown)))),
-        "refused": REFUSED.table(_columns(REFUSED.names, _counted(refused))),
-        "assumptions": ASSUMED.table(_columns(ASSUMED.names, assumed)),
+        "layouts": LAYOUTS.from_rows(rows),
+        "parts": PARTS.from_rows(_parts(shown)),
+        "refused": REFUSED.from_rows(_counted(refused)),
+        "assumptions": ASSUMED.from_rows(assumed),
     }
 
 
@@ -158,10 +158,6 @@ def _assumed(question: Question, devices: Sequence[Device]) -> list[dict[str, An
         {"name": name, "value": value, "device": device, "about": f"{meaning}; {source}"}
         for device, (name, value, meaning, source) in lines
     ]
-
-
-def _columns(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in names}
 
 
 def _nothing(refusals: Sequence[Refusal]) -> str:

@@ -48,6 +48,7 @@ REFUSED = Schema(
         Column("count", "int64", "count", "of layouts"),
         Column("example", "str", doc="one of them", prose=True),
     ),
+    kind="entries",
 )
 ASSUMED = Schema(
     "Assumptions of the step time",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -102,8 +102,8 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         {
             "event_id": np.arange(len(start)),
             "kind": Coded(kind, EVENT_KINDS),
-            "category": coded(rows.table.category, table.categories),
-            "name": coded(rows.table.name, [name or "(no name)" for name in table.names]),
+            "category": Coded.merged(rows.table.category, table.categories),
+            "name": Coded.merged(rows.table.name, [name or "(no name)" for name in table.names]),
             "ts_ns": start,
             "dur_ns": rows.table.dur_ns,
             "pid": pid,
@@ -126,14 +126,6 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         replace(_meta(splitter, table, rows, dialect, threads), cpu_only=cpu_only is not None),
         {"events": events, "ops": ops, "collectives": collectives, "links": LINKS.table(link)},
     )
-
-
-def coded(codes: Any, values: Sequence[str]) -> Coded:
-    """A text column from dictionary codes; equal values are merged."""
-    code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    if len(code_of) != len(values):
-        codes = np.fromiter(map(code_of.__getitem__, values), dtype=np.int32, count=len(values))[codes]
-    return Coded(codes, list(code_of))
 
 
 def _select(table: Encoded) -> EventRows:
@@ -322,7 +314,7 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     none = len(table.blobs)
     blob = lookup(table.ops.blob, op_row, none)
     texts = {
-        name: coded(blob, parts[index::4])
+        name: Coded.merged(blob, parts[index::4])
         for index, name in enumerate(("shapes", "dtypes", "strides", "values"))
     }
 

@@ -1,57 +1,19 @@
-"""What all figures share: colours, layouts, safe text, and the bar charts that several of them are."""
+"""What all figures share: layouts, safe text, and the bar charts that several of them are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.rendering.figures.colors import colors
 from tracelens.rendering.figures.figure import Figure
 from tracelens.rendering.tables import one_line, shorten
-from tracelens.table import Coded, Result, Table
+from tracelens.table import Result, Table
 
-# Mid tones that are legible on white and on near black.
-BLUE, ORANGE, TEAL, VIOLET, GREY = "#4a74d8", "#e8923a", "#3fae9e", "#a06cd5", "#98a1ad"
-KINDS = {
-    "computation": BLUE,
-    "comm": ORANGE,
-    "exposed_comm": ORANGE,
-    "memcpy": TEAL,
-    "exposed_memcpy": TEAL,
-    "memset": VIOLET,
-    "exposed_memset": VIOLET,
-    "idle": "rgba(152,161,173,0.35)",
-}
-# Names that many results share keep their colour from figure to figure; others get one of _PALETTE.
-_KNOWN = KINDS | {
-    "gemm": BLUE,
-    "grouped_gemm": "#2f9bd6",
-    "attention": "#d95f76",
-    "communication": ORANGE,
-    "copy": TEAL,
-    "fill": VIOLET,
-    "moe_routing": "#dfb32c",
-    "elementwise": "#7ea9a0",
-    "normalization": "#6fa845",
-    "softmax": "#c06bc0",
-    "activation": "#a3b84a",
-    "reduction": "#b07a5a",
-    "indexing": "#5d9170",
-    "concat": "#cf9a6e",
-    "transpose": "#8f7fc9",
-    "quantization": "#a08a3a",
-    "optimizer": "#d477b5",
-    "fused": "#7c6bd0",
-    "unlinked": "#b4bac3",
-    "other": GREY,
-    "at the roofline": BLUE,
-    "recoverable": ORANGE,
-    "waiting": "rgba(152,161,173,0.55)",
-}
-_PALETTE = ("#58b0c9", "#b0506a", "#c98a2b", "#7d8ba8", "#5a9ea0", "#d58a94", "#93b06b", "#6c8fd9", "#b58fc9")
 _TOP = 20
 
 
@@ -61,39 +23,20 @@ def table(result: Result, name: str, *columns: str) -> Table | None:
     return data if data is not None and len(data) and set(columns) <= set(data.columns) else None
 
 
-def where(data: Table, mask: NDArray[Any]) -> Table:
-    """The rows of a table for which `mask` (bool) holds."""
-    rows = np.flatnonzero(mask)
-    return Table(data.schema, {name: _take(column, rows) for name, column in data.columns.items()})
+def needs(
+    name: str, *columns: str
+) -> Callable[[Callable[[Table], list[Figure]]], Callable[[Result], list[Figure]]]:
+    """Draws a table of a result; nothing where it is absent, empty or lacks one of these columns."""
 
+    def decorated(draw: Callable[[Table], list[Figure]]) -> Callable[[Result], list[Figure]]:
+        @wraps(draw)
+        def drawn(result: Result) -> list[Figure]:
+            data = table(result, name, *columns)
+            return [] if data is None else draw(data)
 
-def _take(column: Any, rows: NDArray[np.intp]) -> Any:
-    if isinstance(column, Coded):
-        return Coded(column.codes[rows], column.values)
-    return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+        return drawn
 
-
-def coded(data: Table, name: str) -> Coded:
-    """A text column by dictionary, whichever way it is held."""
-    column = data.columns[name]
-    if isinstance(column, Coded):
-        return column
-    code_of: dict[str, int] = {}
-    codes = np.fromiter((code_of.setdefault(text, len(code_of)) for text in column), np.int64, len(column))
-    return Coded(codes, list(code_of))
-
-
-def colors(names: Iterable[str]) -> dict[str, str]:
-    """A colour a name: the same in every figure, unless two names in one figure want the same colour."""
-    color_of: dict[str, str] = {}
-    for name in sorted(set(names)):
-        if name in _KNOWN:
-            color_of[name] = _KNOWN[name]
-            continue
-        start = crc32(name.encode("utf-8", "replace"))
-        palette = [_PALETTE[(start + step) % len(_PALETTE)] for step in range(len(_PALETTE))]
-        color_of[name] = next((color for color in palette if color not in color_of.values()), palette[0])
-    return color_of
+    return decorated
 
 
 def plain(text: str, width: int) -> str:
@@ -124,9 +67,9 @@ def rounded(numbers: NDArray[Any], digits: int) -> list[float]:
     return short
 
 
-def layout(title: str, height: int, **overrides: Any) -> dict[str, Any]:
-    """The layout of every figure; colours of text and grid are the page's."""
-    return {
+def chart(traces: Sequence[dict[str, Any]], title: str, height: int, **layout: Any) -> Figure:
+    """Plotly traces under the layout of every figure; colours of text and grid are the page's."""
+    common = {
         "title": {"text": title},
         "height": height,
         "margin": {"l": 8, "r": 16, "t": 34, "b": 44, "pad": 4},
@@ -134,8 +77,8 @@ def layout(title: str, height: int, **overrides: Any) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "hovermode": "closest",
-        **overrides,
     }
+    return {"data": list(traces), "layout": common | layout}
 
 
 def axis(title: str = "", **overrides: Any) -> dict[str, Any]:
@@ -168,6 +111,39 @@ def over_ranks(data: Table) -> str:
     return f", summed over {count} ranks" if count > 1 else ""
 
 
+def horizontal_bars(**attributes: Any) -> dict[str, Any]:
+    """A plotly trace of horizontal bars."""
+    return {"type": "bar", "orientation": "h", **attributes}
+
+
+def row_labels(ends: NDArray[Any], texts: Sequence[str]) -> dict[str, Any]:
+    """A text at the right of each row, behind all that is drawn of it: `ends`, in ns."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "x": ms(ends),
+        "y": list(range(len(ends))),
+        "text": list(texts),
+        "textposition": "middle right",
+        "cliponaxis": False,
+    }
+
+
+def menu(method: str, arguments: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Buttons above a figure: label to what plotly's `restyle` or `update` is called with."""
+    buttons = [{"label": label, "method": method, "args": args} for label, args in arguments.items()]
+    return [{"type": "buttons", "direction": "right", "buttons": buttons}]
+
+
+def folded(rows: NDArray[Any], most: int) -> NDArray[Any]:
+    """The first `most` rows and the sum of the others; all of them where that is but one row more."""
+    if len(rows) <= most + 1:
+        return rows
+    return np.concatenate((rows[:most], rows[most:].sum(axis=0, keepdims=True)))
+
+
 def top_bars(data: Table, value: str, noun: str) -> list[Figure]:
     """The names with the most time as horizontal bars, coloured by category.
 
@@ -176,50 +152,36 @@ def top_bars(data: Table, value: str, noun: str) -> list[Figure]:
         value: the column that is drawn; ranks are summed.
         noun: plural noun for the title.
     """
-    name, category = coded(data, "name"), coded(data, "category")
-    keys, group = np.unique(name.codes * len(category.values) + category.codes, return_inverse=True)
-    sums = np.bincount(group, weights=data.array(value))
-    counts = np.bincount(group, weights=data.array("count"))
-    rows = [
-        (*divmod(int(keys[pair]), len(category.values)), sums[pair], int(counts[pair]))
-        for pair in np.argsort(-sums, kind="stable")[:_TOP]
-    ]
-    bars = [(name.values[row[0]], category.values[row[1]], row[2], row[3]) for row in rows]
-    return [_bars(bars, f"{noun} with the most time (top {len(rows)}){over_ranks(data)}")]
-
-
-def _bars(rows: list[tuple[str, str, float, int]], title: str) -> Figure:
-    color = colors(row[1] for row in rows)
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": safe(category, 30) or "uncategorised",
-            "marker": {"color": color[category]},
-            "width": 0.76,
-            "y": [index for index, row in enumerate(rows) if row[1] == category],
-            "x": ms([row[2] for row in rows if row[1] == category]),
-            "customdata": [[wrapped(row[0]), row[3]] for row in rows if row[1] == category],
-            "hovertemplate": "%{customdata[0]}<br>%{x:,.3f} ms in %{customdata[1]:,} calls",
-        }
-        for category in color
-    ]
-    return {
-        "data": traces,
-        "layout": layout(
-            title,
-            110 + 22 * len(rows),
+    group, (names, categories) = data.group("name", "category")
+    total_ns = np.bincount(group, weights=data.array(value))
+    counts = np.bincount(group, weights=data.array("count")).astype(int)
+    top = np.argsort(-total_ns, kind="stable")[:_TOP].tolist()
+    color = colors(categories[index] for index in top)
+    traces = []
+    for category in color:
+        rows = {row: index for row, index in enumerate(top) if categories[index] == category}
+        traces.append(
+            horizontal_bars(
+                name=safe(category, 30) or "uncategorised",
+                marker={"color": color[category]},
+                width=0.76,
+                y=list(rows),
+                x=ms([total_ns[index] for index in rows.values()]),
+                customdata=[[wrapped(names[index]), counts[index].item()] for index in rows.values()],
+                hovertemplate="%{customdata[0]}<br>%{x:,.3f} ms in %{customdata[1]:,} calls",
+            )
+        )
+    return [
+        chart(
+            traces,
+            f"{noun} with the most time (top {len(top)}){over_ranks(data)}",
+            110 + 22 * len(top),
             barmode="overlay",
             showlegend=True,
             xaxis=axis("time (ms)", rangemode="tozero"),
-            yaxis=rows_axis([row[0] for row in rows]),
-        ),
-    }
-
-
-def by_row(column: NDArray[Any], rows: Sequence[int | None]) -> list[float]:
-    """The values in these rows; zero where there is no row."""
-    return [0 if row is None else column[row].item() for row in rows]
+            yaxis=rows_axis([names[index] for index in top]),
+        )
+    ]
 
 
 _SECONDS_NS = 1e10
@@ -229,8 +191,9 @@ _SECONDS_NS = 1e10
 def stacked_bars(
     title: str,
     rows: Sequence[str],
-    parts: Mapping[str, Sequence[float]],
-    fractions: Mapping[str, Sequence[float]],
+    parts: Mapping[str, NDArray[Any]],
+    fractions: Mapping[str, NDArray[Any]],
+    color: Mapping[str, str] | None = None,
 ) -> Figure:
     """One horizontal bar a row, made of parts.
 
@@ -239,33 +202,52 @@ def stacked_bars(
         rows: names of the rows, from the top.
         parts: name of the part to ns, one value a row; in the order stacked.
         fractions: the same parts as share of the row's whole, 0-1.
+        color: of the parts; by their names if it is not given.
     """
-    color = colors(parts)
-    longest_ns = max((sum(row) for row in zip(*parts.values(), strict=True)), default=0.0)
+    color = color or colors(parts)
+    longest_ns = np.max(np.sum(list(parts.values()), axis=0), initial=0)
     unit, unit_ns = ("s", 1e9) if longest_ns >= _SECONDS_NS else ("ms", 1e6)
     traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": safe(part.replace("_", " "), 40),
-            "marker": {"color": color[part]},
-            "width": 0.7,
-            "y": list(range(len(rows))),
-            "x": rounded(np.asarray(values) / unit_ns, 6),
-            "customdata": [round(fraction, 5) for fraction in fractions[part]],
-            "hovertemplate": f"%{{x:,.3f}} {unit}, %{{customdata:.1%}}",
-        }
+        horizontal_bars(
+            name=safe(part.replace("_", " "), 40),
+            marker={"color": color[part]},
+            width=0.7,
+            y=list(range(len(rows))),
+            x=rounded(values / unit_ns, 6),
+            customdata=[round(fraction, 5) for fraction in fractions[part].tolist()],
+            hovertemplate=f"%{{x:,.3f}} {unit}, %{{customdata:.1%}}",
+        )
         for part, values in parts.items()
     ]
-    height = 120 + 30 * len(rows)
-    return {
-        "data": traces,
-        "layout": layout(
-            title,
-            height,
-            barmode="stack",
-            showlegend=True,
-            xaxis=axis(f"time ({unit})", rangemode="tozero"),
-            yaxis=rows_axis(rows),
-        ),
-    }
+    return chart(
+        traces,
+        title,
+        120 + 30 * len(rows),
+        barmode="stack",
+        showlegend=True,
+        xaxis=axis(f"time ({unit})", rangemode="tozero"),
+        yaxis=rows_axis(rows),
+    )
+
+
+def rank_bars(
+    title: str,
+    data: Table,
+    part: str,
+    shown: Sequence[int],
+    parts: Sequence[str] = (),
+    color: Mapping[str, str] | None = None,
+) -> Figure:
+    """One stacked bar a rank, made of the values of a text column.
+
+    Args:
+        title: what one sees.
+        data: columns rank, `part`, dur_ns and fraction.
+        part: the text column.
+        shown: ranks, from the top.
+        parts: which values of it, in the order stacked; by default all, in the order of the table.
+        color: of the parts; by their names if it is not given.
+    """
+    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
+    names = [f"rank {rank}" for rank in shown]
+    return stacked_bars(title, names, {name: times[name] for name in parts or times}, fractions, color)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tracelens.rendering.figures.base import (
-    GREY,
-    ORANGE,
-    TEAL,
-    axis,
-    layout,
-    ms,
-    rows_axis,
-    table,
-    where,
-    wrapped,
-)
+from tracelens.rendering.figures.base import axis, chart, horizontal_bars, menu, ms, needs, rows_axis, wrapped
+from tracelens.rendering.figures.colors import GREY, ORANGE, TEAL
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.rendering.figures.icicle import category_colors, icicle
-from tracelens.rendering.tables import Tree, select
+from tracelens.rendering.tables import select
 from tracelens.table import Result, Table
+from tracelens.units import milliseconds
 
 _LEVELS = ("cause", "stage", "category", "op")
 _BARS = 14
@@ -66,31 +57,29 @@ class _Bar:
         return ORANGE if self.end > self.start else TEAL
 
 
-def _waterfall(result: Result) -> list[Figure]:
-    waterfall = table(
-        result, "waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "share", "noise"
-    )
-    if waterfall is None:
+@needs("waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "share", "noise")
+def _waterfall(waterfall: Table) -> list[Figure]:
+    level = waterfall.coded("level")
+    cuts = {name: _bars(waterfall.take(mask)) for name in _LEVELS if (mask := level.equals(name)).any()}
+    if not cuts:
         return []
-    level = np.array(waterfall.texts("level"))
-    parts = {name: where(waterfall, level == name) for name in _LEVELS if (level == name).any()}
-    if not parts:
-        return []
-    cuts = {name: _bars(part) for name, part in parts.items()}
     views = [_view(bars) for bars in cuts.values()]
     for number, view in enumerate(views):
         view["trace"]["visible"] = number == 0
-    drawn = layout(
+    drawn = chart(
+        [view["trace"] for view in views],
         "From the base's step time to the candidate's: what became slower, and what faster",
         110 + 28 * max(map(len, cuts.values())),
         showlegend=False,
         xaxis=axis("", **views[0]["xaxis"]),
         yaxis=views[0]["yaxis"],
     )
-    drawn["xaxis"]["title"] = {"text": views[0]["title"]}
+    drawn["layout"]["xaxis"]["title"] = {"text": views[0]["title"]}
     if len(views) > 1:
-        drawn["updatemenus"] = [_menu(list(cuts), views)]
-    return [{"data": [view["trace"] for view in views], "layout": drawn}]
+        drawn["layout"]["updatemenus"] = menu(
+            "update", {f"by {name}": _update(views, view) for name, view in zip(cuts, views, strict=True)}
+        )
+    return [drawn]
 
 
 def _bars(part: Table) -> list[_Bar]:
@@ -132,26 +121,24 @@ def _view(bars: Sequence[_Bar]) -> dict[str, Any]:
     starts = [max(bar.start, axis_start) for bar in bars]
     lengths = [end - start for start, end in zip(starts, ends, strict=True)]
     difference = bars[0].cand - bars[0].base
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(bars))),
-        "base": ms(starts),
-        "x": ms(lengths),
-        "width": 0.7,
-        "marker": {"color": [bar.color for bar in bars], "line": {"width": 0}},
-        "text": [bar.text for bar in bars],
+    trace = horizontal_bars(
+        y=list(range(len(bars))),
+        base=ms(starts),
+        x=ms(lengths),
+        width=0.7,
+        marker={"color": [bar.color for bar in bars], "line": {"width": 0}},
+        text=[bar.text for bar in bars],
         # Long bars have room for their number, and a narrow page has none behind them.
-        "textposition": [
+        textposition=[
             "inside" if bar.total and length > room else "outside"
             for bar, length in zip(bars, lengths, strict=True)
         ],
-        "insidetextanchor": "end",
-        "insidetextfont": {"color": "#10151c"},
-        "cliponaxis": False,
-        "customdata": [[_hover(bar, difference)] for bar in bars],
-        "hovertemplate": "%{customdata[0]}<extra></extra>",
-    }
+        insidetextanchor="end",
+        insidetextfont={"color": "#10151c"},
+        cliponaxis=False,
+        customdata=[[_hover(bar, difference)] for bar in bars],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )
     return {
         "trace": trace,
         "title": "step time (ms), not from 0" if cropped else "step time (ms)",
@@ -173,76 +160,57 @@ def _hover(bar: _Bar, difference: int) -> str:
     return "<br>".join(lines)
 
 
-def _menu(names: Sequence[str], views: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Buttons that choose the level."""
-    return {
-        "type": "buttons",
-        "direction": "right",
-        "buttons": [
-            {
-                "label": f"by {name}",
-                "method": "update",
-                "args": [
-                    {"visible": [trace_view is view for trace_view in views]},
-                    {
-                        "xaxis.range": view["xaxis"]["range"],
-                        "xaxis.title.text": view["title"],
-                        "yaxis.range": view["yaxis"]["range"],
-                        "yaxis.tickvals": view["yaxis"]["tickvals"],
-                        "yaxis.ticktext": view["yaxis"]["ticktext"],
-                    },
-                ],
-            }
-            for name, view in zip(names, views, strict=True)
-        ],
-    }
+def _update(views: Sequence[dict[str, Any]], view: dict[str, Any]) -> list[dict[str, Any]]:
+    """What shows one of the views: its trace, and its axes."""
+    return [
+        {"visible": [other is view for other in views]},
+        {
+            "xaxis.range": view["xaxis"]["range"],
+            "xaxis.title.text": view["title"],
+            **{f"yaxis.{key}": view["yaxis"][key] for key in ("range", "tickvals", "ticktext")},
+        },
+    ]
 
 
-def _icicles(result: Result) -> list[Figure]:
-    nodes = table(result, "icicle", "node", "parent", "level", "name", *_SIDES)
-    if nodes is None:
-        return []
+@needs("icicle", "node", "parent", "level", "name", *_SIDES)
+def _icicles(nodes: Table) -> list[Figure]:
     top = nodes.array("parent") < 0
     totals = {side: int(nodes.array(side)[top].sum()) for side in _SIDES}
     if not all(totals.values()):
         return []
-    categories = np.flatnonzero(np.array(nodes.texts("level")) == "category")
-    color = category_colors(nodes.texts("name", categories))
+    color = category_colors(nodes.texts("name", nodes.coded("level").equals("category")))
     heights = [[round(1 - size / max(totals.values()), 5), 1] for size in totals.values()]
     traces = []
     for number, side in enumerate(_SIDES):
         trace = _icicle(nodes, side, color)
         trace["domain"] = {"x": [0.51 * number, 0.49 + 0.51 * number], "y": heights[number]}
         traces.append(trace)
-    drawn = layout(
+    drawn = chart(
+        traces,
         "Step time by category, op and kernel: base on the left, candidate on the right; click a box to zoom",
         580,
         margin={"l": 4, "r": 4, "t": 30, "b": 8},
         uniformtext={"minsize": 10, "mode": "hide"},
     )
     # One scale shows the difference, and leaves little of the faster run to be read.
-    choices = {"one scale": heights, "shares of each": [[0, 1], [0, 1]]}
-    buttons = [
-        {"label": label, "method": "restyle", "args": [{"domain.y": ends}]} for label, ends in choices.items()
-    ]
-    drawn["updatemenus"] = [{"type": "buttons", "direction": "right", "buttons": buttons}]
-    return [{"data": traces, "layout": drawn}]
+    scales = {"one scale": heights, "shares of each": [[0, 1], [0, 1]]}
+    drawn["layout"]["updatemenus"] = menu(
+        "restyle", {label: [{"domain.y": ends}] for label, ends in scales.items()}
+    )
+    return [drawn]
 
 
 def _icicle(nodes: Table, side: str, color: dict[str, str]) -> dict[str, Any]:
     """One side: its largest nodes."""
-    side_nodes = where(nodes, nodes.array(side) > 0)
-    # Which nodes are large is told by the first column of times.
-    ordered = sorted(side_nodes.schema.columns, key=lambda column: column.name != side)
-    side_nodes = Table(replace(side_nodes.schema, columns=tuple(ordered)), side_nodes.columns)
+    side_nodes = nodes.take(nodes.array(side) > 0)
     sizes = side_nodes.array(side)
     total_ns = int(sizes[side_nodes.array("parent") < 0].sum())
     visible = int((sizes >= _LEAST * total_ns).sum())
-    tree: Tree = select(side_nodes, min(max(visible, 1), _NODES))
+    tree = select(side_nodes, min(max(visible, 1), _NODES), side)
     base, cand = (side_nodes.array(name)[tree.rows] for name in _SIDES)
     other_ns = cand if side == "base_ns" else base
     name = "candidate" if side == "base_ns" else "base"
-    notes = [f"{name} {ns / 1e6:,.3f} ms" if ns else f"not in the {name}" for ns in other_ns.tolist()]
+    notes = [f"{name} {milliseconds(ns, 3)}" if ns else f"not in the {name}" for ns in other_ns.tolist()]
     return icicle(
         tree,
         side_nodes.texts("name", tree.rows),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tracelens.arrays import Bool
-from tracelens.rendering.figures.base import BLUE, TEAL, VIOLET, coded, ms
+from tracelens.rendering.figures.base import axis, chart, horizontal_bars, ms, rows_axis
+from tracelens.rendering.figures.colors import BLUE, TEAL, VIOLET
+from tracelens.rendering.figures.figure import Figure
 from tracelens.table import Table
 
 POINTS = 4000
@@ -25,42 +26,63 @@ def rows_that_fit(spans: Table, count: int) -> int:
     return max(1, min(MOST_ROWS, count, POINTS // spans_per_rank))
 
 
-def is_text(data: Table, column: str, text: str) -> Bool:
-    """The rows with this text in a column."""
-    texts = coded(data, column)
-    matches: Bool = np.array([value == text for value in texts.values], dtype=bool)[texts.codes]
-    return matches
-
-
 def extent(data: Table) -> tuple[int, int]:
     """Begin and end of all rows, ns."""
     start = data.array("ts_ns")
     return int(start.min()), int((start + data.array("dur_ns")).max())
 
 
-def bars(spans: Table, shown: Sequence[int], begin: int, name: str, color: str) -> dict[str, Any]:
-    """Bars of one kind; micro-batches have their number, chunks above the first one a paler bar.
+def clock_chart(
+    title: str, traces: list[dict[str, Any]], labels: Sequence[str], length: int, **overrides: Any
+) -> Figure:
+    """The rows with these labels and bars on one clock of `length` ns."""
+    return chart(
+        traces,
+        title,
+        110 + max(22, min(44, 480 // len(labels))) * len(labels),
+        barmode="overlay",
+        showlegend=True,
+        **overrides,
+        xaxis=axis("time since the first forward (ms)", showgrid=False, range=ms([0, length])),
+        yaxis=rows_axis(labels),
+    )
+
+
+def bars(
+    spans: Table, column: str, color: Mapping[str, str], shown: Sequence[int], begin: int
+) -> list[dict[str, Any]]:
+    """Bars of each kind that there is.
 
     Args:
-        spans: columns rank, ts_ns, dur_ns; microbatch and chunk where bars are passes; paired where some of
-            them run beside each other, which are drawn half as high.
+        spans: columns rank, ts_ns, dur_ns; microbatch and chunk where bars are passes.
+        column: their kind.
+        color: of each kind.
         shown: ranks, from the top.
         begin: time at the left edge, ns.
-        name: of the kind.
-        color: of the bars.
+    """
+    kinds = spans.coded(column)
+    return [
+        _bars(spans.take(mask), shown, begin, kind, color[kind])
+        for kind in color
+        if (mask := kinds.equals(kind)).any()
+    ]
+
+
+def _bars(spans: Table, shown: Sequence[int], begin: int, name: str, color: str) -> dict[str, Any]:
+    """Bars of one kind; micro-batches have their number, chunks above the first one a paler bar.
+
+    Where some are `paired`, running beside each other, they are drawn half as high.
     """
     row_of = {rank: row for row, rank in enumerate(shown)}
-    drawn: dict[str, Any] = {
-        "type": "bar",
-        "orientation": "h",
-        "name": name.replace("_", " "),
-        "marker": {"color": color, "line": {"width": 0}},
-        "y": [row_of[rank] for rank in spans.array("rank").tolist()],
-        "width": 0.8,
-        "base": ms(spans.array("ts_ns") - begin),
-        "x": ms(spans.array("dur_ns")),
-        "hovertemplate": "%{x:,.3f} ms from %{base:,.3f} ms",
-    }
+    drawn = horizontal_bars(
+        name=name.replace("_", " "),
+        marker={"color": color, "line": {"width": 0}},
+        y=[row_of[rank] for rank in spans.values("rank")],
+        width=0.8,
+        base=ms(spans.array("ts_ns") - begin),
+        x=ms(spans.array("dur_ns")),
+        hovertemplate="%{x:,.3f} ms from %{base:,.3f} ms",
+    )
     if "microbatch" not in spans.columns:
         return drawn
     if "paired" in spans.columns and spans.array("paired").any():

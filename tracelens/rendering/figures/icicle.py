@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracelens.rendering.figures.base import GREY, colors, safe, wrapped
+from tracelens.rendering.figures.base import safe, wrapped
+from tracelens.rendering.figures.colors import GREY, colors
 from tracelens.rendering.tables import Tree
 
 # As many characters as fit into a box of the six columns on a wide page.

@@ -10,22 +10,24 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Int
 from tracelens.rendering.figures.base import (
-    BLUE,
-    GREY,
-    TEAL,
     axis,
-    colors,
-    layout,
+    chart,
+    folded,
+    horizontal_bars,
+    menu,
     ms,
     rounded,
+    row_labels,
     rows_axis,
     safe,
     stacked_bars,
     table,
     wrapped,
 )
+from tracelens.rendering.figures.colors import BLUE, GREY, TEAL, colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
+from tracelens.units import GIB, milliseconds
 
 _ROWS = 40
 """Rungs that are drawn; each is a row."""
@@ -68,36 +70,23 @@ class _Cut(NamedTuple):
 
 
 def _cut(cuts: Table, level: str, count: int) -> _Cut:
-    rung = cuts.array("rung")
-    rows = np.flatnonzero((np.array(cuts.texts("level")) == level) & (rung < count))
-    texts = cuts.texts("name", rows)
-    part_of: dict[str, int] = {}
-    part = np.array([part_of.setdefault(text, len(part_of)) for text in texts], dtype=np.int64)
-    ns, delta = (np.zeros((len(part_of), count), dtype=np.int64) for _ in range(2))
-    row_rung = rung[rows]
-    ns[part, row_rung] = cuts.array("cand_ns")[rows]
-    delta[part, row_rung] = cuts.array("delta_ns")[rows]
-    below = row_rung == 1
-    ns[part[below], 0] = cuts.array("base_ns")[rows][below]
+    of_level = cuts.take(cuts.coded("level").equals(level) & (cuts.array("rung") < count))
+    parts, _, ns = of_level.pivot("name", "rung", "cand_ns", range(count))
+    delta = of_level.pivot("name", "rung", "delta_ns", range(count)).values
+    ns[:, 0] = of_level.pivot("name", "rung", "base_ns", [1]).values[:, 0]
     order = np.argsort(-np.abs(delta).sum(axis=1), kind="stable")
-    names, ns, delta = (
-        [list(part_of)[part_index].strip("()") for part_index in order.tolist()],
-        ns[order],
-        delta[order],
-    )
-    if len(names) <= _PARTS + 1:
-        return _Cut(names, ns, delta)
-    ns, delta = (
-        np.concatenate((matrix[:_PARTS], matrix[_PARTS:].sum(axis=0)[None])) for matrix in (ns, delta)
-    )
-    return _Cut([*names[:_PARTS], REST], ns, delta)
+    names = [parts[index].strip("()") for index in order.tolist()]
+    if len(names) > _PARTS + 1:
+        names = [*names[:_PARTS], REST]
+    return _Cut(names, folded(ns[order], _PARTS), folded(delta[order], _PARTS))
 
 
 def _throughput(rungs: Table, names: Sequence[str]) -> Figure:
     """Throughput in baselines, and peak memory beside it where it was measured."""
-    first = slice(len(names))
-    speedup, spread, rate = (rungs.array(key)[first] for key in ("speedup", "spread", "tokens_per_s"))
-    peak = rungs.array("peak_bytes")[first]
+    rungs = rungs.take(slice(len(names)))
+    speedup, spread, rate, peak = (
+        rungs.array(key) for key in ("speedup", "spread", "tokens_per_s", "peak_bytes")
+    )
     beside = bool((peak >= 0).any())
     hover = [
         f"{safe(name, 60)}<br>{tokens:,} tokens/s, {times:.3f} × the baseline's"
@@ -115,49 +104,49 @@ def _throughput(rungs: Table, names: Sequence[str]) -> Figure:
         ],
     }
     longest = float((speedup * (1 + np.maximum(spread, 0) / 2)).max())
-    drawn = layout(
+    drawn = chart(
+        [bars],
         f"Throughput of each rung{' and peak memory' if beside else ''}; whiskers: quartiles of timed steps",
         110 + 34 * len(names),
         showlegend=False,
         xaxis=axis("throughput / baseline", range=[0, longest * 1.02], domain=[0, 0.66 if beside else 1]),
         yaxis=rows_axis(names),
     )
-    data = [bars]
     if beside:
-        gib = np.where(peak >= 0, peak, 0) / 2**30
+        gib = np.where(peak >= 0, peak, 0) / GIB
         labels = [
             f"{value:.2f} GiB" if size_bytes >= 0 else "not measured"
             for value, size_bytes in zip(gib, peak, strict=True)
         ]
-        data.append(
+        drawn["data"].append(
             {**_bars(gib, [TEAL] * len(names), labels), "name": "peak memory", "xaxis": "x2", "text": labels}
         )
-        drawn["xaxis2"] = axis("peak memory (GiB)", range=[0, float(gib.max()) * 1.02 or 1], domain=[0.7, 1])
-        drawn["xaxis2"]["anchor"] = "y"
-    return {"data": data, "layout": drawn}
+        drawn["layout"]["xaxis2"] = axis(
+            "peak memory (GiB)", range=[0, float(gib.max()) * 1.02 or 1], domain=[0.7, 1]
+        )
+        drawn["layout"]["xaxis2"]["anchor"] = "y"
+    return drawn
 
 
 def _bars(values: NDArray[Any], color: Sequence[str], hover: Sequence[str]) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(values))),
-        "x": rounded(values, 5),
-        "width": 0.68,
-        "marker": {"color": list(color)},
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "insidetextfont": {"color": "#ffffff"},
-        "customdata": [[text] for text in hover],
-        "hovertemplate": "%{customdata[0]}<extra></extra>",
-    }
+    return horizontal_bars(
+        y=list(range(len(values))),
+        x=rounded(values, 5),
+        width=0.68,
+        marker={"color": list(color)},
+        textposition="inside",
+        insidetextanchor="start",
+        insidetextfont={"color": "#ffffff"},
+        customdata=[[text] for text in hover],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )
 
 
 def _make_up(names: Sequence[str], level: str, cut: _Cut) -> Figure:
     """What a step of each rung is made of."""
     total_ns = np.maximum(cut.ns.sum(axis=0), 1)
-    parts = {name: cut.ns[part].tolist() for part, name in enumerate(cut.names)}
-    shares = {name: (cut.ns[part] / total_ns).tolist() for part, name in enumerate(cut.names)}
+    parts = dict(zip(cut.names, cut.ns, strict=True))
+    shares = {name: ns / total_ns for name, ns in parts.items()}
     return stacked_bars(f"Traced step of each rung by {level}", names, parts, shares)
 
 
@@ -180,7 +169,8 @@ def _waterfall(names: Sequence[str], levels: dict[str, _Cut]) -> Figure:
             part_moves = [move for move in moves[level] if move.part == part]
             data.append(_segments(name, color[name], part_moves, names) | {"visible": number == 0})
     cropped = ", not from 0" if axis_start else ""
-    drawn = layout(
+    drawn = chart(
+        data,
         "From rung to rung: what became shorter (upper half, to the left) and what longer (lower half)",
         140 + 44 * len(names),
         barmode="overlay",
@@ -189,8 +179,10 @@ def _waterfall(names: Sequence[str], levels: dict[str, _Cut]) -> Figure:
         yaxis=rows_axis(names),
     )
     if len(levels) > 1:
-        drawn["updatemenus"] = [{"type": "buttons", "direction": "right", "buttons": _buttons(levels)}]
-    return {"data": data, "layout": drawn}
+        drawn["layout"]["updatemenus"] = menu(
+            "restyle", {f"by {level}": _visible(levels, level) for level in levels}
+        )
+    return drawn
 
 
 class _Move(NamedTuple):
@@ -217,73 +209,44 @@ def _moves(cut: _Cut, steps: Int) -> Iterator[_Move]:
 
 
 def _segments(name: str, color: str, moves: Sequence[_Move], names: Sequence[str]) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": safe(name.replace("_", " "), 40),
-        "marker": {"color": color},
-        "y": [round(move.rung + (-0.16 if move.delta < 0 else 0.16), 2) for move in moves],
-        "base": ms([move.start for move in moves]),
-        "x": ms([move.ns for move in moves]),
-        "width": 0.3,
-        "customdata": [[safe(names[move.rung], 60), f"{move.delta / 1e6:+,.3f}"] for move in moves],
-        "hovertemplate": f"%{{customdata[0]}}<br>{wrapped(name)} %{{customdata[1]}} ms<extra></extra>",
-    }
+    return horizontal_bars(
+        name=safe(name.replace("_", " "), 40),
+        marker={"color": color},
+        y=[round(move.rung + (-0.16 if move.delta < 0 else 0.16), 2) for move in moves],
+        base=ms([move.start for move in moves]),
+        x=ms([move.ns for move in moves]),
+        width=0.3,
+        customdata=[[safe(names[move.rung], 60), f"{move.delta / 1e6:+,.3f}"] for move in moves],
+        hovertemplate=f"%{{customdata[0]}}<br>{wrapped(name)} %{{customdata[1]}} ms<extra></extra>",
+    )
 
 
 def _ends(steps: Int, axis_start: float) -> dict[str, Any]:
     """The step of each rung, pale but for the baseline's."""
-    texts = [f"{ns / 1e6:,.3f} ms a step" for ns in steps.tolist()]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "showlegend": False,
-        "y": list(range(len(steps))),
-        "base": axis_start / 1e6,
-        "x": ms(steps - axis_start),
-        "width": 0.66,
-        "marker": {"color": [GREY, *["rgba(152,161,173,0.16)"] * (len(steps) - 1)]},
-        "customdata": [[text] for text in texts],
-        "hovertemplate": "%{customdata[0]}<extra></extra>",
-    }
+    return horizontal_bars(
+        showlegend=False,
+        y=list(range(len(steps))),
+        base=axis_start / 1e6,
+        x=ms(steps - axis_start),
+        width=0.66,
+        marker={"color": [GREY, *["rgba(152,161,173,0.16)"] * (len(steps) - 1)]},
+        customdata=[[f"{milliseconds(ns, 3)} a step"] for ns in steps.tolist()],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )
 
 
 def _labels(steps: Int) -> dict[str, Any]:
     """The numbers of each rung, behind all that is drawn of it."""
     ends = steps.copy()
     np.maximum(ends[1:], ends[:-1], out=ends[1:])
-    texts = [f"{steps[0] / 1e6:,.3f} ms"]
+    texts = [f" {milliseconds(steps[0], 3)}"]
     texts += [
-        f"{(after - before) / 1e6:+,.3f} → {after / 1e6:,.3f} ms"
+        f" {(after - before) / 1e6:+,.3f} → {milliseconds(after, 3)}"
         for before, after in zip(steps[:-1].tolist(), steps[1:].tolist(), strict=True)
     ]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "showlegend": False,
-        "hoverinfo": "skip",
-        "x": ms(ends),
-        "y": list(range(len(steps))),
-        "text": [f" {text}" for text in texts],
-        "textposition": "middle right",
-        "cliponaxis": False,
-    }
+    return row_labels(ends, texts)
 
 
-def _buttons(levels: dict[str, _Cut]) -> list[dict[str, Any]]:
-    """Buttons that choose the level; the bars of the steps stay."""
-    return [
-        {
-            "label": f"by {level}",
-            "method": "restyle",
-            "args": [
-                {
-                    "visible": [
-                        *(True, True),  # the steps and their labels
-                        *(other_level == level for other_level, cut in levels.items() for _ in cut.names),
-                    ]
-                }
-            ],
-        }
-        for level in levels
-    ]
+def _visible(levels: dict[str, _Cut], shown: str) -> list[Any]:
+    """What is visible when a level is chosen; the steps and their labels stay."""
+    return [{"visible": [True, True, *(level == shown for level, cut in levels.items() for _ in cut.names)]}]

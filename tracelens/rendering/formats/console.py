@@ -11,11 +11,9 @@ from tracelens.guard import banner
 from tracelens.printable import without_commands
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
-    PERCENT,
     ColumnFormat,
     Cut,
     Entry,
-    column_format,
     cut,
     details,
     entries,
@@ -29,6 +27,7 @@ from tracelens.rendering.tables import (
 )
 from tracelens.table import Report, Result
 from tracelens.table import Table as Data
+from tracelens.units import PERCENT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,10 +114,10 @@ def _table(screen: Console, result: Result, data: Data, *, heading: bool) -> Non
         screen.print("no rows", style="dim")
         return
     part = cut(data, ROWS)
-    if data.schema.entries:
+    if data.schema.kind == "entries":
         _entries(screen, data.schema.doc, entries(part))
     else:
-        _rows(screen, data, part)
+        _rows(screen, part)
     if more(result, part):
         screen.print(more(result, part), style="dim")
 
@@ -165,11 +164,11 @@ def _flowing(facts: list[str], width: int) -> list[str]:
     return lines
 
 
-def _rows(screen: Console, data: Data, part: Cut) -> None:
+def _rows(screen: Console, part: Cut) -> None:
     from rich.table import Table
 
-    formats = [column_format(data, column) for column in part.columns]
-    columns = [fmt.texts(part.cells(fmt.column)) for fmt in formats]
+    formats = [shown.format for shown in part.columns]
+    columns = [shown.texts for shown in part.columns]
     if part.depth is not None:
         columns[0] = [
             f"{'  ' * min(depth, 8)}{text}" for text, depth in zip(columns[0], part.depth, strict=True)
@@ -181,7 +180,7 @@ def _rows(screen: Console, data: Data, part: Cut) -> None:
         "top" if any(formats[index].column.prose for index in widths) else "bottom"
     )
     for index, width in widths.items():
-        side: Literal["left", "right"] = "right" if formats[index].numeric else "left"
+        side: Literal["left", "right"] = "right" if formats[index].column.is_number else "left"
         table.add_column(formats[index].header, width=width, justify=side, vertical=upright, overflow="fold")
     cells = [
         columns[index] if formats[index].column.prose else [shorten(cell, width) for cell in columns[index]]
@@ -209,7 +208,7 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
         heading = max(map(cell_len, fmt.header.split()), default=1)
         full.append(max([heading, *map(cell_len, cells)]))
         name = _NAME if fmt.column.name == "name" else _TEXT
-        least.append(full[-1] if fmt.numeric else max(heading, min(full[-1], name)))
+        least.append(full[-1] if fmt.column.is_number else max(heading, min(full[-1], name)))
     first = _first(formats)
     widths: dict[int, int] = {}
     free = width
@@ -228,6 +227,6 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
 def _first(formats: list[ColumnFormat]) -> list[int]:
     """Index of the columns that no table should lack."""
     names = next((index for index, fmt in enumerate(formats) if fmt.unit), len(formats))
-    first = [index for index, fmt in enumerate(formats[:names]) if not fmt.numeric]
+    first = [index for index, fmt in enumerate(formats[:names]) if not fmt.column.is_number]
     first += [index for index, fmt in enumerate(formats) if fmt.unit][:1]
     return first + [index for index, fmt in enumerate(formats) if fmt.column.unit in PERCENT][:1]

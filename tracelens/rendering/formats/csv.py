@@ -14,9 +14,9 @@ import orjson
 from tracelens.errors import TracelensError
 from tracelens.outputs import FolderKind
 from tracelens.rendering.formats.json import dumps
-from tracelens.rendering.formats.sheet_text import safe
+from tracelens.rendering.formats.sheet_text import clean, safe
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables import is_text, one_line, values
+from tracelens.rendering.tables import one_line
 from tracelens.table import Report, Schema, Table
 
 INDEX = "meta.json"
@@ -81,12 +81,8 @@ def _unique(name: str, taken: Mapping[str, bytes]) -> str:
 
 def _columns(table: Table) -> Iterable[list[Any]]:
     for column in table.schema.columns:
-        cells = values(table, column)
-        if is_text(column):
-            cache = {cell: safe(cell) for cell in set(cells)}
-            yield [cache[cell] for cell in cells]
-        else:
-            yield ["true" if cell else "false" for cell in cells] if column.dtype == "bool" else cells
+        cells = clean(table, column)
+        yield ["true" if cell else "false" for cell in cells] if column.dtype == "bool" else cells
 
 
 def _csv(names: list[str], columns: Iterable[Iterable[Any]]) -> bytes:

@@ -131,7 +131,7 @@ def _section(result: Result, figures: list[Figure], placed: list[Figure] | None)
 
 def _most(table: Table) -> int:
     """Rows shown of a table. A tree is folded, and has room for more when several ranks share it."""
-    if not {"rank", "node", "parent"} <= set(table.columns):
+    if table.schema.kind != "tree" or "rank" not in table.columns:
         return ROWS
     return ROWS * min(4, len(set(table.array("rank").tolist())) or 1)
 

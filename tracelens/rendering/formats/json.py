@@ -10,7 +10,7 @@ import orjson
 
 from tracelens.guard import Failure
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables import encodable, values
+from tracelens.rendering.tables import encodable
 from tracelens.table import Report, Result, Table
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
@@ -106,7 +106,7 @@ def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
 
 
 def _records(table: Table) -> list[dict[str, Any]]:
-    columns = [values(table, column) for column in table.schema.columns]
+    columns = [table.values(name) for name in table.schema.names]
     return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tracelens.guard import banner
 from tracelens.rendering.formats.markdown_text import escaped
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
-    ColumnFormat,
     Cut,
     Entry,
-    column_format,
+    ShownColumn,
     cut,
     details,
     entries,
@@ -76,7 +74,7 @@ def _table(result: Result, table: Table, *, heading: bool) -> list[str]:
     if not len(table):
         return [*lines, "No rows."]
     part = cut(table, ROWS)
-    lines += _entries(entries(part)) if schema.entries else _rows(part)
+    lines += _entries(entries(part)) if schema.kind == "entries" else _rows(part)
     note = more(result, part)
     return [*lines, "", escaped(note)] if note else lines
 
@@ -96,19 +94,19 @@ def _entries(shown_entries: list[Entry]) -> list[str]:
 
 
 def _rows(part: Cut) -> list[str]:
-    formats = [column_format(part.table, column) for column in part.columns]
-    cells = [_cells(fmt, part.cells(fmt.column)) for fmt in formats]
+    cells = list(map(_cells, part.columns))
     if part.depth is not None:
         cells[0] = [f"{'&emsp;' * depth}{text}" for text, depth in zip(cells[0], part.depth, strict=True)]
-    head = _row([escaped(fmt.header) for fmt in formats])
-    rule = _row(["---:" if fmt.numeric else ":---" for fmt in formats])
+    head = _row([escaped(shown.format.header) for shown in part.columns])
+    rule = _row(["---:" if shown.column.is_number else ":---" for shown in part.columns])
     return [head, rule, *map(_row, zip(*cells, strict=True))]
 
 
-def _cells(fmt: ColumnFormat, column: list[Any]) -> list[str]:
-    texts = fmt.texts(column)
-    width = _PROSE_WIDTH if fmt.column.prose else _NAME_WIDTH
-    return texts if fmt.numeric else [escaped(shorten(text, width)) for text in texts]
+def _cells(shown: ShownColumn) -> list[str]:
+    if shown.column.is_number:
+        return shown.texts
+    width = _PROSE_WIDTH if shown.column.prose else _NAME_WIDTH
+    return [escaped(shorten(text, width)) for text in shown.texts]
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

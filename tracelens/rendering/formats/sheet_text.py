@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from tracelens.printable import visible
+from tracelens.table import Column, Rows, Table
 
 # Signs of other widths are the same to East Asian versions of spreadsheets.
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b"
@@ -25,3 +28,14 @@ def safe(text: str) -> str:
     """
     text = _LATER_FORMULA.sub(r"\1'", visible(text)) if ";" in text else visible(text)
     return f"'{text}" if _FORMULA.match(text) else text
+
+
+def clean(
+    table: Table, column: Column, safe_text: Callable[[str], str] = safe, rows: Rows = slice(None)
+) -> list[Any]:
+    """The cells of a column, texts made safe; each distinct text is looked at once."""
+    cells = table.values(column.name, rows)
+    if not column.is_text:
+        return cells
+    safe_of = {cell: safe_text(cell) for cell in set(cells)}
+    return [safe_of[cell] for cell in cells]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import MissingExtra
 from tracelens.guard import banner
-from tracelens.rendering.formats.sheet_text import safe
+from tracelens.rendering.formats.sheet_text import clean, safe
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables import is_text, meta_items, one_line, values
+from tracelens.rendering.tables import meta_items, one_line
 from tracelens.table import Column, Report, Table
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
     rows = min(len(table), MOST_ROWS)
     cells = []
     for index, column in enumerate(table.schema.columns):
-        column_cells = _clean(values(table, column, slice(rows)), column)
+        column_cells = clean(table, column, text, slice(rows))
         sheet.set_column(index, index, _width(column, column_cells))
         sheet.write_string(0, index, text(column.name), bold)
         cells.append((_format(book, column), column_cells))
@@ -127,20 +127,13 @@ def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
         sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)
 
 
-def _clean(cells: list[Any], column: Column) -> list[Any]:
-    if not is_text(column):
-        return cells
-    cache = {cell: text(cell) for cell in set(cells)}
-    return [cache[cell] for cell in cells]
-
-
 def _width(column: Column, cells: list[Any]) -> int:
-    content = max(map(len, cells[:200]), default=0) if is_text(column) else 12
+    content = max(map(len, cells[:200]), default=0) if column.is_text else 12
     return min(max(content, len(column.name) + 3), 60)
 
 
 def _format(book: xlsxwriter.Workbook, column: Column) -> xlsxwriter.format.Format | None:
-    if column.dtype not in ("int64", "float64"):
+    if not column.is_number:
         return None
     plain = "0" if column.dtype == "int64" else "#,##0.000"
     return book.add_format({"num_format": _NUMBER.get(column.unit, plain)})

@@ -5,6 +5,7 @@ from tracelens.rendering.tables.cells import Grid, grid
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.rows import (
     Cut,
+    ShownColumn,
     Tree,
     cut,
     details,
@@ -15,33 +16,27 @@ from tracelens.rendering.tables.rows import (
     skipped,
 )
 from tracelens.rendering.tables.values import (
-    PERCENT,
     ColumnFormat,
-    column_format,
     encodable,
-    is_text,
     meta_items,
     one_line,
     shorten,
-    values,
 )
 
 __all__ = [
-    "PERCENT",
     "ColumnFormat",
     "Cut",
     "Entry",
     "Grid",
+    "ShownColumn",
     "Tree",
     "cards",
-    "column_format",
     "cut",
     "details",
     "encodable",
     "entries",
     "for_people",
     "grid",
-    "is_text",
     "meta_items",
     "more",
     "one_line",
@@ -49,5 +44,4 @@ __all__ = [
     "select",
     "shorten",
     "skipped",
-    "values",
 ]

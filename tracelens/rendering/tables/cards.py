@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracelens.rendering.tables.rows import readable
-from tracelens.rendering.tables.values import is_text, one_line, rounded, shorten
+from tracelens.rendering.tables.values import one_line, rounded, shorten
 from tracelens.table import Column, Report, Table
 
 _MOST = 12
@@ -32,7 +32,7 @@ def cards(report: Report) -> list[Card]:
     """
     for result in report.results:
         for table in readable(result).values():
-            text = list(filter(is_text, table.schema.columns))
+            text = [column for column in table.schema.columns if column.is_text]
             amounts = [column for column in table.schema.columns if column.unit in _UNITS]
             if len(text) == 1 and amounts and 0 < len(set(table.texts(text[0].name))) <= _MOST:
                 return _cards(table, text[0], amounts[0])

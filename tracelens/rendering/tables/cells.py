@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracelens.rendering.tables.entries import Entry, entries
-from tracelens.rendering.tables.rows import Cut, cut, more
-from tracelens.rendering.tables.values import PERCENT, ColumnFormat, column_format, is_text, one_line, shorten
+from tracelens.rendering.tables.rows import Cut, ShownColumn, cut, more
+from tracelens.rendering.tables.values import ColumnFormat, one_line, shorten
 from tracelens.table import Result, Table
+from tracelens.units import PERCENT
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -60,34 +61,18 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
     from markupsafe import Markup
 
     part = cut(table, limit)
-    if table.schema.entries:
-        return _entry_grid(result, name, part)
-    formats = [column_format(table, column) for column in part.columns]
-    cells = [part.cells(column) for column in part.columns]
-    width = _name_width(formats, cells)
-    columns = [_column(fmt, column_cells, width) for fmt, column_cells in zip(formats, cells, strict=True)]
+    heading = (f"{result.analyzer}-{name}", table.schema.title, table.schema.doc)
+    if table.schema.kind == "entries":
+        empty = Markup("")
+        return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
+    width = _name_width(part.columns)
+    columns = [_column(shown, width) for shown in part.columns]
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
     opening = _openings(part, buttons)
-    rows = "\n".join(map("".join, zip(opening, *columns, strict=True)))
-    return Grid(
-        id=f"{result.analyzer}-{name}",
-        title=table.schema.title,
-        doc=table.schema.doc,
-        head=Markup("").join(_heading(fmt, buttons) for fmt in formats),
-        body=Markup(rows),
-        note=more(result, part),
-        rows=part.count,
-        tree=part.depth is not None,
-    )
-
-
-def _entry_grid(result: Result, name: str, part: Cut) -> Grid:
-    from markupsafe import Markup
-
-    schema, empty = part.table.schema, Markup("")
-    heading = (f"{result.analyzer}-{name}", schema.title, schema.doc)
-    return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
+    head = Markup("").join(_heading(shown.format, buttons) for shown in part.columns)
+    body = Markup("\n".join(map("".join, zip(opening, *columns, strict=True))))
+    return Grid(*heading, head, body, more(result, part), part.count, part.depth is not None)
 
 
 def _openings(part: Cut, buttons: bool) -> Iterable[str]:
@@ -103,30 +88,25 @@ def _heading(fmt: ColumnFormat, buttons: bool) -> Markup:
     cell = Markup('<th scope=col class={} title="{}">{}</th>')
     if buttons:
         cell = Markup('<th scope=col class={} title="{}" aria-sort=none><button type=button>{}</button></th>')
-    return cell.format("n" if fmt.numeric else "s", one_line(title), fmt.header)
+    return cell.format("n" if fmt.column.is_number else "s", one_line(title), fmt.header)
 
 
-def _name_width(formats: list[ColumnFormat], cells: list[list[Any]]) -> int:
+def _name_width(columns: list[ShownColumn]) -> int:
     """Characters that names may have: fewer where several columns of long ones would hide the numbers."""
-    names = (
-        column_cells
-        for fmt, column_cells in zip(formats, cells, strict=True)
-        if is_text(fmt.column) and not fmt.column.prose
-    )
-    long = sum(any(len(text) > _BESIDE_WIDTH for text in column_cells) for column_cells in names)
+    names = [shown.cells for shown in columns if shown.column.is_text and not shown.column.prose]
+    long = sum(any(len(text) > _BESIDE_WIDTH for text in cells) for cells in names)
     return _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
 
 
-def _column(fmt: ColumnFormat, cells: list[Any], width: int) -> list[str]:
+def _column(shown: ShownColumn, width: int) -> list[str]:
     from markupsafe import escape
 
-    texts = fmt.texts(cells)
-    if fmt.column.prose:
-        return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in texts]
-    if not fmt.numeric:
-        return [_name_cell(text, width) for text in texts]
-    pairs = zip(cells, texts, strict=True)
-    if fmt.column.unit not in PERCENT:
+    if shown.column.prose:
+        return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in shown.texts]
+    if not shown.column.is_number:
+        return [_name_cell(text, width) for text in shown.texts]
+    pairs = zip(shown.cells, shown.texts, strict=True)
+    if shown.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]
     return [
         f'<td class=f data-v={value!r} style="--f:{min(max(value, 0), 1):.3f}">{text}</td>'

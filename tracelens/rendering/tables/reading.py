@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracelens.rendering.tables.values import column_format
-from tracelens.table import Coded, Column, Table
+from tracelens.table import Column, Table
 
 _LEVELS = 12
 _RANK, _AT = "_rank", "_at_ns"
@@ -30,32 +28,27 @@ def by_level(name: str, table: Table) -> dict[str, Table]:
     Returns:
         name to table, in order.
     """
-    if not table.schema.levels or not len(table):
+    if table.schema.kind != "levels" or not len(table):
         return {name: table}
-    level = table.texts("level")
-    names = list(dict.fromkeys(level))
-    if len(names) > _LEVELS:
+    level = table.coded("level")
+    rows = {text: np.flatnonzero(level.equals(text)) for text in dict.fromkeys(level.texts())}
+    if len(rows) > _LEVELS:
         return {name: table}
-    rows = {text: np.flatnonzero(np.array([row_level == text for row_level in level])) for text in names}
-    telling = [text for text in names if len(rows[text]) > 1] or names
+    telling = [text for text, of_level in rows.items() if len(of_level) > 1] or list(rows)
     schema = table.schema
     parts = {}
     for number, text in enumerate(telling):
-        columns = tuple(column for column in schema.columns[1:] if column.name != text)
-        doc = "" if number else schema.doc
-        part = replace(schema, title=f"{schema.title} by {text}", columns=columns, doc=doc, brief=number > 0)
-        anchor = re.sub(r"\W+", "-", text)
-        parts[f"{name}-{anchor}"] = Table(
-            part, {column: _taken(table, column, rows[text]) for column in part.names}
+        part = replace(
+            schema,
+            title=f"{schema.title} by {text}",
+            columns=tuple(column for column in schema.columns[1:] if column.name != text),
+            doc="" if number else schema.doc,
+            kind="list",
+            brief=number > 0,
         )
+        anchor = re.sub(r"\W+", "-", text)
+        parts[f"{name}-{anchor}"] = table.with_schema(part).take(rows[text])
     return parts
-
-
-def _taken(table: Table, name: str, rows: NDArray[np.intp]) -> Any:
-    column = table.columns[name]
-    if isinstance(column, Coded):
-        return Coded(column.codes[rows], column.values)
-    return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
 
 
 def with_places(table: Table) -> Table:

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracelens.arrays import Float, Int
 from tracelens.rendering.tables.reading import by_level, with_places
-from tracelens.rendering.tables.values import is_text, one_line, values
-from tracelens.table import Column, Report, Result, Skip, Table
+from tracelens.rendering.tables.values import ColumnFormat, column_format, one_line
+from tracelens.table import Column, Report, Result, Rows, Skip, Table
 
 _BRIEF = 3
 
@@ -33,26 +33,33 @@ class Tree:
 
 
 @dataclass(frozen=True)
+class ShownColumn:
+    """A column with its shown cells, raw and as text."""
+
+    format: ColumnFormat
+    cells: list[Any]
+    texts: list[str]
+
+    @property
+    def column(self) -> Column:
+        return self.format.column
+
+
+@dataclass(frozen=True)
 class Cut:
     """What is shown of one table.
 
     Attributes:
         table: the whole table.
-        rows: the shown rows, in the order shown.
-        count: number of them.
-        columns: the shown columns; a tree leaves out `node` and `parent` and begins with the name.
+        count: number of the shown rows.
+        columns: a tree leaves out `node` and `parent` and begins with the name.
         depth: nesting of every row of a tree, None for other tables.
     """
 
     table: Table
-    rows: slice | list[int]
     count: int
-    columns: list[Column]
+    columns: list[ShownColumn]
     depth: list[int] | None
-
-    def cells(self, column: Column) -> list[Any]:
-        """The shown values of a column."""
-        return values(self.table, column, self.rows)
 
 
 def cut(table: Table, limit: int) -> Cut:
@@ -62,15 +69,21 @@ def cut(table: Table, limit: int) -> Cut:
     """
     if table.schema.brief:
         limit = max(limit // _BRIEF, 1)
-    columns = list(table.schema.columns)
-    if not {"node", "parent"} <= set(table.schema.names):
-        return Cut(table, slice(limit), min(limit, len(table)), columns, None)
+    if table.schema.kind != "tree":
+        shown = [_shown(table, column, slice(limit)) for column in table.schema.columns]
+        return Cut(table, min(limit, len(table)), shown, None)
     tree = select(table, limit)
-    columns = [column for column in columns if column.name not in ("node", "parent")]
-    text = list(filter(is_text, columns))
+    columns = [column for column in table.schema.columns if column.name not in ("node", "parent")]
+    text = [column for column in columns if column.is_text]
     first = next((column for column in text if column.name == "name"), text[0] if text else columns[0])
     columns.sort(key=lambda column: column is not first)
-    return Cut(table, tree.rows, len(tree.rows), columns, tree.depth)
+    return Cut(table, len(tree.rows), [_shown(table, column, tree.rows) for column in columns], tree.depth)
+
+
+def _shown(table: Table, column: Column, rows: Rows) -> ShownColumn:
+    fmt = column_format(table, column)
+    cells = table.values(column.name, rows)
+    return ShownColumn(fmt, cells, fmt.texts(cells))
 
 
 def more(result: Result, part: Cut) -> str:
@@ -139,13 +152,18 @@ def _says_nothing(result: Result) -> bool:
     return bool(result.skips) and not any(len(table) for table in result.data.values())
 
 
-def select(table: Table, limit: int) -> Tree:
-    """The `limit` largest nodes by the first column in ns (else bytes, else count), with all their ancestors.
+def select(table: Table, limit: int, size: str = "") -> Tree:
+    """The `limit` largest nodes, with all their ancestors.
 
     Node numbers are per rank when there is a `rank` column. A parent that is not in the table makes a root.
+
+    Args:
+        table: a tree.
+        limit: at most so many nodes, the ancestors among them.
+        size: the column by which nodes are large; by default the first one in ns (else bytes, else count).
     """
     parents = _parent_rows(table)
-    sizes = _sizes(table)
+    sizes = table.array(size).astype(np.float64) if size else _sizes(table)
     order = np.argsort(-sizes, kind="stable")
     kept = set(range(len(table))) if len(table) <= limit else _largest(order, parents, limit)
     children: dict[int, list[int]] = {}

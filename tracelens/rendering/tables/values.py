@@ -11,33 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.table import Column, Table, Unit
+from tracelens.table import Column, Table
+from tracelens.units import PERCENT, SCALES, Unit, largest_scale, scale_of
 
 ABSENT = "–"
-PERCENT = ("fraction", "ratio")
-"""Units that are shown as percentages."""
-
-# unit -> (shown from this peak on, divisor, name, decimals), largest first. Times switch at ten of the
-# larger unit, so that the small values of a column keep their digits.
-_SCALES: Mapping[Unit, tuple[tuple[float, float, str, int], ...]] = {
-    "ns": ((1e10, 1e9, "s", 3), (1e7, 1e6, "ms", 3), (0, 1e3, "µs", 2)),
-    "bytes": (
-        (2**40, 2**40, "TiB", 2),
-        (2**30, 2**30, "GiB", 2),
-        (2**20, 2**20, "MiB", 2),
-        (2**10, 2**10, "KiB", 2),
-        (0, 1, "B", 0),
-    ),
-    "bytes/s": ((1e12, 1e12, "TB/s", 2), (1e9, 1e9, "GB/s", 2), (0, 1e6, "MB/s", 2)),
-    "flops": (
-        (1e15, 1e15, "PFLOP", 2),
-        (1e12, 1e12, "TFLOP", 2),
-        (1e9, 1e9, "GFLOP", 2),
-        (0, 1e6, "MFLOP", 2),
-    ),
-    "flops/s": ((1e15, 1e15, "PFLOP/s", 2), (1e12, 1e12, "TFLOP/s", 1), (0, 1e9, "GFLOP/s", 2)),
-    "flops/byte": ((0, 1, "FLOP/B", 1),),
-}
 _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_byte", "flops/byte"),
     ("flops_per_s", "flops/s"),
@@ -90,11 +67,6 @@ class ColumnFormat:
     absent: bool
 
     @property
-    def numeric(self) -> bool:
-        """True when the cells are numbers, and are aligned to the right."""
-        return self.column.dtype in ("int64", "float64")
-
-    @property
     def header(self) -> str:
         """What stands above the column: `dur_ns` becomes 'time (ms)'."""
         return f"{label(self.column)} ({self.unit})" if self.unit else label(self.column)
@@ -103,7 +75,7 @@ class ColumnFormat:
         """The cells as text; names are whole, on one line and without control characters."""
         if self.column.dtype == "bool":
             return ["yes" if value else "no" for value in values]
-        if not self.numeric:
+        if not self.column.is_number:
             return [one_line(value) for value in values]
         if self.column.unit in PERCENT:
             cells = [f"{value:,.{self.decimals}%}" for value in values]
@@ -128,14 +100,14 @@ def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0)
         numbers: all of it.
         least: the unit is that of a column with a magnitude of at least this.
     """
-    if numbers is None or column.dtype not in ("int64", "float64"):
+    if numbers is None or not column.is_number:
         return ColumnFormat(column, 1, "", 0, False)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
     absent = ends[0] == -1 and not _SIGNED.search(column.name)
     peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
-    if column.unit in _SCALES:
-        _, divisor, unit, decimals = next(scale for scale in _SCALES[column.unit] if peak >= scale[0])
-        return ColumnFormat(column, divisor, unit, decimals, absent)
+    if column.unit in SCALES:
+        scale = scale_of(column.unit, peak)
+        return ColumnFormat(column, scale.size, scale.name, scale.decimals, absent)
     if column.unit in PERCENT:
         return ColumnFormat(column, 1, "", 1 if peak >= 0.1 else 2, absent)
     if column.dtype == "int64":
@@ -145,7 +117,7 @@ def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0)
 
 def label(column: Column) -> str:
     """The column's name in words, without the unit: `exclusive_ns` becomes 'exclusive'."""
-    stem = _SUFFIX.sub("", column.name) if column.unit in _SCALES else column.name
+    stem = _SUFFIX.sub("", column.name) if column.unit in SCALES else column.name
     words = [_WORDS.get(word, word) for word in stem.split("_") if word]
     return " ".join(words) or _BARE[column.unit]
 
@@ -168,14 +140,9 @@ def shorten(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
-def is_text(column: Column) -> bool:
-    """True for a column of names."""
-    return column.dtype in ("str", "category")
-
-
 def column_format(table: Table, column: Column) -> ColumnFormat:
     """How a column of a table is written; base, candidate and their difference have one unit."""
-    if is_text(column):
+    if column.is_text:
         return format_for(column, None)
     peaks = [np.abs(table.array(name)).max(initial=0) for name in _compared(column) if name in table.columns]
     return format_for(column, table.array(column.name), float(max(peaks, default=0)))
@@ -186,17 +153,9 @@ def _compared(column: Column) -> list[str]:
     side, _, suffix = column.name.partition("_")
     return (
         [f"{other_side}_{suffix}" for other_side in _SIDES]
-        if side in _SIDES and column.unit in _SCALES
+        if side in _SIDES and column.unit in SCALES
         else []
     )
-
-
-def values(table: Table, column: Column, rows: slice | list[int] = slice(None)) -> list[Any]:
-    """The cells of a column as plain Python values."""
-    if is_text(column):
-        return table.texts(column.name, rows)
-    cells: list[Any] = table.array(column.name)[rows].tolist()
-    return cells
 
 
 def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -230,12 +189,10 @@ def rounded(column: Column, low: float, high: float) -> str:
     """A number, or a range of numbers, to about three digits: '412 ms', '86.6 – 88.4 ms', '62.0%'."""
     if column.unit in PERCENT:
         return " – ".join(dict.fromkeys(f"{value:,.1%}" for value in (low, high)))
-    scales = _SCALES[column.unit]
-    fitting = next((scale for scale in scales if high >= scale[1]), scales[-1])
-    _, divisor, unit, _ = fitting
-    digits = 0 if high >= 100 * divisor else 1 if high >= 10 * divisor else 2
-    ends = dict.fromkeys(f"{value / divisor:,.{digits}f}" for value in (low, high))
-    return f"{' – '.join(ends)} {unit}"
+    scale = largest_scale(column.unit, high)
+    digits = 0 if high >= 100 * scale.size else 1 if high >= 10 * scale.size else 2
+    ends = dict.fromkeys(f"{value / scale.size:,.{digits}f}" for value in (low, high))
+    return f"{' – '.join(ends)} {scale.name}"
 
 
 def _plain(value: Any) -> str:

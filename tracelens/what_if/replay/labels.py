@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int, lookup
-from tracelens.table import Coded, recode
+from tracelens.table import Coded
 from tracelens.trace import enclosing_op
 from tracelens.what_if.graph import MEET, Recorded
 
@@ -61,7 +61,7 @@ def labels(recorded: Recorded) -> Labels:
 
 def _merged(values: list[list[str]], codes: Int, rows: list[Int], order: Int) -> Coded:
     """One column over all nodes from one per part."""
-    coded = recode(values, [codes[part] for part in rows])
+    coded = Coded.concat([Coded(codes[part], texts) for part, texts in zip(rows, values, strict=True)])
     merged = np.empty(len(codes), dtype=np.int64)
     merged[order] = coded.codes
     return Coded(merged, coded.values)

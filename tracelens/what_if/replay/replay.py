@@ -11,7 +11,7 @@ import numpy as np
 from tracelens.analysis.serving import rank_steps
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.table import Table, stack
+from tracelens.table import Table
 from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
 from tracelens.what_if.replay.check import edges_alone, typical_launches
 from tracelens.what_if.replay.labels import labels
@@ -167,8 +167,8 @@ class Replay:
         """All tables; scenarios best first, the measured path before the projected ones."""
         ordered = sorted(outcomes, key=lambda outcome: outcome.projected_ns)
         return {
-            "whatif": stack(WHATIF, [outcome.whatif for outcome in ordered]),
-            "assumptions": stack(ASSUMPTIONS, [outcome.assumptions for outcome in ordered]),
+            "whatif": WHATIF.concat([outcome.whatif for outcome in ordered]),
+            "assumptions": ASSUMPTIONS.concat([outcome.assumptions for outcome in ordered]),
             "critical_path": interleaved(
                 CRITICAL_PATH, [self.path, *(outcome.critical_path for outcome in ordered)]
             ),
@@ -176,7 +176,7 @@ class Replay:
                 BOTTLENECKS, [self.bottlenecks, *(outcome.bottlenecks for outcome in ordered)]
             ),
             "explained": self.explained(),
-            "ranks": stack(STEP_RANKS, [outcome.ranks for outcome in ordered]),
+            "ranks": STEP_RANKS.concat([outcome.ranks for outcome in ordered]),
         }
 
     def _path(self, name: str, edit: Edit, times: Times) -> tuple[Rows, Rows, dict[str, int]]:

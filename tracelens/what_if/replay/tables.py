@@ -36,6 +36,7 @@ ASSUMPTIONS = Schema(
         Column("change", "str", doc="what the scenario changes", prose=True),
         Column("assumption", "str", prose=True),
     ),
+    kind="entries",
 )
 CRITICAL_PATH = Schema(
     "Critical path",
@@ -96,7 +97,9 @@ _NAMES = 8
 def interleaved(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:
     """One table of several: the first row of each, then the second of each, and so on."""
     order = sorted((row, number) for number, part in enumerate(parts) for row in range(len(part["scenario"])))
-    return schema.table({name: [parts[number][name][row] for row, number in order] for name in schema.names})
+    return schema.from_rows(
+        {name: parts[number][name][row] for name in schema.names} for row, number in order
+    )
 
 
 def path_rows(scenario: str, path: Path, before: Mapping[str, int]) -> dict[str, list[Any]]:

@@ -75,9 +75,7 @@ def _all_to_all(context: RankContext) -> Bool:
     comm = work.kind == WORK_KINDS.index("comm")
     table = context.trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    named = np.array(
-        ["all_to_all" in name or "alltoall" in name for name in table.texts("collective")], dtype=bool
-    )
+    named = table.coded("collective").mask(lambda name: "all_to_all" in name or "alltoall" in name)
     result: Bool = comm & (
         np.isin(layers.stage[context.rows], (DISPATCH, COMBINE))
         | np.isin(work.event, kernel[named & (kernel >= 0)])

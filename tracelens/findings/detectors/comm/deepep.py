@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import threads
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import STACK_KINDS, Union, cut, union
+from tracelens.units import duration
 
 # The function's own name, with or without namespaces, template arguments and parameters. The cached kinds
 # (cached_notify_dispatch) know all sizes before.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Float
 from tracelens.devices import Device
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.fusable import Pairs, fused_ns, pairs
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import difference, union
+from tracelens.units import duration
 
 
 @detector(

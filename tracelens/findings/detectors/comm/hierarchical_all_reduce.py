@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Float, Int
 from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
 from tracelens.table import Result, Table, codes
 from tracelens.trace import union
+from tracelens.units import duration
 
 # How often the message goes round the ring.
 _ROUNDS = {"allreduce": 2, "all_reduce": 2, "reduce_scatter": 1, "allgather": 1, "all_gather": 1}

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
 from tracelens.table import Result, Table
 from tracelens.trace import union
+from tracelens.units import duration
 
 EXPLAINED = ("slow_kernels", "late_launch", "blocking_call", "garbage_collection")
 """Causes that can be removed on the late rank."""
@@ -92,15 +92,15 @@ def _waiting(
     """
     lost = results["stragglers"].data["lost"]
     # What a stage of a pipeline waits in a receive is the pipeline's bubble.
-    counted = in_steps(lost) & np.array([name != SEND_RECV for name in lost.texts("collective")], dtype=bool)
+    counted = in_steps(lost) & ~lost.coded("collective").equals(SEND_RECV)
     if not counted.any():
         if len(results["collectives"].data["members"]):
             return "no exposed waiting in collectives"
         return "no collective is recorded on several ranks, so waiting is unknown"
-    cause = np.array(lost.texts("cause"))
-    for_causes = counted & np.isin(cause, causes)
+    cause = lost.coded("cause")
+    for_causes = counted & cause.mask(causes.__contains__)
     if not for_causes.any():
-        other_causes = ", ".join(sorted(set(cause[counted].tolist())))
+        other_causes = ", ".join(sorted(set(cause.texts(counted))))
         return f"the waiting in collectives has other causes: {other_causes}"
     if beyond is not None:
         table = results["stragglers"].data["stragglers"]
@@ -129,8 +129,8 @@ def _detection(
     """What a rank loses; `masks` are the rows that count and those with one of the causes."""
     counted, for_causes = (mask & (lost.array("rank") == rank) for mask in masks)
     start, dur, late = (lost.array(name) for name in ("own_ts_ns", "dur_ns", "late_rank"))
-    cause = np.array(lost.texts("cause"))
-    by_cause = {name: float(dur[for_causes & (cause == name)].sum()) / steps for name in causes}
+    cause = lost.coded("cause")
+    by_cause = {name: float(dur[for_causes & cause.equals(name)].sum()) / steps for name in causes}
     by_cause = {name: ns for name, ns in sorted(by_cause.items(), key=lambda item: -item[1]) if ns}
     saving, total = sum(by_cause.values()), float(dur[counted].sum()) / steps
     blamed = {

@@ -11,6 +11,7 @@ from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Union, enclosing_op, intersection, union
+from tracelens.units import milliseconds
 
 _OPS = 3
 
@@ -61,8 +62,8 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
-        f"{_ops(context, calls, inside)}) block the host for {blocked / 1e6:,.2f} ms/step; the GPU then "
-        f"idles {context.per_step(where.total) / 1e6:,.2f} ms/step until its next work",
+        f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; the GPU then "
+        f"idles {milliseconds(context.per_step(where.total))}/step until its next work",
         "high",
     )
 
@@ -92,8 +93,8 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
-        f"{blocked / 1e6:,.2f} ms/step; the GPU then idles {context.per_step(where.total) / 1e6:,.2f} "
-        "ms/step until its next work",
+        f"{milliseconds(blocked)}/step; the GPU then idles {milliseconds(context.per_step(where.total))}"
+        "/step until its next work",
         "high",
     )
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from tracelens.analysis.host import GARBAGE
-from tracelens.analysis.stragglers import duration
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Union, difference, intersection, steps_of, union
+from tracelens.units import duration
 
 _EVENT = "Python GC"
 """What torch calls a collection; the other names that GARBAGE knows are calls of the program itself."""

@@ -6,12 +6,12 @@ import numpy as np
 
 from tracelens.analysis.host import GAP_NS, Gaps
 from tracelens.analysis.host import launch_bound as share_idle
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.host_late import gaps_of, host_late
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
+from tracelens.units import duration
 
 _SHARE = 0.01
 """Any eager program has some late launches; up to this share of the time they do not matter."""

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool
 from tracelens.costs import OpCall
 from tracelens.findings import logits as _logits
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.logits import LossWork, Size, distinct, of_size, operands, width
 from tracelens.findings.rank_context import RankContext
+from tracelens.units import duration
 
 _FUSED = re.compile(
     r"liger\w*cross_entropy|^(?!binary)\w*cross_entropy\w*_kernel|^online_softmax_kernel|xentropy|^_?cce_"

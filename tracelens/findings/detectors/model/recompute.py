@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analysis.common import NODE, recomputed
-from tracelens.analysis.stragglers import duration
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import difference
+from tracelens.units import duration
 
 _SHOWN = 3
 

@@ -12,6 +12,7 @@ from tracelens.arrays import Bool, Float, Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
+from tracelens.units import milliseconds
 
 _LOOP = 4
 """This many GEMMs with weights of one size in one layer are a loop over experts."""
@@ -72,10 +73,10 @@ def expert_loop(context: RankContext) -> Outcome:
         union(spans.start, spans.end),
         f"{launches:.0f} sequential expert GEMMs per MoE layer in {layers_looping} layers reach "
         f"{rate / 1e12:,.0f} TFLOP/s in forward (large GEMMs: {peak_rate / 1e12:,.0f}); the loops take "
-        f"{context.per_step(wall) / 1e6:,.1f} ms/step forward and "
-        f"{context.per_step(float(loop_ns[~forward].sum())) / 1e6:,.1f} ms/step backward, "
+        f"{milliseconds(context.per_step(wall), 1)}/step forward and "
+        f"{milliseconds(context.per_step(float(loop_ns[~forward].sum())), 1)}/step backward, "
         f"{gaps.sum() / max(loop_ns.sum(), 1):.0%} of it gaps; grouped GEMMs need about "
-        f"{context.per_step(float(grouped_ns.sum())) / 1e6:,.1f} ms/step",
+        f"{milliseconds(context.per_step(float(grouped_ns.sum())), 1)}/step",
         "medium",
     )
 

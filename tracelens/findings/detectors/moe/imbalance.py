@@ -10,6 +10,7 @@ from tracelens.findings.detectors.detector import Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
 from tracelens.table import Result
 from tracelens.trace import union
+from tracelens.units import milliseconds
 
 _EVEN = 1.02
 """Kernels of equal work differ by as much."""
@@ -47,7 +48,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
                 (Quantity("waiting for slower experts, a step", lost, "ns"),),
                 lost,
                 where,
-                f"this rank's experts finish {lost / 1e6:,.2f} ms/step before the slowest; their row counts "
+                f"this rank's experts finish {milliseconds(lost)}/step before the slowest; their row counts "
                 "are not recorded",
                 "low",
             )
@@ -62,7 +63,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
             f"in MoE layer {balance.array('layer')[worst]} the busiest rank (mostly rank "
             f"{balance.array('worst_rank')[worst]}) computes {balance.array('tokens_max')[worst]:,.0f} rows "
             f"against a mean of {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); this rank's "
-            f"experts finish {lost / 1e6:,.2f} ms/step before the slowest",
+            f"experts finish {milliseconds(lost)}/step before the slowest",
             "medium",
         )
     return detections

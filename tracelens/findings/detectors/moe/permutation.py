@@ -12,6 +12,7 @@ from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import WORK_KINDS, Union, union
+from tracelens.units import milliseconds
 
 _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_block", re.IGNORECASE)
 _FUSED_ROUTER = re.compile(
@@ -84,9 +85,9 @@ def permute_unfused(context: RankContext) -> Outcome:
         ),
         context.per_step(max(spent - fused_ns, 0)),
         part.busy,
-        f"{part.kernels:.0f} kernels per layer in forward take {context.per_step(spent) / 1e6:,.2f} ms/step "
+        f"{part.kernels:.0f} kernels per layer in forward take {milliseconds(context.per_step(spent))}/step "
         f"at {speed / 1e9:,.0f} GB/s of useful traffic; a fused permutation takes about "
-        f"{context.per_step(fused_ns) / 1e6:,.2f} ms/step",
+        f"{milliseconds(context.per_step(fused_ns))}/step",
         "medium" if context.device is not None and least else "low",
     )
 
@@ -135,8 +136,8 @@ def router_unfused(context: RankContext) -> Outcome:
         context.per_step(max(where.total - fused_ns, 0)),
         where,
         f"{kernels:.0f} kernels per layer in forward beside the router GEMM, {small:.0%} under "
-        f"{_SMALL_NS // 1000} us, take {context.per_step(where.total) / 1e6:,.2f} ms/step including gaps; "
-        f"one fused kernel per pass takes about {context.per_step(fused_ns) / 1e6:,.2f} ms/step",
+        f"{_SMALL_NS // 1000} us, take {milliseconds(context.per_step(where.total))}/step including gaps; "
+        f"one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
         "medium",
     )
 

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from tracelens.rendering.figures.base import by_row, ranks, stacked_bars, table
+import numpy as np
+
+from tracelens.rendering.figures.base import needs, rank_bars, ranks
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table import Result
+from tracelens.table import Table
 
 _MOST_RANKS = 64
 
 
 @figure("idle")
-def idle(result: Result) -> list[Figure]:
+@needs("causes", "rank", "cause", "dur_ns", "fraction")
+def idle(idle_causes: Table) -> list[Figure]:
     """Table `causes`: one bar a rank, made of the causes of its idle time, the largest first."""
-    idle_causes = table(result, "causes", "rank", "cause", "dur_ns", "fraction")
-    if idle_causes is None:
-        return []
+    times = idle_causes.pivot("cause", "rank", "dur_ns")
+    largest = np.argsort(-times.values.sum(axis=1), kind="stable").tolist()
     shown = ranks(idle_causes)[:_MOST_RANKS]
-    causes = idle_causes.texts("cause")
-    times = dict.fromkeys(causes, 0)
-    for cause, time in zip(causes, idle_causes.array("dur_ns").tolist(), strict=True):
-        times[cause] += time
-    row_of = {
-        key: row for row, key in enumerate(zip(causes, idle_causes.array("rank").tolist(), strict=True))
-    }
-    parts = sorted(times, key=lambda cause: -times[cause])
-    return [
-        stacked_bars(
-            "Idle GPU time by cause",
-            [f"rank {rank}" for rank in shown],
-            {
-                part: by_row(idle_causes.array("dur_ns"), [row_of.get((part, rank)) for rank in shown])
-                for part in parts
-            },
-            {
-                part: by_row(idle_causes.array("fraction"), [row_of.get((part, rank)) for rank in shown])
-                for part in parts
-            },
-        )
-    ]
+    parts = [times.rows[index] for index in largest]
+    return [rank_bars("Idle GPU time by cause", idle_causes, "cause", shown, parts)]

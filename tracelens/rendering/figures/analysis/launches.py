@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.rendering.figures.base import (
-    BLUE,
-    axis,
-    coded,
-    colors,
-    layout,
-    ms,
-    over_ranks,
-    ranks,
-    rounded,
-    safe,
-    table,
-    where,
-)
+from tracelens.rendering.figures.base import axis, chart, ms, needs, over_ranks, ranks, rounded, safe
+from tracelens.rendering.figures.colors import BLUE, colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
 
@@ -31,10 +19,8 @@ def launches(result: Result) -> list[Figure]:
     return [*_queue(result), *_latency(result)]
 
 
-def _queue(result: Result) -> list[Figure]:
-    queue = table(result, "queue", "rank", "ts_ns", "depth_max", "depth_mean")
-    if queue is None:
-        return []
+@needs("queue", "rank", "ts_ns", "depth_max", "depth_mean")
+def _queue(queue: Table) -> list[Figure]:
     all_ranks = ranks(queue)
     shown = all_ranks[:_MOST_RANKS]
     color = colors(f"rank {rank}" for rank in shown) if len(shown) > 1 else {f"rank {shown[0]}": BLUE}
@@ -45,40 +31,41 @@ def _queue(result: Result) -> list[Figure]:
             "name": f"rank {rank}",
             "line": {"width": 1.2, "shape": "hv", "color": color[f"rank {rank}"]},
             "hovertemplate": "%{x:,.3f} ms: at most %{y:,}, on average %{customdata:,}",
-            **_thinned(where(queue, queue.array("rank") == rank), _POINTS // len(shown)),
+            **_thinned(queue.take(queue.array("rank") == rank), _POINTS // len(shown)),
         }
         for rank in shown
     ]
     title = "Work launched and not yet finished: at zero the GPU waits for the host"
     if len(all_ranks) > len(shown):
         title += f" (first {len(shown)} of {len(all_ranks)} ranks)"
-    drawn = layout(
-        title,
-        280,
-        showlegend=len(shown) > 1,
-        xaxis=axis("time since the first GPU work (ms)", showgrid=False),
-        yaxis=axis("in the queue", rangemode="tozero"),
-    )
-    return [{"data": traces, "layout": drawn}]
+    return [
+        chart(
+            traces,
+            title,
+            280,
+            showlegend=len(shown) > 1,
+            xaxis=axis("time since the first GPU work (ms)", showgrid=False),
+            yaxis=axis("in the queue", rangemode="tozero"),
+        )
+    ]
 
 
 def _thinned(rows: Table, points: int) -> dict[str, list[float]]:
     """At most `points` points in order of time; neighbours are merged so that no peak is lost."""
-    order = np.argsort(rows.array("ts_ns"), kind="stable")
-    first = np.unique(np.arange(min(points, len(order))) * len(order) // min(points, len(order)))
-    count = np.diff(first, append=len(order))
+    rows = rows.take(np.argsort(rows.array("ts_ns"), kind="stable"))
+    points = min(points, len(rows))
+    first = np.unique(np.arange(points) * len(rows) // points)
+    count = np.diff(first, append=len(rows))
     return {
-        "x": ms(rows.array("ts_ns")[order][first]),
-        "y": np.maximum.reduceat(rows.array("depth_max")[order], first).tolist(),
-        "customdata": rounded(np.add.reduceat(rows.array("depth_mean")[order], first) / count, 2),
+        "x": ms(rows.array("ts_ns")[first]),
+        "y": np.maximum.reduceat(rows.array("depth_max"), first).tolist(),
+        "customdata": rounded(np.add.reduceat(rows.array("depth_mean"), first) / count, 2),
     }
 
 
-def _latency(result: Result) -> list[Figure]:
-    histogram = table(result, "latency_histogram", "rank", "bucket", "count")
-    if histogram is None:
-        return []
-    bucket = coded(histogram, "bucket")
+@needs("latency_histogram", "rank", "bucket", "count")
+def _latency(histogram: Table) -> list[Figure]:
+    bucket = histogram.coded("bucket")
     total = np.bincount(bucket.codes, weights=histogram.array("count"), minlength=len(bucket.values))
     trace = {
         "type": "bar",
@@ -88,17 +75,19 @@ def _latency(result: Result) -> list[Figure]:
         "hovertemplate": "%{y:,} launches",
         "name": "",
     }
-    drawn = layout(
-        f"From launch on the host to start on the GPU{over_ranks(histogram)}",
-        280,
-        bargap=0.12,
-        showlegend=False,
-        xaxis={
-            "title": {"text": "latency"},
-            "tickvals": trace["x"],
-            "ticktext": [safe(text, 24) for text in bucket.values],
-            "automargin": True,
-        },
-        yaxis=axis("launches", rangemode="tozero"),
-    )
-    return [{"data": [trace], "layout": drawn}]
+    return [
+        chart(
+            [trace],
+            f"From launch on the host to start on the GPU{over_ranks(histogram)}",
+            280,
+            bargap=0.12,
+            showlegend=False,
+            xaxis={
+                "title": {"text": "latency"},
+                "tickvals": trace["x"],
+                "ticktext": [safe(text, 24) for text in bucket.values],
+                "automargin": True,
+            },
+            yaxis=axis("launches", rangemode="tozero"),
+        )
+    ]

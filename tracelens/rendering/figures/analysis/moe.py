@@ -7,21 +7,8 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Float, Int
-from tracelens.rendering.figures.base import (
-    BLUE,
-    GREY,
-    ORANGE,
-    TEAL,
-    VIOLET,
-    axis,
-    by_row,
-    layout,
-    ms,
-    ranks,
-    rounded,
-    stacked_bars,
-    table,
-)
+from tracelens.rendering.figures.base import axis, chart, ms, needs, ranks, rounded, stacked_bars
+from tracelens.rendering.figures.colors import BLUE, GREY, ORANGE, TEAL, VIOLET
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
 
@@ -37,7 +24,7 @@ _COLOR = {
     "combine": "#c06a2e",
     "shared expert": "#8fb0e8",
 }
-_PHASES = ("forward", "backward", "recompute")
+_PHASES = ("forward_ns", "backward_ns", "recompute_ns")
 
 
 @figure("moe")
@@ -46,10 +33,8 @@ def moe(result: Result) -> list[Figure]:
     return [*_tokens(result), *_stages(result)]
 
 
-def _tokens(result: Result) -> list[Figure]:
-    loads = table(result, "tokens", "rank", "layer", "tokens", "ratio")
-    if loads is None:
-        return []
+@needs("tokens", "rank", "layer", "tokens", "ratio")
+def _tokens(loads: Table) -> list[Figure]:
     # An even layer or rank tells nothing: where not all fit, the most uneven ones are shown.
     numbers = {name: np.unique(loads.array(name)) for name in ("rank", "layer")}
     shown_ranks = _most_uneven(loads, "rank", _RANKS)
@@ -86,15 +71,13 @@ def _tokens(result: Result) -> list[Figure]:
     if truncated:
         title += f" (the most uneven {', '.join(truncated)})"
     return [
-        {
-            "data": [drawn],
-            "layout": layout(
-                title,
-                min(max(150 + 26 * len(shown_layers), 240), 760),
-                xaxis=axis("rank", type="category", showgrid=False),
-                yaxis=axis("layer", type="category", autorange="reversed", showgrid=False),
-            ),
-        }
+        chart(
+            [drawn],
+            title,
+            min(max(150 + 26 * len(shown_layers), 240), 760),
+            xaxis=axis("rank", type="category", showgrid=False),
+            yaxis=axis("layer", type="category", autorange="reversed", showgrid=False),
+        )
     ]
 
 
@@ -121,38 +104,28 @@ def _cells(matrix: Float, digits: int) -> list[list[float | None]]:
     return [[None if np.isnan(number) else number for number in rounded(row, digits)] for row in matrix]
 
 
-def _stages(result: Result) -> list[Figure]:
-    columns = tuple(f"{phase}_ns" for phase in _PHASES)
-    stage_times = table(result, "stages", "rank", "stage", "fraction", *columns)
-    if stage_times is None:
-        return []
-    times = np.stack([stage_times.array(name) for name in columns], axis=1)
-    total = times.sum(axis=1)
-    shown = ranks(stage_times)[:_RANKS]
-    stages = list(dict.fromkeys(stage_times.texts("stage")))
-    keys = zip(stage_times.array("rank").tolist(), stage_times.texts("stage"), strict=True)
-    row_of = {key: row for row, key in enumerate(keys)}
-    stage_rows = {stage: [row_of.get((rank, stage)) for rank in shown] for stage in stages}
-    truncation = (
-        f" (the first {_RANKS} of {len(ranks(stage_times))} ranks)"
-        if len(ranks(stage_times)) > _RANKS
-        else ""
-    )
+@needs("stages", "rank", "stage", "fraction", *_PHASES)
+def _stages(stage_times: Table) -> list[Figure]:
+    all_ranks = ranks(stage_times)
+    shown = all_ranks[:_RANKS]
+    fractions = stage_times.pivot("stage", "rank", "fraction", shown)
+    stages = fractions.rows
+    phases = np.stack([stage_times.pivot("stage", "rank", name, shown).values for name in _PHASES], axis=-1)
+    truncation = f" (the first {_RANKS} of {len(all_ranks)} ranks)" if len(all_ranks) > _RANKS else ""
     drawn = stacked_bars(
         f"Time in the MoE layers by stage, of a step{truncation}",
         [f"rank {rank}" for rank in shown],
-        {stage: by_row(total, rows) for stage, rows in stage_rows.items()},
-        {stage: by_row(stage_times.array("fraction"), rows) for stage, rows in stage_rows.items()},
+        dict(zip(stages, phases.sum(axis=-1), strict=True)),
+        fractions.by_row(),
+        {stage: _COLOR.get(stage, GREY) for stage in stages},
     )
-    for trace, stage in zip(drawn["data"], stages, strict=True):
-        trace["marker"]["color"] = _COLOR.get(stage, GREY)
-        phases = np.array(
-            [times[row] if row is not None else np.zeros(len(columns)) for row in stage_rows[stage]]
-        )
+    splits = ", ".join(
+        f"{name.removesuffix('_ns')} %{{customdata[{number}]:,.3f}} ms"
+        for number, name in enumerate(_PHASES, 1)
+    )
+    for trace, times in zip(drawn["data"], phases, strict=True):
         trace["customdata"] = [
-            [share, *ms(split)] for share, split in zip(trace["customdata"], phases, strict=True)
+            [share, *ms(split)] for share, split in zip(trace["customdata"], times, strict=True)
         ]
-        trace["hovertemplate"] = "%{x:,.3f} ms, %{customdata[0]:.1%} of the step<br>" + ", ".join(
-            f"{phase} %{{customdata[{number}]:,.3f}} ms" for number, phase in enumerate(_PHASES, start=1)
-        )
+        trace["hovertemplate"] = "%{x:,.3f} ms, %{customdata[0]:.1%} of the step<br>" + splits
     return [drawn]

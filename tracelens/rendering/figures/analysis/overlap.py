@@ -6,20 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from tracelens.rendering.figures.base import (
-    BLUE,
-    ORANGE,
-    by_row,
-    coded,
-    over_ranks,
-    ranks,
-    stacked_bars,
-    table,
-    where,
-    wrapped,
-)
+from tracelens.rendering.figures.base import needs, over_ranks, ranks, stacked_bars, wrapped
+from tracelens.rendering.figures.colors import BLUE, ORANGE
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table import Result
+from tracelens.table import Result, Table
 
 _MOST_ROWS = 32
 _TOP = 15
@@ -35,34 +25,23 @@ def overlap(result: Result) -> list[Figure]:
     return [*_hidden(result), *_slower(result)]
 
 
-def _hidden(result: Result) -> list[Figure]:
-    times = ("hidden_ns", "exposed_ns")
-    overlaps = table(result, "overlap", "rank", "group", "collective", "comm_ns", *times)
-    if overlaps is None:
-        return []
+@needs("overlap", "rank", "group", "collective", "comm_ns", "hidden_ns", "exposed_ns")
+def _hidden(overlaps: Table) -> list[Figure]:
     shown = ranks(overlaps)[:_MOST_ROWS]
     rows_per_rank = max(1, _MOST_ROWS // len(shown))
     rank, comm = overlaps.array("rank"), overlaps.array("comm_ns")
-    rows: list[int] = []
-    for shown_rank in shown:
-        rank_rows = np.flatnonzero(rank == shown_rank)
-        rows += rank_rows[np.argsort(-comm[rank_rows], kind="stable")][:rows_per_rank].tolist()
-    names = _names(overlaps.texts("collective", rows), overlaps.texts("group", rows))
+    rows = np.argsort(-comm, kind="stable")
+    of_rank = [rows[rank[rows] == number][:rows_per_rank] for number in shown]
+    drawn = overlaps.take(np.concatenate(of_rank))
+    names = _names(drawn.texts("collective"), drawn.texts("group"))
     if len(shown) > 1:
-        names = [f"rank {rank[row]} {name}" for row, name in zip(rows, names, strict=True)]
-    parts = dict(zip(("hidden", "exposed_comm"), times, strict=True))
+        names = [f"rank {number} {name}" for number, name in zip(drawn.values("rank"), names, strict=True)]
     title = "Communication hidden under computation and exposed, by collective and process group"
-    if len(rows) < len(overlaps):
-        title += f" ({len(rows)} of {len(overlaps)} rows: of each rank the largest)"
-    total_ns = np.maximum(comm, 1)
-    return [
-        stacked_bars(
-            title,
-            names,
-            {part: by_row(overlaps.array(column), rows) for part, column in parts.items()},
-            {part: by_row(overlaps.array(column) / total_ns, rows) for part, column in parts.items()},
-        )
-    ]
+    if len(drawn) < len(overlaps):
+        title += f" ({len(drawn)} of {len(overlaps)} rows: of each rank the largest)"
+    parts = {"hidden": drawn.array("hidden_ns"), "exposed_comm": drawn.array("exposed_ns")}
+    total_ns = np.maximum(drawn.array("comm_ns"), 1)
+    return [stacked_bars(title, names, parts, {part: ns / total_ns for part, ns in parts.items()})]
 
 
 def _names(collectives: list[str], groups: list[str]) -> list[str]:
@@ -72,38 +51,32 @@ def _names(collectives: list[str], groups: list[str]) -> list[str]:
     return [f"{collective} {group}" if used[collective] > 1 else collective for collective, group in pairs]
 
 
-def _slower(result: Result) -> list[Figure]:
-    columns = ("rank", "name", "shapes", "overlapped_count", "alone_mean_ns", "extra_ns")
-    slowdowns = table(result, "slowdown", *columns)
-    if slowdowns is None:
-        return []
-    all_names = coded(slowdowns, "name")
-    slowdowns = where(slowdowns, np.array([text != _ALL for text in all_names.values])[all_names.codes])
-    name, shapes = coded(slowdowns, "name"), coded(slowdowns, "shapes")
-    keys, group = np.unique(name.codes * len(shapes.values) + shapes.codes, return_inverse=True)
-    extra = np.bincount(group, weights=slowdowns.array("extra_ns"), minlength=len(keys))
+@needs("slowdown", "rank", "name", "shapes", "overlapped_count", "alone_mean_ns", "extra_ns")
+def _slower(slowdowns: Table) -> list[Figure]:
+    slowdowns = slowdowns.take(~slowdowns.coded("name").equals(_ALL))
+    group, (names, shapes) = slowdowns.group("name", "shapes")
     calls = slowdowns.array("overlapped_count")
-    count = np.bincount(group, weights=calls, minlength=len(keys))
-    alone = np.bincount(group, weights=slowdowns.array("alone_mean_ns") * calls, minlength=len(keys))
-    rows = [row for row in np.argsort(-extra, kind="stable")[:_TOP].tolist() if extra[row] > 0]
-    if not rows:
-        return []
-    codes = [divmod(int(keys[row]), len(shapes.values)) for row in rows]
-    texts = [
-        f"{name.values[name_code]} {shapes.values[shapes_code]}".strip() for name_code, shapes_code in codes
-    ]
-    title = "Calls beside communication: what they take without it, and the extra time"
-    parts = {"alone": alone[rows], "extra": extra[rows]}
-    drawn = stacked_bars(
-        f"{title} (top {len(rows)}){over_ranks(slowdowns)}",
-        texts,
-        {part: times.tolist() for part, times in parts.items()},
-        {part: (times / (alone + extra)[rows]).tolist() for part, times in parts.items()},
+    extra, count, alone = (
+        np.bincount(group, weights=weights, minlength=len(names))
+        for weights in (slowdowns.array("extra_ns"), calls, slowdowns.array("alone_mean_ns") * calls)
     )
-    hover = zip(texts, count[rows].astype(int).tolist(), (1 + extra / alone)[rows].tolist(), strict=True)
-    customdata = [[wrapped(text), calls, round(ratio, 4)] for text, calls, ratio in hover]
-    for trace, color in zip(drawn["data"], (BLUE, ORANGE), strict=True):
-        trace["marker"]["color"] = color
-        trace["customdata"] = customdata
-        trace["hovertemplate"] = _HOVER
+    top = [row for row in np.argsort(-extra, kind="stable")[:_TOP].tolist() if extra[row] > 0]
+    if not top:
+        return []
+    texts = [f"{names[row]} {shapes[row]}".strip() for row in top]
+    parts = {"alone": alone[top], "extra": extra[top]}
+    total_ns = parts["alone"] + parts["extra"]
+    title = "Calls beside communication: what they take without it, and the extra time"
+    drawn = stacked_bars(
+        f"{title} (top {len(top)}){over_ranks(slowdowns)}",
+        texts,
+        parts,
+        {part: ns / total_ns for part, ns in parts.items()},
+        {"alone": BLUE, "extra": ORANGE},
+    )
+    ratio = 1 + parts["extra"] / parts["alone"]
+    hover = zip(texts, count[top].astype(int).tolist(), ratio.tolist(), strict=True)
+    customdata = [[wrapped(text), calls, round(times, 4)] for text, calls, times in hover]
+    for trace in drawn["data"]:
+        trace |= {"customdata": customdata, "hovertemplate": _HOVER}
     return [drawn]

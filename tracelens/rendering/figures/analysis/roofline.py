@@ -9,19 +9,16 @@ import numpy as np
 
 from tracelens.arrays import Float
 from tracelens.rendering.figures.base import (
-    GREY,
     axis,
-    coded,
-    colors,
-    layout,
+    chart,
     over_ranks,
     rounded,
     safe,
     stacked_bars,
     table,
-    where,
     wrapped,
 )
+from tracelens.rendering.figures.colors import GREY, colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
 
@@ -51,43 +48,38 @@ def _under_roofs(result: Result, ops: Table) -> list[Figure]:
     dur = ops.array("dur_ns")
     # What goes over a link has no place under the memory's roof, nor what computes nothing on a log scale.
     drawable = (ops.array("flops") > 0) & (ops.array("bytes_per_s") > 0) & (dur > 0)
-    bound = coded(ops, "bound")
-    drawable &= ~np.isin(bound.codes, [code for code, text in enumerate(bound.values) if "link" in text])
+    drawable &= ~ops.coded("bound").mask(lambda text: "link" in text)
     if not drawable.any():
         return []
     rows = np.flatnonzero(drawable)
     rows = rows[np.argsort(-dur[rows], kind="stable")[:_BUBBLES]]
-    is_shown = np.zeros(len(ops), dtype=bool)
-    is_shown[rows] = True
-    shown = where(ops, is_shown)
+    shown = ops.take(np.sort(rows))
     x = shown.array("intensity")
     ends = (10 ** np.floor(np.log10(x.min())), 10 ** np.ceil(np.log10(max(x.max(), 2000.0))))
     share = float(dur[rows].sum()) / float(max(dur.sum(), 1))
     title = f"Each op and shape under the roofs: {share:.0%} of the counted time; area is time"
     lines = _roofs(result, shown, ends)
     return [
-        {
-            "data": [*lines, *_bubbles(shown)],
-            "layout": layout(
-                title,
-                560,
-                showlegend=True,
-                legend={
-                    "orientation": "v",
-                    "x": 1.01,
-                    "y": 1,
-                    "groupclick": "toggleitem",
-                    "itemsizing": "constant",
-                },
-                xaxis=axis("FLOPs per byte", type="log", range=np.log10(ends).tolist(), tickformat="~s"),
-                yaxis=axis("FLOP/s", type="log", tickformat="~s", exponentformat="SI"),
-            ),
-        }
+        chart(
+            [*lines, *_bubbles(shown)],
+            title,
+            560,
+            showlegend=True,
+            legend={
+                "orientation": "v",
+                "x": 1.01,
+                "y": 1,
+                "groupclick": "toggleitem",
+                "itemsizing": "constant",
+            },
+            xaxis=axis("FLOPs per byte", type="log", range=np.log10(ends).tolist(), tickformat="~s"),
+            yaxis=axis("FLOP/s", type="log", tickformat="~s", exponentformat="SI"),
+        )
     ]
 
 
 def _bubbles(shown: Table) -> list[dict[str, Any]]:
-    names, dur = coded(shown, "name"), shown.array("dur_ns")
+    names, dur = shown.coded("name"), shown.array("dur_ns")
     time = np.bincount(names.codes, weights=dur, minlength=len(names.values))
     largest = np.argsort(-time, kind="stable")[:_NAMES]
     group = np.full(len(names.values), -1)
@@ -209,20 +201,18 @@ def _savings(ops: Table) -> list[Figure]:
     saved = ops.array("recoverable_ns")
     if not (saved > 0).any():
         return []
-    name, shapes = coded(ops, "name"), coded(ops, "shapes")
-    keys, group = np.unique(name.codes * len(shapes.values) + shapes.codes, return_inverse=True)
+    group, (names, shapes) = ops.group("name", "shapes")
     known = saved >= 0
     lost = np.bincount(group, weights=np.where(known, saved, 0))
     done = np.bincount(group, weights=np.where(known, ops.array("dur_ns") - saved, 0))
-    top = [pair for pair in np.argsort(-lost, kind="stable")[:_BARS].tolist() if lost[pair] > 0]
-    pairs = [divmod(int(keys[pair]), len(shapes.values)) for pair in top]
+    top = [row for row in np.argsort(-lost, kind="stable")[:_BARS].tolist() if lost[row] > 0]
     total_ns = max(float(ops.array("dur_ns").sum()), 1.0)
-    parts = {"at the roofline": done[top].tolist(), "recoverable": lost[top].tolist()}
+    parts = {"at the roofline": done[top], "recoverable": lost[top]}
     return [
         stacked_bars(
             f"Measured - roofline time: what perfect kernels would save (top {len(top)}){over_ranks(ops)}",
-            [f"{name.values[first]}  {shapes.values[second]}" for first, second in pairs],
+            [f"{names[row]}  {shapes[row]}" for row in top],
             parts,
-            {part: [value / total_ns for value in values] for part, values in parts.items()},
+            {part: ns / total_ns for part, ns in parts.items()},
         )
     ]

@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Float, Int
 from tracelens.rendering.figures.base import (
-    KINDS,
     axis,
-    by_row,
-    coded,
-    layout,
+    chart,
+    horizontal_bars,
     ms,
+    needs,
+    rank_bars,
     ranks,
     rounded,
     rows_axis,
-    stacked_bars,
-    table,
 )
+from tracelens.rendering.figures.colors import KINDS
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
 
@@ -39,26 +38,13 @@ def timeline(result: Result) -> list[Figure]:
     return [*_strip(result), *_stack(result)]
 
 
-def _stack(result: Result) -> list[Figure]:
-    metrics = table(result, "timeline", "rank", "metric", "dur_ns", "fraction")
-    if metrics is None:
-        return []
+@needs("timeline", "rank", "metric", "dur_ns", "fraction")
+def _stack(metrics: Table) -> list[Figure]:
     shown = ranks(metrics)[:_MOST_ROWS]
-    keys = zip(metrics.array("rank").tolist(), metrics.texts("metric"), strict=True)
-    row_of = {key: row for row, key in enumerate(keys)}
-    rows = {part: [row_of.get((rank, part)) for rank in shown] for part in _PARTS}
-    times = {part: by_row(metrics.array("dur_ns"), rows[part]) for part in _PARTS}
-    parts = [part for part in _PARTS if any(times[part])]
-    if not parts:
-        return []
-    return [
-        stacked_bars(
-            "What each rank's time is made of: computation, what it does not hide, and idle",
-            [f"rank {rank}" for rank in shown],
-            {part: times[part] for part in parts},
-            {part: by_row(metrics.array("fraction"), rows[part]) for part in parts},
-        )
-    ]
+    times = metrics.pivot("metric", "rank", "dur_ns", shown).by_row()
+    parts = [part for part in _PARTS if part in times and times[part].any()]
+    title = "What each rank's time is made of: computation, what it does not hide, and idle"
+    return [rank_bars(title, metrics, "metric", shown, parts)] if parts else []
 
 
 @dataclass(frozen=True)
@@ -80,10 +66,8 @@ class _Pieces:
         return _Pieces(self.row[rows], self.kind[rows], self.ts_ns[rows], self.dur_ns[rows], self.busy[rows])
 
 
-def _strip(result: Result) -> list[Figure]:
-    strip = table(result, "strip", *_STREAM, "kind", "ts_ns", "dur_ns", "busy_fraction")
-    if strip is None:
-        return []
+@needs("strip", *_STREAM, "kind", "ts_ns", "dur_ns", "busy_fraction")
+def _strip(strip: Table) -> list[Figure]:
     streams, pieces = _pieces(strip)
     busiest = _busiest(streams, np.bincount(pieces.row, weights=pieces.dur_ns * pieces.busy))
     shown = [streams[index] for index in busiest]
@@ -97,27 +81,29 @@ def _strip(result: Result) -> list[Figure]:
     title = "What each GPU stream did over time; a lane is filled as far as the stream is busy"
     if len(streams) > len(shown):
         title += f" (the busiest {len(shown)} of {len(streams)} streams)"
-    drawn = layout(
-        title,
-        110 + max(22, min(44, 360 // len(shown))) * len(shown),
-        barmode="overlay",
-        showlegend=True,
-        shapes=[_lane(index) for index in range(len(shown))],
-        xaxis=axis(
-            "time since the first GPU work (ms)",
-            showgrid=False,
-            range=ms([pieces.ts_ns.min(), (pieces.ts_ns + pieces.dur_ns).max()]),
-        ),
-        yaxis=rows_axis([_row_name(stream, streams) for stream in shown]),
-    )
-    return [{"data": traces, "layout": drawn}]
+    return [
+        chart(
+            traces,
+            title,
+            110 + max(22, min(44, 360 // len(shown))) * len(shown),
+            barmode="overlay",
+            showlegend=True,
+            shapes=[_lane(index) for index in range(len(shown))],
+            xaxis=axis(
+                "time since the first GPU work (ms)",
+                showgrid=False,
+                range=ms([pieces.ts_ns.min(), (pieces.ts_ns + pieces.dur_ns).max()]),
+            ),
+            yaxis=rows_axis([_row_name(stream, streams) for stream in shown]),
+        )
+    ]
 
 
 def _pieces(strip: Table) -> tuple[list[tuple[int, ...]], _Pieces]:
     """All (rank, device, stream) in order, and the pieces with their place among them as row."""
     keys = np.stack([strip.array(name) for name in _STREAM], axis=1)
     streams, row = np.unique(keys, axis=0, return_inverse=True)
-    kind = coded(strip, "kind")
+    kind = strip.coded("kind")
     order = list(KINDS)
     kind_index = np.array([order.index(text) if text in order else len(order) for text in kind.values])
     numbers = (strip.array(name) for name in ("ts_ns", "dur_ns", "busy_fraction"))
@@ -201,16 +187,14 @@ def _bars(pieces: _Pieces, below: Float, filled: Float, kind: str) -> dict[str, 
     height = np.maximum(pieces.busy / filled, _VISIBLE) * _LANE
     # The axis points down: the ground of a lane is at +half, and a bar begins at its upper edge.
     upper = _LANE / 2 - below / filled * _LANE - height
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": kind,
-        "marker": {"color": KINDS[kind], "line": {"width": 0}},
-        "y": pieces.row.tolist(),
-        "width": rounded(height, 3),
-        "offset": rounded(upper, 3),
-        "base": ms(pieces.ts_ns),
-        "x": ms(pieces.dur_ns),
-        "customdata": rounded(pieces.busy, 3),
-        "hovertemplate": "from %{base:,.3f} ms: %{customdata:.0%} busy",
-    }
+    return horizontal_bars(
+        name=kind,
+        marker={"color": KINDS[kind], "line": {"width": 0}},
+        y=pieces.row.tolist(),
+        width=rounded(height, 3),
+        offset=rounded(upper, 3),
+        base=ms(pieces.ts_ns),
+        x=ms(pieces.dur_ns),
+        customdata=rounded(pieces.busy, 3),
+        hovertemplate="from %{base:,.3f} ms: %{customdata:.0%} busy",
+    )

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.rendering.figures.base import BLUE, GREY, ORANGE, axis, layout, rounded, safe, table
+from tracelens.rendering.figures.base import axis, chart, rounded, safe, table
+from tracelens.rendering.figures.colors import BLUE, GREY, ORANGE
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result
 
@@ -59,14 +60,12 @@ def bubble(result: Result) -> list[Figure]:
         title += f": {numbers['pp']} stages, {numbers['microbatches']} micro-batches"
     top = max(float(np.max(series.array(column))) for column in _CONVENTIONS)
     return [
-        {
-            "data": traces,
-            "layout": layout(
-                title,
-                380,
-                showlegend=True,
-                xaxis=axis("chunks on each stage (VPP)", dtick=max(1, len(vpp) // 12)),
-                yaxis=axis("idle", rangemode="tozero", tickformat=".0%", range=[0, top * 1.12]),
-            ),
-        }
+        chart(
+            traces,
+            title,
+            380,
+            showlegend=True,
+            xaxis=axis("chunks on each stage (VPP)", dtick=max(1, len(vpp) // 12)),
+            yaxis=axis("idle", rangemode="tozero", tickformat=".0%", range=[0, top * 1.12]),
+        )
     ]

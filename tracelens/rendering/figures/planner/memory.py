@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Float
-from tracelens.rendering.figures.base import GREY, axis, colors, layout, rounded, safe, table
+from tracelens.rendering.figures.base import axis, chart, rounded, safe, table
+from tracelens.rendering.figures.colors import GREY, colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
+from tracelens.units import GB, GIB, gib
 
 # Static memory in blues, activations in warm and green tones, all else pale.
 _COLORS = {
@@ -40,8 +42,6 @@ _LABELLED = 16
 """So many bars have room for their sum above them."""
 _LABEL_SHARE = 0.042
 """Parts of the whole height that have room for their number."""
-_GIB = 2**30
-_GB = 1e9
 
 
 @figure("memory")
@@ -62,20 +62,13 @@ def memory(result: Result) -> list[Figure]:
         labels = [str(rank) for _, rank in bars]
         suffix = f": {safe(names[0], 60)}" if names[0] else ""
         title = f"Memory of each GPU by pipeline rank{suffix}"
-    bar_index = {bar: number for number, bar in enumerate(bars)}
-    sizes: dict[str, list[float]] = {}
-    components = per_component.texts("component")
-    for key, component, size in zip(
-        zip(layouts, ranks, strict=True), components, per_component.array("bytes").tolist(), strict=True
-    ):
-        if key in bar_index:
-            sizes.setdefault(component, [0.0] * len(bars))[bar_index[key]] += size / _GIB
+    is_shown = np.array([key in bars for key in zip(layouts, ranks, strict=True)])
+    shown = per_component.take(is_shown).pivot("component", ("layout", "pp_rank"), "bytes", bars)
+    sizes = {name: size_bytes / GIB for name, size_bytes in shown.by_row().items()}
     return [_drawn(title, "" if len(names) > 1 else "pipeline rank", labels, sizes, result)]
 
 
-def _drawn(
-    title: str, across: str, labels: Sequence[str], sizes: dict[str, list[float]], result: Result
-) -> Figure:
+def _drawn(title: str, across: str, labels: Sequence[str], sizes: dict[str, Float], result: Result) -> Figure:
     order = {name: number for number, name in enumerate(_COLORS)}
     components = sorted(sizes, key=lambda name: order.get(name, len(order)))
     totals = np.sum([sizes[name] for name in components], axis=0)
@@ -88,7 +81,8 @@ def _drawn(
     traces = [_part(name, color[name], sizes[name], least) for name in components]
     if is_labelled:
         traces.append(_sums(totals, in_gb=result.meta.get("convention") == "brief"))
-    drawn = layout(
+    return chart(
+        traces,
         title,
         520,
         barmode="stack",
@@ -104,11 +98,11 @@ def _drawn(
             "title": {"text": across},
         },
         yaxis=axis("GiB", range=[0, top]),
+        **_across(lines),
     )
-    return {"data": traces, "layout": drawn | _across(lines)}
 
 
-def _part(name: str, color: str, sizes: Sequence[float], least: float) -> dict[str, Any]:
+def _part(name: str, color: str, sizes: Float, least: float) -> dict[str, Any]:
     """One component of all bars; sizes from `least` on are told."""
     return {
         "type": "bar",
@@ -116,7 +110,7 @@ def _part(name: str, color: str, sizes: Sequence[float], least: float) -> dict[s
         "marker": {"color": color},
         "width": 0.7,
         "x": list(range(len(sizes))),
-        "y": rounded(np.array(sizes), 4),
+        "y": rounded(sizes, 4),
         "hovertemplate": "%{y:,.2f} GiB",
         "text": [f"{size:,.1f}" if size > least else "" for size in sizes],
         "textposition": "inside",
@@ -134,7 +128,7 @@ def _sums(totals: Float, in_gb: bool) -> dict[str, Any]:
         "x": list(range(len(totals))),
         "y": rounded(totals, 4),
         "text": [
-            f"{value:,.1f}{f' ({value * _GIB / _GB:,.1f} GB)' if in_gb else ''}" for value in totals.tolist()
+            f"{value:,.1f}{f' ({value * GIB / GB:,.1f} GB)' if in_gb else ''}" for value in totals.tolist()
         ],
         "textposition": "top center",
         "showlegend": False,
@@ -170,5 +164,5 @@ def _lines(fits: Table | None) -> dict[str, float]:
     gib_of = {}
     columns = (fits.array(name).tolist() for name in ("memory_bytes", "reserve_bytes"))
     for name, size, reserve in zip(fits.texts("device"), *columns, strict=True):
-        gib_of[f"{name}: {size / _GIB:,.1f} less {reserve / _GIB:,.1f} GiB"] = (size - reserve) / _GIB
+        gib_of[f"{name}: {size / GIB:,.1f} less {gib(reserve)}"] = (size - reserve) / GIB
     return gib_of

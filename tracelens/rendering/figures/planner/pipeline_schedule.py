@@ -6,23 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.rendering.figures.base import (
-    axis,
-    coded,
-    colors,
-    layout,
-    ms,
-    plain,
-    ranks,
-    rows_axis,
-    safe,
-    stacked_bars,
-    table,
-    where,
-)
+from tracelens.rendering.figures.base import axis, chart, ms, plain, ranks, safe, stacked_bars, table
+from tracelens.rendering.figures.colors import colors
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.rendering.figures.gantt import MOST_ROWS, PASSES, POINTS, bars, extent, is_text
+from tracelens.rendering.figures.gantt import MOST_ROWS, PASSES, POINTS, bars, clock_chart, extent
 from tracelens.table import Result, Table
+from tracelens.units import GIB
 
 _CHARTS = 4
 """Schedules with a chart of their own."""
@@ -43,9 +32,9 @@ def pipeline_schedule(result: Result) -> list[Figure]:
     held = table(result, "in_flight", "schedule", "rank", "ts_ns", "chunks", "bytes")
     for number, name in enumerate(summary.texts("schedule")[:_CHARTS]):
         share = float(summary.array("bubble_fraction")[number])
-        drawn.append(_gantt(where(spans, is_text(spans, "schedule", name)), name, share))
+        drawn.append(_gantt(spans.take(spans.coded("schedule").equals(name)), name, share))
         if held is not None:
-            drawn.append(_held(where(held, is_text(held, "schedule", name)), name))
+            drawn.append(_held(held.take(held.coded("schedule").equals(name)), name))
     return drawn
 
 
@@ -57,8 +46,8 @@ def _compared(summary: Table) -> Figure:
     return stacked_bars(
         "Makespan of each schedule: passes, and what stages are idle on average",
         summary.texts("schedule"),
-        {"passes": (makespan_ns - idle).tolist(), "idle": idle.tolist()},
-        {"passes": (1 - share).tolist(), "idle": share.tolist()},
+        {"passes": makespan_ns - idle, "idle": idle},
+        {"passes": 1 - share, "idle": share},
     )
 
 
@@ -67,36 +56,20 @@ def _gantt(spans: Table, name: str, share: float) -> Figure:
     all_ranks = ranks(spans)
     shown = all_ranks[:MOST_ROWS]
     begin, end = extent(spans)
-    spans = where(spans, np.isin(spans.array("rank"), shown))
+    spans = spans.take(np.isin(spans.array("rank"), shown))
     # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
     cut = len(spans) > POINTS
     if cut:
-        order = np.argsort(spans.array("ts_ns"), kind="stable")[:POINTS]
-        is_kept = np.zeros(len(spans), dtype=bool)
-        is_kept[order] = True
-        spans = where(spans, is_kept)
+        spans = spans.take(np.sort(np.argsort(spans.array("ts_ns"), kind="stable")[:POINTS]))
         end = extent(spans)[1]
-    known = coded(spans, "phase").values
-    traces = [
-        bars(where(spans, mask), shown, begin, phase, PASSES[phase])
-        for phase in PASSES
-        if phase in known and (mask := is_text(spans, "phase", phase)).any()
-    ]
     title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
     if len(shown) < len(all_ranks):
         title += f" ({len(shown)} of {len(all_ranks)} stages)"
     if cut:
         title += f" (the first {POINTS:,} passes)"
-    chart = layout(
-        title,
-        110 + max(22, min(44, 480 // len(shown))) * len(shown),
-        barmode="overlay",
-        showlegend=True,
-        uniformtext={"mode": "hide", "minsize": 7},
-        xaxis=axis("time since the first forward (ms)", showgrid=False, range=ms([0, end - begin])),
-        yaxis=rows_axis([f"stage {rank}" for rank in shown]),
-    )
-    return {"data": traces, "layout": chart}
+    labels = [f"stage {rank}" for rank in shown]
+    traces = bars(spans, "phase", PASSES, shown, begin)
+    return clock_chart(title, traces, labels, end - begin, uniformtext={"mode": "hide", "minsize": 7})
 
 
 def _held(held: Table, name: str) -> Figure:
@@ -109,10 +82,10 @@ def _held(held: Table, name: str) -> Figure:
     points_per_line = POINTS // len(labels)
     traces: list[dict[str, Any]] = []
     for rank, label in labels.items():
-        in_flight = where(held, held.array("rank") == rank)
+        in_flight = held.take(held.array("rank") == rank)
         # A line takes long runs of points; every nth of them shows the same shape.
         step = -(-len(in_flight) // points_per_line)
-        values = in_flight.array("bytes") / 2**30 if sized else in_flight.array("chunks")
+        values = in_flight.array("bytes") / GIB if sized else in_flight.array("chunks")
         traces.append(
             {
                 "type": "scatter",
@@ -125,13 +98,11 @@ def _held(held: Table, name: str) -> Figure:
             }
         )
     quantity = "activations (GiB)" if sized else "chunks of micro-batches"
-    return {
-        "data": traces,
-        "layout": layout(
-            f"{safe(name, 40)}: in flight on each stage",
-            320,
-            showlegend=True,
-            xaxis=axis("time since the first forward (ms)"),
-            yaxis=axis(quantity, rangemode="tozero"),
-        ),
-    }
+    return chart(
+        traces,
+        f"{safe(name, 40)}: in flight on each stage",
+        320,
+        showlegend=True,
+        xaxis=axis("time since the first forward (ms)"),
+        yaxis=axis(quantity, rangemode="tozero"),
+    )

@@ -20,7 +20,7 @@ def test_a_comparison_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["diff", LOOP, GROUPED]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens diff: 71.131 ms to 39.383 ms a step (-44.6%)\n")
+    assert out.startswith("tracelens diff: 71.131 ms to 39.383 ms per step (-44.6%)\n")
     for text in (
         "Waterfall by cause",
         "experts: loop to grouped GEMM",

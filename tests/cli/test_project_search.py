@@ -52,7 +52,7 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16; "
         "with torch's ops, without --optimised"
     )
-    for text in ("Layouts that fit, the fastest first", "global batch: 64", "Assumptions of the step time"):
+    for text in ("Layouts that fit, fastest first", "global batch: 64", "Assumptions of the step time"):
         assert text in out
 
 
@@ -129,7 +129,7 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
     asked = ["--model", str(path), "--gpus", "8", "--device", "mi300x", "--pp", "1,2", "--tp", "1"]
     assert run_cli([*SEARCH, *asked, "--json"]) == 0
     out, err = capfd.readouterr()
-    assert err == f"{path}: not counted: 1 layers of multi-token prediction (mtp_num_layers)\n"
+    assert err == f"{path}: not counted: 1 multi-token prediction layers (mtp_num_layers)\n"
     value = json.loads(out)
     assert (value["meta"]["global_batch"], value["meta"]["seq"]) == (32, 1024)
     assert {row["micro_batch"] for row in value["tables"]["layouts"]} == {2}
@@ -148,7 +148,7 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
         ([*SMALL[2:], "--assume", "node"], "--assume: 'node' is not of the form name=value"),
         ([*SMALL[2:], "--assume", "nod=8"], "unknown assumption 'nod'; did you mean 'node'?"),
         ([*SMALL[2:], "--assume", "node=x"], "node must be a whole number, not 'x'"),
-        ([*SMALL[2:], "--recompute", "most"], "recompute must be none, full or layers of a chunk"),
+        ([*SMALL[2:], "--recompute", "most"], "recompute must be none, full or layers per chunk"),
         ([*SMALL[2:], "--assume", "imbalance=2"], "unknown assumption 'imbalance'"),
         ([*SMALL[2:], "--assume", "nic_bytes_per_s=nan"], "nic_bytes_per_s must be a number, not 'nan'"),
         ([*SMALL[2:], "--micro-batches", "4"], "--micro-batches is not for --search"),

@@ -71,8 +71,8 @@ def test_turns_that_do_not_fit_are_told() -> None:
     [
         ({"pp": 0}, 1, "pp must be at least 1"),
         ({"pp": 7}, 1, "512 GPUs are not a multiple of pp x cp x tp = 7"),
-        ({"global_tokens": 2**21 + 1}, 1, "give 2097152 or 2228224"),
-        ({"global_tokens": 5}, 1, "give 131072"),
+        ({"global_tokens": 2**21 + 1}, 1, "use 2097152 or 2228224"),
+        ({"global_tokens": 5}, 1, "use 131072"),
         ({}, 0, "not 0"),
         ({"pp": 1, "global_tokens": 2**22}, 2, "1 without a pipeline"),
     ],

@@ -1,4 +1,4 @@
-"""The command line: one module a command; the only part of tracelens that prints or exits."""
+"""The command line, one module per command; nothing else in tracelens prints or exits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OK, WRONG, INTERRUPTED = 0, 2, 130
 def main() -> None:
     """The `tracelens` command: run it and end the process.
 
-    A batch process needs neither the cyclic collector nor a tidy end: taking the trace's tables apart
-    object by object would cost a tenth of a report's time.
+    A batch process needs neither the cyclic collector nor a tidy shutdown: freeing the trace's tables object
+    by object would take a tenth of a report's time.
     """
     gc.disable()
-    # Nothing here multiplies matrices; starting threads for it takes as long as importing numpy.
+    # Nothing here uses BLAS, and starting its threads takes as long as importing numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = WRONG
     try:
@@ -42,10 +42,10 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; everything that goes wrong is one line on stderr and exit code 2.
+    """Run the command line; an error is one line on stderr and exit code 2.
 
     Args:
-        arguments: without the program's name; none shows the help.
+        arguments: without the program name; none shows the help.
 
     Returns:
         the exit code.
@@ -57,10 +57,10 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # typer's answer to a closed pipe: `tracelens ... | head`
         return OK if isinstance(end.__context__, BrokenPipeError) else WRONG
     except TracelensError as error:
-        _tell(f"tracelens: {error}")
+        _say(f"tracelens: {error}")
         return WRONG
     if isinstance(code, Failure):
-        _tell(f"tracelens: {code}")
+        _say(f"tracelens: {code}")
         return WRONG
     return code
 
@@ -77,7 +77,7 @@ def _run(arguments: Sequence[str]) -> int:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().replace("Value error, ", "").split())
-        _tell(f"{context.command_path if context else 'tracelens'}: {message} (see --help)")
+        _say(f"{context.command_path if context else 'tracelens'}: {message} (see --help)")
         return WRONG
     except Abort:
         return _interrupted()
@@ -87,13 +87,13 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _interrupted() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would cut the clean-up short
-    _tell("tracelens: interrupted")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would interrupt the clean-up
+    _say("tracelens: interrupted")
     return INTERRUPTED
 
 
 def _flushed(code: int) -> int:
-    """The exit code, once everything printed has arrived; WRONG where it cannot."""
+    """The exit code after flushing stdout; WRONG if that fails."""
     stream: TextIO | None = sys.stdout
     try:
         if stream is not None:
@@ -101,21 +101,21 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
-        _tell(f"tracelens: cannot write to stdout: {error.strerror or error}")
+        _say(f"tracelens: cannot write to stdout: {error.strerror or error}")
         return WRONG
     return code
 
 
-def _tell(line: str) -> None:
+def _say(line: str) -> None:
     """One line on stderr, unless its disk is full."""
     with suppress(OSError):
         print(printable(line), file=sys.stderr, flush=True)
 
 
 def _occupy_closed_streams() -> None:
-    """Open /dev/null where stdin, stdout or stderr is closed: a trace must not be opened in its place.
+    """Open /dev/null for closed stdin, stdout or stderr, whose descriptor a trace would take otherwise.
 
-    Python's stdout stays None, so that output which has nowhere to go is an error.
+    Python's stdout stays None, so that output to it is an error.
     """
     for descriptor in range(3):
         try:

@@ -10,6 +10,7 @@ from tracelens.cli.common import (
     Dask,
     Device,
     DeviceFile,
+    Json,
     Limit,
     Partial,
     Paths,
@@ -30,9 +31,7 @@ def analyze(
         str, typer.Argument(help="Analyzer, from `tracelens list analyzers`.", show_default=False)
     ],
     paths: Paths,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with every table in full.")
-    ] = False,
+    json: Json = False,
     scope: Scope = ScopeChoice.all,
     step: Step = None,
     device: Device = None,

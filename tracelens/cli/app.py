@@ -1,4 +1,4 @@
-"""The commands put together."""
+"""The app of all commands."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ class Commands(TyperGroup):
     """The commands; `workload` is built on demand, because it has an option per setting."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take --debug wherever it stands."""
+        """Accept --debug in any position."""
         own_options = args[: args.index("--")] if "--" in args else args
         if _DEBUG in own_options:
             args = [_DEBUG, *(text for text in own_options if text != _DEBUG), *args[len(own_options) :]]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
         return [*(name for name in super().list_commands(ctx) if name != "workload"), "workload"]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name, None if there is none."""
         if cmd_name not in self.commands:  # it, or a misspelt name, for which it may be suggested
             from tracelens.cli.workload import app as workload
 

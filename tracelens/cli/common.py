@@ -1,4 +1,4 @@
-"""What the commands share: arguments, progress, output."""
+"""Options, progress and output shared by the commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -21,7 +22,7 @@ from tracelens.printable import printable
 
 if TYPE_CHECKING:
     from tracelens.read import TraceFiles
-    from tracelens.table import Report
+    from tracelens.table import Report, Result
 
 Paths = Annotated[
     list[str],
@@ -66,6 +67,18 @@ DeviceFile = Annotated[
     typer.Option(help="Device for rooflines, from a TOML file.", metavar="FILE", show_default=False),
 ]
 
+Output = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable; default: print.",
+        show_default=False,
+    ),
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
+
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing ranks.")]
 
 Dask = Annotated[
@@ -100,33 +113,32 @@ Limit = Annotated[
 def options(
     names: Sequence[str] | None, scope: ScopeChoice, device: str | None, device_file: str | None
 ) -> dict[str, Any]:
-    """What the analyzers of these names are given, all by default; says what none of them has."""
-    given = {"scope": scope.value, "device": device, "device_file": device_file}
-    if not names or (scope is ScopeChoice.all and device is None and device_file is None):
-        return given
+    """The options that these analyzers (default: all) have; warns of those that none of them has."""
+    values = {"scope": scope.value, "device": device, "device_file": device_file}
+    changed = {name for name, value in values.items() if value not in (None, ScopeChoice.all.value)}
+    if not names or not changed:
+        return values
     from tracelens.analysis import ANALYZERS, option_names
     from tracelens.analysis.common import choose_device
 
     known = option_names([ANALYZERS.get(name) for name in names])
     choose_device(device, device_file)
-    changed = {name for name, value in given.items() if value not in (None, ScopeChoice.all.value)}
     for name in sorted(changed - known):
         say(f"tracelens: {', '.join(names)}: --{name.replace('_', '-')} changes nothing here")
-    return {name: value for name, value in given.items() if name in known or name not in changed}
+    return {name: value for name, value in values.items() if name in known or name not in changed}
 
 
 _PATIENCE_S = 1.0
 
 
 class Progress:
-    """One changing line on stderr for work that takes over a second; nothing where stderr is no terminal."""
+    """A status line on stderr for work that takes over a second, if stderr is a terminal."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._status: Any = None
 
     def __call__(self, text: str) -> None:
-        """Say what is being done now."""
         if self._status is None and sys.stderr.isatty() and time.monotonic() - self._started > _PATIENCE_S:
             from rich.console import Console
 
@@ -145,7 +157,7 @@ class Progress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress that is cleared on the way out, also by an error."""
+    """Progress that is cleared at the end, also by an error."""
     line = Progress()
     try:
         yield line
@@ -154,7 +166,7 @@ def progress() -> Iterator[Progress]:
 
 
 def write_stdout(data: bytes) -> None:
-    """Write bytes to stdout. One who has read enough (`| head`) ends neither the command nor its verdict.
+    """Write bytes to stdout; a closed pipe (`| head`) ends neither the command nor its verdict.
 
     Raises:
         TracelensError: stdout is closed, or its disk is full.
@@ -172,27 +184,32 @@ def write_stdout(data: bytes) -> None:
 
 
 def check_outputs(
-    output: Sequence[str],
+    output: Sequence[str] | None,
     inputs: Iterable[str] = (),
     others: Sequence[str] = (),
     traces: TraceFiles | None = None,
 ) -> None:
-    """Say before the work, and not after it, that something cannot or must not be written.
+    """Fail before the work if an output cannot or must not be written.
 
     Args:
-        output: where reports go.
+        output: of the report.
         inputs: all that the command reads.
-        others: files that it writes besides.
-        traces: of what is read as traces, the files.
+        others: other files that it writes.
+        traces: the files among the inputs that are traces.
     """
     if output or others:
         from tracelens.rendering import check
 
-        check(output, inputs, others, traces)
+        check(output or (), inputs, others, traces)
 
 
-def import_formats(output: Sequence[str]) -> None:
-    """Import what some outputs need, while a trace is being decoded."""
+def files_of(*names: str | None) -> list[str]:
+    """The files among names, which may also be those of bundled models and devices."""
+    return [name for name in names if name and Path(name).is_file()]
+
+
+def import_formats(output: Sequence[str] | None) -> None:
+    """Import what the outputs need, while a trace is being decoded."""
     if output:
         from tracelens.rendering import by_path
 
@@ -200,20 +217,33 @@ def import_formats(output: Sequence[str]) -> None:
             import jinja2  # noqa: F401
 
 
-def deliver(report: Report, output: Sequence[str], json: bool) -> None:
-    """Write a report to files and directories; print it as JSON where asked, and where nothing is written."""
+def deliver(report: Report, output: Sequence[str] | None, json: bool = False) -> None:
+    """Write a report to files and directories; print it with `json`, or without outputs."""
     from tracelens.session import render
 
-    for path in output:
-        render(report, path)
+    for path in output or ():
+        with progress() as line:
+            line(f"writing {path}")
+            render(report, path)
         say(f"wrote {path}")
     if json or not output:
         print_report(report, json=json)
     check_complete(report)
 
 
+def deliver_result(
+    result: Result, title: str, output: Sequence[str] | None, json: bool, inputs: Sequence[str] = ()
+) -> None:
+    """Deliver a single result as `tracelens {title}`."""
+    from tracelens.table import Report
+    from tracelens.version import __version__
+
+    meta = {"version": __version__, "inputs": list(inputs)}
+    deliver(Report((result,), title=f"tracelens {title}", meta=meta), output, json)
+
+
 def print_report(report: Report, *, json: bool = False) -> None:
-    """Print its first result as JSON, or all of it, as wide and as colourful as the terminal allows."""
+    """Print a report for the terminal's width and colors, or its first result as JSON."""
     if json:
         from tracelens.rendering.formats import one_result
 
@@ -228,11 +258,7 @@ def print_report(report: Report, *, json: bool = False) -> None:
 
 
 def check_complete(report: Report) -> None:
-    """Say on stderr what failed because of a bug.
-
-    Raises:
-        TracelensError: nothing else came of it.
-    """
+    """Report analyzers that failed on stderr; raises TracelensError if there is no other result."""
     from tracelens.session import with_results
 
     if incomplete := banner(with_results(report).failures):
@@ -240,5 +266,5 @@ def check_complete(report: Report) -> None:
 
 
 def say(text: str) -> None:
-    """One line for people, on stderr, so that stdout stays data."""
+    """Print a line on stderr; stdout is for data."""
     print(printable(text), file=sys.stderr)

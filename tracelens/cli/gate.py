@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracelens.cli.common import (
+    Json,
     Limit,
     Partial,
     Scope,
@@ -25,44 +26,45 @@ from tracelens.session import Progress, as_report, samples
 if TYPE_CHECKING:
     from tracelens.compare.gate import Samples, Verdict
 
-_WHAT = "traces (a file, a directory of ranks, a pattern) or a JSON report that `tracelens report` wrote."
+_SIDE = "traces (a file, a directory of ranks, a pattern) or a JSON report of `tracelens report`."
 
-Base = Annotated[str, typer.Argument(metavar="BASE", help=f"What was before: {_WHAT}", show_default=False)]
-Candidate = Annotated[str, typer.Argument(metavar="CAND", help=f"What is now: {_WHAT}", show_default=False)]
+Base = Annotated[str, typer.Argument(metavar="BASE", help=f"The baseline: {_SIDE}", show_default=False)]
+Candidate = Annotated[
+    str, typer.Argument(metavar="CAND", help=f"The run to check: {_SIDE}", show_default=False)
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option(
         "--rule",
-        help="A limit, like step.time<=1.03 (a ratio), step.time<=+2ms (a difference) or "
-        "'moe.blocking_calls<=3 abs' (a value). Repeat it for more; rules in files then do not count.",
+        help="A limit: step.time<=1.03 (ratio), step.time<=+2ms (difference) or 'moe.blocking_calls<=3 abs' "
+        "(value). Repeatable; replaces the rules of files.",
         show_default=False,
     ),
 ]
 Config = Annotated[
     str | None,
     typer.Option(
-        help="Take the rules from this file instead of the nearest tracelens.toml ([gate]) or "
-        "pyproject.toml ([tool.tracelens.gate]).",
+        help="File with rules; default: the nearest tracelens.toml ([gate]) or pyproject.toml "
+        "([tool.tracelens.gate]).",
         metavar="FILE",
         show_default=False,
     ),
 ]
 Confidence = Annotated[
     float | None,
-    typer.Option(help="With which nothing fails where nothing changed; 0.98 by default.", show_default=False),
+    typer.Option(help="Family-wise confidence level; default 0.98.", show_default=False),
 ]
 Junit = Annotated[
     str | None,
-    typer.Option(help="Write JUnit XML, one test case a rule.", metavar="FILE", show_default=False),
+    typer.Option(help="Write JUnit XML, one test case per rule.", metavar="FILE", show_default=False),
 ]
 Markdown = Annotated[
     str | None,
-    typer.Option(help="Write Markdown, for a pull request.", metavar="FILE", show_default=False),
+    typer.Option(help="Write Markdown, as for a pull request.", metavar="FILE", show_default=False),
 ]
 Github = Annotated[
     bool, typer.Option("--github", help="Print annotations for GitHub Actions (on stderr with --json).")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with all figures.")]
 
 
 def gate(
@@ -79,7 +81,7 @@ def gate(
     partial: Partial = False,
     _limit: Limit = None,
 ) -> None:
-    """Hold rules against two runs: exit code 0 if they hold, 1 for a regression, 2 for bad input.
+    """Check a run against a baseline: exit code 0 if all rules hold, 1 for a regression, 2 for bad input.
 
     For example:
 
@@ -90,40 +92,40 @@ def gate(
     from tracelens.compare.gate import CONFIDENCE, read_rule, settings
     from tracelens.compare.gate import gate as judge
 
-    chosen = settings(config)
-    written = [path for path in (junit, markdown) if path is not None]
+    from_file = settings(config)
+    outputs = [path for path in (junit, markdown) if path is not None]
     traces = TraceFiles([base, candidate])
-    check_outputs((), [base, candidate, *filter(None, [chosen.file])], written, traces)
-    rules = [read_rule(text) for text in rule or chosen.rules]
-    wanted = next((value for value in (confidence, chosen.confidence) if value is not None), CONFIDENCE)
+    check_outputs((), [base, candidate, *filter(None, [from_file.file])], outputs, traces)
+    rules = [read_rule(text) for text in rule or from_file.rules]
+    levels = (confidence, from_file.confidence, CONFIDENCE)
     with progress() as line:
         before, after = (_samples(side, traces, scope, partial, line) for side in (base, candidate))
-    verdict = judge(before, after, rules, confidence=wanted)
-    _tell(verdict, json=json, junit=junit, markdown=markdown, github=github)
+    verdict = judge(before, after, rules, confidence=next(level for level in levels if level is not None))
+    _deliver(verdict, json=json, junit=junit, markdown=markdown, github=github)
     if verdict.failed:
         raise typer.Exit(1)
 
 
 def _samples(path: str, traces: TraceFiles, scope: ScopeChoice, partial: bool, line: Progress) -> Samples:
     """One side, from traces or a saved report."""
-    found, failures = samples(path, traces, scope=scope.value, partial=partial, progress=line)
+    side_samples, failures = samples(path, traces, scope=scope.value, partial=partial, progress=line)
     if failures:
         say(f"tracelens: {banner(failures)}")
-    return found
+    return side_samples
 
 
-def _tell(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | None, github: bool) -> None:
-    """Write and print the verdict in every form asked for."""
+def _deliver(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | None, github: bool) -> None:
+    """Write and print the verdict."""
     from tracelens.compare.gate import commands
     from tracelens.compare.gate import junit as to_junit
     from tracelens.rendering.formats import markdown as to_markdown
 
-    told = as_report(verdict)
+    report = as_report(verdict)
     if junit is not None:
         _write(junit, to_junit(verdict))
     if markdown is not None:
-        _write(markdown, to_markdown(told).encode())
-    print_report(told, json=json)
+        _write(markdown, to_markdown(report).encode())
+    print_report(report, json=json)
     for text in commands(verdict) if github else ():
         if json:
             say(text)

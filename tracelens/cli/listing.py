@@ -36,9 +36,7 @@ def listing(
     tracelens list devices
     """
     if kind is Listing.models:
-        from tracelens.cli.workload import models
-
-        _table(models())
+        _table(_models())
     elif kind is Listing.devices:
         _table(_devices())
         typer.echo(_about_devices())
@@ -47,7 +45,7 @@ def listing(
 
 
 def _table(rows: list[tuple[str, ...]]) -> None:
-    """Print rows in columns; columns of numbers are set to the right."""
+    """Print rows in columns, numbers right-aligned."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(cell == "-" or cell.replace(".", "").isdigit() for cell in column[1:]) for column in columns]
@@ -88,6 +86,20 @@ def _costs() -> list[tuple[str, ...]]:
     ]
 
 
+def _models() -> list[tuple[str, ...]]:
+    from tracelens.planner.config import MODELS
+
+    fields = (
+        "layers", "dense_layers", "hidden", "heads", "attention", "experts_count", "top_k", "expert_ffn",
+        "vocab",
+    )  # fmt: skip
+    header = (
+        "name", "layers", "dense", "hidden", "heads", "attention", "experts", "top k", "expert ffn", "vocab"
+    )  # fmt: skip
+    rows = ((name, *(str(getattr(model, field)) for field in fields)) for name, model in MODELS.items())
+    return [header, *rows]
+
+
 _DEVICE_COLUMNS = (
     "name", "title", "units", "HBM GB", "TB/s", "bf16", "fp8", "fp32", "MAF bf16", "link GB/s", "sources",
 )  # fmt: skip
@@ -119,7 +131,7 @@ def _device(device: Device) -> tuple[str, ...]:
 
 
 def _scaled(value: float | None, unit: float) -> str:
-    """A number in a larger unit, at four digits; "-" where it is not known."""
+    """A number in a larger unit with four digits; "-" if unknown."""
     return f"{value / unit:.4g}" if value else "-"
 
 

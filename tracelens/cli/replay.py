@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,20 +13,18 @@ from typer.core import TyperGroup
 from tracelens.cli.common import (
     Device,
     DeviceFile,
+    Json,
     Limit,
     Partial,
     Paths,
     Step,
     check_outputs,
-    deliver,
+    deliver_result,
     progress,
     say,
 )
 from tracelens.read import TraceFiles
 from tracelens.session import Reading, replay
-
-if TYPE_CHECKING:
-    from tracelens.table import Result
 
 
 class _Group(TyperGroup):
@@ -136,7 +133,6 @@ FirstRanks = Annotated[
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
 
 
 @app.command("write")
@@ -187,16 +183,16 @@ def scripts(
     with progress() as line:
         with Reading(traces.all(), partial=partial, progress=line) as reading:
             run = reading.run()
-        found = replay(
+        result = replay(
             run, output, op=op, shapes=shape or (), module=module, rank=rank, step=step, top=top or None,
             by=by.value, finding=finding, at_ns=at, base=TraceFiles([diff]) if diff else None, row=row,
             sequence=sequence, max_elements=max_elements, first_ranks=first_ranks, device=device,
             device_file=device_file, partial=partial, progress=line,
         )  # fmt: skip
-    title = f"replay: {len(found.data['scripts'])} scripts, {found.meta['fraction']:.1%} of GPU time"
-    _tell(found, title, {"inputs": [trace.meta.path for trace in run.traces]}, json=json)
-    left = found.meta["not_written"]
-    say(f"wrote {output}" + (f"; {left} more calls with a larger --top" if left else ""))
+    title = f"replay: {len(result.data['scripts'])} scripts, {result.meta['fraction']:.1%} of GPU time"
+    deliver_result(result, title, None, json, [trace.meta.path for trace in run.traces])
+    omitted = result.meta["not_written"]
+    say(f"wrote {output}" + (f"; {omitted} more calls with a larger --top" if omitted else ""))
 
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="Where the scripts are.", show_default=False)]
@@ -268,7 +264,7 @@ def verify(
     from tracelens.reproducers.verify import failed
     from tracelens.reproducers.verify import verify as run_all
 
-    check_outputs(output or (), [str(Path(folder, LIST))])
+    check_outputs(output, [str(Path(folder, LIST))])
     with progress() as line:
         result = run_all(
             Path(folder),
@@ -283,17 +279,6 @@ def verify(
             progress=line,
         )
     counts = ", ".join(f"{count} {status}" for status, count in result.meta["statuses"].items())
-    _tell(result, f"replay verify: {counts}", {"inputs": [folder]}, json=json, outputs=output or [])
+    deliver_result(result, f"replay verify: {counts}", output, json, [folder])
     if failed(result, strict=strict):
         raise typer.Exit(1)
-
-
-def _tell(
-    result: Result, title: str, meta: dict[str, Any], *, json: bool, outputs: Sequence[str] = ()
-) -> None:
-    """Print the result or write it."""
-    from tracelens.table import Report
-    from tracelens.version import __version__
-
-    report = Report((result,), f"tracelens {title}", {"version": __version__, **meta})
-    deliver(report, outputs, json)

@@ -12,35 +12,25 @@ from tracelens.cli.common import (
     Device,
     DeviceFile,
     Limit,
+    Output,
     Partial,
     Paths,
     Scope,
     ScopeChoice,
     Step,
-    check_complete,
     check_outputs,
+    deliver,
     import_formats,
     options,
-    print_report,
     progress,
-    say,
 )
 from tracelens.read import TraceFiles
-from tracelens.session import Reporting, render
+from tracelens.session import Reporting
 
 
 def report(
     paths: Paths,
-    output: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable; "
-            "default: print the report.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Output = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only this analyzer; repeatable. Default: all.", show_default=False),
@@ -66,24 +56,19 @@ def report(
     tracelens report trace.json.gz --device mi355x -o projected.html
     """
     traces = TraceFiles(paths)
-    with progress() as line:
-        with Reporting(traces.all(), partial=partial, dask=dask, progress=line) as reporting:
-            check_outputs(output or (), [*paths, *filter(None, [device_file])], traces=traces)
-            _prepare(output or ())
-            given = options(only, scope, device, device_file)
-            result = reporting.report(only, step=step, fork=True, **given)
-        for path in output or ():
-            line(f"writing {path}")
-            render(result, path)
-    for path in output or ():
-        say(f"wrote {path}")
-    if not output:
-        print_report(result)
-    check_complete(result)
+    with (
+        progress() as line,
+        Reporting(traces.all(), partial=partial, dask=dask, progress=line) as reporting,
+    ):
+        check_outputs(output, [*paths, *filter(None, [device_file])], traces=traces)
+        _prepare(output)
+        of_analyzers = options(only, scope, device, device_file)
+        result = reporting.report(only, step=step, fork=True, **of_analyzers)
+    deliver(result, output)
 
 
-def _prepare(output: Sequence[str]) -> None:
-    """Import what the report will need, while the processes start up that decode the traces."""
+def _prepare(output: Sequence[str] | None) -> None:
+    """Import what the report needs, while the processes start that decode the traces."""
     from tracelens.analysis import ANALYZERS
     from tracelens.costs import COSTS
     from tracelens.trace import classes

@@ -1,7 +1,7 @@
 """Planning before a run: does it fit, how large is the bubble, how long does a step take.
 
-- `memory`: bytes per GPU, by component and pipeline rank, of a model and a layout; `search` tries layouts.
-- `bubble` and `pipeline`: idle time of pipeline stages, by formula and by simulating a schedule.
+- `memory`: bytes per GPU of a model and a layout, by component and pipeline rank; `search` ranks layouts.
+- `bubble` and `pipeline`: idle time of pipeline stages, in closed form and by simulation.
 
 Each is a function in the module of its name and returns a `tracelens.table.Result`.
 """

@@ -58,7 +58,10 @@ _MEASURED = {1: 0.544, 3: 0.244, 6: 0.145}
 
 @dataclass(frozen=True)
 class Batch:
-    """The numbers that a bubble depends on.
+    """The sizes that determine a bubble.
+
+    Raises:
+        TracelensError: sizes that do not divide each other.
 
     Attributes:
         pp: pipeline stages.
@@ -81,7 +84,6 @@ class Batch:
     tp: int = 1
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for invalid values."""
         at_least_one(self, ("pp", "global_tokens", "seq", "nodes", "mbs", "gpus_per_node", "cp", "tp"))
         inner = self.pp * self.cp * self.tp
         if self.gpus % inner:
@@ -91,7 +93,7 @@ class Batch:
             near = f"{lower} or {lower + unit}" if lower else f"{unit}"
             raise TracelensError(
                 f"{self.global_tokens} tokens are not a whole number of micro-batches of "
-                f"{self.mbs} x {self.seq} tokens on {self.dp} data-parallel ranks; give {near}"
+                f"{self.mbs} x {self.seq} tokens on {self.dp} data-parallel ranks; use {near}"
             )
 
     @property
@@ -109,7 +111,7 @@ class Batch:
 
 
 def bubble(batch: Batch, vpp: int = 1) -> Result:
-    """What share of its time is a pipeline idle, in closed form?
+    """What share of its time does a pipeline idle, in closed form?
 
     Args:
         batch: stages and micro-batches.
@@ -135,20 +137,16 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
                 "source": [_SOURCE] * len(_MEASURED),
             }
         )
-    skips = []
-    if vpp > 1 and count % batch.pp:
-        skips.append(
-            Skip(
-                f"VPP {vpp} with {count} micro-batches",
-                f"the interleaved schedule needs a multiple of pp={batch.pp}; the closed form assumes one",
-            )
-        )
+    partial_turn = Skip(
+        f"VPP {vpp} with {count} micro-batches",
+        f"the interleaved schedule needs a multiple of pp={batch.pp}; the closed form assumes one",
+    )
     return Result(
         "bubble",
         "Pipeline bubble",
         tables,
         doc=purpose(bubble),
-        skips=tuple(skips),
+        skips=(partial_turn,) if vpp > 1 and count % batch.pp else (),
         meta={
             "pp": batch.pp,
             "vpp": vpp,
@@ -163,13 +161,12 @@ def bubble(batch: Batch, vpp: int = 1) -> Result:
 
 def _conventions(stages: int, count: int, vpp: int) -> Table:
     shares = [float(fraction) for fraction in fractions(stages, count, vpp)]
-    others = stages - 1
     return BUBBLE.table(
         {
             "convention": list(CONVENTIONS),
             "numbers": [
-                f"{others} / ({others} + {count} x {vpp}) = {shares[0]:.2%}",
-                f"{others} / ({count} x {vpp}) = {shares[1]:.2%}",
+                f"{stages - 1} / ({stages - 1} + {count} x {vpp}) = {shares[0]:.2%}",
+                f"{stages - 1} / ({count} x {vpp}) = {shares[1]:.2%}",
             ],
             "fraction": shares,
         }
@@ -193,13 +190,7 @@ def _by_chunks(stages: int, count: int, vpp: int) -> Table:
 
 
 def fractions(stages: int, microbatches: int, chunks: int) -> tuple[Fraction, Fraction]:
-    """The bubble by both of CONVENTIONS, exactly.
-
-    Args:
-        stages: PP.
-        microbatches: GA.
-        chunks: VPP.
-    """
+    """The bubble of PP, GA and VPP by both CONVENTIONS, exactly."""
     work = microbatches * chunks
     return Fraction(stages - 1, stages - 1 + work), Fraction(stages - 1, work)
 
@@ -207,19 +198,19 @@ def fractions(stages: int, microbatches: int, chunks: int) -> tuple[Fraction, Fr
 def in_flight(
     stages: int, stage: int, microbatches: int, chunks: int, turn: int = 0, overlap: bool = False
 ) -> int:
-    """Most micro-batch chunks whose activations a stage holds, in 1F1B or interleaved 1F1B.
+    """Most micro-batch chunks in flight on a stage of 1F1B or interleaved 1F1B.
 
-    They are the forwards before its first backward.
+    These are the forwards before its first backward.
 
     Args:
         stages: PP.
-        stage: number of the stage.
+        stage: from 0.
         microbatches: GA.
         chunks: VPP.
         turn: micro-batches per turn through a chunk; 0 for `stages`.
-        overlap: a forward and a backward of different micro-batches run together. That takes one more
-            forward, and with one chunk per stage as many as the interleaved schedule, or stages would wait
-            for each other every time.
+        overlap: each backward overlaps with a forward of another micro-batch. That takes one more forward,
+            and even with one chunk per stage as many as the interleaved schedule, or stages would wait for
+            each other in every pair.
     """
     ahead = stages - stage
     if chunks > 1 or overlap:

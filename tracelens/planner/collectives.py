@@ -1,12 +1,12 @@
 """Transfer times of collectives over the links of a node and the NICs between nodes.
 
-Of n ranks, m share a node. Each rank has links to the others of its node and one NIC; both transfer at the
-same time and the slower one counts. For a message of b bytes (the full buffer, as nccl-tests counts it):
+m of n ranks share a node. Each rank has links to the others on its node and one NIC; both transfer at the
+same time, and the slower one counts. For a message of b bytes (the full buffer, as in nccl-tests):
 
 - all-to-all: (m-1)/n of b over the links, (n-m)/n through the NIC;
 - all-gather, reduce-scatter: rings, (n-1)/n of b over the links of each rank; (n-m)/n of b enters a node
   through the NICs of its m ranks, one ring through each;
-- all-reduce: a reduce-scatter and an all-gather; broadcast: all bytes passed on once, as in an all-gather.
+- all-reduce: a reduce-scatter and an all-gather; broadcast: all bytes once, as an all-gather.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Rates(NamedTuple):
     """Bandwidths of one rank, bytes/s.
 
     Attributes:
-        links: to all other ranks of its node together.
+        links: to all other ranks on its node together.
         nic: to other nodes.
-        is_mesh: whether each pair of ranks of a node has its own link, so that a group uses only the links
-            between its ranks; else there is a switch.
+        is_mesh: each pair of ranks on a node has its own link, so that a group uses only the links between
+            its ranks; otherwise there is a switch.
     """
 
     links: float
@@ -37,27 +37,13 @@ class Rates(NamedTuple):
 
 
 def all_to_all_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
-    """All-to-all.
-
-    Args:
-        size: bytes that a rank sends, to itself included.
-        ranks: of the group.
-        near: of them on one node.
-        rates: of each rank.
-    """
+    """All-to-all in which each of `ranks`, `near` on one node, sends `size` bytes, itself included."""
     inside = size * (near - 1) / ranks / rates.among(near) if near > 1 else 0.0
     return max(inside, size * (ranks - near) / ranks / rates.nic)
 
 
 def ring_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
-    """All-gather or reduce-scatter by rings.
-
-    Args:
-        size: bytes of the full buffer.
-        ranks: of the group.
-        near: of them on one node.
-        rates: of each rank.
-    """
+    """Ring all-gather or reduce-scatter of a full buffer of `size` bytes; `near` of `ranks` on one node."""
     inside = size * (ranks - 1) / ranks / rates.among(near) if near > 1 else 0.0
     return max(inside, size * (ranks - near) / ranks / near / rates.nic)
 

@@ -1,7 +1,7 @@
 """One engine behind the Python interface and the command line: from paths to runs, results and files.
 
-    reading      files that are about to be read, while the caller imports and checks; `load`
-    reports      analyzers on a run, or on files whose ranks are analyzed where they are read; `render`
+    reading      reads files in processes that start while the caller imports and checks; `load`
+    reports      runs analyzers on a run, or on files in the processes that read them; `render`
     comparison   two runs: `diff` and `gate`
     merging      `fuse`
     reproducing  `replay`
@@ -59,30 +59,19 @@ __all__ = [
     "with_results",
 ]
 
+_HOMES = {
+    "comparison": ("diff", "gate", "samples"),
+    "layouts": ("search_layouts",),
+    "memory": ("field_text", "project_memory"),
+    "merging": ("fuse",),
+    "reading": ("Progress", "Reading", "Source", "load", "quiet"),
+    "reports": (
+        "Reporting", "analyze", "as_report", "render", "report", "report_files", "with_results",
+    ),
+    "reproducing": ("replay",),
+    "schedules": ("project_bubble", "project_pipeline"),
+}  # fmt: skip
+
 __getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "Progress": "session.reading",
-        "Reading": "session.reading",
-        "Reporting": "session.reports",
-        "Source": "session.reading",
-        "analyze": "session.reports",
-        "as_report": "session.reports",
-        "diff": "session.comparison",
-        "field_text": "session.memory",
-        "fuse": "session.merging",
-        "gate": "session.comparison",
-        "load": "session.reading",
-        "project_bubble": "session.schedules",
-        "project_memory": "session.memory",
-        "project_pipeline": "session.schedules",
-        "quiet": "session.reading",
-        "render": "session.reports",
-        "replay": "session.reproducing",
-        "report": "session.reports",
-        "report_files": "session.reports",
-        "samples": "session.comparison",
-        "search_layouts": "session.layouts",
-        "with_results": "session.reports",
-    },
+    __name__, {name: f"session.{module}" for module, names in _HOMES.items() for name in names}
 )

@@ -1,4 +1,4 @@
-"""Two runs: what changed, and whether it may."""
+"""Comparisons of two runs: `diff` and `gate`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def diff(
     partial: bool = False,
     progress: Progress = quiet,
 ) -> Report:
-    """Compare two runs: what changed, and where the difference of their step times comes from.
+    """Compare two runs: what changed, and what explains the difference in step time.
 
     Args:
         base: the run before, or its path.
         cand: the run after, or its path; it may have other steps, ranks, libraries and hardware.
         step: only this step of both, "2" or 2 for ProfilerStep#2.
-        partial: of paths, whether ranks may be missing between others.
+        partial: whether ranks may be missing, for paths.
         progress: called with a line of text before the work.
 
     Returns:
-        a report whose one result is "diff", ready for `render`; inputs, ranks and devices in its meta are
-        told by side.
+        a report with the single result "diff", ready for `render`; inputs, ranks and devices in its meta are
+        by side.
 
     Raises:
         TracelensError: a rank has no GPU work, or no such step.
@@ -65,7 +65,7 @@ def diff(
     if step is not None:
         meta["options"] = {"step": str(step)}
     before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
-    change = f"{before:,.3f} ms to {after:,.3f} ms a step"
+    change = f"{before:,.3f} ms to {after:,.3f} ms per step"
     change += f" ({after / before - 1:+.1%})" if before else ""
     return Report((result,), title=f"tracelens diff: {change}", meta=meta)
 
@@ -81,33 +81,32 @@ def gate(
     partial: bool = False,
     progress: Progress = quiet,
 ) -> Verdict:
-    """Hold rules against two runs.
+    """Check a run against a baseline.
 
     Args:
-        base: what was before: a run, a report with the analyzer "steps", or a path of traces or of a JSON
-            report.
-        candidate: what is now, likewise.
+        base: the baseline: a run, a report with the analyzer "steps", or a path of traces or a JSON report.
+        candidate: the run to check, likewise.
         rules: limits, like "step.time<=1.03" (a ratio), "step.time<=+2ms" (a difference) or
             "moe.blocking_calls<=3 abs" (a value); without any, those of `config`, or the default ones.
         config: tracelens.toml or pyproject.toml with rules and confidence; None reads no file.
-        confidence: with which no rule fails where nothing has changed; 0.98 by default.
-        scope: which GPU work counts, as for `analyze`.
-        partial: whether ranks may be missing between others.
+        confidence: family-wise confidence level; 0.98 by default.
+        scope: GPU work to count, as for `analyze`.
+        partial: whether ranks may be missing.
         progress: called with a line of text as the work goes on.
 
     Returns:
-        the verdict: `verdict.failed` is empty where all rules hold; ready for `render`.
+        the verdict, ready for `render`; `verdict.failed` is empty if all rules hold.
 
     Raises:
-        TracelensError: a rule is none, or its metric in neither run; a side cannot be read.
+        TracelensError: malformed rule, a metric that neither run has, or an unreadable side.
     """
     from tracelens.compare.gate import CONFIDENCE, Settings, read_rule, settings
     from tracelens.compare.gate import gate as judge
 
-    own = Settings() if config is None else settings(os.fspath(config))
+    from_file = Settings() if config is None else settings(os.fspath(config))
     texts = [rules] if isinstance(rules, str) else rules
-    wanted = [read_rule(text) for text in texts or own.rules]
-    sure = next((value for value in (confidence, own.confidence) if value is not None), CONFIDENCE)
+    limits = [read_rule(text) for text in texts or from_file.rules]
+    levels = (confidence, from_file.confidence, CONFIDENCE)
     sides = []
     for side in (base, candidate):
         if isinstance(side, str | os.PathLike):
@@ -116,7 +115,7 @@ def gate(
         else:
             sides.append(_of_run(side, scope, progress))
     before, after = sides
-    return judge(before, after, wanted, confidence=sure)
+    return judge(before, after, limits, confidence=next(level for level in levels if level is not None))
 
 
 def samples(
@@ -131,13 +130,13 @@ def samples(
 
     Args:
         path: of either.
-        traces: the files of this path and of others, where they are known.
+        traces: expanded paths, this one among them.
         scope: as for `gate`.
         partial: as for `gate`.
         progress: as for `gate`.
 
     Returns:
-        the samples, and what is missing of them because of a bug.
+        the samples, and the analyzers that failed.
     """
     from tracelens.compare.gate import from_result, read_saved
 

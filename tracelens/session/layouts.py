@@ -1,4 +1,4 @@
-"""Layouts of a model on so many GPUs: which fit, the fastest first."""
+"""The layout search in the words of the command line."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.session.memory import (
     Convention,
+    Devices,
     Optimizer,
     Precision,
     StageBuffers,
     assignments,
-    assumptions,
-    chosen_devices,
+    gradients,
     reserved,
+    resolved,
     texts,
 )
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device
     from tracelens.planner.memory import Assumptions
     from tracelens.planner.search import Question, Space
     from tracelens.planner.step_time import Machine
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 Numbers = int | str | Sequence[int]
 """One number, several, or a text like "24,48"."""
 
-# Word of users to field of a space of layouts.
+# Option to field of `Space`.
 _AXES = {
     "pp": "pp", "vpp": "vpp", "ep": "ep", "cp": "cp", "tp": "tp", "mbs": "micro_batch",
     "micro_batch": "micro_batch", "recompute": "recompute",
 }  # fmt: skip
 _ALONE = {"ranks": 1, "pp": 1, "vpp": 1, "cp": 1, "tp": 1, "ep": 0, "micro_batches": 2}
-"""One GPU: what a file says of the layout is what is searched for. So many micro-batches can overlap."""
+"""A single GPU instead of the file's layout, which is searched for; two micro-batches can overlap."""
 _SEARCHED = {name: f"give --{name}" for name in ("pp", "vpp", "cp", "tp", "ep")} | {
     "ranks": "give --gpus",
     "micro_batch": "give --mbs",
@@ -43,11 +43,11 @@ _SEARCHED = {name: f"give --{name}" for name in ("pp", "vpp", "cp", "tp", "ep")}
     "recompute_layer_ids": "give --recompute",
     "pp_layout": "chunks are even",
 }
-"""Fields that settings cannot give, and what can."""
+"""Fields that settings cannot set, and what to use instead."""
 
 
 def search_layouts(
-    model: str, gpus: int, devices: str | Device | Sequence[str | Device], *, pp: Numbers = (),
+    model: str, gpus: int, devices: Devices, *, pp: Numbers = (),
     ep: Numbers = (), cp: Numbers = (), tp: Numbers = (), vpp: Numbers = (), mbs: Numbers = (),
     recompute: str | Sequence[str] = (), layouts: str | Sequence[str] = (), global_batch: int | None = None,
     seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
@@ -55,25 +55,25 @@ def search_layouts(
     imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
     convention: Convention = "exact", reserve_gib: float | None = None, top: int = 10,
 ) -> Result:  # fmt: skip
-    """Layouts of a model on so many GPUs that fit, those with the shortest step first.
+    """Layouts of a model that fit on a number of GPUs, shortest step first.
 
     Args:
         model: a bundled model or a file (.toml, config.json, .yaml).
         gpus: of the run.
-        devices: to fit on: names, TOML files (.toml) or devices.
-        pp: pipeline stages to try: 8, (8, 16) or "8,16"; without any, all that make sense.
+        devices: to fit on: names, TOML files (.toml or a Path) or devices.
+        pp: pipeline stages to try: 8, (8, 16) or "8,16"; by default all sensible ones.
         ep: GPUs that share the experts, likewise.
         cp: GPUs that share a sequence, likewise.
         tp: GPUs that share each dense matrix, likewise.
-        vpp: chunks of the model on each stage, likewise.
-        mbs: sequences of a micro-batch, likewise.
-        recompute: layers of each chunk to compute again, like "none,2,full".
-        layouts: to be tried, each like "pp=24 ep=8,16".
-        global_batch: sequences of a step on all GPUs; by default the file's, or 15360.
-        seq: tokens of a sequence.
+        vpp: model chunks per stage, likewise.
+        mbs: sequences per micro-batch, likewise.
+        recompute: layers per chunk to recompute, like "none,2,full".
+        layouts: to try, each like "pp=24 ep=8,16".
+        global_batch: sequences per step on all GPUs; by default as in the file, or 15360.
+        seq: tokens per sequence.
         settings: other fields, each like "sync_free=2".
-        assume: what step times take for granted, each like "nic_bytes_per_s=25e9".
-        optimised: as for `project_memory`, like all but `top` from here.
+        assume: assumptions of the step time, each like "nic_bytes_per_s=25e9".
+        optimised: this and what follows as for `project_memory`.
         precision: see there.
         optimizer: see there.
         imbalance: see there.
@@ -81,22 +81,26 @@ def search_layouts(
         stage_buffers: see there.
         convention: see there.
         reserve_gib: see there.
-        top: layouts to show of each device.
+        top: layouts to show per device.
 
     Raises:
-        TracelensError: no such model, device or field, or values that cannot be tried.
+        TracelensError: unknown model, device or field, or values that cannot be tried.
     """
+    from tracelens.planner.memory import Assumptions
     from tracelens.planner.search import search
 
-    taken = assumptions(precision, convention, optimizer, "layers", imbalance, overlap, stage_buffers)
+    assumptions = Assumptions(
+        convention, optimizer, gradients(precision), imbalance=imbalance, overlap=overlap,
+        stage_buffers=stage_buffers,
+    )  # fmt: skip
     settings_texts = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
     axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}
     spaces = [_space(axes, text) for text in texts(layouts)] or [_space(axes)]
-    chosen = chosen_devices(devices)
-    if not chosen:
+    targets = resolved(devices)
+    if not targets:
         raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
-    question = _question(model, gpus, global_batch, settings_texts, taken, texts(assume), reserve_gib)
-    return search(question, chosen, spaces, top)
+    question = _question(model, gpus, global_batch, settings_texts, assumptions, texts(assume), reserve_gib)
+    return search(question, targets, spaces, top)
 
 
 def _question(
@@ -108,10 +112,10 @@ def _question(
     assume: Sequence[str],
     reserve_gib: float | None,
 ) -> Question:
-    """What is searched for.
+    """The question to the search.
 
     Raises:
-        TracelensError: a setting or an assumption that is none, or that the search tries values of.
+        TracelensError: an unknown setting or assumption, or a setting that the search decides.
     """
     from tracelens.planner.config import read_config, read_file
     from tracelens.planner.search import BATCH, Question
@@ -128,10 +132,10 @@ def _question(
 
 
 def _space(axes: Mapping[str, Numbers | Sequence[str]], layout: str = "") -> Space:
-    """The layouts of the options, or of one text that goes before them.
+    """The layouts of the options, which the fields of one --layout override.
 
     Raises:
-        TracelensError: a text is not of the form pp=24,48, or a value is no number.
+        TracelensError: malformed layout, or a value that is not a number.
     """
     from tracelens.planner.search import Space
 
@@ -141,11 +145,11 @@ def _space(axes: Mapping[str, Numbers | Sequence[str]], layout: str = "") -> Spa
         if not separator:
             raise TracelensError(f"--layout: {text!r} is not of the form pp=24,48")
         if name not in _AXES:
-            raise UnknownName("field of a layout that is searched for", name, _AXES)
+            raise UnknownName("field of a layout to search", name, _AXES)
         values_of[name] = values.split(",")
-    again = tuple(part.strip() for part in values_of.pop("recompute") if part.strip())
+    recompute = tuple(part.strip() for part in values_of.pop("recompute") if part.strip())
     numbers = {_AXES[name]: _numbers(name, values) for name, values in values_of.items() if values}
-    return replace(Space(), **numbers, recompute=again)
+    return replace(Space(), **numbers, recompute=recompute)
 
 
 def _texts(values: Numbers | Sequence[str]) -> list[str]:
@@ -162,14 +166,10 @@ def _numbers(name: str, values: Sequence[str]) -> tuple[int, ...]:
 
 
 def _machine(assume: Sequence[str], imbalance: float) -> Machine:
-    """What the step time takes for granted, with these changed.
-
-    Args:
-        assume: as in node=4.
-        imbalance: of experts, as the memory projection has it.
+    """The assumptions of the step time with these changed; `imbalance` is that of the memory projection.
 
     Raises:
-        TracelensError: a text is not of the form name=value, or there is no such name or value.
+        TracelensError: malformed text, or unknown name or value.
     """
     from tracelens.planner.config import parse_value
     from tracelens.planner.step_time import Machine

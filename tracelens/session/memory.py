@@ -1,9 +1,10 @@
-"""Memory of a run before it runs, from names, numbers and texts."""
+"""Memory projections in the words of the command line."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tracelens.errors import TracelensError
 from tracelens.units import GIB
@@ -11,12 +12,12 @@ from tracelens.units import GIB
 if TYPE_CHECKING:
     from tracelens.devices import Device
     from tracelens.planner.config import Config
-    from tracelens.planner.memory import Assumptions
     from tracelens.table import Result
 
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
-"""Words of users and fields of a configuration, where these differ."""
+"""Options to fields of a configuration, where they differ."""
 
+Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
 Precision = Literal["bf16", "bf16-fp32-gradients", "bf16-no-main", "fp32"]
 Optimizer = Literal["adamw", "momentum", "sgd"]
 StageBuffers = Literal["all", "in_flight"]
@@ -30,9 +31,9 @@ def project_memory(
     settings: str | Sequence[str] = (), recompute: str | None = None, optimised: bool = False,
     precision: Precision | None = None, optimizer: Optimizer = "adamw", imbalance: float = 1.0,
     overlap: bool = False, stage_buffers: StageBuffers = "in_flight", convention: Convention = "exact",
-    devices: str | Device | Sequence[str | Device] = (), reserve_gib: float | None = None,
+    devices: Devices = (), reserve_gib: float | None = None,
 ) -> Result:  # fmt: skip
-    """Memory of each GPU at the peak of a training step, by component and pipeline rank.
+    """Memory per GPU at the peak of a training step, by component and pipeline rank.
 
     Args:
         model: a bundled model, a file (.toml, config.json, .yaml), or a configuration.
@@ -41,57 +42,61 @@ def project_memory(
         ep: GPUs that share the experts; by default all of a pipeline stage.
         cp: GPUs that share a sequence.
         tp: GPUs that share each dense matrix.
-        vpp: chunks of the model on each stage.
-        mbs: sequences of a micro-batch.
-        seq: tokens of a sequence.
-        micro_batches: of a step on a data-parallel rank; in a pipeline 2 x pp by default.
-        layouts: to be compared, each like "pp=24 ep=8 vpp=4".
+        vpp: model chunks per stage.
+        mbs: sequences per micro-batch.
+        seq: tokens per sequence.
+        micro_batches: per step on each data-parallel rank; in a pipeline 2 x pp by default.
+        layouts: to compare, each like "pp=24 ep=8 vpp=4".
         settings: other fields of model, layout, toggles or training, each like "sync_free=2".
         recompute: in the backward: "none", "attention" (of each layer), "full", or layers as in "0,1,2".
-        optimised: with what the workload can fuse.
+        optimised: use the fused kernels of the workload.
         precision: None for that of the model.
-        optimizer: it keeps 2, 1 or 0 numbers a parameter.
-        imbalance: tokens of the busiest GPU's experts / those of an average GPU's.
-        overlap: 1F1B with exchanges under computation: one more forward in flight.
-        stage_buffers: what other stages send is held while it is needed, or in buffers for "all" of a step.
-        convention: "exact", or "brief" as AMD's MoE training guide counts in its charts.
-        devices: does it fit there: names, TOML files (.toml) or devices.
-        reserve_gib: of each device, not for training; by default 4.
+        optimizer: "adamw", "momentum" or "sgd": 2, 1 or 0 states per parameter.
+        imbalance: tokens of the busiest GPU's experts / mean over GPUs.
+        overlap: 1F1B with overlapped all-to-alls: one more forward in flight.
+        stage_buffers: hold activations from other stages while needed ("in_flight"), or in buffers for
+            "all" micro-batches of a step.
+        convention: "exact", or "brief" as in the memory charts of AMD's MoE training guide.
+        devices: to check the fit on: names, TOML files (.toml or a Path) or devices.
+        reserve_gib: to keep free on each device; 4 by default.
 
     Returns:
         tables `fits` (with devices), `memory` and `ranks`.
 
     Raises:
-        TracelensError: no such model, device or field, or a layout that cannot be.
+        TracelensError: unknown model, device or field, or an invalid layout.
     """
-    from tracelens.planner.memory import memory
+    from tracelens.planner.memory import Assumptions, memory
 
-    words = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "gpus": gpus, "mbs": mbs}
-    fields = assignments({**words, "micro_batches": micro_batches, "seq": seq}, optimised, precision)
-    again, layers = recomputation(recompute)
-    taken = assumptions(precision, convention, optimizer, again, imbalance, overlap, stage_buffers)
-    chosen = configs(model, [*fields, *layers, *texts(settings)], texts(layouts))
-    return memory(chosen, taken, chosen_devices(devices), reserved(reserve_gib))
+    sizes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "gpus": gpus, "mbs": mbs}
+    fields = assignments({**sizes, "micro_batches": micro_batches, "seq": seq}, optimised, precision)
+    policy, layers = recomputation(recompute)
+    assumptions = Assumptions(
+        convention, optimizer, gradients(precision), recompute=policy, imbalance=imbalance, overlap=overlap,
+        stage_buffers=stage_buffers,
+    )  # fmt: skip
+    runs = configs(model, [*fields, *layers, *texts(settings)], texts(layouts))
+    return memory(runs, assumptions, resolved(devices), reserved(reserve_gib))
 
 
-def texts(given: str | Sequence[str]) -> list[str]:
+def texts(values: str | Sequence[str]) -> list[str]:
     """One text or several, as a list."""
-    return [given] if isinstance(given, str) else list(given)
+    return [values] if isinstance(values, str) else list(values)
 
 
 def field_text(text: str) -> str:
-    """A text `field=value` by the name of the configuration's field."""
+    """A text `option=value` with the name of the configuration's field."""
     name, separator, value = text.partition("=")
     return f"{FIELDS.get(name, name)}{separator}{value}"
 
 
 def assignments(
-    words: Mapping[str, object], optimised: bool = False, precision: Precision | None = None
+    sizes: Mapping[str, object], optimised: bool = False, precision: Precision | None = None
 ) -> list[str]:
-    """Texts `field=value` of what is given (not None), fused ops and precision last."""
+    """Texts `field=value` of the sizes that are not None, then of fused kernels and precision."""
     from tracelens.planner.config import OPTIMISED
 
-    fields = [field_text(f"{name}={value}") for name, value in words.items() if value is not None]
+    fields = [field_text(f"{name}={value}") for name, value in sizes.items() if value is not None]
     if optimised:
         fields += [f"{name}={value}" for name, value in OPTIMISED.items()]
     if precision is None:
@@ -101,31 +106,13 @@ def assignments(
     return [*fields, f"dtype={dtype}", f"main_params={str(main).lower()}"]
 
 
-def assumptions(
-    precision: Precision | None,
-    convention: Convention,
-    optimizer: Optimizer,
-    recompute: Any,
-    imbalance: float,
-    overlap: bool,
-    stage_buffers: StageBuffers,
-) -> Assumptions:
-    """What a projection takes for granted."""
-    from tracelens.planner.memory import Assumptions
-
-    return Assumptions(
-        convention=convention,
-        optimizer=optimizer,
-        gradients="float32" if precision == "bf16-fp32-gradients" else "parameters",
-        recompute=recompute,
-        imbalance=imbalance,
-        overlap=overlap,
-        stage_buffers=stage_buffers,
-    )
+def gradients(precision: Precision | None) -> Literal["float32", "parameters"]:
+    """The type in which gradients accumulate."""
+    return "float32" if precision == "bf16-fp32-gradients" else "parameters"
 
 
 def recomputation(text: str | None) -> tuple[Any, list[str]]:
-    """What is computed again: the assumption, and fields of the configuration."""
+    """--recompute as the assumption, and as fields of the configuration."""
     if text is None:
         return "layers", []
     if text in ("none", "attention", "full"):
@@ -136,16 +123,15 @@ def recomputation(text: str | None) -> tuple[Any, list[str]]:
 
 
 def configs(model: str | Config, fields: Sequence[str], layouts: Sequence[str]) -> Config | dict[str, Config]:
-    """The run, or one for each layout by its text."""
+    """The run, or a run per layout text."""
     if not all(text.split() for text in layouts):
         raise TracelensError("--layout is empty: write fields, as in 'pp=24 ep=8 vpp=4'")
-    # Commas stand inside values, too.
-    own = {text: list(map(field_text, text.split())) for text in layouts}
-    return {text: _config(model, [*fields, *more]) for text, more in own.items()} or _config(model, fields)
+    of_layout = {text: _config(model, [*fields, *map(field_text, text.split())]) for text in layouts}
+    return of_layout or _config(model, fields)
 
 
 def _config(model: str | Config, fields: Sequence[str]) -> Config:
-    """The run of a bundled model or a file, with enough micro-batches to fill a pipeline."""
+    """A run with enough micro-batches to fill its pipeline."""
     from tracelens.planner.config import override, read_config, read_file
 
     if not isinstance(model, str):
@@ -158,30 +144,33 @@ def _config(model: str | Config, fields: Sequence[str]) -> Config:
     return read_config(model, fields)
 
 
-def chosen_devices(given: str | Device | Sequence[str | Device]) -> list[Device]:
-    """The devices of names and files (.toml); a name that is given twice counts once.
+def resolved(devices: Devices) -> list[Device]:
+    """Devices by name or from files; a repeated text counts once.
 
     Raises:
-        TracelensError: no such device, a file that is none, or two devices of one name.
+        TracelensError: unknown name, malformed file, or two devices of one name.
     """
     from tracelens.devices import Device, device, read_device
 
-    selected: list[Device] = []
-    seen = set()
-    for item in [given] if isinstance(given, str | Device) else given:
+    def resolve(item: str | os.PathLike[str] | Device) -> Device:
         if isinstance(item, Device):
-            selected.append(item)
-        elif item not in seen:
-            seen.add(item)
-            selected.append(read_device(item) if item.endswith(".toml") else device(item))
+            return item
+        is_name = isinstance(item, str) and not item.endswith(".toml")
+        return device(str(item)) if is_name else read_device(os.fspath(item))
+
+    items = [devices] if isinstance(devices, str | os.PathLike | Device) else devices
+    repeated_texts = {
+        position for position, item in enumerate(items) if isinstance(item, str) and item in items[:position]
+    }
+    selected = [resolve(item) for position, item in enumerate(items) if position not in repeated_texts]
     names = [item.name for item in selected]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise TracelensError(f"two devices are called {twice[0]}: change the name in the device file")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise TracelensError(f"two devices are called {repeated[0]}: change the name in the device file")
     return selected
 
 
 def reserved(gib: float | None) -> int | None:
-    """Bytes to leave free; raises TracelensError for what cannot be."""
+    """Bytes to keep free; raises TracelensError for invalid numbers."""
     if gib is None:
         return None
     if not 0 <= gib < float("inf"):

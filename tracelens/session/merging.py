@@ -1,4 +1,4 @@
-"""All ranks of a run in one file for Perfetto, on one clock."""
+"""Merges the ranks of a run into one Perfetto file, on one clock."""
 
 from __future__ import annotations
 
@@ -24,40 +24,35 @@ def fuse(
     partial: bool = False,
     progress: Progress = quiet,
 ) -> None:
-    """Write one trace of all ranks, to be opened in ui.perfetto.dev: clocks aligned, with steps and waits.
+    """Merge all ranks into one trace for ui.perfetto.dev, with aligned clocks, steps and waits.
 
     Args:
-        run: from `load`, or a path; of a path with `ranks`, others may be missing.
+        run: from `load`, or a path; with `ranks`, others may be missing.
         path: where to: .json or .json.gz.
         ranks: only these, as numbers or as a list like "0-3,7".
-        cpu: whether host threads are drawn too.
-        partial: whether ranks may be missing between others.
+        cpu: whether to include host threads.
+        partial: whether ranks may be missing.
         progress: called with a line of text before each part.
 
     Raises:
-        TracelensError: no such rank, nothing to draw, or the path cannot be written.
+        TracelensError: no such rank, nothing to show, or the path cannot be written.
     """
     from tracelens.analysis.comm import align_run
     from tracelens.merge import check_suffix
     from tracelens.merge import fuse as write
 
     check_suffix(path)
-    wanted = None if ranks is None else read_ranks(ranks)
-    # Which ranks are wanted is said by `ranks`; others may be missing.
-    selected = loaded(run, partial=partial or wanted is not None, progress=progress)
-    if wanted is not None:
-        selected = _pick(selected, wanted)
+    spans = None if ranks is None else read_ranks(ranks)
+    selected = loaded(run, partial=partial or spans is not None, progress=progress)
+    if spans is not None:
+        selected = _pick(selected, spans)
     progress("aligning clocks")
     aligned = align_run(selected)
     write(selected, path, offsets=aligned.shift, waits=aligned.waits(), cpu=cpu, progress=progress)
 
 
 def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last rank of each part of a list like 0-3,7.
-
-    Raises:
-        TracelensError: it is no such list.
-    """
+    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
     if not isinstance(ranks, str):
         return [(rank, rank) for rank in ranks]
     spans = []
@@ -70,22 +65,16 @@ def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _pick(run: Run, wanted: list[tuple[int, int]]) -> Run:
-    """The run with only these ranks.
-
-    Raises:
-        TracelensError: it does not have one of them.
-    """
+def _pick(run: Run, spans: list[tuple[int, int]]) -> Run:
+    """The run with only these ranks; raises TracelensError if one is missing."""
     from tracelens.trace import Run
 
     present = set(run.ranks)
-    for low, high in wanted:
-        rank = low
-        while rank <= high:
-            if rank not in present:
-                has = ", ".join(map(str, run.ranks))
-                raise TracelensError(f"--ranks: the run has no rank {rank} (it has {has})")
-            rank += 1
+    for low, high in spans:
+        missing = next((rank for rank in range(low, high + 1) if rank not in present), None)
+        if missing is not None:
+            has = ", ".join(map(str, run.ranks))
+            raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
     return Run(
-        tuple(trace for trace in run.traces if any(low <= trace.meta.rank <= high for low, high in wanted))
+        tuple(trace for trace in run.traces if any(low <= trace.meta.rank <= high for low, high in spans))
     )

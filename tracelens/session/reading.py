@@ -1,4 +1,4 @@
-"""Traces on their way into memory."""
+"""Reads traces into runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[str], None]
 """Called with a line of text before each part of the work."""
 StrPath = str | os.PathLike[str]
 Source: TypeAlias = "Run | StrPath | TraceFiles"
-"""A run, or where it is: a path, or paths whose files may be known already."""
+"""A run, a path, or paths that may be expanded already."""
 
 
 def quiet(_: str) -> None:
@@ -25,15 +25,15 @@ def quiet(_: str) -> None:
 
 
 class Reading:
-    """Files that are about to be read. Processes that decode them start at once, before heavy imports.
+    """Files to read; the processes that decode them start at once, before heavy imports.
 
     with Reading(files) as reading:
         ...  # what the caller imports and checks, while the processes start up
         run = reading.run()
 
     Args:
-        files: of one job, as `TraceFiles` gives them.
-        partial: whether ranks may be missing between others.
+        files: of one job, from `TraceFiles`.
+        partial: whether ranks may be missing.
         progress: called with a line of text before each file.
     """
 
@@ -74,7 +74,7 @@ def load(*paths: StrPath, partial: bool = False, progress: Progress = quiet) -> 
     Args:
         paths: one or more; several traces are the ranks of one job. Patterns ("traces/rank*.json.gz") and,
             with the extra `remote`, addresses (s3://, https://, ...) are files and directories too.
-        partial: whether ranks may be missing between others.
+        partial: whether ranks may be missing.
         progress: called with a line of text before each file.
 
     Returns:
@@ -87,7 +87,7 @@ def load(*paths: StrPath, partial: bool = False, progress: Progress = quiet) -> 
 
 
 def at_step(run: Run, step: str | int | None) -> Run:
-    """The run narrowed to a step, "2" or 2 for ProfilerStep#2; as it is where no step is named."""
+    """The run narrowed to a step, "2" or 2 for ProfilerStep#2; None for the whole run."""
     if step is None:
         return run
     from tracelens.trace import select_step
@@ -96,7 +96,7 @@ def at_step(run: Run, step: str | int | None) -> Run:
 
 
 def loaded(source: Source, *, partial: bool = False, progress: Progress = quiet) -> Run:
-    """A run as it is, or the one that a path means."""
+    """The run of a source."""
     traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
     if not isinstance(traces, TraceFiles):
         return traces

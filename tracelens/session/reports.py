@@ -1,4 +1,4 @@
-"""Analyzers on a run, or on files that are analyzed where they are read, and what they find in files."""
+"""Runs analyzers on a run, or on files in the processes that read them; writes reports."""
 
 from __future__ import annotations
 
@@ -23,28 +23,22 @@ if TYPE_CHECKING:
 
 
 class _Plan(NamedTuple):
-    """What is asked for, checked.
+    """The analyzers to run, in the order of their results, on a step (None for all), with checked options."""
 
-    Attributes:
-        chosen: analyzers, in the order of their results.
-        step: only this one, None for all.
-        options: of the analyzers.
-    """
-
-    chosen: list[Analyzer]
+    analyzers: list[Analyzer]
     step: str | None
     options: dict[str, Any]
 
 
 class Reporting:
-    """Files that are about to be read and analyzed. Processes that do so start at once, as for `Reading`.
+    """Files to read and analyze; the processes that do so start at once, as for `Reading`.
 
-    A single file is read into this process. Of several, each is read and analyzed by whoever is free, and
-    no process holds more than one trace.
+    A single file is read into this process. Several files are read and analyzed one by one by the next free
+    process, so that no process holds more than one trace.
 
     Args:
-        files: of one job, as `TraceFiles` gives them.
-        partial: whether ranks may be missing between others.
+        files: of one job, from `TraceFiles`.
+        partial: whether ranks may be missing.
         dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
         progress: called with a line of text as the work goes on.
     """
@@ -62,7 +56,7 @@ class Reporting:
         self._reading: Reading | None = None
         self._execute: Executor | None = None
         if dask is not None:
-            return  # others start up there
+            return  # its workers already run
         if len(files) == 1:
             reading = Reading(files, partial=partial, progress=progress)
             self._reading = self._processes.enter_context(reading)
@@ -93,7 +87,7 @@ class Reporting:
 
         portions, results = analyze_files(
             self._files,
-            [item.name for item in plan.chosen],
+            [item.name for item in plan.analyzers],
             self._execute or self._processes.enter_context(start(self._files, self._dask)),
             step=plan.step,
             partial=self._partial,
@@ -121,10 +115,10 @@ def analyze(
         run: from `load`.
         name: as in `tracelens list analyzers`.
         step: only this step, "2" or 2 for ProfilerStep#2.
-        scope: which GPU work counts: "all", or "linked" for work whose launch call is in the trace.
+        scope: GPU work to count: "all", or "linked" for work whose launch call is in the trace.
         device: measure against this device instead of the one in the trace, as in `tracelens list devices`.
         device_file: measure against the device that this TOML file describes.
-        options: others that the analyzer has; `scope` and the devices, too, only where it has them.
+        options: of the analyzer; `scope` and the devices, too, only if it has them.
 
     Returns:
         its Result: `result["table"]` is a DataFrame, `result.skips` says what could not be computed.
@@ -134,8 +128,8 @@ def analyze(
         WrongOption: the analyzer has no such option, or the option no such value.
         TracelensError: no such step.
     """
-    given = {"scope": scope, "device": device, "device_file": device_file, **options}
-    (result,) = _report_run(run, _plan([name], step, given), False, quiet).results
+    options = {"scope": scope, "device": device, "device_file": device_file, **options}
+    (result,) = _report_run(run, _plan([name], step, options), False, quiet).results
     return result
 
 
@@ -157,10 +151,10 @@ def report(
         run: from `load`.
         names: which analyzers, all registered ones by default.
         step: as for `analyze`.
-        scope: as for `analyze`; an option goes to the analyzers that have it, and one of them must.
+        scope: as for `analyze`; an option goes to the analyzers that have it, at least one of them.
         device: as `scope`.
         device_file: as `scope`.
-        fork: whether a copy of this process may do part of the work; not for programs with threads.
+        fork: whether a fork of this process may do part of the work; not for programs with threads.
         progress: called with a line of text before each analyzer.
         options: as `scope`.
 
@@ -170,8 +164,8 @@ def report(
     Raises:
         TracelensError: as for `analyze`.
     """
-    given = {"scope": scope, "device": device, "device_file": device_file, **options}
-    return _report_run(run, _plan(names, step, given), fork, progress)
+    options = {"scope": scope, "device": device, "device_file": device_file, **options}
+    return _report_run(run, _plan(names, step, options), fork, progress)
 
 
 def report_files(
@@ -187,11 +181,11 @@ def report_files(
     progress: Progress = quiet,
     **options: Any,
 ) -> Report:
-    """Read traces and run several analyzers: as `report(load(...))`, with one trace a core in memory.
+    """Read traces and run several analyzers: `report(load(...))` with one trace per core in memory.
 
     Args:
         paths: as for `load`.
-        names: as for `report`, like the arguments that are not told here.
+        names: as for `report`.
         step: as for `analyze`.
         scope: as for `report`.
         device: as for `report`.
@@ -208,14 +202,14 @@ def report_files(
     Raises:
         TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
     """
-    given = {"scope": scope, "device": device, "device_file": device_file, **options}
+    options = {"scope": scope, "device": device, "device_file": device_file, **options}
     files = TraceFiles(paths).all()
     with Reporting(files, partial=partial, dask=dask, progress=progress) as reporting:
-        return reporting.report(names, step=step, fork=fork, **given)
+        return reporting.report(names, step=step, fork=fork, **options)
 
 
 def render(report: Report | Result | Verdict, path: StrPath) -> None:
-    """Write a report: the suffix of `path` says how (.html .md .json .xlsx; none: a directory of CSV).
+    """Write a report in the format of the suffix: .html .md .json .xlsx; none for a directory of CSV.
 
     Args:
         report: a report, a single result, or the verdict of `gate`.
@@ -230,7 +224,7 @@ def render(report: Report | Result | Verdict, path: StrPath) -> None:
 
 
 def as_report(renderable: Report | Result | Verdict) -> Report:
-    """What can be rendered: a report as it is, a result or a verdict as a report of its own."""
+    """A result or verdict as a report of its own; a report unchanged."""
     from tracelens.table import Report, Result
 
     if isinstance(renderable, Report):
@@ -243,18 +237,18 @@ def as_report(renderable: Report | Result | Verdict) -> Report:
 
 
 def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> _Plan:
-    """What is asked for; raises TracelensError for names and options that there are not."""
+    """The checked request; raises TracelensError for unknown names and options."""
     from tracelens.analysis import ANALYZERS, check_options, in_order
     from tracelens.analysis.common import choose_device
 
-    wanted = [names] if isinstance(names, str) else names
-    chosen = in_order() if wanted is None else [ANALYZERS.get(name) for name in wanted]
+    names = [names] if isinstance(names, str) else names
+    analyzers = in_order() if names is None else [ANALYZERS.get(name) for name in names]
     plain_options = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()
     }
-    check_options(chosen, plain_options)
+    check_options(analyzers, plain_options)
     choose_device(plain_options.get("device"), plain_options.get("device_file"))
-    return _Plan(chosen, None if step is None else str(step), plain_options)
+    return _Plan(analyzers, None if step is None else str(step), plain_options)
 
 
 def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report:
@@ -265,10 +259,10 @@ def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report
     if plan.step is not None:
         run = at_step(run, plan.step)
         report_options["step"] = plan.step
-    required = with_required(plan.chosen)
-    slow = [item for item in plan.chosen if item.slow] if fork and len(run.traces) == 1 else []
+    required = with_required(plan.analyzers)
+    slow = [item for item in plan.analyzers if item.slow] if fork and len(run.traces) == 1 else []
     result_of = _analyzed(run, required, slow, progress, plan.options)
-    results = [result_of[item.name] for item in plan.chosen]
+    results = [result_of[item.name] for item in plan.analyzers]
     return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
 
 
@@ -282,7 +276,7 @@ def _analyzed(
     """Results and shared inputs by name, the results of `slow` from a copy of this process beside it."""
     from tracelens.workers import beside, jobs
 
-    # What both processes need is made before there are two of them.
+    # Computed before the fork, since both processes need it.
     events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
 
     def parts() -> list[Any]:
@@ -306,7 +300,7 @@ def _analyzed(
 
 
 def with_results(report: Report) -> Report:
-    """The report; raises TracelensError where a bug left nothing of it."""
+    """The report; raises TracelensError if bugs left it without any result."""
     if report.failures and not any(result.data for result in report.results):
         raise TracelensError("; ".join(dict.fromkeys(report.failures)))
     return report
@@ -315,7 +309,7 @@ def with_results(report: Report) -> Report:
 def assembled(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
-    """A report of results, with what there is to say of their traces and options."""
+    """A report with the origin and options of its results."""
     from tracelens.analysis.common import noted
     from tracelens.table import Report
 
@@ -328,7 +322,7 @@ def assembled(
 
 
 def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
-    """What a report says of the traces that it is made from."""
+    """Inputs, ranks and devices of a report."""
     from tracelens.analysis.common import device_names
 
     return {

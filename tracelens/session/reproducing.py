@@ -1,4 +1,4 @@
-"""Scripts that run single ops of a trace again."""
+"""Writes scripts that replay single calls of a trace."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ def replay(
     first_ranks: int | None = None, device: str | None = None, device_file: StrPath | None = None,
     partial: bool = False, progress: Progress = quiet,
 ) -> Result:  # fmt: skip
-    """Write a script for each call with most time; `tracelens replay verify FOLDER` runs them all.
+    """Write a script for each of the longest calls; `tracelens replay verify FOLDER` runs them all.
 
     Args:
         run: from `load`, or a path.
         folder: where to.
-        op: only ops and collectives that fit this pattern: "aten::mm", "allreduce".
+        op: only ops and collectives that match this pattern: "aten::mm", "allreduce".
         shapes: only calls with tensors of all these sizes, each "4096,2048" or (4096, 2048).
-        module: only calls in a scope or Python frame that fits this pattern, and their gradients.
+        module: only calls inside a matching annotation or Python frame, and their gradients.
         rank: only calls of this rank.
         step: only this step, "2" or 2 for ProfilerStep#2.
-        top: at most so many scripts, those with most time; None for all.
-        by: what most means: GPU time, or that above the roofline.
-        finding: only what runs while time is lost to this detector of the findings table.
-        at_ns: only what starts or runs at this time, and all that it calls.
-        base: only ops of what changed since this run, in `row` of `tracelens.diff(base, run)`, changes.
-        row: of the changes, see `base`.
-        sequence: whole MoE layers instead, one script a direction.
+        top: number of scripts, longest total time first; None for all.
+        by: rank by GPU time, or by time above the roofline.
+        finding: only work that runs while this detector of the findings table costs time.
+        at_ns: only what starts or runs at this time, with its callees.
+        base: only ops that changed since this run, see `row`.
+        row: of the table changes of `tracelens.diff(base, run)`.
+        sequence: write whole MoE layers instead, one script per direction.
         max_elements: scale sizes down until no tensor has more elements.
-        first_ranks: cut collectives down to so many ranks of their group.
-        device: whose roofline counts, instead of that of the trace's own.
-        device_file: TOML file that describes it.
-        partial: whether ranks may be missing between others.
+        first_ranks: cut collectives down to the first ranks of their group.
+        device: for rooflines instead of the traced one.
+        device_file: the same from a TOML file.
+        partial: whether ranks may be missing.
         progress: called with a line of text before each part.
 
     Returns:
-        table `scripts`; skips: what was asked for and could not be made.
+        table `scripts`; skips: calls without a script.
 
     Raises:
-        TracelensError: nothing in the trace is what was asked for, or the folder cannot be written.
+        TracelensError: nothing in the trace matches, or the folder cannot be written.
     """
     from tracelens.reproducers import replay as write
     from tracelens.reproducers import replay_layers
@@ -63,13 +63,14 @@ def replay(
     narrowed = at_step(loaded(run, partial=partial, progress=progress), step)
     if sequence:
         return replay_layers(narrowed, Path(folder), max_elements=max_elements)
-    wanted = _Request(op, shapes, module, rank, at_ns, finding, base, row, partial).selection(narrowed, peaks)
+    request = _Request(op, shapes, module, rank, at_ns, finding, base, row, partial)
     sizes: dict[str, Any] = {"max_elements": max_elements, "first_ranks": first_ranks, "device": peaks}
-    return write(narrowed, Path(folder), wanted, top=top, order=by, **sizes, progress=progress)
+    selection = request.selection(narrowed, peaks)
+    return write(narrowed, Path(folder), selection, top=top, order=by, **sizes, progress=progress)
 
 
 class _Request(NamedTuple):
-    """Which calls are asked for, as in `replay`."""
+    """The calls to replay, as in `replay`."""
 
     op: str
     shapes: str | Sequence[str | Sequence[int]]
@@ -82,11 +83,7 @@ class _Request(NamedTuple):
     partial: bool
 
     def selection(self, run: Run, peaks: Device | None) -> Selection:
-        """What is asked for of this run.
-
-        Raises:
-            TracelensError: it has no such rank, finding or change, or a shape is none.
-        """
+        """The calls; raises TracelensError for an unknown rank, finding or row, or a malformed shape."""
         from tracelens.reproducers.select import Selection, sizes, time_of
 
         if self.rank is not None and self.rank not in run.ranks:
@@ -104,7 +101,7 @@ class _Request(NamedTuple):
         )
 
     def _changed(self, run: Run) -> list[str]:
-        """The ops that a row of what changed between two runs names; none without a base."""
+        """The ops in a row of what changed since the base; empty without one."""
         if self.base is None:
             return []
         base = loaded(self.base, partial=self.partial)
@@ -113,9 +110,9 @@ class _Request(NamedTuple):
             raise TracelensError(f"no row {self.row}: {len(changes)} rows changed")
         names = changes.texts("cand")[self.row - 1].split(", ")
         if names == [""]:
-            gone = changes.texts("base")[self.row - 1].split(", ")[0]
+            removed = changes.texts("base")[self.row - 1].split(", ")[0]
             base_path = ", ".join(trace.meta.path for trace in base.traces[:1])
-            raise TracelensError(f"row {self.row} exists only in {base_path}: replay that, --op {gone}")
+            raise TracelensError(f"row {self.row} exists only in {base_path}: replay that, --op {removed}")
         return names
 
 

@@ -1,22 +1,23 @@
-"""Pipeline schedules and their bubble, from numbers, a run or the roofline of a model."""
+"""Pipeline schedules and their bubble, from given times, a recorded run or the roofline of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tracelens.errors import TracelensError
 from tracelens.session.memory import assignments, texts
 from tracelens.session.reading import Progress, Source, at_step, loaded, quiet
 
 if TYPE_CHECKING:
-    from tracelens.planner.memory import Kept
-    from tracelens.planner.pipeline import Costs, Setting
+    from tracelens.planner.pipeline import Setting
     from tracelens.planner.pipeline import Source as Times
     from tracelens.planner.pipeline.measured import Measured
     from tracelens.table import Result
+    from tracelens.trace import Run
 
-_EVERY = "all"
+_Inputs: TypeAlias = "tuple[Setting, Times, Measured | None]"
 _MOST = 1e12
 _OWN_OPTION = {
     "pp": "--pp",
@@ -39,24 +40,24 @@ def project_bubble(
     cp: int = 1,
     tp: int = 1,
 ) -> Result:
-    """How much of its time a pipeline stands idle, by the closed forms.
+    """The idle share of a pipeline, in closed form.
 
     Args:
         pp: pipeline stages.
-        global_tokens: tokens of a step on all GPUs.
-        nodes: machines.
-        seq: tokens of a sequence.
-        mbs: sequences of a micro-batch.
-        vpp: chunks of the model on each stage.
-        gpus_per_node: GPUs of a machine.
+        global_tokens: tokens per step on all GPUs.
+        nodes: number of nodes.
+        seq: tokens per sequence.
+        mbs: sequences per micro-batch.
+        vpp: model chunks per stage.
+        gpus_per_node: GPUs per node.
         cp: ranks that share a sequence.
         tp: ranks that share each matrix.
 
     Returns:
-        tables `bubble`, `by_vpp` and, for the numbers of a published measurement, `published`.
+        tables `bubble`, `by_vpp` and, for the configuration of a published measurement, `published`.
 
     Raises:
-        TracelensError: numbers that do not go together.
+        TracelensError: sizes that do not divide each other.
     """
     from tracelens.planner import Batch, bubble
 
@@ -73,235 +74,178 @@ def project_pipeline(
     settings: str | Sequence[str] = (), p2p_us: float | None = None, weight_share: float = 0.5,
     activation_gb: float | None = None, progress: Progress = quiet,
 ) -> Result:  # fmt: skip
-    """Play pipeline schedules: step time, bubble, and what is in flight on each stage.
+    """Simulate pipeline schedules: step time, bubble, and activations in flight on each stage.
 
     Args:
-        run: take the times of this run: from `load`, or a path.
+        run: source of times: a recorded run from `load`, or its path.
         schedules: names ("1f1b", "zb-v", ...), "all", or CSV files as of torch.distributed.pipelining.
         pp: pipeline stages.
-        micro_batches: of a step on each rank.
-        vpp: chunks of the model on each stage, when interleaved.
-        turn: micro-batches of a turn through a chunk, when interleaved; `pp` by default.
-        partition: layers of each chunk in the order of the model, as in "3,4,4,3".
-        best_partition: look for the partition with the shortest phase.
-        layers: of the model, where neither `model` nor scopes of a trace tell.
-        step: with `run`, only this step; all by default.
-        partial: with a path, whether ranks may be missing between others.
-        forward_ms: take this time: forward of a micro-batch on a stage, all its chunks.
+        micro_batches: per step on each rank.
+        vpp: model chunks per stage, for interleaved schedules.
+        turn: micro-batches per turn through a chunk, for interleaved schedules; `pp` by default.
+        partition: layers of each chunk in model order, as in "3,4,4,3".
+        best_partition: search for the partition with the shortest phase.
+        layers: of the model, if neither `model` nor annotations of the trace tell.
+        step: of `run`; all by default.
+        partial: whether ranks of `run` may be missing.
+        forward_ms: source of times: forward of a micro-batch on a stage, all its chunks.
         backward_ms: its backward; twice the forward by default.
-        exchange_share: of both, what ranks exchange and an overlapping schedule can hide.
-        model: take the times of a roofline of this model: a name or a file.
-        device: with `model`, on this device.
-        gpus: with `model`, of the run; one a stage by default.
-        ep: with `model`, ranks that share the experts.
-        tp: with `model`, ranks that share each matrix.
-        cp: with `model`, ranks that share a sequence.
-        seq: with `model`, tokens of a sequence.
-        mbs: with `model`, sequences of a micro-batch.
-        settings: with `model`, other fields of the run, each like "recompute_layer_ids=0,1".
-        p2p_us: a message between stages; by default as measured, by the device's links, or 0.
-        weight_share: of a backward, the gradients of weights, for zero-bubble schedules.
-        activation_gb: activations of a micro-batch on a stage, where `model` does not tell.
+        exchange_share: exposed all-to-all as a share of both, which an overlapping schedule can hide.
+        model: source of times: the roofline of this model, a name or a file.
+        device: of `model`.
+        gpus: of `model`; one per stage by default.
+        ep: ranks that share the experts of `model`.
+        tp: ranks that share each matrix.
+        cp: ranks that share a sequence.
+        seq: tokens per sequence.
+        mbs: sequences per micro-batch.
+        settings: other fields of the run of `model`, each like "recompute_layer_ids=0,1".
+        p2p_us: a message between stages; by default as measured, from the device's links, or 0.
+        weight_share: weight gradients as a share of the backward, for zero-bubble schedules.
+        activation_gb: activations of a micro-batch on a stage; by default from `model`.
         progress: called with a line of text before each part.
 
     Raises:
-        TracelensError: no source of times or several, or numbers that no schedule has.
+        TracelensError: no source of times or several, or sizes that a schedule does not allow.
     """
     from tracelens.planner.pipeline import pipeline
 
-    asked = _Asked(texts(schedules), pp, micro_batches, vpp, turn, partition, best_partition, layers)
-    words = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
-    modelled = _Modelled(model, device, gpus, words, texts(settings))
-    given = _Given(forward_ms, backward_ms, exchange_share)
-    inputs = _find(asked, _Recorded(run, step, partial, progress), modelled, given)
-    return pipeline(inputs.setting(p2p_us, weight_share, activation_gb), inputs.source, inputs.measured)
+    request = _Request(texts(schedules), pp, micro_batches, vpp, turn, partition, best_partition, layers)
+    sizes = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
+    of_run = {"step": step, "partial": partial or None}
+    of_model = {**sizes, "device": device, "gpus": gpus or None, "set": settings or None}
+    of_times = {"backward-ms": backward_ms, "exchange-share": exchange_share or None}
+    _check_sources((run, of_run), (model, of_model), (forward_ms, of_times))
+    if run is not None:
+        run = at_step(loaded(run, partial=partial, progress=progress), step)
+        setting, times, measured = _measured(request, run, progress)
+    elif model is not None:
+        setting, times, measured = _roofline(request, model, device, sizes | {"gpus": gpus}, texts(settings))
+    else:
+        setting, times, measured = _uniform(request, forward_ms or 0.0, backward_ms, exchange_share or 0.0)
+    return pipeline(_with_costs(setting, p2p_us, weight_share, activation_gb), times, measured)
 
 
-class _Asked(NamedTuple):
-    """What is said of the schedules, whatever the times are from."""
+class _Request(NamedTuple):
+    """The schedules to simulate, whatever the source of times."""
 
     schedules: list[str]
     stages: int | None
     microbatches: int | None
     chunks: int | None
     turn: int
-    layout: str
-    best: bool
+    partition: str
+    best_partition: bool
     layers: int
 
-
-class _Recorded(NamedTuple):
-    """What is said of a recorded run."""
-
-    source: Source | None
-    step: str | int | None
-    partial: bool
-    progress: Progress
-
-
-class _Given(NamedTuple):
-    """Times that are given."""
-
-    forward_ms: float | None
-    backward_ms: float | None
-    exchange_share: float | None
-
-
-class _Modelled(NamedTuple):
-    """What is said of a model; words are those of a run, None where nothing is said."""
-
-    model: str | None
-    device: str | None
-    gpus: int | None
-    words: Mapping[str, int | None]
-    settings: Sequence[str]
-
-
-class _Found(NamedTuple):
-    """What is simulated, with the times for it."""
-
-    asked: _Asked
-    schedules: list[str]
-    stages: int
-    microbatches: int
-    chunks: int
-    source: Times
-    costs: Costs
-    told: str = ""
-    measured: Measured | None = None
-    kept: Kept | None = None
-
-    def setting(self, p2p_us: float | None, weight_share: float, activation_gb: float | None) -> Setting:
-        """All of it, with what is said of costs."""
+    def setting(self, stages: int, microbatches: int, chunks: int, **of_source: Any) -> Setting:
         from tracelens.planner.pipeline import Setting
 
-        costs = self.costs._replace(weight_share=weight_share)
-        if p2p_us is not None:
-            transit = _whole(p2p_us * 1e3)
-            costs = costs._replace(forward_transit=transit, backward_transit=transit)
-        return Setting(
-            self.schedules,
-            self.stages,
-            self.microbatches,
-            self.chunks,
-            self.asked.turn,
-            self.asked.layout,
-            self.asked.best,
-            costs,
-            rest_ns=self.measured.rest_ns if self.measured is not None else -1,
-            activation_bytes=-1 if activation_gb is None else _whole(activation_gb * 1e9),
-            kept=self.kept,
-            times_from=self.told,
-        )
+        names, turn = _names(self.schedules, chunks), of_source.pop("turn", self.turn)
+        _check_used(self, names)
+        sizes = stages, microbatches, chunks, turn
+        return Setting(names, *sizes, self.partition, self.best_partition, **of_source)
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Stages, micro-batches and chunks, if no run tells them."""
+        if self.stages is None or self.microbatches is None:
+            raise TracelensError("give the stages and the micro-batches: --pp and --micro-batches")
+        return self.stages, self.microbatches, self.chunks or 1
 
 
-def _find(asked: _Asked, recorded: _Recorded, modelled: _Modelled, given: _Given) -> _Found:
-    """The times from the one source that is given.
-
-    Raises:
-        TracelensError: none is, several are, or something is said of one that is not.
-    """
-    of_run = {"step": recorded.step, "partial": recorded.partial or None}
-    _check_owners("--from", recorded.source, of_run)
-    more = {"device": modelled.device, "gpus": modelled.gpus or None, "set": modelled.settings or None}
-    _check_owners("--model", modelled.model, {**modelled.words, **more})
-    of_times = {"backward-ms": given.backward_ms, "exchange-share": given.exchange_share or None}
-    _check_owners("--forward-ms", given.forward_ms, of_times)
-    if sum(one is not None for one in (recorded.source, given.forward_ms, modelled.model)) != 1:
-        raise TracelensError(
-            "give one source of times: --forward-ms, --from with the traces of a run, or --model"
-        )
-    if recorded.source is not None:
-        inputs = _measured(asked, recorded, recorded.source)
-    elif modelled.model is not None:
-        inputs = _roofline(asked, modelled, modelled.model)
-    else:
-        inputs = _uniform(asked, given)
-    _check_used(asked, inputs.schedules)
-    return inputs
-
-
-def _measured(asked: _Asked, recorded: _Recorded, source: Source) -> _Found:
-    """The times of a run, and its own numbers where none are given."""
-    run = at_step(loaded(source, partial=recorded.partial, progress=recorded.progress), recorded.step)
+def _measured(request: _Request, run: Run, progress: Progress) -> _Inputs:
+    """The times of a run; its own sizes are the default."""
     from tracelens.planner.pipeline import find_chunks
     from tracelens.planner.pipeline.measured import measure, measured_costs, measured_source
 
-    recorded.progress("reading the passes of the pipeline")
-    pipeline = measure(run)
-    stages, chunks = asked.stages or pipeline.size.stages, asked.chunks or pipeline.size.chunks
-    names = _names(asked.schedules, chunks)
-    counts = [find_chunks(name, chunks) for name in names]
-    times = measured_source(pipeline, stages, counts, asked.layers, bool(asked.layout or asked.best))
-    count = asked.microbatches or pipeline.size.microbatches
-    if not asked.turn and (stages, chunks) == (pipeline.size.stages, pipeline.size.chunks):
-        asked = asked._replace(turn=pipeline.size.group)
-    own = times.layers == 0
-    times_from = "as measured: the mean of each chunk" if own else "as measured: the mean of equal layers"
-    return _Found(
-        asked, names, stages, count, chunks, times, measured_costs(pipeline, stages), times_from, pipeline
+    progress("reading the passes of the pipeline")
+    measured = measure(run)
+    size = measured.size
+    stages, chunks = request.stages or size.stages, request.chunks or size.chunks
+    repartition = bool(request.partition or request.best_partition)
+    counts = [find_chunks(name, chunks) for name in _names(request.schedules, chunks)]
+    times = measured_source(measured, stages, counts, request.layers, repartition)
+    is_same = (stages, chunks) == (size.stages, size.chunks)
+    setting = request.setting(
+        stages,
+        request.microbatches or size.microbatches,
+        chunks,
+        turn=size.group if is_same and not request.turn else request.turn,
+        costs=measured_costs(measured, stages),
+        rest_ns=measured.rest_ns,
+        times_from=f"as measured: the mean of {'equal layers' if times.layers else 'each chunk'}",
     )
+    return setting, times, measured
 
 
-def _roofline(asked: _Asked, run: _Modelled, model: str) -> _Found:
-    if run.device is None:
+def _roofline(
+    request: _Request,
+    model: str,
+    device: str | None,
+    sizes: Mapping[str, int | None],
+    settings: Sequence[str],
+) -> _Inputs:
+    if device is None:
         raise TracelensError("a roofline needs --device: see `tracelens list devices`")
-    if asked.layers:
-        raise TracelensError("--layers is for a model that nothing else tells of; --model does: leave it out")
-    from tracelens.devices import device as named
+    if request.layers:
+        raise TracelensError("--model already has the number of layers: leave --layers out")
+    from tracelens.devices import device as device_of
     from tracelens.planner.config import read_config
     from tracelens.planner.pipeline import activations, roofline
 
-    for name in (text.partition("=")[0].strip() for text in run.settings):
+    for name in (text.partition("=")[0].strip() for text in settings):
         if option := _OWN_OPTION.get(name):
-            raise TracelensError(f"--set {name}: give {option} instead")
-    stages, count, chunks = _numbers(asked)
-    # Chunks are the schedule's matter; a run needs as many micro-batches as stages.
-    words = {**run.words, "gpus": run.gpus or stages, "pp": stages, "vpp": 1}
-    words["micro_batches"] = max(count, stages)
-    config = read_config(model, [*assignments(words), "pp_layout=", *run.settings])
-    device = named(run.device)
-    source, costs = roofline(config, device)
-    times_from = f"roofline of {model} on {device.name}: no run is faster"
-    names, kept = _names(asked.schedules, chunks), activations(config)
-    return _Found(asked, names, stages, count, chunks, source, costs, times_from, kept=kept)
+            raise TracelensError(f"--set {name}: use {option} instead")
+    stages, count, chunks = request.sizes()
+    # The schedule determines the chunks; a valid run has at least as many micro-batches as stages.
+    layout = {**sizes, "gpus": sizes["gpus"] or stages, "pp": stages, "vpp": 1}
+    layout["micro_batches"] = max(count, stages)
+    config = read_config(model, [*assignments(layout), "pp_layout=", *settings])
+    target = device_of(device)
+    times, costs = roofline(config, target)
+    times_from = f"roofline of {model} on {target.name} (lower bound)"
+    kept = activations(config)
+    return request.setting(stages, count, chunks, costs=costs, kept=kept, times_from=times_from), times, None
 
 
-def _uniform(asked: _Asked, given: _Given) -> _Found:
-    """The times that are given."""
-    from tracelens.planner.pipeline import Costs, Uniform
+def _uniform(
+    request: _Request, forward_ms: float, backward_ms: float | None, exchange_share: float
+) -> _Inputs:
+    from tracelens.planner.pipeline import Uniform
 
-    assert given.forward_ms is not None
-    stages, count, chunks = _numbers(asked)
-    back = 2 * given.forward_ms if given.backward_ms is None else given.backward_ms
-    times = _whole(given.forward_ms * 1e6), _whole(back * 1e6)
-    source = Uniform(*times, given.exchange_share or 0.0, asked.layers)
-    return _Found(asked, _names(asked.schedules, chunks), stages, count, chunks, source, Costs())
-
-
-def _numbers(asked: _Asked) -> tuple[int, int, int]:
-    """Stages, micro-batches and chunks, where no run tells them."""
-    if asked.stages is None or asked.microbatches is None:
-        raise TracelensError("give the stages and the micro-batches: --pp and --micro-batches")
-    return asked.stages, asked.microbatches, asked.chunks or 1
+    backward_ms = 2 * forward_ms if backward_ms is None else backward_ms
+    sizes = request.sizes()
+    times = Uniform(_whole(forward_ms * 1e6), _whole(backward_ms * 1e6), exchange_share, request.layers)
+    return request.setting(*sizes), times, None
 
 
-def _names(given: list[str], chunks: int) -> list[str]:
-    """The schedules that are asked for; without any, the usual ones."""
+def _with_costs(
+    setting: Setting, p2p_us: float | None, weight_share: float, activation_gb: float | None
+) -> Setting:
+    costs = setting.costs._replace(weight_share=weight_share)
+    if p2p_us is not None:
+        transit = _whole(p2p_us * 1e3)
+        costs = costs._replace(forward_transit=transit, backward_transit=transit)
+    activation_bytes = -1 if activation_gb is None else _whole(activation_gb * 1e9)
+    return replace(setting, costs=costs, activation_bytes=activation_bytes)
+
+
+def _names(names: list[str], chunks: int) -> list[str]:
+    """The schedules of these names; without any, the usual ones."""
     from tracelens.planner.pipeline import SCHEDULES
 
-    if _EVERY in given:
+    if "all" in names:
         return [name for name in SCHEDULES if chunks > 1 or SCHEDULES[name].chunks != "any"]
-    return given or (["1f1b", "interleaved"] if chunks > 1 else ["1f1b"])
+    return names or (["1f1b", "interleaved"] if chunks > 1 else ["1f1b"])
 
 
-def _check_used(asked: _Asked, names: Sequence[str]) -> None:
+def _check_used(request: _Request, names: Sequence[str]) -> None:
     """Raise TracelensError for chunks or turns that none of the schedules has."""
     from tracelens.planner.pipeline import SCHEDULES, find_chunks
 
-    if asked.turn and not any(name in SCHEDULES and SCHEDULES[name].chunks == "any" for name in names):
+    if request.turn and not any(name in SCHEDULES and SCHEDULES[name].chunks == "any" for name in names):
         raise TracelensError("--turn is for interleaved schedules: add --vpp, or leave it out")
-    if (chunks := asked.chunks) and chunks not in (counts := [find_chunks(name, chunks) for name in names]):
+    if (chunks := request.chunks) and chunks not in (counts := [find_chunks(name, chunks) for name in names]):
         raise TracelensError(
             f"none of the schedules has {chunks} chunks per stage, at most {max(counts)}: change --vpp or "
             "--schedule"
@@ -309,21 +253,23 @@ def _check_used(asked: _Asked, names: Sequence[str]) -> None:
 
 
 def _whole(number: float) -> int:
-    """The nearest whole number of ns or bytes; raises TracelensError for what no pass takes or keeps."""
-    # A nan is not below anything either; sums over all passes of a step stay below 64 bits.
-    if not number <= _MOST:
+    """A whole number of ns or bytes; raises TracelensError above _MOST, so that sums fit 64 bits."""
+    if not number <= _MOST:  # nan, too
         raise TracelensError("a time must be at most 1,000 s, and activations at most 1,000 GB")
     return round(max(number, -1))
 
 
-def _check_owners(owner: str, value: object, options: Mapping[str, object]) -> None:
-    """Raise TracelensError for an option of a source of times that is not asked for.
+def _check_sources(*sources: tuple[object, Mapping[str, object]]) -> None:
+    """Raise TracelensError unless one source is given (not None), and only options that go with it.
 
     Args:
-        owner: option that asks for the source.
-        value: its value, None where it is not given.
-        options: values of those that go with it, likewise.
+        sources: values of --from, --model and --forward-ms, each with the options that go with it.
     """
-    for name, option_value in options.items():
-        if value is None and option_value is not None:
-            raise TracelensError(f"--{name} goes with {owner}: give both or neither")
+    for name, (source, options) in zip(("--from", "--model", "--forward-ms"), sources, strict=True):
+        for option, value in options.items():
+            if source is None and value is not None:
+                raise TracelensError(f"--{option} goes with {name}: give both or neither")
+    if sum(source is not None for source, _ in sources) != 1:
+        raise TracelensError(
+            "give one source of times: --forward-ms, --from with the traces of a run, or --model"
+        )

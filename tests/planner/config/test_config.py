@@ -99,13 +99,13 @@ def test_override_reads_values_of_all_kinds() -> None:
         (["ranks=4", "node=3"], "node .3. must divide"),
         (["vpp=2"], "needs a pipeline"),
         (["ranks=4", "pp=4"], "3 layers are too few for 4 chunks"),
-        (["ranks=2", "pp=2", "micro_batches=1"], "as many micro_batches"),
-        (["ranks=2", "pp=2", "pp_layout=1,1"], "must be 2 counts .pp x vpp., 3 layers together"),
-        (["ranks=2", "pp=2", "pp_layout=a"], "must be layers a chunk"),
+        (["ranks=2", "pp=2", "micro_batches=1"], "at least 2 micro_batches"),
+        (["ranks=2", "pp=2", "pp_layout=1,1"], "must have 2 chunks .pp x vpp., 3 layers"),
+        (["ranks=2", "pp=2", "pp_layout=a"], "must list the layers per chunk"),
         (["ranks=2", "tp=2", "seq=31"], "seq .31. must be a multiple of cp x tp = 2"),
         (["ranks=8", "tp=8"], "heads .4. must be a multiple of tp = 8"),
-        (["overlap_exchange=1f1b", "micro_batches=1"], "at least two micro_batches"),
-        (["overlap_exchange=1f1b", "ranks=2", "pp=2"], "no pipeline"),
+        (["overlap_exchange=1f1b", "micro_batches=1"], "at least 2 micro_batches"),
+        (["overlap_exchange=1f1b", "ranks=2", "pp=2"], "needs pp=1"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(texts: list[str], message: str) -> None:

@@ -9,9 +9,14 @@ input; `A`, `B`, ...: its half by weight; `.`: nothing. A mark that goes on is o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from tracelens.planner.pipeline.schedule import PHASES
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, PHASES, WEIGHT, Slot
 from tracelens.planner.pipeline.simulate import Played
+from tracelens.planner.pipeline.times import ChunkTimes
 
 _RUN = re.compile(r"([0-9a-zA-Z])\1*")
 Bars = list[tuple[str, int, int, int]]
@@ -45,3 +50,23 @@ def bars(played: Played) -> list[Bars]:
             ]
         )
     return drawn
+
+
+def even(count: int, forward: int, backward: int, comm_share: float = 0.0) -> ChunkTimes:
+    """Equal times for `count` chunks; `comm_share` of both is exposed communication."""
+    ones = np.ones(count, dtype=np.int64)
+    parts = (round(forward * comm_share), round(backward * comm_share))
+    return ChunkTimes(*(ones * ns for ns in (forward, backward, *parts)))
+
+
+def in_flight(slots: Sequence[Slot]) -> Int:
+    """Chunks whose activations a stage holds, after each of its slots has begun.
+
+    A chunk of a micro-batch is held from the begin of its forward to the end of its backward, or of its
+    weight gradients where the backward is in two halves.
+    """
+    split = any(pass_.phase == WEIGHT for slot in slots for pass_ in slot)
+    last = WEIGHT if split else BACKWARD
+    begun = np.array([sum(pass_.phase == FORWARD for pass_ in slot) for slot in slots], dtype=np.int64)
+    ended = np.array([sum(pass_.phase == last for pass_ in slot) for slot in slots], dtype=np.int64)
+    return np.cumsum(begun) - np.cumsum(ended) + ended

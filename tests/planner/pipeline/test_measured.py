@@ -85,7 +85,7 @@ def test_waits_for_messages_and_of_the_host_are_told_apart() -> None:
 def test_without_all_stages_there_is_nothing_to_simulate() -> None:
     lanes = played(3, 3, 1)
     run = make_run([stage(lanes[rank], rank, 3, 1, scopes=SCOPES) for rank in (0, 2)], partial=True)
-    with pytest.raises(TracelensError, match="some of its stages are missing"):
+    with pytest.raises(TracelensError, match="some of its stages are not recorded"):
         measure(run)
 
 
@@ -160,13 +160,13 @@ def test_times_are_the_runs_own_unless_it_is_cut_otherwise() -> None:
     assert isinstance(measured_source(measured, 2, {1}), Fixed)
     assert isinstance(measured_source(measured, 2, {1, 2}), Layers)
     assert isinstance(measured_source(measured, 4, {1}), Layers)
-    assert isinstance(measured_source(measured, 2, {1}, other_cut=True), Layers)
+    assert isinstance(measured_source(measured, 2, {1}, repartition=True), Layers)
     with pytest.raises(TracelensError, match="names 4 layers, not 5"):
         measured_source(measured, 2, {2}, layers=5)
     with pytest.raises(TracelensError, match="names 4 layers, not 5"):
         measured_source(measured, 2, {1}, layers=5)
     with pytest.raises(TracelensError, match="another partition needs times of layers"):
-        measured_source(measured._replace(layers=None), 2, {1}, other_cut=True)
+        measured_source(measured._replace(layers=None), 2, {1}, repartition=True)
     unnamed = measured_source(measured._replace(layers=None), 2, {2}, layers=4)
     assert isinstance(unnamed, Layers)
     halves = np.rint(measured.chunks.forward / 2).astype(np.int64)

@@ -15,7 +15,7 @@ from tracelens.planner.pipeline.partition import best_partition, shortest
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
 from tracelens.planner.pipeline.schedule import round_robin
 from tracelens.planner.pipeline.sources import Layers, Uniform, even_shares
-from tracelens.planner.step_time.layer_times import LayerTimes
+from tracelens.planner.step_time.layers import LayerTimes
 
 COSTS = st.lists(st.integers(1, 30), min_size=2, max_size=8)
 ENDS = st.tuples(st.integers(0, 40), st.integers(0, 40))
@@ -112,8 +112,8 @@ def test_shares_of_a_model_without_times_of_layers() -> None:
 @pytest.mark.parametrize(
     ("changes", "source", "problem"),
     [
-        ({"layout": "3,4"}, Layers(layer_times([1] * 8)), "pp_layout 3,4 must be 2 counts"),
-        ({"layout": "a,b"}, Uniform(1, 2), "layers a chunk, as in 3,4,4,3"),
+        ({"layout": "3,4"}, Layers(layer_times([1] * 8)), "pp_layout 3,4 must have 2 chunks"),
+        ({"layout": "a,b"}, Uniform(1, 2), "layers per chunk, as in 3,4,4,3"),
         (
             {"layout": "4,4", "best": True},
             Layers(layer_times([1] * 8)),

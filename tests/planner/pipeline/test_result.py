@@ -100,7 +100,7 @@ def test_more_than_can_be_simulated_is_refused() -> None:
 
 @pytest.mark.parametrize("times", [(0, 0), (-1, 2), (1, -2)])
 def test_times_that_cannot_be(times: tuple[int, int]) -> None:
-    with pytest.raises(TracelensError, match="must not both be 0"):
+    with pytest.raises(TracelensError, match="must not be negative or both 0"):
         Uniform(*times)
     with pytest.raises(TracelensError, match="0 to 1"):
         Uniform(1, 2, 1.5)

@@ -9,7 +9,7 @@ from tracelens.planner.config.files import read_config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.stage import Stages
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.roofline import activations, roofline
+from tracelens.planner.pipeline.sources import activations, roofline
 
 RUN = ["ranks=64", "pp=8", "ep=8", "micro_batches=16", "seq=4096"]
 

@@ -55,12 +55,12 @@ def test_messages_and_idle_cells_are_no_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0F0,0B0\n1F0,1X0\n", "line 2: '1X0' is no pass; write 0F0"),
+        ("0F0,0B0\n1F0,1X0\n", "line 2: '1X0' is not a pass; write 0F0"),
         ("0F0,0B0\n1F0\n", "stage 1 never runs backward of micro-batch 0"),
-        ("0F0,0B0\n\n", "every line must hold"),
-        ("", "every line must hold"),
-        ("0F0,0B0\n0F0,0B0\n", "one stage each"),
-        ("(0F1;0X0)OVERLAP_F_B\n", "is no pass"),
+        ("0F0,0B0\n\n", "every line must list"),
+        ("", "every line must list"),
+        ("0F0,0B0\n0F0,0B0\n", "lie on one stage"),
+        ("(0F1;0X0)OVERLAP_F_B\n", "is not a pass"),
     ],
 )
 def test_files_that_say_something_else(text: str, problem: str, tmp_path: Path) -> None:

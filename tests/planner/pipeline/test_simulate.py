@@ -1,4 +1,4 @@
-"""The player: messages, waits of the host, pairs, and schedules that cannot go on."""
+"""The player: messages, waits of the host, pairs, and deadlocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.planner.pipeline.drawn import bars, drawn
+from tests.planner.pipeline.drawn import bars, drawn, even
 from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.schedule import (
     BACKWARD,
@@ -22,7 +22,7 @@ from tracelens.planner.pipeline.schedule import (
 )
 from tracelens.planner.pipeline.schedules import make_schedule
 from tracelens.planner.pipeline.simulate import simulate
-from tracelens.planner.pipeline.times import ChunkTimes, Costs, even, make_times, overlapped
+from tracelens.planner.pipeline.times import ChunkTimes, Costs, make_times, overlapped
 
 
 def passes(text: str, chunk: int = 0) -> list[Pass]:
@@ -70,7 +70,7 @@ def test_a_circle_of_waiting_stages_is_named() -> None:
     with pytest.raises(TracelensError) as caught:
         simulate(schedule, make_times(even(2, 1, 1), 2, 2))
     assert str(caught.value) == (
-        "schedule handmade cannot go on: stage 0 waits before its pass 1 (backward of micro-batch 0 in chunk "
+        "schedule handmade deadlocks: stage 0 waits before its pass 1 (backward of micro-batch 0 in chunk "
         "0) for pass 2 of stage 1 (backward of micro-batch 0 in chunk 0); stage 1 waits before its pass 1 "
         "(forward of micro-batch 1 in chunk 0) for pass 2 of stage 0 (forward of micro-batch 1 in chunk 0)"
     )
@@ -86,9 +86,9 @@ def test_a_pass_that_nobody_runs_is_named() -> None:
     [
         (("F0 B0", "F0"), "stage 1 never runs backward of micro-batch 0"),
         (("F0 F0 B0", "F0 B0"), "stage 0 runs forward of micro-batch 0 in chunk 0 twice"),
-        (("F0 F1 B0", "F0 B0"), "besides what it has to do"),
+        (("F0 F1 B0", "F0 B0"), "which is not one of its passes"),
         (("F0 I0", "F0 B0"), "stage 0 never runs weight gradients of micro-batch 0"),
-        (("F0 I0 W0 B0", "F0 B0"), "besides what it has to do"),
+        (("F0 I0 W0 B0", "F0 B0"), "which is not one of its passes"),
     ],
 )
 def test_schedules_are_checked(lines: tuple[str, ...], problem: str) -> None:
@@ -98,7 +98,7 @@ def test_schedules_are_checked(lines: tuple[str, ...], problem: str) -> None:
 
 def test_chunks_lie_on_one_stage_each() -> None:
     schedule = Schedule("twice", ((0,), (0,)), 1, (singles(passes("F0 B0")),) * 2)
-    with pytest.raises(TracelensError, match="one stage each"):
+    with pytest.raises(TracelensError, match="on one stage"):
         check(schedule)
 
 
@@ -106,5 +106,3 @@ def test_chunks_lie_on_one_stage_each() -> None:
 def test_shares_are_shares(share: float) -> None:
     with pytest.raises(TracelensError, match="0 to 1"):
         make_times(even(2, 1, 1), 2, 1, Costs(weight_share=share))
-    with pytest.raises(TracelensError, match="0 to 1"):
-        even(2, 1, 1, share)

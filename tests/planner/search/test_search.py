@@ -280,7 +280,7 @@ def test_questions_that_cannot_be(changes: dict[str, int], message: str) -> None
     ("changes", "message"),
     [
         ({"pp": (0,)}, "pp must be at least 1, not 0"),
-        ({"recompute": ("most",)}, "recompute must be none, full or layers of a chunk, not 'most'"),
+        ({"recompute": ("most",)}, "recompute must be none, full or layers per chunk, not 'most'"),
     ],
 )
 def test_spaces_that_cannot_be(changes: dict[str, Any], message: str) -> None:

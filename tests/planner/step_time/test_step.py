@@ -227,7 +227,7 @@ def test_times_of_layers_are_whole_nanoseconds_of_the_slowest_rank() -> None:
     [
         ({"matrix_efficiency": 0.0}, "matrix_efficiency must be above 0 and at most 1"),
         ({"hbm_efficiency": 1.5}, "hbm_efficiency must be above 0 and at most 1"),
-        ({"nic_bytes_per_s": 400}, "write 50e9 for a link of 400 Gb/s"),
+        ({"nic_bytes_per_s": 400}, "use 50e9 for a 400 Gb/s link"),
         ({"nic_latency_ns": -1}, "latencies must be 0 ns or more"),
         ({"imbalance": 0.5}, "imbalance must be at least 1"),
         ({"node": 0}, "node must be at least 1"),

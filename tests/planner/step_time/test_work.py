@@ -129,4 +129,4 @@ def test_a_part_takes_the_longer_of_flops_and_bytes(share: Share) -> None:
     assert rate is not None
     assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e12 / (rate / 2) * 1e9)
     assert timer.nanoseconds(Load(1, 10**9)) == pytest.approx(1e9 / (4.8e12 / 4) * 1e9)
-    assert timer.of_kind(LayerKind(False, False)) is timer.layer(0)
+    assert timer.of_kind(LayerKind(False, False)) is timer.of_kind(timer.kind(0))

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import check_outputs
-from tracelens.cli.project.common import Json, Output, tell
+from tracelens.cli.common import Json, Output, check_outputs, deliver_result
 from tracelens.session import project_bubble
 
 
@@ -30,8 +29,8 @@ def bubble(
 
     tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
     """
-    check_outputs(output or ())
+    check_outputs(output)
     sizes = {"seq": seq, "mbs": mbs, "vpp": vpp, "gpus_per_node": gpus_per_node, "cp": cp, "tp": tp}
     result = project_bubble(pp, global_tokens, nodes, **sizes)
     share = result.data["bubble"].array("fraction")[0]
-    tell(result, f"bubble: {share:.2%} of the time at VPP {vpp}", output, json_output)
+    deliver_result(result, f"project bubble: {share:.2%} of the time at VPP {vpp}", output, json_output)

@@ -1,22 +1,22 @@
-"""`tracelens project memory`: will a model fit, on which GPUs, and what takes the room."""
+"""`tracelens project memory`: whether a model fits, on which GPUs, and what takes the memory."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tracelens.cli.common import check_outputs, progress
-from tracelens.cli.project import memory_options as given
-from tracelens.cli.project.common import Json, Output, files_of, tell, tell_notes
+from tracelens.cli.common import Json, Output, check_outputs, deliver_result, files_of, progress, say
+from tracelens.cli.project import memory_options as options
 from tracelens.errors import TracelensError
 from tracelens.session import field_text, project_memory, search_layouts
-from tracelens.units import GB, gib
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device
     from tracelens.table import Result
 
+GIB = 2**30
+GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
 _SEARCH_ONLY = ("global_batch", "assume", "top")
@@ -24,39 +24,39 @@ _SEARCH_ONLY = ("global_batch", "assume", "top")
 
 def memory(
     context: typer.Context,
-    model: given.Model,
-    gpus: given.Gpus = None,
-    pp: given.Stages = None,
-    ep: given.ExpertRanks = None,
-    cp: given.ContextRanks = None,
-    tp: given.TensorRanks = None,
-    vpp: given.Chunks = None,
-    mbs: given.MicroBatch = None,
-    seq: given.Sequence = None,
-    micro_batches: given.MicroBatches = None,
-    layout: given.Layouts = None,
-    recompute: given.Recompute = None,
-    optimizer: given.Optimizer = given.OptimizerChoice.adamw,
-    precision: given.PrecisionOption = None,
-    optimised: given.Optimised = False,
-    imbalance: given.Imbalance = 1.0,
-    overlap: given.Overlap = False,
-    stage_buffers: given.StageBuffers = given.StageBuffersChoice.in_flight,
-    device: given.Devices = None,
-    device_file: given.DeviceFiles = None,
-    reserve: given.Reserve = None,
-    convention: given.Convention = given.ConventionChoice.exact,
-    assignments: given.Assignments = None,
-    search: given.Search = False,
-    global_batch: given.GlobalBatch = None,
-    assume: given.Assume = None,
-    top: given.Top = None,
+    model: options.Model,
+    gpus: options.Gpus = None,
+    pp: options.Stages = None,
+    ep: options.ExpertRanks = None,
+    cp: options.ContextRanks = None,
+    tp: options.TensorRanks = None,
+    vpp: options.Chunks = None,
+    mbs: options.MicroBatch = None,
+    seq: options.Sequence = None,
+    micro_batches: options.MicroBatches = None,
+    layout: options.Layouts = None,
+    recompute: options.Recompute = None,
+    optimizer: options.Optimizer = options.OptimizerChoice.adamw,
+    precision: options.PrecisionOption = None,
+    optimised: options.Optimised = False,
+    imbalance: options.Imbalance = 1.0,
+    overlap: options.Overlap = False,
+    stage_buffers: options.StageBuffers = options.StageBuffersChoice.in_flight,
+    device: options.Devices = None,
+    device_file: options.DeviceFiles = None,
+    reserve: options.Reserve = None,
+    convention: options.Convention = options.ConventionChoice.exact,
+    assignments: options.Assignments = None,
+    search: options.Search = False,
+    global_batch: options.GlobalBatch = None,
+    assume: options.Assume = None,
+    top: options.Top = None,
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Memory of each GPU at the peak of a training step, by component and pipeline rank.
+    """Memory per GPU at the peak of a training step, by component and pipeline rank.
 
-    It depends on how the model computes: as torch's own ops do it, unless --optimised or --set say otherwise.
+    It counts torch's ops, unless --optimised or --set select fused kernels.
 
     tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
 
@@ -68,49 +68,44 @@ def memory(
 
     tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
-    check_outputs(output or (), files_of(model, *(device_file or ())))
-    asked: dict[str, Any] = context.params
-    _check(asked)
-    tell_notes(model)
-    if search:
-        _search(asked)
-    else:
-        _memory(asked)
+    from tracelens.planner.config import read_file
+
+    check_outputs(output, files_of(model, *(device_file or ())))
+    _check(context.params)
+    for note in read_file(model).notes:
+        say(f"{model}: {note}")
+    result, title = (_search if search else _memory)(context.params)
+    deliver_result(result, title, output, json_output, [model])
 
 
-def _check(asked: dict[str, Any]) -> None:
-    """Raise TracelensError for options that say nothing beside the others."""
-    only = [name for name in _SEARCH_ONLY if asked[name] and not asked["search"]]
+def _check(values: dict[str, Any]) -> None:
+    """Raise TracelensError for options that have no effect beside the others."""
+    only = [name for name in _SEARCH_ONLY if values[name] and not values["search"]]
     if only:
         raise TracelensError(f"--{only[0].replace('_', '-')} is for --search")
-    if asked["search"] and asked["micro_batches"] is not None:
+    if values["search"] and values["micro_batches"] is not None:
         raise TracelensError("--micro-batches is not for --search, which takes --global-batch")
-    if asked["reserve"] is not None and not (asked["device"] or asked["device_file"]):
+    if values["reserve"] is not None and not (values["device"] or values["device_file"]):
         raise TracelensError("--reserve needs --device")
-    if not all(text.split() for text in asked["layout"] or []):
+    if not all(text.split() for text in values["layout"] or []):
         raise TracelensError("--layout is empty: write fields, as in 'pp=24 ep=8 vpp=4'")
 
 
-def _memory(asked: dict[str, Any]) -> None:
-    """Project the layouts that are asked for."""
-    words = (*_SIZES, "gpus", "mbs", "micro_batches")
-    sizes = [field_text(f"{name}={asked[name]}") for name in words if asked[name] is not None]
-    result = project_memory(
-        asked["model"],
-        seq=asked["seq"],
-        settings=[*sizes, *(asked["assignments"] or [])],
-        layouts=asked["layout"] or (),
-        recompute=asked["recompute"],
-        **_common(asked),
-    )
-    tell(result, _title(asked["model"], result), asked["output"], asked["json_output"], [asked["model"]])
+def _memory(values: dict[str, Any]) -> tuple[Result, str]:
+    """The projection of the layouts, and its title."""
+    names = (*_SIZES, "gpus", "mbs", "micro_batches")
+    sizes = [field_text(f"{name}={values[name]}") for name in names if values[name] is not None]
+    settings = [*sizes, *(values["assignments"] or [])]
+    shared = _shared(values)
+    result = project_memory(values["model"], settings=settings, recompute=values["recompute"], **shared)
+    return result, _title(values["model"], result)
 
 
 def _title(model: str, result: Result) -> str:
-    """What it comes to; beside devices and charts, which count so, in decimal GB as well."""
+    """The peak; in decimal GB as well beside devices and charts, which use these."""
     most, tables = result.meta["worst_bytes"], result.tables
     in_gb = "fits" in tables or result.meta["convention"] == "brief"
-    title = f"memory of {model}: {gib(most, 2)}{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
+    title = f"project memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
     title += " on the worst GPU"
     if "fits" in tables and len(result.meta["layouts"]) == 1:
         rows = list(zip(result["fits"]["device"], result["fits"]["fits"], strict=True))
@@ -118,66 +113,44 @@ def _title(model: str, result: Result) -> str:
             if names := [name for name, fits in rows if fits == answer]:
                 title += f"; {words} {', '.join(names)}"
     if "optimised_bytes" in result.meta:
-        title += f"; {gib(result.meta['optimised_bytes'], 2)} with --optimised"
+        title += f"; {result.meta['optimised_bytes'] / GIB:,.2f} GiB with --optimised"
     return title
 
 
-def _search(asked: dict[str, Any]) -> None:
-    """Search among the layouts that are asked for."""
+def _search(values: dict[str, Any]) -> tuple[Result, str]:
+    """The ranking of the layouts, and its title."""
     from tracelens.planner.config import OPTIMISED
 
-    model, gpus = asked["model"], asked["gpus"]
+    model, gpus = values["model"], values["gpus"]
     if gpus is None:
         raise TracelensError("--search needs the number of GPUs: give --gpus")
-    common = _common(asked)
-    devices = common.pop("devices")
     axes: dict[str, Any] = {
-        name: () if asked[name] is None else asked[name] for name in (*_SIZES, "mbs", "recompute")
+        name: () if values[name] is None else values[name] for name in (*_SIZES, "mbs", "recompute")
     }
+    settings, assume = values["assignments"] or (), values["assume"] or ()
     with progress() as line:
         line("trying layouts")
         result = search_layouts(
-            model,
-            gpus,
-            devices,
-            **axes,
-            layouts=asked["layout"] or (),
-            global_batch=asked["global_batch"],
-            seq=asked["seq"],
-            settings=asked["assignments"] or (),
-            assume=asked["assume"] or (),
-            top=asked["top"] or 10,
-            **common,
-        )
+            model, gpus, global_batch=values["global_batch"], settings=settings, assume=assume,
+            top=values["top"] or 10, **axes, **_shared(values),
+        )  # fmt: skip
     best = "; ".join(
-        f"{device.name}: {result.meta['best'].get(device.name, 'nothing fits')}" for device in devices
+        f"{name}: {result.meta['best'].get(name, 'nothing fits')}" for name in result.meta["fits"]
     )
-    title = f"memory --search: {model} on {gpus:,} GPU{'s' * (gpus > 1)}; {best}"
+    title = f"project memory --search: {model} on {gpus:,} GPU{'s' * (gpus > 1)}; {best}"
     changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
     if not OPTIMISED.keys() <= changed:
         title += "; with torch's ops, without --optimised"
-    tell(result, title, asked["output"], asked["json_output"], [model])
+    return result, title
 
 
-def _common(asked: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a projection and of a search alike."""
+def _shared(values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of both a projection and a search."""
+    choices = ("precision", "optimizer", "stage_buffers", "convention")
     return {
-        "optimised": asked["optimised"],
-        "precision": asked["precision"] and asked["precision"].value,
-        "optimizer": asked["optimizer"].value,
-        "imbalance": asked["imbalance"],
-        "overlap": asked["overlap"],
-        "stage_buffers": asked["stage_buffers"].value,
-        "convention": asked["convention"].value,
-        "devices": _chosen(asked["device"] or [], asked["device_file"] or []),
-        "reserve_gib": asked["reserve"],
+        **{name: values[name] for name in ("optimised", "imbalance", "overlap", "seq")},
+        **{name: values[name] and values[name].value for name in choices},
+        "devices": [*(values["device"] or ()), *map(Path, values["device_file"] or ())],
+        "layouts": values["layout"] or (),
+        "reserve_gib": values["reserve"],
     }
-
-
-def _chosen(names: list[str], files: list[str]) -> list[Device]:
-    """The devices of these names and files."""
-    if not names and not files:
-        return []
-    from tracelens.devices import device, read_device
-
-    return [*map(device, dict.fromkeys(names)), *map(read_device, files)]

@@ -45,13 +45,11 @@ def _option(text: str, *names: str, **more: Any) -> Any:
 
 Model = Annotated[
     str,
-    _option("A bundled model, or a file: .toml, config.json of Hugging Face, or YAML of Megatron or Primus."),
+    _option("A bundled model, or a file: .toml, Hugging Face config.json, or Megatron or Primus YAML."),
 ]
-Gpus = Annotated[int | None, _option("GPUs of the run; 1 by default.", min=1)]
+Gpus = Annotated[int | None, _option("GPUs of the run; default 1.", min=1)]
 Stages = Annotated[str | None, _option("Pipeline stages. With --search a list such as 8,16, here and below.")]
-ExpertRanks = Annotated[
-    str | None, _option("GPUs that share the experts; by default all of a pipeline stage.")
-]
+ExpertRanks = Annotated[str | None, _option("GPUs that share the experts; default: all of a pipeline stage.")]
 ContextRanks = Annotated[str | None, _option("GPUs that share a sequence.")]
 TensorRanks = Annotated[str | None, _option("GPUs that share each dense matrix.")]
 Chunks = Annotated[str | None, _option("Model chunks per stage (interleaved pipeline).")]
@@ -60,8 +58,8 @@ Sequence = Annotated[int | None, _option("Tokens per sequence.", min=1)]
 MicroBatches = Annotated[
     int | None,
     _option(
-        "Micro-batches per step on a data-parallel rank. In a pipeline 2 x pp by default: more do not take "
-        "more memory.",
+        "Micro-batches per step on each data-parallel rank; default in a pipeline: 2 x pp; more take no more "
+        "memory.",
         min=1,
     ),
 ]
@@ -76,9 +74,8 @@ Layouts = Annotated[
 Recompute = Annotated[
     str | None,
     _option(
-        "What to recompute in the backward: none, attention (of each layer), full (each layer), or layers as "
-        "in 0,1,2. With --search, what to try: none, full, or a number of layers per chunk, as in "
-        "none,2,full.",
+        "Recompute in the backward: none, attention (of each layer), full (each layer), or layers as in "
+        "0,1,2. With --search, what to try: none, full, or a number of layers per chunk, as in none,2,full.",
         metavar="TEXT",
     ),
 ]
@@ -86,8 +83,8 @@ Optimizer = Annotated[OptimizerChoice, typer.Option(help="Keeps 2, 1 or 0 states
 PrecisionOption = Annotated[
     Precision | None,
     _option(
-        "bf16 (main parameters and optimizer in float32), bf16-fp32-gradients (gradients in float32, too), "
-        "bf16-no-main, or fp32."
+        "bf16 (main parameters and optimizer states in float32), bf16-fp32-gradients (also gradients in "
+        "float32), bf16-no-main, or fp32."
     ),
 ]
 Optimised = Annotated[
@@ -119,8 +116,8 @@ DeviceFiles = Annotated[list[str] | None, _option("The same for a device in a TO
 Reserve = Annotated[
     float | None,
     _option(
-        "GiB of each device to reserve. By default 4, for driver and communication contexts; with "
-        "--convention brief, all above the nameplate."
+        "GiB of each device to keep free. Default 4, for driver and communication contexts; with "
+        "--convention brief, everything above the nameplate."
     ),
 ]
 Convention = Annotated[
@@ -142,21 +139,19 @@ Search = Annotated[
     bool,
     typer.Option(
         "--search",
-        help="Try all layouts of --gpus that the options above allow, and rank those that fit by step time.",
+        help="Try all layouts of --gpus that the other options allow, and rank those that fit by step time.",
     ),
 ]
 GlobalBatch = Annotated[
     int | None,
-    _option(
-        "With --search, sequences per step on all GPUs. By default as in the model's file, or 15360.", min=1
-    ),
+    _option("With --search, sequences per step on all GPUs; default: as in the model file, or 15360.", min=1),
 ]
 Assume = Annotated[
     list[str] | None,
     _option(
-        "With --search, change an assumption of the step time, as in nic_bytes_per_s=25e9. Repeatable. The "
-        "result lists all assumptions.",
+        "With --search, an assumption of the step time, as in nic_bytes_per_s=25e9; the result lists all. "
+        "Repeatable.",
         metavar="NAME=VALUE",
     ),
 ]
-Top = Annotated[int | None, _option("With --search, layouts to show per device; 10 by default.", min=1)]
+Top = Annotated[int | None, _option("With --search, layouts to show per device; default 10.", min=1)]

@@ -1,4 +1,4 @@
-"""`tracelens project pipeline`: schedules, simulated."""
+"""`tracelens project pipeline`: simulated schedules."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import Limit, Partial, check_outputs, progress
-from tracelens.cli.project.common import Json, Output, files_of, tell
+from tracelens.cli.common import (
+    Json,
+    Limit,
+    Output,
+    Partial,
+    check_outputs,
+    deliver_result,
+    files_of,
+    progress,
+)
 from tracelens.read import TraceFiles
 from tracelens.session import project_pipeline
-from tracelens.units import milliseconds
 
 if TYPE_CHECKING:
     from tracelens.table import Result
@@ -24,28 +31,29 @@ Schedules = Annotated[
     list[str] | None,
     _option(
         "gpipe, 1f1b, 1f1b-overlap, interleaved, interleaved-overlap, zb-h1, zb-h2, zb-v, all, or a CSV file "
-        "as of torch.distributed.pipelining; repeat it to compare. By default 1f1b, and interleaved with "
-        "--vpp.",
+        "of torch.distributed.pipelining. Repeatable; default: 1f1b, and interleaved with --vpp.",
         "--schedule",
         metavar="NAME",
     ),
 ]
 Stages = Annotated[int | None, _option("Pipeline stages.", min=1)]
-MicroBatches = Annotated[int | None, _option("Micro-batches of a step on each rank (GA).", min=1)]
-Chunks = Annotated[int | None, _option("Chunks of the model on each stage, when interleaved.", min=1)]
+MicroBatches = Annotated[int | None, _option("Micro-batches per step on each rank (GA).", min=1)]
+Chunks = Annotated[int | None, _option("Model chunks per stage, for interleaved schedules.", min=1)]
 Turn = Annotated[
-    int, _option("Micro-batches of a turn through a chunk, when interleaved; --pp by default.", min=0)
+    int, _option("Micro-batches per turn through a chunk, for interleaved schedules; default: --pp.", min=0)
 ]
-Cut = Annotated[str, _option("Layers of each chunk in the order of the model, as in 3,4,4,3.")]
-Best = Annotated[bool, typer.Option("--best-partition", help="Look for the cut with the shortest phase.")]
+Cut = Annotated[str, _option("Layers of each chunk in model order, as in 3,4,4,3.")]
+Best = Annotated[
+    bool, typer.Option("--best-partition", help="Search for the partition with the shortest phase.")
+]
 ForwardMs = Annotated[
-    float | None, _option("Take this time: forward of a micro-batch on a stage, all its chunks.")
+    float | None, _option("Source of times: forward of a micro-batch on a stage, all its chunks.")
 ]
-BackwardMs = Annotated[float | None, _option("Its backward; twice the forward by default.")]
+BackwardMs = Annotated[float | None, _option("Its backward; default: twice the forward.")]
 ExchangeShare = Annotated[
     float,
     _option(
-        "Of both, the share that ranks exchange (all-to-all), which an overlapping schedule can hide.",
+        "Exposed all-to-all as a share of both, which an overlapping schedule can hide.",
         min=0,
         max=1,
     ),
@@ -53,42 +61,42 @@ ExchangeShare = Annotated[
 From = Annotated[
     list[str] | None,
     _option(
-        "Take the times of this run: a trace, a directory of ranks, or a pattern; repeat it for more.",
+        "Source of times: a recorded run, as a trace, a directory of ranks, or a pattern. Repeatable.",
         "--from",
         metavar="PATH",
     ),
 ]
-Step = Annotated[str | None, _option("With --from, only this step: 2 for ProfilerStep#2; all by default.")]
+Step = Annotated[str | None, _option("With --from, only this step: 2 for ProfilerStep#2; default: all.")]
 Layers = Annotated[
-    int, _option("Layers of the model, where neither --model nor scopes of a trace tell.", min=0)
+    int, _option("Layers of the model, if neither --model nor annotations of the trace tell.", min=0)
 ]
 Model = Annotated[
     str | None,
-    _option("Take the times of a roofline of this model: a name (`tracelens list models`) or a file."),
+    _option("Source of times: the roofline of this model, a name (`tracelens list models`) or a file."),
 ]
-Device = Annotated[str | None, _option("With --model, on this device.")]
-Gpus = Annotated[int, _option("With --model, GPUs of the run; one a stage by default.", min=0)]
+Device = Annotated[str | None, _option("With --model, its device.")]
+Gpus = Annotated[int, _option("With --model, GPUs of the run; default: one per stage.", min=0)]
 Experts = Annotated[int | None, _option("With --model, ranks that share the experts.")]
 Tensor = Annotated[int | None, _option("With --model, ranks that share each matrix.")]
 Context = Annotated[int | None, _option("With --model, ranks that share a sequence.")]
-Sequence = Annotated[int | None, _option("With --model, tokens of a sequence.")]
-Sequences = Annotated[int | None, _option("With --model, sequences of a micro-batch.")]
+Sequence = Annotated[int | None, _option("With --model, tokens per sequence.")]
+Sequences = Annotated[int | None, _option("With --model, sequences per micro-batch.")]
 Assignments = Annotated[
     list[str] | None,
     _option(
-        "With --model, change another field of the run, as in --set recompute_layer_ids=0,1.",
+        "With --model, another field of the run, as in recompute_layer_ids=0,1. Repeatable.",
         "--set",
         metavar="FIELD=VALUE",
     ),
 ]
 Message = Annotated[
     float | None,
-    _option("Time of a message between stages; by default as measured, by the device's links, or 0.", min=0),
+    _option("Time of a message between stages; default: as measured, from the device's links, or 0.", min=0),
 ]
 WeightShare = Annotated[
     float,
     _option(
-        "Of a backward, the gradients of weights, for zero-bubble schedules.",
+        "Weight gradients as a share of the backward, for zero-bubble schedules.",
         min=0,
         max=1,
         show_default=True,
@@ -97,8 +105,8 @@ WeightShare = Annotated[
 Activations = Annotated[
     float | None,
     _option(
-        "GB (decimal) of activations of a micro-batch on a stage, all its chunks; with --model by default "
-        "what `tracelens project memory` counts.",
+        "GB (decimal) of activations of a micro-batch on a stage, all its chunks; default with --model: as "
+        "in `tracelens project memory`.",
         min=0,
     ),
 ]
@@ -135,9 +143,9 @@ def pipeline(
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Play pipeline schedules: step time, bubble, and what is in flight on each stage.
+    """Simulate pipeline schedules: step time, bubble, and activations in flight on each stage.
 
-    Times are given (--forward-ms), those of a run (--from), or a roofline's (--model). For example:
+    Times are given (--forward-ms), measured (--from), or a roofline (--model). For example:
 
     tracelens project pipeline --pp 8 --micro-batches 32 --vpp 4 --forward-ms 10 --schedule all
 
@@ -147,7 +155,7 @@ def pipeline(
     --micro-batches 64 --best-partition
     """
     traces = None if source is None else TraceFiles(source)
-    check_outputs(output or (), [*(source or ()), *files_of(model, *(schedule or ()))], traces=traces)
+    check_outputs(output, [*(source or ()), *files_of(model, *(schedule or ()))], traces=traces)
     with progress() as line:
         result = project_pipeline(
             traces, schedules=schedule or (), pp=pp, micro_batches=micro_batches, vpp=vpp, turn=turn,
@@ -156,16 +164,16 @@ def pipeline(
             device=device, gpus=gpus, ep=ep, tp=tp, cp=cp, seq=seq, mbs=mbs, settings=assignments or (),
             p2p_us=p2p_us, weight_share=weight_share, activation_gb=activation_gb, progress=line,
         )  # fmt: skip
-    tell(result, _title(result), output, json_output, source or ())
+    deliver_result(result, _title(result), output, json_output, source or ())
 
 
 def _title(result: Result) -> str:
-    """The shortest schedule, and how far a measured one was from its simulation."""
+    """The shortest schedule, and the simulation error on a measured run."""
     summary, meta = result.data["summary"], result.meta
     spans = summary.array("makespan_ns")
     best = int(spans.argmin())
-    found = (
-        f"pipeline (PP {meta['stages']}, GA {meta['microbatches']}): "
-        f"{summary.texts('schedule')[best]} {milliseconds(spans[best], 3)}"
+    title = (
+        f"project pipeline (PP {meta['stages']}, GA {meta['microbatches']}): "
+        f"{summary.texts('schedule')[best]} {spans[best] / 1e6:,.3f} ms"
     )
-    return f"{found} (simulation: {meta['simulation']})" if "simulation" in meta else found
+    return f"{title} (simulation: {meta['simulation']})" if "simulation" in meta else title

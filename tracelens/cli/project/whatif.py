@@ -1,4 +1,4 @@
-"""`tracelens project whatif`: the step time of a recorded run if something were otherwise."""
+"""`tracelens project whatif`: the step time of a recorded run under a change."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Device, DeviceFile, Limit, Partial, Paths, check_outputs, progress
-from tracelens.cli.project.common import Json, Output, tell
+from tracelens.cli.common import (
+    Device,
+    DeviceFile,
+    Json,
+    Limit,
+    Output,
+    Partial,
+    Paths,
+    check_outputs,
+    deliver_result,
+    progress,
+)
 from tracelens.read import TraceFiles
 from tracelens.session import Reading
-from tracelens.units import milliseconds
 
 
 def whatif(
@@ -19,8 +28,8 @@ def whatif(
         list[str] | None,
         typer.Option(
             "--scenario",
-            help="What would be otherwise: NAME, NAME=VALUE, or A+B for both, applied in this order; see "
-            "`tracelens list scenarios`. May be given several times. Without it, all that need no value.",
+            help="What to change: NAME, NAME=VALUE, or A+B for both in this order; see "
+            "`tracelens list scenarios`. Repeatable; default: all that need no value.",
             metavar="TEXT",
             show_default=False,
         ),
@@ -28,8 +37,8 @@ def whatif(
     step: Annotated[
         str | None,
         typer.Option(
-            help="The step that is looked at: 2 for ProfilerStep#2, all for all steps together. Without it, "
-            "the one of median duration; of a serving engine all.",
+            help="Step to replay: 2 for ProfilerStep#2, or all; default: the step of median duration, for a "
+            "serving engine all.",
             show_default=False,
         ),
     ] = None,
@@ -40,7 +49,7 @@ def whatif(
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Replay a recorded run as if something were otherwise: its step time, and what it would wait for.
+    """Replay a recorded run under a change: its step time, and what it would wait for.
 
     For example:
 
@@ -51,7 +60,7 @@ def whatif(
     tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
     traces = TraceFiles(paths)
-    check_outputs(output or (), [*paths, *filter(None, [device_file])], traces=traces)
+    check_outputs(output, [*paths, *filter(None, [device_file])], traces=traces)
     from tracelens.analysis.common import choose_device
     from tracelens.what_if import parse_request
     from tracelens.what_if import whatif as project
@@ -65,6 +74,5 @@ def whatif(
         result = project(
             run, scenario or (), step=step, device=device, device_file=device_file, progress=line
         )
-    inputs = [trace.meta.path for trace in run.traces]
-    title = f"whatif: {milliseconds(result.meta['base_ns'], 3)} as measured"
-    tell(result, title, output, json_output, inputs)
+    title = f"project whatif: {result.meta['base_ns'] / 1e6:,.3f} ms as measured"
+    deliver_result(result, title, output, json_output, [trace.meta.path for trace in run.traces])

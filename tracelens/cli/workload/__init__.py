@@ -1,5 +1,5 @@
 """`tracelens workload`: run the bundled MoE workload and record traces of it."""
 
-from tracelens.cli.workload.app import app, models
+from tracelens.cli.workload.app import app
 
-__all__ = ["app", "models"]
+__all__ = ["app"]

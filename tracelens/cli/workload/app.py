@@ -26,15 +26,11 @@ from tracelens.cli.workload.ladder import ladder
 from tracelens.cli.workload.serve import serve
 from tracelens.cli.workload.serve import settings as serving_settings
 
-app = typer.Typer(
-    name="workload",
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = typer.Typer(name="workload", rich_markup_mode=None, add_completion=False)
 
 
 def _settings() -> dict[str, str]:
-    """Each field of a run's layout, training and toggles, with its help."""
+    """Fields of layout, training and toggles, with their help."""
     from tracelens.planner.config import HELP, PARTS
 
     return {
@@ -103,7 +99,7 @@ def run(
     if json_output:
         print(json.dumps(summary | {"config": config.as_dict()}, indent=1))
     else:
-        _tell(preset, summary, output)
+        _say_summary(preset, summary, output)
 
 
 app.command("run")(with_settings(run, _settings()))
@@ -111,7 +107,7 @@ app.command("ladder")(with_settings(ladder, _settings()))
 app.command("serve")(with_settings(serve, serving_settings()))
 
 
-def _tell(preset: str, summary: dict[str, Any], output: Path | None) -> None:
+def _say_summary(preset: str, summary: dict[str, Any], output: Path | None) -> None:
     changed = " ".join(f"{name}={value}" for name, value in summary["toggles"].items())
     say(f"{preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}")
     if summary["step_ms"] is None:
@@ -124,31 +120,3 @@ def _tell(preset: str, summary: dict[str, Any], output: Path | None) -> None:
         )
     if output is not None:
         say(f"traces in {output}: tracelens report {output}")
-
-
-def models() -> list[tuple[str, ...]]:
-    """Names and sizes of the presets, with a header row."""
-    from tracelens.planner.config import MODELS
-
-    header = (
-        "name",
-        "layers",
-        "dense",
-        "hidden",
-        "heads",
-        "attention",
-        "experts",
-        "top k",
-        "expert ffn",
-        "vocab",
-    )
-    rows = [
-        (
-            name,
-            *map(str, (config.layers, config.dense_layers, config.hidden, config.heads)),
-            config.attention,
-            *map(str, (config.experts_count, config.top_k, config.expert_ffn, config.vocab)),
-        )
-        for name, config in MODELS.items()
-    ]
-    return [header, *rows]

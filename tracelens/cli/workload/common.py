@@ -1,4 +1,4 @@
-"""What the commands of `tracelens workload` share: options, and the way to what needs torch."""
+"""Options shared by the commands of `tracelens workload`, and imports that need torch."""
 
 from __future__ import annotations
 
@@ -35,12 +35,7 @@ Scrub = Annotated[bool, typer.Option("--scrub", help="Remove paths of this machi
 
 
 def with_settings(command: Callable[..., None], settings: Mapping[str, str]) -> Callable[..., None]:
-    """A command that takes its `**settings` as one option each.
-
-    Args:
-        command: is given None for each setting that is not on the command line, else its text.
-        settings: name to help.
-    """
+    """A command that takes each of its `**settings` (name to help) as an option, None if not given."""
     signature = inspect.signature(command, eval_str=True)
     declared = [
         parameter
@@ -63,7 +58,7 @@ def with_settings(command: Callable[..., None], settings: Mapping[str, str]) -> 
 def assigned(
     settings: Mapping[str, str | None], layers: int | None, assignments: list[str] | None
 ) -> list[str]:
-    """All that the command line sets, as texts `field=value`."""
+    """The settings of the command line as texts `field=value`."""
     overrides = [f"{name}={value}" for name, value in settings.items() if value is not None]
     if layers is not None:
         overrides.append(f"layers={layers}")
@@ -71,11 +66,7 @@ def assigned(
 
 
 def torch_part(module: str) -> Any:
-    """A module of the workload that needs torch.
-
-    Raises:
-        MissingExtra: torch is not installed.
-    """
+    """A module of the workload that needs torch; raises MissingExtra if that is not installed."""
     try:
         return import_module(f"tracelens.workload.{module}")
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`tracelens workload ladder`: optimisations one on top of the other, and what each of them changed."""
+"""`tracelens workload ladder`: cumulative optimisations, and what each of them changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import check_outputs, deliver, progress, say
+from tracelens.cli.common import Json, Output, check_outputs, deliver, progress, say
 from tracelens.cli.workload.common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
 from tracelens.errors import TracelensError
 
@@ -31,22 +31,12 @@ From = Annotated[
         show_default=False,
     ),
 ]
-Output = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-o",
-        "--output",
-        help="Where to write the report: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable; "
-        "default: print the report.",
-        show_default=False,
-    ),
-]
 Rungs = Annotated[
     list[str] | None,
     typer.Option(
         "--rung",
-        help="A rung of your own, as in 'grouped: experts=grouped'; may be repeated, in order. A baseline "
-        "without toggles comes first.",
+        help="A custom rung, as in 'grouped: experts=grouped', on top of a baseline without toggles. "
+        "Repeatable, in order.",
         metavar="TEXT",
         show_default=False,
     ),
@@ -57,7 +47,7 @@ File = Annotated[
 ]
 Without = Annotated[
     list[str] | None,
-    typer.Option(help="Leave this rung out; may be repeated.", metavar="NAME", show_default=False),
+    typer.Option(help="Leave this rung out. Repeatable.", metavar="NAME", show_default=False),
 ]
 
 
@@ -66,9 +56,7 @@ def ladder(
     *,
     source: From = None,
     output: Output = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with every table in full.")
-    ] = False,
+    json_output: Json = False,
     preset: Preset = "tiny",
     rung: Rungs = None,
     file: File = None,
@@ -83,9 +71,9 @@ def ladder(
 ) -> None:
     """Add optimisations one by one, and report what each gains and changes.
 
-    By default, the rungs are the workload's optimisations for expert-parallel training; those that the
-    machine or the model does not support are left out, and the report says why. The other options are those
-    of `tracelens workload run` and apply to every rung. For example:
+    The default rungs are the workload's optimisations for expert-parallel training; the report says which
+    ones the machine or model does not support. The other options are those of `tracelens workload run` and
+    apply to every rung. For example:
 
     tracelens workload ladder ladder/ --preset small --ranks 8 --micro-batches 2 -o ladder.html
 
@@ -101,18 +89,17 @@ def ladder(
     assert folder is not None
     index = str(folder / "ladder.json")
     if traces is None:
-        check_outputs(output or [], [index, *(str(path) for path in folder.glob("*/"))])
+        check_outputs(output, [index, *(str(path) for path in folder.glob("*/"))])
     else:
-        check_outputs(output or [], (), [index])
-    if traces is not None:
+        check_outputs(output, (), [index])
         overrides = assigned(settings, layers, assignments)
         options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}
         _run(traces, preset, overrides, _rungs(rung, file, without or []), options)
-    deliver(_report(folder), output or [], json_output)
+    deliver(_report(folder), output, json_output)
 
 
 def _rungs(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
-    """The rungs, and whether they are somebody's own."""
+    """The rungs, and whether they are custom."""
     from tracelens.errors import UnknownName
     from tracelens.workload import bundled, from_file, from_texts, with_baseline
 
@@ -138,19 +125,19 @@ def _run(
     from tracelens.workload import plan_ladder
 
     config = override(named(preset), assignments)
-    # What is wrong with the rungs themselves needs no torch to be told.
+    # Errors in the rungs themselves are reported without torch.
     plan_ladder(config, rungs[0], lambda _: "", strict=rungs[1])
     runner = torch_part("ladder_runner")
     ladder = runner.Ladder(folder, **options)
-    lacks: Callable[[Any], str] = runner.lacking(str(ladder.job(config, "").device))
-    planned, skipped = plan_ladder(config, rungs[0], lacks, strict=rungs[1])
+    missing: Callable[[Any], str] = runner.lacking(str(ladder.job(config, "").device))
+    planned, skipped = plan_ladder(config, rungs[0], missing, strict=rungs[1])
     for rung in skipped:
         say(f"left out: {rung.rung.name}: {rung.reason}")
     runner.run_ladder(ladder, planned, skipped, preset=preset, progress=say)
 
 
 def _report(folder: Path) -> Report:
-    """The report on a ladder that ran; it needs no torch."""
+    """The report on a recorded ladder, without torch."""
     from tracelens.compare.ladder import ladder as compare
     from tracelens.compare.ladder import read
     from tracelens.session import load

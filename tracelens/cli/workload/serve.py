@@ -14,7 +14,7 @@ from tracelens.cli.workload.common import Device, Layers, Output, Preset, Scrub,
 
 
 def settings() -> dict[str, str]:
-    """Each setting of serving, with its help."""
+    """Settings of serving, with their help."""
     from tracelens.workload.serving import HELP, Serving
 
     return {setting.name: HELP[setting.name] for setting in fields(Serving)}
@@ -70,10 +70,10 @@ def serve(
     if json_output:
         print(json.dumps(summary | {"config": job.settings()}, indent=1))
     else:
-        _tell(preset, summary, output)
+        _say_summary(preset, summary, output)
 
 
-def _tell(preset: str, summary: dict[str, Any], output: Path | None) -> None:
+def _say_summary(preset: str, summary: dict[str, Any], output: Path | None) -> None:
     changed = " ".join(f"{name}={value}" for name, value in summary["serving"].items())
     say(f"{preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}")
     if summary["tokens_per_s"] is None:

@@ -1,4 +1,4 @@
-"""Models, layouts and toggles: what a run is made of, and the files that say so."""
+"""The configuration of a run: model, layout, toggles and training, from presets and files."""
 
 from tracelens.planner.config.checks import at_least_one, one_of
 from tracelens.planner.config.config import (

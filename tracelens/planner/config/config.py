@@ -1,11 +1,11 @@
-"""One run of the workload: model, layout, toggles and training, by name. No torch here."""
+"""The configuration of a run: model, layout, toggles and training, by field name. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tracelens.dtypes import element_bytes
 from tracelens.errors import TracelensError, UnknownName
@@ -20,21 +20,21 @@ DtypeName = Literal["bfloat16", "float32"]
 RoutingName = Literal["learned", "balanced", "skewed"]
 
 TRAINING_HELP = {
-    "seq": "tokens of a sequence",
-    "micro_batch": "sequences of a micro-batch on one data-parallel rank",
-    "micro_batches": "micro-batches of a step on one data-parallel rank",
-    "dtype": "of parameters and activations: bfloat16 or float32",
-    "main_params": "float32 copies of bfloat16 parameters for the optimizer",
-    "routing": "of tokens to experts: learned, or for experiments balanced (all equal) or skewed (the first "
-    "experts get most)",
-    "learning_rate": "of AdamW",
-    "seed": "of weights and data",
+    "seq": "tokens per sequence",
+    "micro_batch": "sequences per micro-batch on each data-parallel rank",
+    "micro_batches": "micro-batches per step on each data-parallel rank",
+    "dtype": "type of parameters and activations: bfloat16 or float32",
+    "main_params": "keep float32 main parameters for the optimizer (with bfloat16)",
+    "routing": "tokens to experts: learned, or for experiments balanced (all experts alike) or skewed (the "
+    "first experts get most)",
+    "learning_rate": "learning rate of AdamW",
+    "seed": "seed of weights and data",
 }
 
 
 @dataclass(frozen=True)
 class Training:
-    """The batch and how it is trained on; see TRAINING_HELP."""
+    """Batch, precision and optimization; fields are described in TRAINING_HELP."""
 
     seq: int = 4096
     micro_batch: int = 1
@@ -46,8 +46,7 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be."""
-        one_of(self, {"dtype": get_args(DtypeName), "routing": get_args(RoutingName)})
+        one_of(self)
         at_least_one(self, ("seq", "micro_batch", "micro_batches"))
 
     @property
@@ -58,7 +57,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run is made of."""
+    """The configuration of a run; raises TracelensError where its parts do not fit together."""
 
     model: Model
     layout: Layout = field(default_factory=Layout)
@@ -66,7 +65,6 @@ class Config:
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        """Raise TracelensError where the parts do not fit together."""
         model, layout, training, toggles = self.model, self.layout, self.training, self.toggles
         layout.chunks(model.layers)
         shards = layout.cp * layout.tp
@@ -85,39 +83,37 @@ class Config:
             raise TracelensError(f"recompute_layer_ids: there is no layer {wrong[0]} of {model.layers}")
         if toggles.overlap_exchange != "off" and (layout.pp > 1 or training.micro_batches < 2):
             raise TracelensError(
-                "overlap_exchange=1f1b needs at least two micro_batches, and no pipeline (pp=1): it overlaps "
-                "the forward of one with the backward of another"
+                "overlap_exchange=1f1b needs pp=1 and at least 2 micro_batches: one's forward overlaps "
+                "another's backward"
             )
         if toggles.graph != "off" and layout.pp > 1:
             raise TracelensError(
                 f"graph=step needs pp=1, not {layout.pp}: torch's pipeline schedules cannot be captured"
             )
         if layout.pp > 1 and training.micro_batches < layout.pp:
-            raise TracelensError(f"a pipeline of {layout.pp} stages needs as many micro_batches at least")
+            raise TracelensError(f"a pipeline of {layout.pp} stages needs at least {layout.pp} micro_batches")
         if layout.vpp > 1 and training.micro_batches % (rounds := training.micro_batches // layout.pp):
             raise TracelensError(
                 f"with vpp={layout.vpp}, micro_batches ({training.micro_batches}) must be a multiple of the "
-                f"{rounds} rounds that pp={layout.pp} makes of them"
+                f"{rounds} rounds through pp={layout.pp} stages"
             )
 
     @property
     def tokens(self) -> int:
-        """Tokens T of a micro-batch on one rank, between attention layers."""
+        """T: tokens of a micro-batch on one rank, between attention layers."""
         return self.training.micro_batch * self.training.seq // (self.layout.cp * self.layout.tp)
 
     @property
     def global_tokens(self) -> int:
-        """Tokens of a step on all ranks."""
         training = self.training
         return training.micro_batch * training.micro_batches * training.seq * self.layout.dp
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, one table a part."""
         return asdict(self)
 
 
 HELP = layout.HELP | TRAINING_HELP | toggles.HELP
-"""Help of every field of layout, training and toggles."""
+"""Field of layout, training or toggles to its help."""
 
 PARTS = {"model": Model, "layout": Layout, "toggles": Toggles, "training": Training}
 _TRAINING = {
@@ -126,52 +122,50 @@ _TRAINING = {
 }
 
 
+_SWITCH = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+_TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers, as in 0,1,2"}
+
+
 def preset(name: str) -> Config:
-    """The named preset on one rank, everything at its baseline; raises UnknownName."""
+    """The named preset on one rank, all toggles at their baseline; raises UnknownName."""
     if name not in MODELS:
         raise UnknownName("preset", name, MODELS)
     return Config(MODELS[name], training=_TRAINING.get(name, Training()))
 
 
 def override(config: Config, assignments: Iterable[str]) -> Config:
-    """Config with fields of any part replaced; all together, so that their order does not matter.
+    """The configuration with fields of any part replaced at once, so that their order does not matter.
 
     Args:
-        config: where the other fields come from.
-        assignments: texts `field=value`, the later of two for one field wins.
+        config: provides the other fields.
+        assignments: texts `field=value`; the last one wins for a repeated field.
 
     Raises:
-        TracelensError: not of that form, no such field, a value of another kind, or parts that do not fit.
+        TracelensError: malformed text, unknown field, wrong type, or parts that do not fit together.
     """
-    home = {item.name: part for part, kind in PARTS.items() for item in fields(kind)}
+    part_of = {item.name: part for part, kind in PARTS.items() for item in fields(kind)}
     changes: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for text in assignments:
         name, separator, value = text.partition("=")
         if not separator:
             raise TracelensError(f"{text!r} is not of the form field=value")
-        if name not in home:
-            raise UnknownName("config field", name, home)
-        changes[home[name]][name] = parse_value(name, value, getattr(getattr(config, home[name]), name))
+        if name not in part_of:
+            raise UnknownName("config field", name, part_of)
+        current = getattr(getattr(config, part_of[name]), name)
+        changes[part_of[name]][name] = parse_value(name, value, current)
     parts = {part: replace(getattr(config, part), **values) for part, values in changes.items() if values}
     return replace(config, **parts)
 
 
 def parse_value(name: str, text: str, like: object) -> object:
-    """A text as a value of the kind of another.
-
-    Args:
-        name: of the field, for the message.
-        text: true or false (on, off, 1, 0), a number, numbers as in 0,1,2, or any text.
-        like: a bool, int, float, tuple or str.
+    """A text as a value of the type of `like`: bool (true, on, 1, ...), int, float, tuple (0,1,2) or str.
 
     Raises:
-        TracelensError: the text is none of that kind.
+        TracelensError: it is not of that type; the message names the field.
     """
     try:
         if isinstance(like, bool):
-            return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[
-                text.lower()
-            ]
+            return _SWITCH[text.lower()]
         if isinstance(like, int):
             return int(text)
         if isinstance(like, float):
@@ -179,13 +173,7 @@ def parse_value(name: str, text: str, like: object) -> object:
         if isinstance(like, tuple):
             return tuple(int(part) for part in text.split(",") if part)
     except (ValueError, KeyError):
-        kinds = {
-            bool: "true or false",
-            int: "a whole number",
-            float: "a number",
-            tuple: "numbers, as in 0,1,2",
-        }
-        raise TracelensError(f"{name} must be {kinds[type(like)]}, not {text!r}") from None
+        raise TracelensError(f"{name} must be {_TYPE_TEXT[type(like)]}, not {text!r}") from None
     return text
 
 

@@ -1,4 +1,4 @@
-"""What readers of other projects' model files share: fields with defaults, dense layers, notes."""
+"""What the readers of other projects' model files share: typed fields with defaults, and notes."""
 
 from __future__ import annotations
 
@@ -8,76 +8,79 @@ from math import isfinite
 from typing import Any
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.model import GEMM_ALIGNMENT
+from tracelens.planner.config.model import GEMM_ALIGNMENT, Model
 
-NO_EXPERTS = {"experts_count": 1, "top_k": 1, "expert_ffn": GEMM_ALIGNMENT}
-"""Fields of a model without experts: all its layers are dense, and these have no weights."""
-
+NO_EXPERTS = {"experts_count": 1, "top_k": 1, "expert_ffn": GEMM_ALIGNMENT, "aux_loss": 0.0}
+"""Fields of a dense model: no layer has experts, so these sizes do not matter."""
 
 LARGEST = 10_000_000
-"""Of any whole number in a file."""
+"""Upper limit of any whole number in a file."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file, read.
+
+    Attributes:
+        model: the architecture.
+        notes: what the file has and the model leaves out, one line each.
+        settings: its layout and training, by field name of the parts of `Config`.
+        global_batch: sequences per step on all ranks, 0 if the file does not say.
+    """
+
+    model: Model
+    notes: tuple[str, ...] = ()
+    settings: dict[str, int] = field(default_factory=dict)
+    global_batch: int = 0
 
 
 @dataclass
 class Fields:
-    """The fields of a file, and what was noted while they were read.
+    """The fields of a file, and the notes made while reading them.
 
-    Attributes:
-        where: the file, for messages.
-        values: of the file.
-        notes: what the model leaves out.
+    Every method raises TracelensError, which names the file, for a value of the wrong type.
     """
 
-    where: str
+    path: str
     values: Mapping[str, Any]
     notes: list[str] = field(default_factory=list)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number: at least 1, and 0 where that is the default.
-
-        Args:
-            name: of the field.
-            default: for a field that is missing or null; without it the field is needed.
-
-        Raises:
-            TracelensError: it is missing, no whole number, too small, or larger than any model has.
-        """
+        """A whole number of 1 to LARGEST, or 0 if that is the default; without a default it is required."""
         value = self.values.get(name)
         if value is None:
             if default is None:
-                raise TracelensError(f"{self.where}: {name!r} is missing; add it")
+                raise TracelensError(f"{self.path}: {name!r} is missing; add it")
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TracelensError(f"{self.where}: {name} must be a whole number, not {value!r}")
+            raise TracelensError(f"{self.path}: {name} must be a whole number, not {value!r}")
         if not (least := 0 if default == 0 else 1) <= value <= LARGEST:
-            raise TracelensError(f"{self.where}: {name} must be {least} to {LARGEST:,}, not {value:,}")
+            raise TracelensError(f"{self.path}: {name} must be {least} to {LARGEST:,}, not {value:,}")
         return value
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Whole numbers in a list, none where it is missing; raises TracelensError for anything else."""
+        """Whole numbers in a list; empty if missing."""
         value = self.values.get(name) or []
         if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
-            raise TracelensError(f"{self.where}: {name} must be a list of whole numbers, not {value!r}")
+            raise TracelensError(f"{self.path}: {name} must be a list of whole numbers, not {value!r}")
         return tuple(value)
 
     def number(self, name: str, default: float) -> float:
-        """A number, whole or not; raises TracelensError where it is none."""
         value = self.values.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise TracelensError(f"{self.where}: {name} must be a number, not {value!r}")
+            raise TracelensError(f"{self.path}: {name} must be a number, not {value!r}")
         return float(value)
 
     def is_on(self, name: str, default: bool = False) -> bool:
-        """A switch; raises TracelensError where it is something else."""
         value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise TracelensError(f"{self.where}: {name} must be true or false, not {value!r}")
+            raise TracelensError(f"{self.path}: {name} must be true or false, not {value!r}")
         return value
 
     def word(self, name: str, default: str) -> str:
@@ -85,27 +88,19 @@ class Fields:
         return default if value is None else str(value)
 
     def refuse(self, problem: str) -> TracelensError:
-        """The error that says what the model cannot be."""
-        return TracelensError(f"{self.where}: {problem}")
+        return TracelensError(f"{self.path}: {problem}")
 
     def left_out(self, subject: str, parameters: int) -> None:
-        """Note parameters that the model does not have."""
+        """Note parameters of the file that the model does not have."""
         self.notes.append(f"not counted: {subject}, {parameters:,} parameters")
 
     def leading_dense(self, sparse: Sequence[bool]) -> int:
-        """Dense layers in front of those with experts.
-
-        Args:
-            sparse: for each layer whether it has experts.
-
-        Raises:
-            TracelensError: a layer with experts stands before a dense one.
-        """
+        """Number of dense layers before the first MoE layer; `sparse` tells which layers have experts."""
         dense = sparse.index(True) if True in sparse else len(sparse)
         if not all(sparse[dense:]):
             later = dense + sparse[dense:].index(False)
             raise self.refuse(
-                f"layer {later} is dense and layer {dense} before it has experts; only leading dense layers "
-                "are supported"
+                f"layer {later} is dense but layer {dense} has experts; dense layers are supported only "
+                "before the first MoE layer"
             )
         return dense

@@ -1,25 +1,27 @@
-"""How a run is spread over ranks: which ranks form which group, which layers lie on which. No torch here."""
+"""Ranks to process groups, and layers to pipeline stages. No torch here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate
+
+import numpy as np
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config.checks import at_least_one
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
-"""Outermost first: ranks with neighbouring numbers differ in `tp`."""
+"""Outermost first: consecutive ranks differ in `tp`."""
 
 HELP = {
-    "ranks": "ranks of the run; data parallelism takes those that the other dimensions leave",
+    "ranks": "ranks of the run; what the other dimensions leave is data parallelism",
     "pp": "pipeline stages",
-    "vpp": "model chunks per stage; above 1, the interleaved schedule",
-    "cp": "ranks that share one sequence in attention",
-    "tp": "ranks that share each dense matrix, and the sequence between them",
-    "ep": "ranks of a stage that share the experts; 0 for all of them",
+    "vpp": "model chunks per stage; above 1 the schedule is interleaved",
+    "cp": "context parallelism: ranks that share a sequence in attention",
+    "tp": "tensor and sequence parallelism: ranks that share each dense matrix",
+    "ep": "expert parallelism: ranks of a stage that share the experts; 0 for all",
     "node": "ranks per node, for hierarchical collectives; 0 for all",
-    "pp_layout": "layers of each chunk in the order of the model, as in 3,4,4,3; empty for even shares",
+    "pp_layout": "layers of each chunk in model order, as in 3,4,4,3; empty for an even split",
 }
 
 
@@ -27,7 +29,7 @@ HELP = {
 class Layout:
     """Ranks as a grid of pipeline x data x context x tensor parallelism; experts lie across the last three.
 
-    The fields are told in HELP.
+    HELP describes the fields. Raises TracelensError if the ranks cannot be divided in this way.
     """
 
     ranks: int = 1
@@ -40,7 +42,6 @@ class Layout:
     pp_layout: str = ""
 
     def __post_init__(self) -> None:
-        """Raise TracelensError when the ranks cannot be divided in this way."""
         at_least_one(self, ("ranks", "pp", "vpp", "cp", "tp"))
         inner = self.pp * self.cp * self.tp
         if self.ranks % inner:
@@ -58,7 +59,6 @@ class Layout:
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of one pipeline stage."""
         return self.ranks // self.pp
 
     @property
@@ -67,7 +67,7 @@ class Layout:
         return self.ep or self.stage_ranks
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Place of a rank in the grid, by dimension; with `ep` and `edp`, its place among the experts."""
+        """Index of a rank in each dimension of the grid, and in the groups "ep" and "edp"."""
         coordinates, rest = {}, rank
         for name in reversed(DIMENSIONS):
             rest, coordinates[name] = divmod(rest, getattr(self, name))
@@ -75,50 +75,28 @@ class Layout:
         return coordinates
 
     def groups(self, *names: str) -> list[list[int]]:
-        """Ranks that differ in these dimensions alone, one list a group, ascending.
+        """Ranks that differ in these dimensions only, one list per group, ascending.
 
         Args:
             names: of DIMENSIONS, or one of "ep" (ranks that share the experts) and "edp" (ranks with the
                 same experts).
         """
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
         if names in (("ep",), ("edp",)):
-            return self._expert_groups(names[0])
-        sizes = {name: range(getattr(self, name)) for name in DIMENSIONS}
-        fixed_names = [name for name in DIMENSIONS if name not in names]
-        groups = []
-        for fixed in product(*(sizes[name] for name in fixed_names)):
-            inside = product(*(sizes[name] for name in DIMENSIONS if name in names))
-            varied = [name for name in DIMENSIONS if name in names]
-            groups.append(
-                [
-                    self._rank(
-                        dict(zip(fixed_names, fixed, strict=True))
-                        | dict(zip(varied, coordinates, strict=True))
-                    )
-                    for coordinates in inside
-                ]
-            )
+            sizes = {
+                "pp": self.pp, "edp": self.stage_ranks // self.experts_over, "ep": self.experts_over
+            }  # fmt: skip
+        grid = np.arange(self.ranks).reshape(*sizes.values())
+        axes = [axis for axis, name in enumerate(sizes) if name in names]
+        size = np.prod([grid.shape[axis] for axis in axes], dtype=int)
+        groups: list[list[int]] = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
         return groups
 
-    def _rank(self, coordinates: dict[str, int]) -> int:
-        rank = 0
-        for name in DIMENSIONS:
-            rank = rank * getattr(self, name) + coordinates[name]
-        return rank
-
-    def _expert_groups(self, name: str) -> list[list[int]]:
-        groups: dict[tuple[int, int], list[int]] = {}
-        fixed_name = "edp" if name == "ep" else "ep"
-        for rank in range(self.ranks):
-            coordinates = self.coordinates(rank)
-            groups.setdefault((coordinates["pp"], coordinates[fixed_name]), []).append(rank)
-        return list(groups.values())
-
     def chunks(self, layers: int) -> list[range]:
-        """Layers of each model chunk in the order of the model: chunk c lies on stage c % pp.
+        """Layers of each model chunk, in model order: chunk c lies on stage c % pp.
 
         Raises:
-            TracelensError: `pp_layout` has another number of chunks or layers; fewer layers than chunks.
+            TracelensError: `pp_layout` does not match chunks or layers; fewer layers than chunks.
         """
         count = self.pp * self.vpp
         if self.pp_layout:
@@ -126,11 +104,11 @@ class Layout:
                 shares = [int(text) for text in self.pp_layout.split(",")]
             except ValueError:
                 raise TracelensError(
-                    f"pp_layout must be layers a chunk, as in 3,4,4,3, not {self.pp_layout!r}"
+                    f"pp_layout must list the layers per chunk, as in 3,4,4,3, not {self.pp_layout!r}"
                 ) from None
             if len(shares) != count or sum(shares) != layers or min(shares) < 0:
                 raise TracelensError(
-                    f"pp_layout {self.pp_layout} must be {count} counts (pp x vpp), {layers} layers together"
+                    f"pp_layout {self.pp_layout} must have {count} chunks (pp x vpp), {layers} layers in all"
                 )
         else:
             if layers < count:

@@ -1,18 +1,17 @@
-"""Megatron's and Primus' YAML: the names of Megatron-LM's arguments, with its defaults."""
+"""Reads Megatron and Primus YAML: arguments of Megatron-LM, with its defaults."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracelens.planner.config.foreign import NO_EXPERTS, Fields
+from tracelens.planner.config.foreign import NO_EXPERTS, Fields, ModelFile
 from tracelens.planner.config.model import Model
 from tracelens.planner.config.model_file import make_model
 from tracelens.planner.config.yaml_files import read_yaml
 
-# Rows of the embedding where the file names only the tokenizer: `vocab_size` of the model's published config.
+# Tokenizer to `vocab_size` of the published config, for files that name only the tokenizer.
 VOCABULARIES = {
     "deepseek-ai/DeepSeek-V2-Lite": 102400,
     "deepseek-ai/DeepSeek-V2": 102400,
@@ -34,26 +33,16 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class MegatronFile:
-    """What a file says; see `tracelens.planner.config.files.ModelFile`."""
-
-    model: Model
-    notes: tuple[str, ...]
-    settings: dict[str, int]
-    global_batch: int
-
-
-def read_megatron(path: Path) -> MegatronFile:
+def read_megatron(path: Path) -> ModelFile:
     """The model, layout and batch of a file.
 
     Raises:
-        TracelensError: the file cannot be read, an argument is missing, or `Model` cannot say it.
+        TracelensError: unreadable, an argument is missing, or not expressible as `Model`.
         MissingExtra: PyYAML is not installed.
     """
     file = Fields(str(path), read_yaml(path))
     if not file.is_on("swiglu", default=False):
-        raise file.refuse("an MLP without gate (swiglu is not true) is not supported")
+        raise file.refuse("only gated MLPs are supported: swiglu must be true")
     sizes = {
         "layers": file.whole("num_layers"),
         "hidden": file.whole("hidden_size"),
@@ -63,11 +52,11 @@ def read_megatron(path: Path) -> MegatronFile:
     values = sizes | _attention(file) | _experts(file, sizes["layers"])
     model = make_model(str(path), values)
     _notes(file, model)
-    return MegatronFile(model, tuple(file.notes), _settings(file, model), file.whole("global_batch_size", 0))
+    return ModelFile(model, tuple(file.notes), _settings(file, model), file.whole("global_batch_size", 0))
 
 
 def _vocabulary(file: Fields) -> int:
-    """Rows of the embedding, filled up as Megatron does."""
+    """Rows of the embedding, padded as Megatron does."""
     if padded := file.whole("padded_vocab_size", 0):
         return padded
     size = file.whole("vocab_size", 0)
@@ -75,10 +64,10 @@ def _vocabulary(file: Fields) -> int:
         name = file.word("tokenizer_model", "")
         if name not in VOCABULARIES:
             raise file.refuse(
-                f"the size of the vocabulary is missing, and that of the tokenizer {name or '(none)'} is "
-                "unknown; add vocab_size"
+                f"vocab_size is missing, and the vocabulary of the tokenizer {name or '(none)'} is unknown; "
+                "add vocab_size"
             )
-        file.notes.append(f"vocabulary of {VOCABULARIES[name]}, that of {name}'s config.json")
+        file.notes.append(f"vocab_size = {VOCABULARIES[name]} from the config.json of {name}")
         return VOCABULARIES[name]
     step = file.whole("make_vocab_size_divisible_by", 128) * file.whole("tensor_model_parallel_size", 1)
     return -(-size // step) * step
@@ -103,15 +92,16 @@ def _attention(file: Fields) -> dict[str, Any]:
 
 
 def _experts(file: Fields, layers: int) -> dict[str, Any]:
-    # Megatron's default of a gated MLP: two thirds of four times the width, in steps of 64.
+    # Megatron's default for a gated MLP: 2/3 of 4 x hidden, rounded down to a multiple of 64.
     dense_ffn = file.whole("ffn_hidden_size", file.whole("hidden_size") * 4 * 2 // 3 // 64 * 64)
     if not file.whole("num_experts", 0):
-        return NO_EXPERTS | {"dense_layers": layers, "dense_ffn": dense_ffn, "aux_loss": 0.0}
+        return NO_EXPERTS | {"dense_layers": layers, "dense_ffn": dense_ffn}
     balance = file.word("moe_router_load_balancing_type", "aux_loss")
     coefficient = file.number("moe_aux_loss_coeff", 0.0)
     if coefficient and balance != "seq_aux_loss":
         file.notes.append(
-            f"left out: a balance loss of the kind {balance}; aux_loss is one over each sequence"
+            f"left out: the balance loss (moe_router_load_balancing_type = {balance}); aux_loss is "
+            "sequence-wise"
         )
     return {
         "dense_layers": file.leading_dense(_pattern(file, layers)),
@@ -128,7 +118,7 @@ def _experts(file: Fields, layers: int) -> dict[str, Any]:
 
 
 def _pattern(file: Fields, layers: int) -> list[bool]:
-    """For each layer whether it has experts: `moe_layer_freq`, a number, a list, or a text that makes one."""
+    """Which layers have experts: `moe_layer_freq` is a number, a list, or an expression for a list."""
     value = file.values.get("moe_layer_freq", 1)
     if isinstance(value, str):
         try:
@@ -145,7 +135,7 @@ def _pattern(file: Fields, layers: int) -> list[bool]:
 
 
 def _list(node: ast.expr) -> Any:
-    """The value of a text of whole numbers, lists, + and *; raises ValueError for anything else."""
+    """The value of an expression of whole numbers, lists, + and *; raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= 10_000:
         return node.value
     if isinstance(node, ast.List):
@@ -162,7 +152,6 @@ def _list(node: ast.expr) -> Any:
 
 
 def _settings(file: Fields, model: Model) -> dict[str, int]:
-    """Layout and training that stand in the file."""
     settings = {
         field: file.whole(name) for name, field in _SETTINGS.items() if file.values.get(name) is not None
     }
@@ -179,18 +168,17 @@ def _settings(file: Fields, model: Model) -> dict[str, int]:
 
 
 def _notes(file: Fields, model: Model) -> None:
-    """Note what the model, or its layout, leaves out."""
     if mtp := file.whole("mtp_num_layers", 0):
-        file.notes.append(f"not counted: {mtp} layers of multi-token prediction (mtp_num_layers)")
+        file.notes.append(f"not counted: {mtp} multi-token prediction layers (mtp_num_layers)")
     if file.is_on("moe_router_enable_expert_bias") and model.moe_layers:
-        file.left_out("biases of the experts' choice", model.moe_layers * model.experts_count)
+        file.left_out("expert biases of the router", model.moe_layers * model.experts_count)
     if not file.is_on("untie_embeddings_and_output_weights"):
         file.notes.append(
-            "counted twice: embedding and head are one matrix in the file "
-            f"(untie_embeddings_and_output_weights is not true), {model.vocab * model.hidden:,} parameters"
+            "counted twice: the file ties embedding and head (untie_embeddings_and_output_weights is not "
+            f"true), {model.vocab * model.hidden:,} parameters"
         )
     if file.word("normalization", "LayerNorm") != "RMSNorm":
-        file.notes.append("norms are taken as RMSNorm, without biases (normalization)")
+        file.notes.append("norms count as RMSNorm, without biases (normalization)")
     for name in ("add_bias_linear", "add_qkv_bias"):
         if file.is_on(name):
             file.notes.append(f"not counted: biases of linear layers ({name})")
@@ -199,4 +187,6 @@ def _notes(file: Fields, model: Model) -> None:
             file.notes.append(f"left out: {name} = {str(file.values[name])[:60]}; set it as an option")
     tp = file.whole("tensor_model_parallel_size", 1)
     if tp > 1 and file.whole("expert_tensor_parallel_size", tp) > 1 and model.moe_layers:
-        file.notes.append("experts are taken as whole on each rank (expert_tensor_parallel_size = 1)")
+        file.notes.append(
+            "experts count as not sharded by tensor parallelism (expert_tensor_parallel_size = 1)"
+        )

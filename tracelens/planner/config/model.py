@@ -1,9 +1,9 @@
-"""The architecture of the reference model, and the bundled models. No torch: they are listed without it."""
+"""The architecture of the reference model. No torch here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config.checks import at_least_one, one_of
@@ -11,11 +11,11 @@ from tracelens.planner.config.checks import at_least_one, one_of
 AttentionName = Literal["mla", "gqa"]
 ScoreName = Literal["softmax", "sigmoid"]
 
-# Grouped GEMM kernels load rows in 16-byte pieces: 8 elements of bfloat16.
+# Grouped GEMM kernels need rows aligned to 16 bytes: 8 elements of bfloat16.
 GEMM_ALIGNMENT = 8
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 100_000
-"""No model has nearly as many; what is worked out for each of them would take forever."""
+"""Far more than any model has: some results are computed for each layer or expert."""
 SIZES = ("layers", "hidden", "heads", "experts_count", "top_k", "expert_ffn", "vocab")
 
 
@@ -30,22 +30,25 @@ class Model:
         dense_ffn: inner width of a dense layer's MLP.
         heads: attention heads H.
         attention: "mla" (multi-head latent attention) or "gqa" (grouped queries).
-        kv_groups: heads of keys and values with "gqa".
-        head_dim: width of a head with "gqa".
-        q_lora: width of the queries' latent with "mla"; 0 for none.
-        kv_lora: width of the latent of keys and values with "mla".
-        qk_dim: width of a query's part without position with "mla".
-        rope_dim: width of its part with rotary position with "mla".
-        v_dim: width of a value head with "mla".
-        experts_count: routed experts E among which the router chooses.
-        top_k: routed experts K a token.
+        kv_groups: key and value heads ("gqa").
+        head_dim: head width ("gqa").
+        q_lora: width of the query latent, 0 for none ("mla").
+        kv_lora: width of the latent of keys and values ("mla").
+        qk_dim: width of a query and key head without rotary position ("mla").
+        rope_dim: width of its rotary part ("mla").
+        v_dim: width of a value head ("mla").
+        experts_count: routed experts E.
+        top_k: routed experts K per token.
         expert_ffn: inner width F of one expert.
         shared_ffn: inner width of the shared expert, 0 for none.
         vocab: vocabulary V.
         score: of the router, "softmax" over all experts or "sigmoid" of each.
-        expert_groups: the router first chooses `top_groups` of so many groups of experts; 1 for no groups.
-        top_groups: groups chosen.
-        aux_loss: factor of the sequence-wise balance loss, 0 for none.
+        expert_groups: groups of experts, of which the router first selects `top_groups`; 1 for none.
+        top_groups: groups selected per token.
+        aux_loss: coefficient of the sequence-wise balance loss, 0 for none.
+
+    Raises:
+        TracelensError: sizes that do not fit together.
     """
 
     layers: int
@@ -72,8 +75,7 @@ class Model:
     aux_loss: float = 0.001
 
     def __post_init__(self) -> None:
-        """Raise TracelensError when the sizes do not fit together."""
-        one_of(self, {"attention": get_args(AttentionName), "score": get_args(ScoreName)})
+        one_of(self)
         at_least_one(self, SIZES)
         for name, most in (("layers", MOST_LAYERS), ("experts_count", MOST_EXPERTS)):
             if getattr(self, name) > most:
@@ -84,7 +86,7 @@ class Model:
         if not 0 <= self.dense_layers <= self.layers:
             raise TracelensError(f"dense_layers must be 0 to {self.layers} (layers), not {self.dense_layers}")
         if self.dense_layers and self.dense_ffn < 1:
-            raise TracelensError("dense_layers needs dense_ffn, the inner width of their MLP")
+            raise TracelensError("dense_layers needs dense_ffn, the inner width of the dense MLP")
         if self.top_k > self.experts_count:
             raise TracelensError(f"top_k ({self.top_k}) exceeds experts_count ({self.experts_count})")
         for name in ("hidden", "expert_ffn"):
@@ -97,10 +99,11 @@ class Model:
         at_least_one(self, ("kv_lora", "qk_dim", "v_dim") if self.attention == "mla" else ("head_dim",))
         if self.attention == "gqa" and (self.kv_groups < 1 or self.heads % self.kv_groups):
             raise TracelensError(
-                f"heads ({self.heads}) must be a multiple of kv_groups ({self.kv_groups}), at least 1"
+                f"heads ({self.heads}) must be a multiple of kv_groups ({self.kv_groups}), which must be at "
+                "least 1"
             )
         if self.rotary_dim < 2 or self.rotary_dim % 2:
-            raise TracelensError(f"the rotary part of a head must be even, not {self.rotary_dim}")
+            raise TracelensError(f"the rotary width of a head must be even, not {self.rotary_dim}")
 
     def _check_groups(self) -> None:
         if self.expert_groups < 1 or self.experts_count % self.expert_groups:
@@ -113,12 +116,12 @@ class Model:
         reachable = self.experts_count // self.expert_groups * self.top_groups
         if self.top_k > reachable:
             raise TracelensError(
-                f"top_k ({self.top_k}) exceeds the {reachable} experts of {self.top_groups} groups"
+                f"top_k ({self.top_k}) exceeds the {reachable} experts in {self.top_groups} groups"
             )
 
     @property
     def rotary_dim(self) -> int:
-        """Width of a head's part with rotary position."""
+        """Width of the rotary part of a head."""
         return self.rope_dim if self.attention == "mla" else self.head_dim
 
     @property

@@ -1,4 +1,4 @@
-"""Model files of the project's own: TOML, one key a field of `Model`, with the source of each figure."""
+"""Model files in TOML: the fields of `Model`, with their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracelens.limits import read_config_file
 from tracelens.planner.config.model import Model
 
 _SOURCE_KEYS = ("title", "url", "date", "fields")
-# Type of a field, as its class writes it, to what a file may hold, and how to say so.
+# Annotated type of a field to the types that a file may have, and their name in messages.
 _KINDS: dict[str, tuple[UnionType | type, str]] = {
     "int": (int, "a whole number"),
     "float": (int | float, "a number"),
@@ -23,7 +23,7 @@ _KINDS: dict[str, tuple[UnionType | type, str]] = {
 
 @cache
 def bundled() -> Mapping[str, Model]:
-    """The bundled models by name, from small to large."""
+    """The models of `models/*.toml` by name, from small to large."""
     models = {file.stem: read_toml(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
     return dict(sorted(models.items(), key=lambda item: (_size(item[1]), item[0])))
 
@@ -31,11 +31,11 @@ def bundled() -> Mapping[str, Model]:
 def read_toml(path: Path) -> Model:
     """Read a model file.
 
-    Its keys are the fields of `Model`; those with a default may be left out. `title`, and `[sources.NAME]`
-    with title, url, date and the `fields` that are from there, are for people.
+    Its keys are the fields of `Model`; those with a default are optional. `title`, and `[sources.NAME]` with
+    title, url, date and the `fields` it documents, are for people.
 
     Raises:
-        TracelensError: no such file, not TOML, or a key is missing, unknown or has no proper value.
+        TracelensError: no such file, not TOML, or a key is missing, unknown or has a wrong value.
     """
     content = _load(path)
     sources = content.pop("sources", {})
@@ -46,33 +46,30 @@ def read_toml(path: Path) -> Model:
     return make_model(str(path), content)
 
 
-def make_model(where: str, values: Mapping[str, Any]) -> Model:
+def make_model(path: str, values: Mapping[str, Any]) -> Model:
     """A model of these fields.
 
-    Args:
-        where: the file, for messages.
-        values: field to value.
-
     Raises:
-        TracelensError: a field is missing, unknown or of another kind, or they do not fit together.
+        TracelensError: a field is missing, unknown or of the wrong type, or they do not fit together; the
+            message names the file.
     """
     kinds = {item.name: item for item in fields(Model)}
     for name, value in values.items():
         if name not in kinds:
-            raise TracelensError(f"{where}: {UnknownName('key', name, kinds)}")
+            raise TracelensError(f"{path}: {UnknownName('key', name, kinds)}")
         kind, words = _KINDS.get(str(kinds[name].type), (str, "text in quotes"))
         if isinstance(value, bool) or not isinstance(value, kind):
-            raise TracelensError(f"{where}: {name} must be {words}, not {value!r}")
+            raise TracelensError(f"{path}: {name} must be {words}, not {value!r}")
     if missing := [name for name, item in kinds.items() if item.default is MISSING and name not in values]:
-        raise TracelensError(f"{where}: {missing[0]!r} is missing; add it")
+        raise TracelensError(f"{path}: {missing[0]!r} is missing; add it")
     try:
         return Model(**values)
     except TracelensError as error:
-        raise TracelensError(f"{where}: {error}") from None
+        raise TracelensError(f"{path}: {error}") from None
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; raises TracelensError where it cannot be read."""
+    """The text of a file; raises TracelensError if it cannot be read."""
     try:
         return read_config_file(path).decode("utf-8")
     except FileNotFoundError:
@@ -84,7 +81,7 @@ def read_text(path: Path) -> str:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    import tomllib  # a few ms that a caller who needs no model need not pay
+    import tomllib  # takes a few ms
 
     text = read_text(path)
     try:
@@ -95,7 +92,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _check_source(path: Path, source: Any) -> None:
     if not isinstance(source, dict) or not isinstance(source.get("title"), str):
-        raise TracelensError(f"{path}: a source is a table [sources.NAME] with a title")
+        raise TracelensError(f"{path}: a source must be a table [sources.NAME] with a title")
     for key in source:
         if key not in _SOURCE_KEYS:
             raise TracelensError(f"{path}: {UnknownName('key of a source', key, _SOURCE_KEYS)}")
@@ -106,27 +103,21 @@ def _check_source(path: Path, source: Any) -> None:
 
 
 def _size(model: Model) -> int:
-    """Weights of the routed experts, which are nearly all there are."""
+    """Weights of the routed experts, which dominate."""
     return model.layers * model.experts_count * model.hidden * model.expert_ffn
 
 
 class _Bundled(Mapping[str, Model]):
-    """The models of `models/*.toml`, read when the first of them is asked for."""
+    """The bundled models, read on first use."""
 
     def __getitem__(self, name: str) -> Model:
-        return self._models[name]
+        return bundled()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._models)
+        return iter(bundled())
 
     def __len__(self) -> int:
-        return len(self._models)
-
-    @property
-    def _models(self) -> Mapping[str, Model]:
-        from tracelens.planner.config.model_file import bundled
-
-        return bundled()
+        return len(bundled())
 
 
 MODELS: Mapping[str, Model] = _Bundled()

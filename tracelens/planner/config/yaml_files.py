@@ -1,8 +1,8 @@
-"""YAML files of Megatron and Primus: what they include, texts of the environment, sections.
+"""Resolves YAML files of Megatron and Primus: includes, environment variables, sections.
 
-Primus' model files name others that they extend (`extends`, in older ones `bases` and `includes`), and
-`${NAME:default}` stands for a variable of the environment. An experiment names a model file and overrides
-parts of it. Megatron's own files have sections (`language_model`, `model_parallel`).
+A Primus model file extends others (`extends`; in older files `bases` and `includes`) and refers to
+environment variables as `${NAME:default}`; an experiment names a model file and overrides parts of it.
+Megatron files have sections (`language_model`, `model_parallel`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tracelens.limits import limits
 from tracelens.planner.config.model_file import read_text
 
 INCLUDES = ("extends", "bases", "includes")
-# Where an experiment's model files lie in Primus, seen from a folder above both.
+# Folders of Primus model files, below a common parent of experiment and models.
 _MODEL_FOLDERS = ("primus/configs/models/{0}", "configs/models/{0}", "models/{0}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """All values of a file and of those that it includes, the nearer ones first; sections are resolved.
+    """All values of a file and its includes, without sections; the file overrides its includes.
 
     Raises:
-        TracelensError: a file is not there or no YAML, or includes itself, or a variable has no value.
+        TracelensError: a file is missing, not YAML, or includes itself, or a variable has no value.
         MissingExtra: PyYAML is not installed.
     """
     return _read(path, ())
@@ -49,21 +49,20 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _experiment(path: Path, modules: dict[str, Any], including: tuple[Path, ...]) -> dict[str, Any]:
-    """The model of Primus' trainer, and what is changed of it."""
+    """The model of the Primus trainer, with its overrides."""
     trainers = [module for module in modules.values() if isinstance(module, dict) and "model" in module]
     if len(trainers) != 1:
-        raise TracelensError(f"{path}: one of its modules must name a model, not {len(trainers)}")
+        raise TracelensError(f"{path}: exactly one module must name a model, not {len(trainers)}")
     (trainer,) = trainers
     name, framework = str(trainer["model"]), str(trainer.get("framework", "megatron"))
     if framework != "megatron":
-        raise TracelensError(f"{path}: a model of {framework!r} cannot be read, only one of 'megatron'")
-    candidates = list(_candidates(path, name, framework))
-    for candidate in candidates:
+        raise TracelensError(f"{path}: only models of 'megatron' can be read, not of {framework!r}")
+    for candidate in _candidates(path, name, framework):
         if candidate.is_file():
             return _read(candidate, including) | (trainer.get("overrides") or {})
     raise TracelensError(
-        f"{path}: its model {name} is neither beside it nor in primus/configs/models/{framework} of a folder "
-        "above; pass the model's file itself"
+        f"{path}: its model {name} is neither in the same folder nor in primus/configs/models/{framework} of "
+        "a parent folder; pass the model file itself"
     )
 
 
@@ -96,19 +95,19 @@ def _load(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise TracelensError(f"{path}: not a model file: its outermost value is no mapping of names")
+        raise TracelensError(f"{path}: not a model file: its outermost value is not a mapping")
     return content
 
 
 def _check_values(path: Path, root: Any) -> None:
-    """Refuse a document that its aliases make large: nine lists of nine aliases each are a billion values.
+    """Refuse a document that its aliases blow up: nine lists of nine aliases each are a billion values.
 
     Args:
-        path: of the file.
-        root: its tree of nodes, in which an alias is the node that it stands for, None for an empty file.
+        path: the file, for messages.
+        root: tree of nodes, in which an alias is the node it refers to; None for an empty file.
 
     Raises:
-        TracelensError: there are more values than the limit, or a value contains itself.
+        TracelensError: more values than the limit, or a value contains itself.
     """
     most = limits().config_values
     sizes: dict[int, int] = {}
@@ -121,8 +120,8 @@ def _check_values(path: Path, root: Any) -> None:
             open_nodes.discard(id(node))
             sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
             if sizes[id(node)] > most:
-                what = f"{path}: more than {most:,} values after its aliases are expanded"
-                raise TracelensError(f"{what}; {limits().exceeded('config_values')}")
+                problem = f"{path}: more than {most:,} values after its aliases are expanded"
+                raise TracelensError(f"{problem}; {limits().exceeded('config_values')}")
         elif id(node) in open_nodes:
             raise TracelensError(f"{path}: a value contains itself through an alias")
         elif id(node) not in sizes:
@@ -138,7 +137,7 @@ def _parts(node: Any) -> list[Any]:
 
 
 def _resolved(path: Path, value: Any, parse: Any) -> Any:
-    """A value with the variables in its texts replaced; a text that had one is read as YAML again."""
+    """A value with its variables replaced; a text that had one is parsed as YAML again."""
     if isinstance(value, dict):
         return {key: _resolved(path, item, parse) for key, item in value.items()}
     if isinstance(value, list):
@@ -155,6 +154,6 @@ def _resolved(path: Path, value: Any, parse: Any) -> Any:
         return str(default)
 
     replaced = _VARIABLE.sub(text, value)
-    # A default in quotes, "[0]*1+[1]*3", stays a text.
+    # A quoted default such as "[0]*1+[1]*3" stays a text.
     scalar = parse(replaced) if not replaced.startswith(("[", "{", "*", "&")) else replaced
     return scalar if isinstance(scalar, str | int | float | bool | None) else replaced

@@ -1,22 +1,24 @@
-"""What a run must come to, from its configuration alone: parameters, FLOPs and messages of each rank.
+"""Parameters, FLOPs and messages of each rank in closed form, from the configuration alone.
 
-Nothing here knows the model's code, torch, or the analyzers, so that each of these can be tested by it. What
-depends on the weights, where the routers send tokens, a run reports as a `Routing` (see `routing_log`).
+Independent of the model's code, of torch and of the analyzers, which are all tested against it. Only the
+routing of tokens depends on the weights; a run reports it as a `Routing` (see `routing_log`).
 """
 
 from tracelens.planner.expected.flops import AttentionKernel, attention_kernel, flops, scores_work
 from tracelens.planner.expected.layer import CHUNKS
-from tracelens.planner.expected.message import Collective, Message, group_ranks
+from tracelens.planner.expected.message import REPLICA_GROUPS, Collective, Message, group_ranks
 from tracelens.planner.expected.messages import is_routed, layer_messages
-from tracelens.planner.expected.parameters import REPLICAS, parameters
+from tracelens.planner.expected.parameters import parameters
 from tracelens.planner.expected.routed import Routed, Routing, balanced
-from tracelens.planner.expected.share import Share
+from tracelens.planner.expected.share import FLOAT32, INT64, Share
 from tracelens.planner.expected.step import buffer_bytes, step_messages
 from tracelens.planner.expected.summary import summary
 
 __all__ = [
     "CHUNKS",
-    "REPLICAS",
+    "FLOAT32",
+    "INT64",
+    "REPLICA_GROUPS",
     "AttentionKernel",
     "Collective",
     "Message",

@@ -1,4 +1,4 @@
-"""The messages of one layer in one micro-batch, in the forward and the backward."""
+"""Messages of one layer in one micro-batch, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tracelens.planner.config import STATIC
 from tracelens.planner.expected.message import Collective
 from tracelens.planner.expected.routed import Routed
-from tracelens.planner.expected.share import Share
+from tracelens.planner.expected.share import FLOAT32, INT64, Share
 
 TRANSPOSED: dict[Collective, Collective] = {
     "all_to_all": "all_to_all",
@@ -16,15 +16,14 @@ TRANSPOSED: dict[Collective, Collective] = {
     "reduce_scatter": "all_gather",
     "deepep": "deepep",
 }
-"""What takes the gradients back."""
+"""Collective of the forward to that of its gradients."""
 
-# Pieces that tp_overlap=chunked makes of a reduce-scatter.
+# Chunks of a reduce-scatter with tp_overlap=chunked.
 CHUNKS = 4
-_FLOAT32, _INT64 = 4, 8
 
 
 class LayerMessage(NamedTuple):
-    """A message without what it has in common with others; see Message."""
+    """The fields of a Message that depend on the layer alone."""
 
     scope: str
     what: str
@@ -35,7 +34,7 @@ class LayerMessage(NamedTuple):
 
     @property
     def transposed(self) -> LayerMessage:
-        """What takes the gradient back."""
+        """The message of the gradient."""
         scope, what, collective, group, sent, received = self
         return LayerMessage(scope, what, TRANSPOSED[collective], group, received, sent)
 
@@ -48,20 +47,14 @@ class Step(NamedTuple):
 
 
 def layer_steps(share: Share, layer: int, routed: Routed | None) -> list[Step]:
-    """The steps of a layer in their order.
-
-    Args:
-        share: of the rank.
-        layer: number.
-        routed: how tokens are routed, where sizes depend on it.
-    """
+    """The steps of a layer in execution order; `routed` is needed where sizes depend on the routing."""
     model, name = share.config.model, f"L{layer}"
     steps = _attention(share, f"{name}.attention")
     if not share.is_moe(layer):
         return [*steps, *_sharded(share, f"{name}.mlp")]
     if model.aux_loss:
-        # The balance loss counts over the whole sequence; its gradient needs no sum.
-        size = share.config.training.micro_batch * model.experts_count * _FLOAT32
+        # The balance loss counts tokens of the whole sequence; the counts have no gradient.
+        size = share.config.training.micro_batch * model.experts_count * FLOAT32
         steps.append(Step([LayerMessage(f"{name}.router", "counts", "all_reduce", "cp_tp", size, size)], []))
     shared = _sharded(share, f"{name}.shared") if model.shared_ffn else []
     *dispatch, combine = _dispatch(share, name, routed)
@@ -71,13 +64,13 @@ def layer_steps(share: Share, layer: int, routed: Routed | None) -> list[Step]:
 
 
 def _both_ways(scope: str, what: str, collective: Collective, group: str, sent: int, received: int) -> Step:
-    """A message whose gradient goes the other way."""
+    """A message whose gradient travels in the opposite direction."""
     message = LayerMessage(scope, what, collective, group, sent, received)
     return Step([message], [message.transposed])
 
 
 def _sharded(share: Share, scope: str) -> list[Step]:
-    """A block cut by tensor parallelism: all positions in, the sums of its own positions out."""
+    """A block sharded by tensor parallelism: gathers all positions, reduce-scatters the results."""
     overlap, ranks = share.config.toggles.tp_overlap, share.config.layout.tp
     part, full = share.tokens * share.row, share.gathered * share.row
     gather = LayerMessage(scope, "positions", "all_gather", "tp", part, full)
@@ -95,7 +88,7 @@ def _sharded(share: Share, scope: str) -> list[Step]:
 
 def _attention(share: Share, scope: str) -> list[Step]:
     model, (first, last) = share.config.model, _sharded(share, scope)
-    # Of "mla" the latents travel, before each rank makes keys and values of them.
+    # "mla" sends the latents, which each rank then up-projects to keys and values.
     width = model.kv_lora + model.rope_dim
     if model.attention == "gqa":
         width = share.kv_groups * (model.query_dim + model.value_dim)
@@ -104,7 +97,7 @@ def _attention(share: Share, scope: str) -> list[Step]:
 
 
 def _dispatch(share: Share, name: str, routed: Routed | None) -> list[Step]:
-    """What takes tokens to the experts, and last what takes results back."""
+    """Dispatch of tokens to the experts, and combine as the last step."""
     toggles, scope, combine = share.config.toggles, f"{name}.dispatch", f"{name}.combine"
     if toggles.dispatch == "allgather":
         return _gathered(share, scope, combine)
@@ -123,7 +116,7 @@ def _dispatch(share: Share, name: str, routed: Routed | None) -> list[Step]:
 
 def _gathered(share: Share, scope: str, combine: str) -> list[Step]:
     ranks, K = share.config.layout.experts_over, share.config.model.top_k
-    weights, experts, tokens = (share.tokens * size for size in (K * _FLOAT32, K * _INT64, share.row))
+    weights, experts, tokens = (share.tokens * size for size in (K * FLOAT32, K * INT64, share.row))
     return [
         _both_ways(scope, "weights", "all_gather", "ep", weights, ranks * weights),
         Step([LayerMessage(scope, "experts", "all_gather", "ep", experts, ranks * experts)], []),
@@ -133,26 +126,26 @@ def _gathered(share: Share, scope: str, combine: str) -> list[Step]:
 
 
 def _sizes_first(share: Share, scope: str, routed: Routed | None) -> list[Step]:
-    """What an all-to-all of tokens needs: how many come, and of copies, how they are routed."""
+    """Messages ahead of an all-to-all of tokens: counts, and with copies their routing."""
     toggles, model, ranks = share.config.toggles, share.config.model, share.config.layout.experts_over
     steps = []
-    copies = toggles.dispatch == "dedup"
-    if not copies or toggles.sync_free < STATIC:
-        # Of copies: how many come, and how many rows they make.
-        size = (2 * ranks if copies else model.experts_count) * _INT64
+    has_copies = toggles.dispatch == "dedup"
+    if not has_copies or toggles.sync_free < STATIC:
+        # dedup: number of copies, and of the rows that they expand to.
+        size = (2 * ranks if has_copies else model.experts_count) * INT64
         steps.append(Step([LayerMessage(scope, "counts", "all_to_all", "ep", size, size)], []))
-    if copies:
-        sent, received = (2 * model.top_k * _FLOAT32 * count for count in _rows(share, routed))
+    if has_copies:
+        sent, received = (2 * model.top_k * FLOAT32 * count for count in _rows(share, routed))
         steps.append(_both_ways(scope, "routing", "all_to_all", "ep", sent, received))
     return steps
 
 
 def _rows(share: Share, routed: Routed | None) -> tuple[int, int]:
-    """Rows of tokens that this rank sends and receives; those of static buffers without a routing."""
-    copies = share.config.toggles.dispatch != "alltoall"
+    """Rows of tokens that this rank sends and receives; without a routing those of static buffers."""
+    has_copies = share.config.toggles.dispatch != "alltoall"
     if routed is None:
-        rows = share.config.layout.experts_over * share.tokens if copies else share.buffer_rows
+        rows = share.config.layout.experts_over * share.tokens if has_copies else share.buffer_rows
         return rows, rows
-    if copies:
+    if has_copies:
         return sum(routed.copies_to), sum(routed.copies_from)
     return sum(routed.rows_to), sum(routed.rows_from)

@@ -1,4 +1,4 @@
-"""A message of a step, and the groups of ranks that it may go to."""
+"""A message of a step, and the process groups of the workload."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Phase = Literal["forward", "backward", "recompute", "step"]
 
 
 class Message(NamedTuple):
-    """One collective, or one send or receive, as a rank takes part in it.
+    """One collective, or one send or receive, from the view of one rank.
 
     Attributes:
-        scope: innermost scope of the trace that it stands in; of a gradient it ends in `.B`.
-        phase: "step" for what is done once a step.
-        micro_batch: number, -1 once a step.
-        what: is exchanged.
-        collective: how.
+        scope: innermost annotation around it in the trace; ends in `.B` for a gradient.
+        phase: "step" for once per step.
+        micro_batch: -1 for once per step.
+        what: the payload.
+        collective: its kind.
         group: name of its process group.
-        ranks: in that group.
-        sent: bytes of the buffer that the rank gives.
-        received: bytes of the buffer that it gets.
+        ranks: size of that group.
+        sent: bytes of the send buffer.
+        received: bytes of the receive buffer.
     """
 
     scope: str
@@ -38,8 +38,12 @@ class Message(NamedTuple):
     received: int
 
 
+REPLICA_GROUPS = {"stage": "dp_cp_tp", "dense": "dp_cp", "edp": "edp"}
+"""Parameters (unsharded, sharded by tensor parallelism, experts) to the process group of their replicas."""
+
+
 def group_ranks(layout: Layout, group: str) -> int:
-    """Ranks in the groups of a name, that of their dimensions."""
+    """Size of the process groups of this name, which lists their dimensions."""
     sizes = {
         "pp": layout.pp,
         "tp": layout.tp,

@@ -1,11 +1,11 @@
 """Every message of one step of one rank, with its bytes, from sizes and routing alone.
 
-Bytes are those of the buffers that the collective is given, as profilers record them: what a rank keeps to
-itself counts too. An all-gather sends the rank's part and receives the whole, a reduce-scatter the other way
-round, an all-reduce or a broadcast has one buffer for both. Groups of one rank send nothing.
+Bytes are those of the buffers passed to the collective, as profilers record them: what a rank sends to itself
+counts too. An all-gather sends the rank's part and receives the whole, a reduce-scatter the other way round;
+an all-reduce or a broadcast has one buffer. Groups of one rank send nothing.
 
-Not in the list: what tp_overlap=symmetric copies between GPUs without a collective. Of dispatch=deepep, whose
-kernels are no collectives of torch either, it has the copies of tokens.
+tp_overlap=symmetric copies between GPUs without a collective, which is not listed. dispatch=deepep uses no
+torch collectives either, but its copies of tokens are listed.
 """
 
 from __future__ import annotations
@@ -25,59 +25,50 @@ def messages(config: Config, rank: int, routing: Routing | None = None) -> list[
 
     Args:
         config: of the run.
-        rank: number of the rank.
-        routing: of the step, as the run reported it; not needed with routing=balanced, dispatch=allgather,
-            or sync_free=3 unless it is dispatch=deepep.
+        rank: of the run.
+        routing: of the step, as reported by the run; not needed with routing=balanced, dispatch=allgather,
+            or sync_free=3 unless dispatch=deepep.
 
     Raises:
-        TracelensError: there is no such rank, or the routing is needed and not known.
+        TracelensError: no such rank, or the routing is needed but unknown.
     """
     share = Share(config, rank)
+    routing = known(config, rank, routing) if is_routed(share) else None
     sent: list[Message] = []
-    needed = is_routed(share)
-    if needed:
-        routing = known(config, rank, routing)
     for batch in range(config.training.micro_batches):
         for chunk, layers in share.chunks.items():
             sent += pipeline_messages(share, chunk, batch)
             for layer in layers:
-                routed = routing.at(layer, batch) if routing and needed and share.is_moe(layer) else None
+                routed = routing.at(layer, batch) if routing is not None and share.is_moe(layer) else None
                 sent += layer_messages(share, layer, batch, routed)
     return sent + step_messages(share)
 
 
 def is_routed(share: Share) -> bool:
-    """Whether sizes of messages depend on the routing."""
+    """Whether message sizes depend on the routing."""
     toggles = share.config.toggles
     if group_ranks(share.config.layout, "ep") == 1 or not any(map(share.is_moe, share.layers)):
         return False
-    # DeepEP's buffers may be for the worst case, but what travels is not.
+    # DeepEP sends only actual tokens, even from buffers sized for the worst case.
     return toggles.dispatch == "deepep" or (toggles.sync_free < STATIC and toggles.dispatch != "allgather")
 
 
 def layer_messages(share: Share, layer: int, batch: int, routed: Routed | None) -> Iterator[Message]:
-    """A layer's messages in the forward of a micro-batch, those computed again, and those of its gradients.
-
-    Args:
-        share: of the rank.
-        layer: number.
-        batch: number of the micro-batch.
-        routed: how tokens are routed, where `is_routed`.
-    """
+    """Messages of a layer in one micro-batch: forward, recompute, backward; `routed` only if `is_routed`."""
     steps = layer_steps(share, layer, routed)
     forward = [message for step in steps for message in step.forward]
     yield from _messages(share, forward, "forward", batch)
     if share.is_recomputed(layer):
         yield from _messages(share, _recompute_messages(share, steps), "recompute", batch)
-    backward = [message for step in reversed(steps) for message in step.backward]
-    backward = [message._replace(scope=f"{message.scope}.B") for message in backward]
+    gradients = (message for step in reversed(steps) for message in step.backward)
+    backward = [message._replace(scope=f"{message.scope}.B") for message in gradients]
     yield from _messages(share, backward, "backward", batch)
 
 
 def _recompute_messages(share: Share, steps: list[Step]) -> list[LayerMessage]:
-    """What a layer sends when it is computed again: that ends with the last tensor that the backward needs.
+    """Messages of a recomputed layer: recompute stops at the last tensor that the backward needs.
 
-    The reduction at the end of a layer is left out, unless GEMM and reduction are one operation.
+    That is before the reduction at the end of the layer, unless GEMM and reduction are one operation.
     """
     forward = [message for step in steps for message in step.forward]
     *rest, last = forward
@@ -85,10 +76,8 @@ def _recompute_messages(share: Share, steps: list[Step]) -> list[LayerMessage]:
     return rest if last.collective in ("reduce_scatter", "deepep") and not fused else forward
 
 
-def _messages(
-    share: Share, layer_messages_: list[LayerMessage], phase: Phase, batch: int
-) -> Iterator[Message]:
-    for scope, what, collective, group, sent, received in layer_messages_:
+def _messages(share: Share, of_layer: list[LayerMessage], phase: Phase, batch: int) -> Iterator[Message]:
+    for scope, what, collective, group, sent, received in of_layer:
         ranks = group_ranks(share.config.layout, group)
         if ranks > 1:
             yield Message(scope, phase, batch, what, collective, group, ranks, sent, received)

@@ -9,18 +9,9 @@ from typing import NamedTuple
 from tracelens.planner.config import Config, Layout, Model
 from tracelens.planner.expected.share import Share
 
-REPLICAS = ("stage", "dense", "edp")
-"""Groups of ranks that hold the same parameters: whole ones, shards of tensor parallelism, experts."""
-
 
 class Parameter(NamedTuple):
-    """One parameter of a rank.
-
-    Attributes:
-        replicas: name of the group of ranks that hold the same, of REPLICAS.
-        component: that it belongs to.
-        elements: how many.
-    """
+    """One parameter of a rank; `replicas` is a key of REPLICA_GROUPS."""
 
     replicas: str
     component: str
@@ -28,30 +19,19 @@ class Parameter(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Parameters of a whole model.
-
-    Attributes:
-        total: all of them, embedding and head included.
-        active: those that one token meets: `top_k` of the routed experts, and all the rest.
-    """
+    """Parameters of a whole model; active per token are `top_k` of the routed experts and all the rest."""
 
     total: int
     active: int
 
 
 def parameters(config: Config, rank: int) -> dict[str, dict[str, int]]:
-    """Parameters that a rank holds, summed.
+    """Parameters that a rank holds: key of REPLICA_GROUPS to component to count, without zeros.
 
-    Args:
-        config: of the run.
-        rank: number of the rank.
-
-    Returns:
-        name of the group of ranks that hold the same, to component (embedding, norms, attention, mlp,
-        router, experts, shared, head), to how many; without what the rank has none of.
+    Components are embedding, norms, attention, mlp, router, experts, shared and head.
 
     Raises:
-        TracelensError: there is no such rank.
+        TracelensError: no such rank.
     """
     by_group: dict[str, dict[str, int]] = {}
     for replicas, component, elements in each_parameter(Share(config, rank)):
@@ -68,7 +48,7 @@ def totals(model: Model) -> Totals:
 
 
 def each_parameter(share: Share) -> Iterator[Parameter]:
-    """The parameters of a rank, one by one."""
+    """Every parameter of a rank."""
     model, D = share.config.model, share.config.model.hidden
     if share.is_first:
         yield Parameter("stage", "embedding", model.vocab * D)
@@ -89,7 +69,7 @@ def each_parameter(share: Share) -> Iterator[Parameter]:
 
 
 def _latent(share: Share) -> Iterator[Parameter]:
-    """Multi-head latent attention (arXiv:2405.04434, section 2.1), the norms of its latents included."""
+    """Multi-head latent attention (arXiv:2405.04434, section 2.1), including the norms of its latents."""
     model, n, D = share.config.model, share.heads, share.config.model.hidden
     unsharded = [D * (model.kv_lora + model.rope_dim), model.kv_lora]
     if model.q_lora:

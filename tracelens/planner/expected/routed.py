@@ -1,4 +1,4 @@
-"""How tokens were routed, as far as FLOPs and messages depend on it: told by a run, or known beforehand."""
+"""The routing of tokens, as far as FLOPs and messages depend on it: reported by a run, or balanced."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from tracelens.planner.expected.share import Share
 
 @dataclass(frozen=True)
 class Routed:
-    """One layer's routing of one micro-batch, seen from one rank.
+    """One layer's routing of one micro-batch, seen from one rank of the group "ep".
 
-    Ranks are those of its group "ep", in their order. A row is a token once for each expert that it chose, a
-    copy is a token once for each rank with such an expert.
+    A token is a row for each of its top-k experts, and a copy for each rank that has one of them.
 
     Attributes:
-        rows: of each expert of this rank.
-        rows_to: of this rank's tokens, to each rank.
-        rows_from: to this rank, from each.
-        copies_to: of this rank's tokens, to each rank.
-        copies_from: to this rank, from each.
+        rows: per expert of this rank.
+        rows_to: sent to each rank.
+        rows_from: received from each rank.
+        copies_to: sent to each rank.
+        copies_from: received from each rank.
     """
 
     rows: tuple[int, ...]
@@ -37,23 +36,15 @@ class Routed:
 
 @dataclass(frozen=True)
 class Routing:
-    """The routing of one step, seen from one rank.
-
-    Attributes:
-        layers: number of a layer with experts to its routing of each micro-batch.
-    """
+    """The routing of one step, seen from one rank: MoE layer to its routing of each micro-batch."""
 
     layers: Mapping[int, tuple[Routed, ...]]
 
     def at(self, layer: int, micro_batch: int) -> Routed:
-        """The routing of a layer and micro-batch.
-
-        Raises:
-            TracelensError: it is not known.
-        """
+        """The routing of a layer and micro-batch; raises TracelensError if it is unknown."""
         batches = self.layers.get(layer, ())
         if micro_batch >= len(batches):
-            raise TracelensError(f"the routing of layer {layer} is not known for micro-batch {micro_batch}")
+            raise TracelensError(f"the routing of layer {layer} in micro-batch {micro_batch} is unknown")
         return batches[micro_batch]
 
     def as_dict(self) -> dict[str, list[dict[str, list[int]]]]:
@@ -64,11 +55,7 @@ class Routing:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Routing:
-        """What `as_dict` made, read back.
-
-        Raises:
-            TracelensError: it is something else.
-        """
+        """The inverse of `as_dict`; raises TracelensError for anything else."""
         try:
             return cls(
                 {
@@ -80,33 +67,33 @@ class Routing:
                 }
             )
         except (TypeError, ValueError, AttributeError) as error:
-            raise TracelensError(f"this is no routing of a run ({error}): record the run again") from None
+            raise TracelensError(f"not the routing of a run ({error}): record the run again") from None
 
 
 def known(config: Config, rank: int, routing: Routing | None) -> Routing:
-    """The routing that a run reported; with routing=balanced it is known without.
+    """The routing that a run reported, or with routing=balanced the computed one.
 
     Raises:
-        TracelensError: none is given, and it depends on the weights.
+        TracelensError: there is none, and it depends on the weights.
     """
     if routing is not None:
         return routing
     if config.training.routing == "balanced":
         return balanced(config, rank)
     raise TracelensError(
-        f"where tokens go with routing={config.training.routing} depends on the weights: pass the routing "
-        "that the run reported, or take routing=balanced"
+        f"routing={config.training.routing} depends on the weights: pass the routing that the run reported, "
+        "or set routing=balanced"
     )
 
 
 def balanced(config: Config, rank: int) -> Routing:
-    """The routing of routing=balanced: choice c of a rank takes place c % E of a shuffled order."""
+    """The routing of routing=balanced: assignment c of a rank goes to expert order[c % E]."""
     share, model, ranks = Share(config, rank), config.model, config.layout.experts_over
-    choices, (ep_rank, e) = share.tokens * model.top_k, (share.coordinates["ep"], share.experts)
+    assignments, ep_rank, e = share.tokens * model.top_k, share.coordinates["ep"], share.experts
     order = _order(config)
     count_E = [0] * model.experts_count
     for position, expert in enumerate(order):
-        count_E[expert] = choices // model.experts_count + (position < choices % model.experts_count)
+        count_E[expert] = assignments // model.experts_count + (position < assignments % model.experts_count)
     rows_to = tuple(sum(count_E[first : first + e]) for first in range(0, model.experts_count, e))
     copies_to = _balanced_copies(share.tokens, model.top_k, order, ranks)
     routed = Routed(
@@ -121,14 +108,14 @@ def balanced(config: Config, rank: int) -> Routing:
 
 
 def _order(config: Config) -> tuple[int, ...]:
-    """Experts shuffled by the seed, so that a token's lie on several ranks."""
+    """Experts shuffled by the seed, so that a token's experts lie on several ranks."""
     experts = config.model.experts_count
     return tuple(Random(config.training.seed).sample(range(experts), experts))
 
 
 @lru_cache
 def _balanced_copies(tokens: int, top_k: int, order: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Copies to each rank: token t takes the places from t * K on, round and round."""
+    """Copies to each rank: token t takes the K experts from order[t * K] on, cyclically."""
     copies, experts = [0] * ranks, len(order)
     for token in range(tokens):
         positions = range(token * top_k, (token + 1) * top_k)

@@ -1,8 +1,4 @@
-"""Messages outside of layers.
-
-Activations travel between the chunks of a pipeline; once a step gradients are summed, and the parameters that
-each rank updated a share of are gathered.
-"""
+"""Messages outside of layers: between pipeline stages, and once per step of gradients and parameters."""
 
 from __future__ import annotations
 
@@ -12,47 +8,46 @@ from functools import lru_cache
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, DtypeName, Layout, Model, Training
-from tracelens.planner.expected.message import Collective, Message, Phase, group_ranks
-from tracelens.planner.expected.parameters import REPLICAS, each_parameter
+from tracelens.planner.expected.message import REPLICA_GROUPS, Collective, Message, Phase, group_ranks
+from tracelens.planner.expected.parameters import each_parameter
 from tracelens.planner.expected.share import Share
 
-# Each parameter begins at a multiple of it in the optimizer's flat buffers.
+# Alignment of each parameter in the flat buffers of the optimizer.
 ALIGNMENT_BYTES = 128
-_DIMENSIONS = {"stage": ("dp", "cp", "tp"), "dense": ("dp", "cp"), "edp": ("edp",)}
 _LOSS_BYTES = 4
 
 
 def buffer_bytes(share: Share) -> dict[str, int]:
-    """Bytes of the flat buffers of a rank's parameters, and of those of their gradients, by replicas.
+    """Bytes of the flat buffers of a rank's parameters (those of gradients are alike), by REPLICA_GROUPS.
 
-    Parameters lie one behind the other, each aligned, and the whole is filled up to equal aligned shares for
-    all ranks that hold the same.
+    Each parameter is aligned, and the buffer is padded to equal aligned shards for all ranks of the group.
     """
     config = share.config
-    # The ranks of one sequence hold the same: however many they are, sizes are worked out once.
+    # Context-parallel ranks hold the same parameters, so the cache does not depend on their number.
     layout = replace(config.layout, cp=1, node=0)
     sizes = _sizes(config.model, layout, config.training.dtype, share.coordinates["pp"])
-    groups = {replicas: group_ranks(config.layout, _group(replicas)) for replicas in REPLICAS}
     return {
-        replicas: _up(size, ALIGNMENT_BYTES * groups[replicas]) for replicas, size in sizes.items() if size
+        replicas: _up(size, ALIGNMENT_BYTES * group_ranks(config.layout, REPLICA_GROUPS[replicas]))
+        for replicas, size in sizes.items()
+        if size
     }
 
 
 @lru_cache(maxsize=1024)
 def _sizes(model: Model, layout: Layout, dtype: DtypeName, stage: int) -> dict[str, int]:
-    """Bytes of a pipeline stage's parameters, each aligned, by replicas."""
+    """Bytes of the aligned parameters of a pipeline stage, by REPLICA_GROUPS."""
     training = Training(seq=layout.tp, micro_batches=layout.pp, dtype=dtype)
     share = Share(Config(model, layout, training=training), stage * layout.stage_ranks)
-    sizes = dict.fromkeys(REPLICAS, 0)
+    sizes = dict.fromkeys(REPLICA_GROUPS, 0)
     for replicas, _, elements in each_parameter(share):
         sizes[replicas] += _up(elements * share.element, ALIGNMENT_BYTES)
     return sizes
 
 
 def pipeline_messages(share: Share, chunk: int, batch: int) -> Iterator[Message]:
-    """What a chunk of the model gets and gives in one micro-batch, if there is a pipeline.
+    """Messages between a chunk and its neighbours in one micro-batch; none without a pipeline.
 
-    Each message has the name of the chunk's own forward or backward, beside which it stands in the trace.
+    Their scope is the chunk's own forward or backward, beside which they run in the trace.
     """
     layout, size, scope = share.config.layout, share.tokens * share.row, f"mb{batch}.chunk{chunk}"
     if layout.pp == 1:
@@ -62,33 +57,35 @@ def pipeline_messages(share: Share, chunk: int, batch: int) -> Iterator[Message]
     steps: dict[Phase, list[tuple[Collective, int]]] = {"forward": forward, "backward": backward}
     for phase, moves in steps.items():
         what = "stream" if phase == "forward" else "gradients"
-        for way, peer in moves:
+        for collective, peer in moves:
             if 0 <= peer < layout.pp * layout.vpp:
-                sent, received = (size, 0) if way == "send" else (0, size)
+                sent, received = (size, 0) if collective == "send" else (0, size)
                 name = f"{scope}.{phase[0].upper()}"
-                yield Message(name, phase, batch, what, way, "pp", layout.pp, sent, received)
+                yield Message(name, phase, batch, what, collective, "pp", layout.pp, sent, received)
 
 
 def step_messages(share: Share) -> list[Message]:
-    """Messages of one rank that are sent once a step, in their order."""
+    """Messages of one rank that are sent once per step, in their order."""
     layout, messages = share.config.layout, []
     sizes = {
-        name: size for name, size in buffer_bytes(share).items() if group_ranks(layout, _group(name)) > 1
+        replicas: size
+        for replicas, size in buffer_bytes(share).items()
+        if group_ranks(layout, REPLICA_GROUPS[replicas]) > 1
     }
     for replicas, size in sizes.items():
         messages += list(_reduction(share, replicas, size))
-    for group, size in ((_group(replicas), size) for replicas, size in sizes.items()):
+    for replicas, size in sizes.items():
+        group = REPLICA_GROUPS[replicas]
         messages.append(_message("param_gather", "all_gather", group, group_ranks(layout, group), size))
-    for group in (_group("stage"), "pp"):
-        if group_ranks(layout, group) > 1:
-            messages.append(
-                _message("log", "all_reduce", group, group_ranks(layout, group), _LOSS_BYTES, "loss")
-            )
+    for group in (REPLICA_GROUPS["stage"], "pp"):
+        ranks = group_ranks(layout, group)
+        if ranks > 1:
+            messages.append(_message("log", "all_reduce", group, ranks, _LOSS_BYTES, "loss"))
     return messages
 
 
 def _reduction(share: Share, replicas: str, size: int) -> Iterator[Message]:
-    kind, group = share.config.toggles.grad_reduce, _group(replicas)
+    kind, group = share.config.toggles.grad_reduce, REPLICA_GROUPS[replicas]
     ranks = group_ranks(share.config.layout, group)
     nodes = _nodes(share, replicas) if kind == "hierarchical" else []
     if kind == "reduce_scatter":
@@ -102,22 +99,17 @@ def _reduction(share: Share, replicas: str, size: int) -> Iterator[Message]:
         yield _message("grad_reduce", "all_gather", "dp_node", inside, size)
 
 
-def _group(replicas: str) -> str:
-    """Name of the process group of ranks that hold the same."""
-    return "_".join(_DIMENSIONS[replicas])
-
-
 def _nodes(share: Share, replicas: str) -> list[list[int]]:
-    """The ranks with the same parameters, by the machine that they are on."""
+    """The ranks with the same parameters, by node."""
     layout = share.config.layout
-    (group,) = (ranks for ranks in layout.groups(*_DIMENSIONS[replicas]) if share.rank in ranks)
+    (group,) = (ranks for ranks in layout.groups(*REPLICA_GROUPS[replicas].split("_")) if share.rank in ranks)
     nodes: dict[int, list[int]] = {}
     for rank in group:
         nodes.setdefault(rank // (layout.node or layout.ranks), []).append(rank)
     if len({len(node_ranks) for node_ranks in nodes.values()}) > 1:
         raise TracelensError(
-            f"grad_reduce=hierarchical: the ranks that share {replicas} lie unevenly on nodes of "
-            f"{layout.node}: choose a layout or a node that shares them out evenly"
+            f"grad_reduce=hierarchical: ranks with the same {replicas} parameters are spread unevenly over "
+            f"nodes of {layout.node} ranks: change the layout or node"
         )
     return list(nodes.values())
 
@@ -125,7 +117,6 @@ def _nodes(share: Share, replicas: str) -> list[list[int]]:
 def _message(
     scope: str, collective: Collective, group: str, ranks: int, size: int, what: str = ""
 ) -> Message:
-    """A collective on a buffer of so many bytes."""
     part = size // ranks
     sent = part if collective == "all_gather" else size
     received = part if collective == "reduce_scatter" else size

@@ -1,4 +1,4 @@
-"""All closed forms of one rank as plain values, for the file beside its trace."""
+"""The closed forms of one rank as plain values, for the side file of its trace."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ def summary(config: Config, rank: int, device: str, routing: Routing | None = No
 
     Args:
         config: of the run.
-        rank: number of the rank.
-        device: "cpu" or "cuda", on which depends how attention is computed.
-        routing: of the step, as the run reported it; see `flops` and `messages` for when it is not needed.
+        rank: of the run.
+        device: "cpu" or "cuda", which determines the attention kernel.
+        routing: of the step, as reported by the run; see `flops` and `messages` for when it is not needed.
 
     Returns:
-        `parameters` by replicas and component; `attention`, how it is computed; `flops` by scope, forward,
-        backward and recomputed; `messages`, the fields of Message, `times` a step instead of `micro_batch`.
+        `parameters` by REPLICA_GROUPS and component; `attention`, the kernel; `flops` by scope, forward,
+        backward and recomputed; `messages`, the fields of Message, with `times` per step instead of
+        `micro_batch`.
 
     Raises:
-        TracelensError: there is no such rank, or the routing is needed and not known.
+        TracelensError: no such rank, or the routing is needed but unknown.
     """
     kernel = attention_kernel(config, rank, device)
-    work = flops(config, rank, routing, kernel)
     counted = Counter(message._replace(micro_batch=-1) for message in messages(config, rank, routing))
-    rows = [{**message._asdict(), "times": times} for message, times in counted.items()]
+    rows = [message._asdict() | {"times": times} for message, times in counted.items()]
     return {
         "parameters": parameters(config, rank),
         "attention": kernel,
-        "flops": {scope: done._asdict() for scope, done in work.items()},
-        "messages": [
-            {name: value for name, value in message.items() if name != "micro_batch"} for message in rows
-        ],
+        "flops": {scope: work._asdict() for scope, work in flops(config, rank, routing, kernel).items()},
+        "messages": [{name: value for name, value in row.items() if name != "micro_batch"} for row in rows],
     }

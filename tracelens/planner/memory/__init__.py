@@ -1,4 +1,4 @@
-"""Memory: bytes a GPU, by component and pipeline rank, of a model and a layout."""
+"""Memory per GPU of a model and a layout, by component and pipeline rank."""
 
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.brief import brief_stage

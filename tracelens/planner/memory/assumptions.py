@@ -1,10 +1,10 @@
-"""Assumptions of a memory projection besides the run's configuration."""
+"""Assumptions of a memory projection beyond the configuration of the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, get_args
+from typing import Literal
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import one_of
@@ -18,34 +18,37 @@ AttentionName = Literal["auto", "flash", "math"]
 StageBuffersName = Literal["all", "in_flight"]
 
 STATES: dict[OptimizerName, int] = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Numbers that an optimizer keeps for each parameter."""
+"""Optimizer states per parameter."""
 
-# What torch takes for cuBLAS and cuBLASLt on a GPU of compute capability 9, from the memory that it gives out
-# itself; one each for the threads of forward and backward (ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp).
+# cuBLAS and cuBLASLt workspaces that torch allocates on a GPU of compute capability 9, one each for the
+# threads of forward and backward (ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp).
 CUBLAS_BYTES = 32 * 2**20
 THREADS = 2
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """The defaults are what the reference workload does, but for `stage_buffers`.
+    """The defaults describe the reference workload, except for `stage_buffers`.
 
     Attributes:
-        convention: "exact", every tensor that the reference workload holds; "brief", as in the two memory
-            charts of AMD's MoE training guide.
-        optimizer: numbers it keeps a parameter, see STATES.
-        gradients: type in which they are summed up, that of the parameters or float32.
-        sharding: of main parameters and optimizer, over the ranks that hold the same ("replicas") or not.
-        recompute: what is computed again in the backward: "layers" (those of `recompute_layer_ids`), "none",
-            "attention" (of each layer, with its norm) or "full" (each layer).
-        attention: a kernel that saves no scores ("flash"), GEMMs that save them ("math"), or torch's choice
-            on a GPU ("auto").
-        overlap: 1F1B with all-to-alls overlapped with computation: one more forward in flight.
-        imbalance: tokens of the experts of a rank / those of an average rank.
-        stage_buffers: what comes from other pipeline stages lies in new tensors and is kept while it is
-            needed ("in_flight"), or in buffers for all micro-batches of a step, and what goes out is kept to
-            its backward, as by torch's schedules, which the workload uses ("all").
-        library_bytes: workspaces that libraries get from the allocator.
+        convention: "exact", every tensor of the reference workload; "brief", as in the two memory charts of
+            AMD's MoE training guide.
+        optimizer: determines the states per parameter, see STATES.
+        gradients: type in which gradients accumulate: that of the parameters, or float32.
+        sharding: of main parameters and optimizer states over the ranks with the same parameters
+            ("replicas"), or "none".
+        recompute: in the backward: "layers" (those of `recompute_layer_ids`), "none", "attention" (of each
+            layer, with its norm) or "full" (each layer).
+        attention: "flash" saves no scores, "math" saves them, "auto" is torch's choice on a GPU.
+        overlap: 1F1B with all-to-alls overlapped by computation: one more forward in flight.
+        imbalance: tokens of the experts of a rank / mean over ranks.
+        stage_buffers: "in_flight": activations from other stages are allocated and freed as needed; "all":
+            buffers for all micro-batches of a step, and outputs kept to their backward, as torch's schedules
+            (and so the workload) do.
+        library_bytes: workspaces that libraries take from the allocator.
+
+    Raises:
+        TracelensError: an unknown value, or a number out of range.
     """
 
     convention: ConventionName = "exact"
@@ -60,19 +63,7 @@ class Assumptions:
     library_bytes: int = CUBLAS_BYTES * THREADS
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be."""
-        one_of(
-            self,
-            {
-                "convention": get_args(ConventionName),
-                "optimizer": get_args(OptimizerName),
-                "gradients": get_args(GradientName),
-                "sharding": get_args(ShardingName),
-                "recompute": get_args(RecomputeName),
-                "attention": get_args(AttentionName),
-                "stage_buffers": get_args(StageBuffersName),
-            },
-        )
+        one_of(self)
         if not isfinite(self.imbalance) or self.imbalance < 1:
             raise TracelensError(f"imbalance must be at least 1 (balanced), not {self.imbalance}")
         if self.library_bytes < 0:

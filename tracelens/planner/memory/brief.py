@@ -1,9 +1,9 @@
-"""Memory as two published charts count it: AMD, MoE training best practices on AMD GPUs, figures 8 and 9.
+"""Memory as in two published charts: AMD, MoE training best practices on AMD GPUs, figures 8 and 9.
 
 They show the first pipeline rank of models with grouped-query attention and no dense layers. Attention counts
 only its key and value parameters, the router none; optimizer states are sharded over the ranks with the same
-experts; main parameters take 2 bytes. Activations exclude the shared expert and what the experts' activation
-function saves; logits count on the first rank, 6 bytes each.
+experts; main parameters take 2 bytes. Activations exclude the shared expert and those saved by the experts'
+activation function; logits count on the first rank, 6 bytes each.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from tracelens.planner.memory.tape import Held
 WEIGHT = GRADIENT = MAIN = ACTIVATION = 2
 ADAM = 8
 LOGIT = 6
-"""Bytes of each."""
+"""Bytes per element."""
 
 
 def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
-    """The first pipeline rank by this convention.
-
-    Raises:
-        TracelensError: a model or a setting of another kind than those of the charts.
-    """
+    """The first pipeline rank by this convention; raises TracelensError for what the charts do not cover."""
     _check(config, assumptions)
     layout = config.layout
     chunks = layout.chunks(config.model.layers)[:: layout.pp]
@@ -37,8 +33,7 @@ def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
 
 
 def _check(config: Config, assumptions: Assumptions) -> None:
-    """Raise TracelensError for what the charts do not tell."""
-    model, training, usual = config.model, config.training, Assumptions()
+    model, training, defaults = config.model, config.training, Assumptions()
     if model.attention != "gqa" or model.dense_layers:
         raise TracelensError(
             "convention=brief supports only models with grouped-query attention and without dense layers: "
@@ -50,11 +45,11 @@ def _check(config: Config, assumptions: Assumptions) -> None:
         or bool(config.toggles.recompute_layer_ids),
         "another precision": training.dtype != "bfloat16" or not training.main_params,
         **{
-            f"{name}={getattr(assumptions, name)}": getattr(assumptions, name) != getattr(usual, name)
+            f"{name}={getattr(assumptions, name)}": getattr(assumptions, name) != getattr(defaults, name)
             for name in ("optimizer", "gradients", "sharding", "imbalance")
         },
     }
-    if present := [name for name, is_so in unsupported.items() if is_so]:
+    if present := [name for name, is_set in unsupported.items() if is_set]:
         raise TracelensError(
             f"convention=brief does not support {present[0]}: leave it out, or use convention=exact"
         )

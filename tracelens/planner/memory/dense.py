@@ -1,35 +1,40 @@
-"""Tapes of what is no routing: norms, attention, gated MLPs, embedding, head and loss."""
+"""Tapes of the dense parts: norms, attention, gated MLPs, embedding, head and loss."""
 
 from __future__ import annotations
 
-from tracelens.planner.expected import AttentionKernel
-from tracelens.planner.memory.sizes import FLOAT32, INT64, Sizes
+from tracelens.planner.expected import FLOAT32, INT64, AttentionKernel
+from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.tape import Tape, Value
 
 
-def norm(t: Tape, s: Sizes, x: Value, width: int, rows: int, out: int | None = None) -> Value:
-    """RMS norm: it keeps its input and one float32 a row."""
-    size = rows * width * s.a if out is None else out
-    return t.op([x], size, saves=[x], extra=rows * FLOAT32, weights=width * s.a)
+def norm(t: Tape, s: Sizes, x: Value) -> Value:
+    """RMS norm of the residual stream."""
+    with t.part("activations.norms"):
+        return _norm(t, s, x, s.model.hidden, s.T)
+
+
+def _norm(t: Tape, s: Sizes, x: Value, width: int, rows: int) -> Value:
+    """RMS norm: saves its input and one float32 per row."""
+    return t.op([x], rows * width * s.a, saves=[x], extra=rows * FLOAT32, weights=width * s.a)
 
 
 def linear(t: Tape, s: Sizes, x: Value, rows: int, inside: int, outside: int) -> Value:
-    """A product with a weight: it keeps its input."""
+    """A GEMM with a weight: saves its input."""
     return t.op([x], rows * outside * s.a, saves=[x], weights=inside * outside * s.a)
 
 
 def gather(t: Tape, s: Sizes, x: Value) -> Value:
-    """The positions of all ranks of tensor parallelism."""
+    """All-gather of the positions over tensor parallelism."""
     if s.config.layout.tp == 1:
         return x
     return t.op([x], s.A * s.row, waits=s.config.toggles.tp_overlap == "off")
 
 
 def scatter_linear(t: Tape, s: Sizes, x: Value, width: int) -> Value:
-    """A product with a weight, and this rank's positions of its sum over ranks of tensor parallelism."""
+    """A GEMM with a weight, and its reduce-scatter over tensor parallelism."""
     D, tp = s.model.hidden, s.config.layout.tp
     if tp > 1 and s.config.toggles.tp_overlap != "off":
-        # One op: the gradient of all positions is there for the weight's.
+        # One op, whose backward gathers the gradient of all positions for the weight gradient.
         return t.op(
             [x], s.T * s.row, saves=[x], weights=width * D * s.a, scratch=s.A * s.row,
             backward_scratch=s.A * s.row,
@@ -39,12 +44,12 @@ def scatter_linear(t: Tape, s: Sizes, x: Value, width: int) -> Value:
 
 
 def rotate(t: Tape, x: Value, size: int) -> Value:
-    """Rotary positions: the tables have no gradient, so nothing else is kept."""
+    """Rotary positions: saves nothing, since its tables have no gradient."""
     return t.op([x], size, scratch=2 * size, backward_scratch=2 * size)
 
 
 def gated(t: Tape, s: Sizes, x: Value, ffn: int) -> Value:
-    """silu(gate(x)) * up(x), and its product with the weight down."""
+    """down(silu(gate(x)) * up(x))."""
     F, D = ffn // s.config.layout.tp, s.model.hidden
     x = gather(t, s, x)
     gate, up = linear(t, s, x, s.A, D, F), linear(t, s, x, s.A, D, F)
@@ -55,9 +60,7 @@ def gated(t: Tape, s: Sizes, x: Value, ffn: int) -> Value:
 
 def attention(t: Tape, s: Sizes, x: Value, kernel: AttentionKernel) -> Value:
     """Norm, projections, attention and output projection."""
-    with t.part("activations.norms"):
-        x = norm(t, s, x, s.model.hidden, s.T)
-    x = gather(t, s, x)
+    x = gather(t, s, norm(t, s, x))
     q, k, v = _latent(t, s, x) if s.model.attention == "mla" else _grouped(t, s, x)
     y = _attend(t, s, q, k, v, kernel)
     return scatter_linear(t, s, y, s.heads * s.model.value_dim)
@@ -85,9 +88,9 @@ def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     q = linear(t, s, x, s.A, D, m.q_lora or n * m.query_dim)
     kv = linear(t, s, x, s.A, D, m.kv_lora + m.rope_dim)
     if m.q_lora:
-        q = linear(t, s, norm(t, s, q, m.q_lora, s.A), s.A, m.q_lora, n * m.query_dim)
+        q = linear(t, s, _norm(t, s, q, m.q_lora, s.A), s.A, m.q_lora, n * m.query_dim)
     latent, rotary = t.split(kv, [s.A * m.kv_lora * s.a, s.A * m.rope_dim * s.a])
-    latent, rotary = norm(t, s, latent, m.kv_lora, s.A), rotate(t, rotary, rotary.bytes)
+    latent, rotary = _norm(t, s, latent, m.kv_lora, s.A), rotate(t, rotary, rotary.bytes)
     kv = t.op([latent, rotary], kv.bytes, gradient="same")
     if s.config.layout.cp > 1:
         kv = t.op([kv], kv.bytes * s.config.layout.cp, waits=True)
@@ -96,42 +99,42 @@ def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     k, v = t.split(heads, [seen * n * m.qk_dim * s.a, seen * n * m.v_dim * s.a])
     wide = t.op([rotary], seen * n * m.rope_dim * s.a, of=rotary)
     k = t.op([k, wide], seen * n * m.query_dim * s.a, gradient="same")
-    q, turned = t.split(q, [s.A * n * m.qk_dim * s.a, s.A * n * m.rope_dim * s.a])
-    turned = rotate(t, turned, turned.bytes)
-    return t.op([q, turned], s.A * n * m.query_dim * s.a, gradient="same"), k, v
+    q, q_rotary = t.split(q, [s.A * n * m.qk_dim * s.a, s.A * n * m.rope_dim * s.a])
+    q_rotary = rotate(t, q_rotary, q_rotary.bytes)
+    return t.op([q, q_rotary], s.A * n * m.query_dim * s.a, gradient="same"), k, v
 
 
 def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
-    """Attention: by a kernel that keeps one float32 a query, or by products that keep all scores."""
+    """Attention: a kernel that saves one float32 per query, or GEMMs that save all scores."""
     m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
     if kernel == "math":
         scores = s.A * s.heads * (s.keys // s.config.training.micro_batch)
         grouped = s.heads * m.kv_groups // m.heads if m.attention == "gqa" else s.heads
         k_all = k if grouped == s.heads else t.op([k], s.keys * s.heads * m.query_dim * s.a)
         v_all = v if grouped == s.heads else t.op([v], s.keys * s.heads * m.value_dim * s.a)
-        # Queries and keys are scaled before their product.
+        # Queries and keys are scaled before their GEMM.
         q, k_all = t.op([q], q.bytes), t.op([k_all], k_all.bytes)
         score = t.op([q, k_all], scores * s.a, saves=[q, k_all])
         weight = t.op([score], scores * s.a, keep=True)
         return t.op([weight, v_all], size, saves=[weight, v_all])
-    # Its backward adds up the gradients of queries in float32.
-    more = s.A * s.heads * m.query_dim * FLOAT32 if s.a < FLOAT32 else 0
+    # Its backward accumulates query gradients in float32.
+    accumulated = s.A * s.heads * m.query_dim * FLOAT32 if s.a < FLOAT32 else 0
     row = s.A * s.heads * FLOAT32
-    return t.op([q, k, v], size, saves=[q, k, v], extra=row, gradient="new", backward_scratch=more + 2 * row,
-                keep=True)  # fmt: skip
+    return t.op(
+        [q, k, v], size, saves=[q, k, v], extra=row, gradient="new", backward_scratch=accumulated + 2 * row,
+        keep=True,
+    )  # fmt: skip
 
 
 def embed(t: Tape, s: Sizes, token: Value) -> Value:
-    """Rows of the embedding; its gradient is as large as the whole of it."""
+    """Embedding lookup; its gradient is as large as the whole weight."""
     return t.op([token], s.T * s.row, gradient="none", weights=s.model.vocab * s.row)
 
 
 def head(t: Tape, s: Sizes, x: Value) -> Value:
-    """Norm, logits and loss: in float32 by torch's ops, or one kernel that keeps the gradient."""
+    """Norm, logits and loss: torch ops in float32, or one kernel that saves the gradient."""
     V, T = s.model.vocab, s.T
-    with t.part("activations.norms"):
-        x = norm(t, s, x, s.model.hidden, T)
-    logits = linear(t, s, x, T, s.model.hidden, V)
+    logits = linear(t, s, norm(t, s, x), T, s.model.hidden, V)
     if s.config.toggles.loss == "fused":
         gradient = t.op([], T * V * s.a, reads=[logits])
         loss = t.op([logits], FLOAT32, saves=[gradient], gradient="saved")
@@ -145,5 +148,5 @@ def head(t: Tape, s: Sizes, x: Value) -> Value:
 
 
 def tokens(s: Sizes) -> int:
-    """Bytes of the tokens of a step, and of those that come next."""
+    """Bytes of the token ids of this step and the next."""
     return 2 * INT64 * s.T * s.config.training.micro_batches

@@ -1,4 +1,4 @@
-"""Tapes of the routed experts: one after the other, or by one grouped GEMM."""
+"""Tapes of the routed experts: sequential, or as one grouped GEMM."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from itertools import pairwise
 from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.tape import Tape, Value
 
-# Of the ends of the experts' rows.
+# Offsets of the experts' rows are int32.
 INT32 = 4
-# Experts that run one after the other free what they kept one after the other in the backward: so many steps
-# stand for all.
+# Sequential experts free their activations one by one in the backward, approximated by this many steps.
 PIECES = 8
 
 
 def experts(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
-    """Outputs of so many rows."""
+    """Expert outputs of this many rows."""
     if s.config.toggles.experts == "grouped":
         return _grouped(t, s, x, rows)
     return _loop(t, s, x, rows)
@@ -31,14 +30,14 @@ def _grouped(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
 
 
 def _swiglu(t: Tape, up: Value, half: int) -> Value:
-    """silu(gate) * up, of both side by side."""
+    """silu(gate) * up, of gate and up side by side."""
     gate, value = t.split(up, [half, half])
     silu = t.op([gate], half, saves=[gate])
     return t.op([silu, value], half, saves=[silu, value])
 
 
 def _loop(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
-    """The gradients of all experts' weights are collected, then stacked, then added up."""
+    """The weight gradients of all experts are collected, stacked and accumulated."""
     D, F = s.model.hidden, s.model.expert_ffn
     pieces = min(PIECES, s.e)
     parts = t.split(x, [size * s.row for size in _shares(rows, pieces)])
@@ -50,8 +49,7 @@ def _loop(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
         up = t.op([part, up_w], size * 2 * F * s.a, saves=[part])
         h = _swiglu(t, up, size * F * s.a)
         outputs.append(t.op([h, down_w], size * s.row, saves=[h]))
-    y = t.op(outputs, rows * s.row, gradient="same")
-    return y
+    return t.op(outputs, rows * s.row, gradient="same")
 
 
 def _shares(rows: int, parts: int) -> list[int]:

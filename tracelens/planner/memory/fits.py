@@ -1,4 +1,4 @@
-"""How much memory devices have for training."""
+"""Memory of devices that is available for training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tracelens.devices import device as bundled
 from tracelens.errors import TracelensError
 from tracelens.planner.memory.assumptions import ConventionName
 
-# What the contexts of the driver and of communication libraries took beside torch's allocator, 0.8 GB on one
-# H200 and 2.3 to 4.1 GB on each of two (tests/planner/memory/measured_memory.toml).
+# Driver and communication contexts outside of torch's allocator took 0.8 GB on one H200 and 2.3 to 4.1 GB on
+# each of two (tests/planner/memory/measured_memory.toml).
 RESERVE_BYTES = 4 * 2**30
 
 
@@ -21,9 +21,9 @@ class Room(NamedTuple):
     """Memory of a device.
 
     Attributes:
-        bytes: as the driver reports, else the nameplate.
-        reported: whether the driver's number is known.
-        reserve: bytes not for training.
+        bytes: as reported by the driver, else the nameplate.
+        reported: whether the driver's figure is known.
+        reserve: bytes kept free.
     """
 
     bytes: int
@@ -39,12 +39,12 @@ def room(device: Device, convention: ConventionName, reserve: int | None) -> Roo
     """Memory of a device for training.
 
     Args:
-        device: which.
-        convention: "brief" compares with the nameplate: all above is reserve.
-        reserve: bytes to leave free instead of the usual ones.
+        device: with its nameplate memory.
+        convention: "brief" compares with the nameplate: by default everything above it is reserve.
+        reserve: bytes to keep free instead of the default.
 
     Raises:
-        TracelensError: the device's memory is not known, or the reserve leaves nothing of it.
+        TracelensError: the device's memory is unknown, or the reserve leaves nothing of it.
     """
     if not device.hbm_bytes:
         raise TracelensError(f"the memory of {device.name} is unknown: add hbm_bytes to its device file")
@@ -52,7 +52,7 @@ def room(device: Device, convention: ConventionName, reserve: int | None) -> Roo
         raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
     reported = _reported().get(device.name, 0)
     if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
-        # A file of the user's own, for a device with other memory.
+        # A device file of the user with another memory size.
         reported = 0
     device_bytes = reported or device.hbm_bytes
     default_reserve = device_bytes - device.hbm_bytes if convention == "brief" else RESERVE_BYTES

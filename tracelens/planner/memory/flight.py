@@ -1,8 +1,8 @@
-"""How many micro-batches of each of its chunks a pipeline rank has in flight, moment by moment.
+"""Micro-batches in flight on a pipeline rank over time, by chunk.
 
-A rank runs some forwards, then a forward and a backward in turn, then backwards. With one chunk a rank that
-is 1F1B, with several the interleaved schedule (arXiv:2104.04473): forwards take `round` micro-batches through
-the first chunk, as many through the next, and so on; backwards likewise from the last chunk on.
+A rank runs its warm-up forwards, then forwards and backwards in turn, then the remaining backwards: 1F1B with
+one chunk per rank, the interleaved schedule with several (arXiv:2104.04473), whose forwards take a round of
+micro-batches through the first chunk, then through the next; backwards likewise from the last chunk on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tracelens.planner.config import Config
 
 
 class Flight(NamedTuple):
-    """The moments in which most is in flight; one row a forward, or a backward.
+    """The moments with most in flight: one row per forward, and one per backward.
 
     Attributes:
-        before: micro-batches of each chunk whose forward is done and whose backward is not.
-        forward: number of the chunk, among those of the rank, whose forward runs now.
-        after: the same when a backward begins, its own micro-batch included.
-        backward: number of the chunk whose backward that is.
+        before: micro-batches in flight per chunk when a forward begins.
+        forward: chunk of the rank whose forward that is.
+        after: micro-batches in flight per chunk when a backward begins, its own included.
+        backward: chunk of the rank whose backward that is.
     """
 
     before: Int
@@ -33,51 +33,39 @@ class Flight(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Chunks of micro-batches in flight at most."""
+        """Most micro-batch chunks in flight."""
         return int(self.after.sum(axis=1).max())
 
 
 def warm_up(config: Config, stage: int, overlap: bool = False) -> int:
-    """Forwards of a rank before its first backward.
-
-    Args:
-        config: layout and micro-batches.
-        stage: the pipeline rank.
-        overlap: see `bubble.in_flight`.
-    """
+    """Forwards of a pipeline rank before its first backward; see `bubble.in_flight` for `overlap`."""
     layout, batches = config.layout, config.training.micro_batches
     return in_flight(layout.pp, stage, batches, layout.vpp, _round(config), overlap)
 
 
 def _round(config: Config) -> int:
-    """Micro-batches that go through a chunk before the next chunk's turn."""
+    """Micro-batches that go through a chunk before it is the next chunk's turn."""
     batches = config.training.micro_batches
     return batches // max(1, batches // config.layout.pp)
 
 
 def flight(config: Config, stage: int, overlap: bool = False) -> Flight:
-    """The moments of one period: the others have no more in flight.
-
-    Args:
-        config: layout and micro-batches.
-        stage: the pipeline rank.
-        overlap: see `warm_up`.
-    """
+    """The moments of one period of a pipeline rank: no other moment has more in flight."""
     chunks, size = config.layout.vpp, _round(config)
     count, first = config.training.micro_batches * chunks, warm_up(config, stage, overlap)
     period = size * chunks
-    # At moment i that many backwards are done, and one forward more than before the first of them runs.
+    # At moment i, i backwards are done, and i forwards beyond those before the first backward.
     steady = np.arange(min(count - first + 1, period))
     started = steady + first - 1
     before = _done(started, chunks, size) - _done(steady, chunks, size)[:, ::-1]
     backwards = np.arange(min(count, period))
-    made = np.minimum(backwards + first, count)
-    after = _done(made, chunks, size) - _done(backwards, chunks, size)[:, ::-1]
+    forwards = np.minimum(backwards + first, count)
+    after = _done(forwards, chunks, size) - _done(backwards, chunks, size)[:, ::-1]
     return Flight(before, started // size % chunks, after, chunks - 1 - backwards // size % chunks)
 
 
 def _done(runs: Int, chunks: int, size: int) -> Int:
-    """Micro-batches of each chunk among so many runs, in order of turns."""
+    """Micro-batches that went through each chunk after this many runs, in order of turns."""
     period, rest = runs // (size * chunks), runs % (size * chunks)
     inside = np.clip(rest[:, None] - np.arange(chunks) * size, 0, size)
     done: Int = period[:, None] * size + inside

@@ -1,16 +1,16 @@
-"""Projects the memory of each GPU of a run: by component and pipeline rank, and on which devices it fits.
+"""Projects the memory per GPU of a run, by component and pipeline rank, and the devices it fits on.
 
     memory(config)                                   # one layout
     memory({"EP8": config, "EP16": other}, devices=[device("mi300x")])
     worst(config).total                              # one number, in well under 10 ms
 
-By default it counts every tensor that the reference workload holds at the peak of a step: `tape` finds the
-peak, `dense`, `routing` and `experts` list what each op saves and makes, `stage` what a rank has in flight.
+By default it counts every tensor of the reference workload at the peak of a step: `tape` finds the peak,
+`dense`, `routing` and `experts` list what each op allocates and saves, `stage` what a rank has in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,11 @@ from tracelens.devices import Device
 from tracelens.planner.config import OPTIMISED, Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.brief import brief_stage
-from tracelens.planner.memory.fits import room
+from tracelens.planner.memory.fits import Room, room
 from tracelens.planner.memory.stage import Stage, Stages
 from tracelens.planner.memory.tables import fits_table, memory_table, ranks_table
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip
-
-__all__ = ["Assumptions", "Stage", "memory", "room", "stages", "worst"]
 
 DEFAULT = Assumptions()
 
@@ -38,11 +36,11 @@ def memory(
     """How much memory does each GPU need, for what, and on which devices does it fit?
 
     Args:
-        configs: what to train; several layouts by name.
-        assumptions: what the configurations do not say.
-        devices: to compare with.
-        reserve: bytes of each device to leave free; None for 4 GiB, or with convention=brief for what the
-            device has above its nameplate.
+        configs: one run, or several layouts by name.
+        assumptions: beyond the configurations.
+        devices: to check the fit on.
+        reserve: bytes of each device to keep free; None for 4 GiB, or with convention=brief for everything
+            above the nameplate.
 
     Returns:
         tables `fits` (one row per layout and device), `memory` (one row per layout, pipeline rank and
@@ -52,20 +50,20 @@ def memory(
         worst_bytes with all of them optimised).
 
     Raises:
-        TracelensError: a layout that is invalid or unsupported by this convention; a device of unknown
-            memory, or with nothing left after the reserve.
+        TracelensError: a layout that the convention does not support; a device of unknown memory, or
+            without memory beyond the reserve.
     """
     named = {_describe(configs): configs} if isinstance(configs, Config) else dict(configs)
     stages_of = {name: stages(config, assumptions) for name, config in named.items()}
-    skips = list(_skips(named, assumptions, devices))
-    tables = {"fits": fits_table(stages_of, devices, assumptions.convention, reserve)} if devices else {}
+    rooms = [(device, room(device, assumptions.convention, reserve)) for device in devices]
+    tables = {"fits": fits_table(stages_of, rooms)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
     return Result(
         "memory",
-        "Memory of each GPU",
+        "Memory per GPU",
         tables,
         doc=purpose(memory),
-        skips=tuple(skips),
+        skips=tuple(_skips(named.values(), assumptions, rooms)),
         meta={
             "layouts": list(stages_of),
             "convention": assumptions.convention,
@@ -77,7 +75,7 @@ def memory(
 
 
 def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stage]:
-    """Memory of each pipeline rank by number, worst first."""
+    """Memory by pipeline rank, fullest first."""
     if assumptions.convention == "brief":
         return {0: brief_stage(config, assumptions)}
     ranks = Stages(config, assumptions)
@@ -91,7 +89,7 @@ def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
 
 
 def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
-    """The entries of meta about toggles."""
+    """Entries of meta on OPTIMISED toggles and what they would save."""
     if assumptions.convention == "brief":
         return {}
     plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
@@ -112,39 +110,20 @@ def _describe(config: Config) -> str:
 
 
 def _skips(
-    configs: Mapping[str, Config], assumptions: Assumptions, devices: Sequence[Device]
-) -> Sequence[Skip]:
-    skips = []
-    if assumptions.convention == "exact" and any(config.model.moe_layers for config in configs.values()):
-        skips.append(
-            Skip(
-                "memory of other frameworks",
-                "counts what the reference workload's ops save, including token rows before and after the "
-                "experts; a framework that weights tokens inside the experts saves less",
-            )
-        )
-    if any(config.toggles.dispatch == "deepep" for config in configs.values()):
-        skips.append(
-            Skip(
-                "buffers of DeepEP",
-                "not counted: the library allocates them from the driver",
-            )
-        )
-    if any(config.toggles.experts == "multistream" for config in configs.values()):
-        skips.append(
-            Skip(
-                "experts=multistream",
-                "side streams free memory later than counted here",
-            )
-        )
+    configs: Collection[Config], assumptions: Assumptions, rooms: Sequence[tuple[Device, Room]]
+) -> Iterator[Skip]:
     if assumptions.convention == "brief":
-        skips.append(Skip("pipeline ranks from 1 on", "convention=brief covers the first rank only"))
-    unknown = [device.name for device in devices if not room(device, assumptions.convention, None).reported]
-    if unknown:
-        skips.append(
-            Skip(
-                f"driver-reported memory of {', '.join(unknown)}",
-                "unknown; the nameplate is used instead",
-            )
+        yield Skip("pipeline ranks from 1 on", "convention=brief covers the first rank only")
+    elif any(config.model.moe_layers for config in configs):
+        yield Skip(
+            "memory of other frameworks",
+            "counts what the reference workload's ops save, including token rows before and after the "
+            "experts; a framework that weights tokens inside the experts saves less",
         )
-    return skips
+    if any(config.toggles.dispatch == "deepep" for config in configs):
+        yield Skip("buffers of DeepEP", "not counted: the library allocates them from the driver")
+    if any(config.toggles.experts == "multistream" for config in configs):
+        yield Skip("experts=multistream", "side streams free memory later than counted here")
+    if unknown := [device.name for device, memory_room in rooms if not memory_room.reported]:
+        names = ", ".join(unknown)
+        yield Skip(f"driver-reported memory of {names}", "unknown; the nameplate is used instead")

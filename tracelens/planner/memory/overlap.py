@@ -1,7 +1,6 @@
-"""Two micro-batches at once, the forward of one in turns with the backward of the one before.
+"""Two micro-batches at once: the forward of one alternates with the backward of the previous one.
 
-Whoever waits for other ranks hands over to the other; the forward begins. Behind the last forward its
-backward runs alone.
+The forward begins; each hands over when it waits for other ranks. The last backward runs alone.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ from tracelens.planner.memory.tape import Held, Piece, added, total
 
 
 def together(costs: Sequence[Cost], batches: int) -> tuple[Held, Held]:
-    """Bytes at the worst moment of a forward, and of a backward.
-
-    Args:
-        costs: the model in its blocks.
-        batches: micro-batches, each of which runs with the one before.
-    """
+    """Memory at the peak of a forward and of a backward, for a model of these blocks."""
     before: Held = {}
     forward: tuple[Piece, ...] = ()
     for cost in costs:
@@ -31,13 +25,13 @@ def together(costs: Sequence[Cost], batches: int) -> tuple[Held, Held]:
     first, second = [piece.peak for piece in forward], [piece.peak for piece in backward]
     if batches > 1:
         kept = forward[-1].end
-        for ahead, held in _turns(forward, backward, kept):
-            (first if ahead else second).append(held)
+        for is_forward, held in _turns(forward, backward, kept):
+            (first if is_forward else second).append(held)
     return max(first, key=total), max(second, key=total)
 
 
 def _turns(forward: Sequence[Piece], backward: Sequence[Piece], kept: Held) -> Iterator[tuple[bool, Held]]:
-    """Whose turn it is, and the peak of the turn: the other one is where it waits, or done."""
+    """Whether it is the forward's turn, and the peak of each turn, while the other pass waits or is done."""
     forward_held: Held = {}
     backward_held = kept
     for turn in range(max(len(forward), len(backward))):

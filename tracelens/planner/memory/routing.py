@@ -1,24 +1,25 @@
-"""Tapes of the router, and of the ways to the experts and back; letters as in the workload's `rows`."""
+"""Tapes of the router, dispatch and combine; letters as in the workload's `rows`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from tracelens.planner.config import DEVICE_PERMUTE
-from tracelens.planner.memory.sizes import FLOAT32, INT64, Sizes
+from tracelens.planner.expected import FLOAT32, INT64
+from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.tape import Tape, Value
 
 
 class RoutedRows(NamedTuple):
-    """Which token stands in which row: integers, which nothing has gradients for.
+    """Index tensors between tokens and rows sorted by expert; they have no gradients.
 
     Attributes:
         size: R, rows.
-        tokens: N, tokens among which they are.
-        token: of each row.
-        choice: of each row.
-        row: of each choice.
-        padded: whether there may be rows without a token.
+        tokens: N, tokens.
+        token: token of each row.
+        choice: assignment (token, k) of each row.
+        row: row of each assignment.
+        padded: whether rows may hold no token.
     """
 
     size: int
@@ -30,7 +31,7 @@ class RoutedRows(NamedTuple):
 
 
 def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
-    """Weights of a token's experts (float32), and their numbers (int64)."""
+    """Weights (float32) and ids (int64) of each token's experts."""
     m, T, E, K = s.model, s.T, s.model.experts_count, s.model.top_k
     logits = t.op([x], T * E * s.a, saves=[x], weights=E * s.row)
     expert = t.op([], T * K * INT64)
@@ -45,7 +46,7 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
         if m.score == "sigmoid":
             weight = t.op([weight], weight.bytes, saves=[weight], extra=T * FLOAT32)
     if m.aux_loss:
-        # The balance loss keeps the sum of each token's scores, and how often each expert is chosen.
+        # The balance loss saves the sum of each token's scores, and the tokens per expert.
         counts = s.config.training.micro_batch * E * FLOAT32
         weight = t.op(
             [weight], weight.bytes, gradient="same", of=weight, saves=[score], extra=T * FLOAT32 + counts,
@@ -55,9 +56,9 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
 
 
 def sort(t: Tape, s: Sizes, choices: int, tokens: int, rows: int, expert: Value) -> RoutedRows:
-    """Rows by expert: by a mask and the host, or by sorting."""
+    """Rows sorted by expert: with a mask and a host sync, or with a sort on the device."""
     if s.config.toggles.sync_free < DEVICE_PERMUTE:
-        # A mask's places are pairs of integers, of which the choice is one column.
+        # nonzero of the mask gives pairs of integers, of which the assignment is one column.
         choice = t.op([], 2 * rows * INT64, reads=[expert], scratch=choices * s.e)
         row = t.op([], choices * INT64)
         return RoutedRows(rows, tokens, t.op([], rows * INT64, reads=[choice]), choice, row, padded=False)
@@ -68,14 +69,14 @@ def sort(t: Tape, s: Sizes, choices: int, tokens: int, rows: int, expert: Value)
 
 
 def spread(t: Tape, rows: RoutedRows, count: int) -> RoutedRows:
-    """The same rows in parts of one size."""
+    """The same rows, padded to equal parts."""
     token, choice = (t.op([], count * INT64, reads=[index]) for index in (rows.token, rows.choice))
     row = t.op([], rows.row.bytes, reads=[rows.row])
     return RoutedRows(count, rows.tokens, token, choice, row, padded=True)
 
 
 def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bool) -> Value:
-    """Each row its token; `width` bytes."""
+    """Token of each row; `width` bytes per row."""
     size = rows.size * width
     if fused:
         return t.op([x], size, saves=[rows.token, rows.choice, rows.row])
@@ -83,7 +84,7 @@ def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bo
 
 
 def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int) -> Value:
-    """Rows of a tensor by their numbers."""
+    """Index select of rows."""
     if not rows.padded:
         return t.op([x], rows.size * width, saves=[index])
     y = t.op([x], rows.size * width, reads=[index], extra=rows.size * INT64)
@@ -91,12 +92,12 @@ def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int) -> Va
 
 
 def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows) -> Value:
-    """For each token the sum of its rows, each times its weight."""
+    """Weighted sum of each token's rows."""
     size, width = rows.tokens * s.row, s.row
     inputs = [y] if weight is None else [y, weight]
     if s.config.toggles.permute == "fused":
         kept = [rows.token, rows.choice, rows.row]
-        # Without weights, the rows are not needed for the gradient, but the op keeps them all the same.
+        # The op saves the rows even without weights, when the gradient does not need them.
         return t.op(inputs, size, saves=[*inputs, *kept])
     token = rows.token
     if rows.padded:
@@ -107,20 +108,19 @@ def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRow
         if s.a < FLOAT32:
             weight_R = t.op([weight_R], rows.size * s.a)
         y = t.op([y, weight_R], y.bytes, saves=[y, weight_R], backward_scratch=rows.size * width)
-    # torch's index_add keeps what it adds, for its shape.
+    # torch's index_add saves its source, for the shape.
     return t.op([y], size, saves=[token, y], scratch=size)
 
 
-class Trip(NamedTuple):
-    """Tokens at their experts.
+class Dispatched(NamedTuple):
+    """Tokens after dispatch.
 
     Attributes:
         x: rows, sorted by expert.
-        rows: of x among the tokens that came.
-        sent: of this rank's own tokens.
-        weight: to sum results with; None where the token's own rank does it.
+        rows: of x among the received tokens.
+        sent: rows of this rank's own tokens; None if all are sent.
+        weight: for the sum of results on this rank; None if the token's own rank weights them.
         own_weight: weights of this rank's own tokens.
-        arrived: rows that came.
     """
 
     x: Value
@@ -128,46 +128,45 @@ class Trip(NamedTuple):
     sent: RoutedRows | None
     weight: Value | None
     own_weight: Value
-    arrived: int
 
 
-def send(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
-    """Tokens to the ranks of their experts, where they are sorted."""
+def dispatch(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
+    """Dispatch: tokens to the ranks of their experts, and sorted there."""
     kind = s.config.toggles.dispatch
     if kind == "allgather" and s.P > 1:
-        return _all_to_everyone(t, s, x, weight, expert)
+        return _all_gather(t, s, x, weight, expert)
     if kind in ("dedup", "deepep"):
         return _copies(t, s, x, weight, expert)
-    return _choices(t, s, x, weight, expert)
+    return _all_to_all(t, s, x, weight, expert)
 
 
-def _choices(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
-    """A copy of a token for each of its experts."""
+def _all_to_all(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
+    """All-to-all of one row per token and expert."""
     fused = s.config.toggles.permute == "fused"
     sent = sort(t, s, s.C, s.T, s.C, expert)
     if s.P == 1:
-        return Trip(permute(t, s, x, sent, s.row, fused), sent, None, weight, weight, s.C)
+        return Dispatched(permute(t, s, x, sent, s.row, fused), sent, None, weight, weight)
     arrived = s.rows
     if s.static:
         sent = spread(t, sent, s.P * s.T * s.most)
         arrived = sent.size
-    # Sizes travel first.
+    # Counts are exchanged first.
     t.op([], s.model.experts_count * INT64, waits=True)
     out = permute(t, s, x, sent, s.row, fused)
     x = t.op([out], arrived * s.row, waits=True)
     expert = t.op([], arrived * INT64)
     rows = sort(t, s, arrived, arrived, arrived, expert)
-    return Trip(permute(t, s, x, rows, s.row, fused), rows, sent, None, weight, arrived)
+    return Dispatched(permute(t, s, x, rows, s.row, fused), rows, sent, None, weight)
 
 
-def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
-    """A copy of a token for each rank with one of its experts, with its weights and their experts."""
-    K, library = s.model.top_k, s.config.toggles.dispatch == "deepep"
+def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
+    """One copy of a token per rank with any of its experts, with its weights and expert ids."""
+    K = s.model.top_k
     leaving = s.P * s.T if s.static else round(s.copies * s.T)
     arrived = leaving if s.static else min(s.P * s.T, round(leaving * (s.imbalance if s.P > 1 else 1)))
     sent = None
     pair = 2 * K * FLOAT32
-    if library:
+    if s.config.toggles.dispatch == "deepep":
         weight_N = t.op([weight], arrived * K * FLOAT32)
         x = t.op([x], arrived * s.row, waits=True)
         local_expert = t.op([], arrived * K * INT64)
@@ -190,25 +189,25 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
     rows = s.P * s.T * s.most if s.static else s.rows
     sorted_ = sort(t, s, arrived * K, arrived, rows, local_expert)
     fused = s.config.toggles.permute == "fused"
-    return Trip(permute(t, s, x, sorted_, s.row, fused), sorted_, sent, weight_N, weight, arrived)
+    return Dispatched(permute(t, s, x, sorted_, s.row, fused), sorted_, sent, weight_N, weight)
 
 
-def _all_to_everyone(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Trip:
+def _all_gather(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
     arrived, K = s.P * s.T, s.model.top_k
     weight_N = t.op([weight], arrived * K * FLOAT32, waits=True)
     local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True)
     x = t.op([x], arrived * s.row, waits=True)
     rows = sort(t, s, arrived * K, arrived, arrived * s.most if s.static else s.rows, local_expert)
     fused = s.config.toggles.permute == "fused"
-    return Trip(permute(t, s, x, rows, s.row, fused), rows, None, weight_N, weight, arrived)
+    return Dispatched(permute(t, s, x, rows, s.row, fused), rows, None, weight_N, weight)
 
 
-def bring_back(t: Tape, s: Sizes, y: Value, trip: Trip) -> Value:
-    """What the experts made of a token, summed up: y_TD."""
+def combine(t: Tape, s: Sizes, y: Value, routed: Dispatched) -> Value:
+    """Combine: the weighted sum of expert outputs, y_TD."""
     if s.P == 1 and s.config.toggles.dispatch in ("alltoall", "allgather"):
-        return unpermute(t, s, y, trip.weight, trip.rows)
-    y = unpermute(t, s, y, trip.weight, trip.rows)
-    if trip.sent is None:
+        return unpermute(t, s, y, routed.weight, routed.rows)
+    y = unpermute(t, s, y, routed.weight, routed.rows)
+    if routed.sent is None:
         return t.op([y], s.T * s.row, waits=True)
-    y = t.op([y], trip.sent.size * s.row, waits=True) if s.P > 1 else y
-    return unpermute(t, s, y, trip.own_weight if trip.weight is None else None, trip.sent)
+    y = t.op([y], routed.sent.size * s.row, waits=True) if s.P > 1 else y
+    return unpermute(t, s, y, routed.own_weight if routed.weight is None else None, routed.sent)

@@ -1,4 +1,4 @@
-"""Sizes of tensors on one rank, and of what the routing sends to it when experts are equally busy."""
+"""Tensor sizes on one rank, assuming a balanced routing up to `imbalance`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from math import comb
 
 from tracelens.planner.config import STATIC, Config, Model
 
-INT64 = 8
-FLOAT32 = 4
-
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the rank of a stage that holds most; letters as in the workload's `rows`, `a` for bytes an element.
+    """Of the fullest rank of a stage; letters as in the workload's `rows`, `a` for bytes per element.
 
     Attributes:
         config: of the run.
-        imbalance: rows of this rank's experts / those of an average rank's.
+        imbalance: rows of this rank's experts / mean over ranks.
     """
 
     config: Config
@@ -40,17 +37,17 @@ class Sizes:
 
     @cached_property
     def A(self) -> int:
-        """Tokens that the ranks of tensor parallelism have together."""
+        """Tokens of a micro-batch on all ranks of tensor parallelism."""
         return self.T * self.config.layout.tp
 
     @cached_property
     def row(self) -> int:
-        """Bytes of a token of full width."""
+        """Bytes of a token of width D."""
         return self.model.hidden * self.a
 
     @property
     def keys(self) -> int:
-        """Tokens whose keys the last rank of context parallelism sees: all of its sequences."""
+        """Keys that the last rank of context parallelism attends to: whole sequences."""
         return self.config.training.seq * self.config.training.micro_batch
 
     @cached_property
@@ -68,17 +65,17 @@ class Sizes:
 
     @property
     def C(self) -> int:
-        """Choices: a token once for each of its experts."""
+        """Assignments: tokens times K."""
         return self.T * self.model.top_k
 
     @cached_property
     def static(self) -> bool:
-        """Whether buffers are as large as the routing may ever ask for."""
+        """Whether buffers are sized for the worst-case routing."""
         return self.config.toggles.sync_free >= STATIC
 
     @cached_property
     def most(self) -> int:
-        """Experts of one rank that a token can choose."""
+        """Experts of one rank that a token can be routed to."""
         return min(self.model.top_k, self.e)
 
     @cached_property
@@ -89,10 +86,10 @@ class Sizes:
 
     @cached_property
     def copies(self) -> float:
-        """Ranks, on average, that have an expert of a token's choice.
+        """Mean number of ranks with an expert of a token.
 
-        P * (1 - C(E - e, K) / C(E, K)) where its K experts are any of E, e on a rank; with groups, those of
-        `top_groups` of them.
+        P * (1 - C(E - e, K) / C(E, K)) if its K experts are any of E, e per rank; with expert groups, any of
+        those in `top_groups`.
         """
         model = self.model
         share = model.top_groups / model.expert_groups

@@ -1,4 +1,4 @@
-"""One pipeline rank's peak: what it keeps of the micro-batches in flight, and what runs at the moment."""
+"""Peak memory of a pipeline rank: the micro-batches in flight, and the pass that runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PIPELINE = "buffers.pipeline"
 
 
 class Chunk(NamedTuple):
-    """What one micro-batch of a model chunk holds.
+    """Memory of one micro-batch of a model chunk.
 
     Attributes:
-        kept: bytes by component between its forward and its backward.
-        forward: at the peak of its forward, what it has kept by then included.
+        kept: between its forward and its backward.
+        forward: at the peak of its forward, including what it has saved by then.
         backward: at the peak of its backward, likewise.
     """
 
@@ -38,13 +38,7 @@ class Chunk(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Bytes that a micro-batch keeps between its forward and its backward, by part of the model.
-
-    Attributes:
-        layers: of each layer.
-        embedding: of what comes before the first layer.
-        head: of what comes behind the last one, loss included.
-    """
+    """Bytes that a micro-batch keeps between forward and backward: layers, embedding, head with loss."""
 
     layers: tuple[int, ...]
     embedding: int
@@ -52,20 +46,20 @@ class Kept(NamedTuple):
 
 
 _LayerKind = tuple[bool, str]
-"""Whether a layer has experts, and how much of it is computed again."""
+"""Whether a layer has experts, and its recomputation."""
 _ChunkKind = tuple[bool, bool, tuple[_LayerKind, ...]]
 """Whether a chunk is the first, whether it is the last, and its layers."""
 
 
 class Stage(NamedTuple):
-    """Memory of the rank with most of a pipeline stage.
+    """Memory of the fullest rank of a pipeline stage.
 
     Attributes:
-        rank: its number.
+        rank: of the run.
         held: bytes by component at the peak of a step.
-        moment: which that is: "forward", "backward" or "optimizer".
+        moment: phase of the peak: "forward", "backward" or "optimizer".
         moments: bytes at the peak of each of these, and "between" steps.
-        in_flight: chunks of micro-batches in flight at most.
+        in_flight: most micro-batch chunks in flight.
     """
 
     rank: int
@@ -80,20 +74,16 @@ class Stage(NamedTuple):
 
 
 class Stages:
-    """The pipeline ranks of a run; what several of them have alike is worked out once.
-
-    Args:
-        config: of the run.
-        assumptions: what the configuration does not say.
+    """The pipeline ranks of a run; equal chunks are computed once.
 
     Raises:
-        TracelensError: both say what is computed again.
+        TracelensError: configuration and assumptions both set the recomputation.
     """
 
     def __init__(self, config: Config, assumptions: Assumptions) -> None:
         if assumptions.recompute != "layers" and config.toggles.recompute_layer_ids:
             raise TracelensError(
-                f"recompute={assumptions.recompute} and recompute_layer_ids exclude each other: give one"
+                f"recompute={assumptions.recompute} and recompute_layer_ids exclude each other: set only one"
             )
         self.config, self.assumptions = config, assumptions
         self.parts = config.layout.chunks(config.model.layers)
@@ -106,36 +96,31 @@ class Stages:
         self._static: dict[tuple[_ChunkKind, ...], Static] = {}
 
     def stage(self, pp_rank: int) -> Stage:
-        """The peak of one pipeline rank.
-
-        Args:
-            pp_rank: number of the pipeline rank.
-        """
         config, layout = self.config, self.config.layout
-        # The last rank of a sequence sees most keys; data- and tensor-parallel ranks are alike.
+        # The last context-parallel rank attends to most keys; data- and tensor-parallel ranks are alike.
         rank = pp_rank * layout.stage_ranks + (layout.cp - 1) * layout.tp
         numbers = range(pp_rank, len(self.parts), layout.pp)
         kinds = tuple(self._chunk_kind(number) for number in numbers)
         if kinds not in self._static:
             self._static[kinds] = static(config, rank, self.assumptions)
-        lasting, step = self._static[kinds]
-        lasting = added(lasting, self._buffers(numbers))
+        permanent, step = self._static[kinds]
+        permanent = added(permanent, self._buffers(numbers))
         if config.toggles.overlap_exchange == "off":
-            flown = flight(config, pp_rank, self.assumptions.overlap)
-            forward, backward = _moments(flown, [self._chunk(kind) for kind in kinds])
-            in_flight = flown.most
+            timeline = flight(config, pp_rank, self.assumptions.overlap)
+            forward, backward = _moments(timeline, [self._chunk(kind) for kind in kinds])
+            in_flight = timeline.most
         else:
             forward, backward = together(self._costs(kinds[0]), config.training.micro_batches)
             in_flight = min(2, config.training.micro_batches)
         moments = {"forward": forward, "backward": backward, "optimizer": {TEMPORARY: step}}
         worst = max(moments, key=lambda name: total(moments[name]))
-        between = total(lasting)
+        between = total(permanent)
         sizes = {name: between + total(held) for name, held in moments.items()} | {"between": between}
-        held = {name: size for name, size in added(lasting, moments[worst]).items() if size}
+        held = {name: size for name, size in added(permanent, moments[worst]).items() if size}
         return Stage(rank, held, worst, sizes, in_flight)
 
     def kept(self) -> Kept:
-        """What each part of the model keeps, however layers are cut into chunks."""
+        """What each part of the model keeps, for any partition into chunks."""
 
         def size(kind: _ChunkKind) -> int:
             return sum(total(cost.kept) for cost in self._costs(kind))
@@ -160,7 +145,7 @@ class Stages:
         return self._chunks[kind]
 
     def _make(self, kind: _ChunkKind) -> Chunk:
-        """A micro-batch of a chunk from its blocks."""
+        """Memory of a micro-batch of a chunk, from its blocks."""
         before: Held = {}
         forward: list[Held] = []
         backward: list[Held] = []
@@ -174,17 +159,17 @@ class Stages:
             is_first, is_last, _ = kind
             row = self.sizes.T * self.sizes.row
             if not is_first:
-                # What comes in lies in a buffer that is always there.
+                # The input lies in a permanent buffer.
                 stream = next(iter(costs[0].kept))
                 peaks = [added(held, {stream: -row}) for held in peaks]
             if not is_last:
-                # So does the gradient of what goes out, which itself is kept to the backward.
+                # So does the gradient of the output; the output is kept to the backward.
                 peaks = [added(held, {PIPELINE: row}) for held in peaks]
                 peaks[2] = added(peaks[2], {TEMPORARY: -row})
         return Chunk(*peaks)
 
     def _costs(self, kind: _ChunkKind) -> list[Cost]:
-        """The blocks of a chunk in order, those that are computed again together as one."""
+        """The blocks of a chunk in order; blocks that are recomputed together count as one."""
         config, imbalance = self._layer_config, self.assumptions.imbalance
         is_first, is_last, layers = kind
         attention = layer.attention_block(config, self._kernel)
@@ -203,7 +188,7 @@ class Stages:
         return costs
 
     def _buffers(self, numbers: Sequence[int]) -> Held:
-        """What is there from the first step to the last besides parameters and what belongs to them."""
+        """Permanent memory besides the model state."""
         config, last = self.config, len(self.parts) - 1
         buffers = {"libraries": self.assumptions.library_bytes, "buffers.tokens": dense.tokens(self.sizes)}
         if config.layout.pp > 1:
@@ -214,7 +199,7 @@ class Stages:
 
 
 def _layer_config(config: Config) -> Config:
-    """A run with the same layers, and nothing that these do not depend on: many layouts share them."""
+    """The run reduced to what its layers depend on, so that many layouts share them."""
     layout, ep = config.layout, config.layout.experts_over
     return replace(
         config,
@@ -224,24 +209,24 @@ def _layer_config(config: Config) -> Config:
     )
 
 
-def _moments(flown: Flight, chunks: Sequence[Chunk]) -> tuple[Held, Held]:
-    """Bytes at the worst moment of a forward and of a backward, beyond what lasts."""
+def _moments(moments: Flight, chunks: Sequence[Chunk]) -> tuple[Held, Held]:
+    """Memory at the worst moment of a forward and of a backward, on top of the permanent memory."""
     kept = np.array([total(chunk.kept) for chunk in chunks])
     forward = np.array([total(chunk.forward) for chunk in chunks])
     backward = np.array([total(chunk.backward) for chunk in chunks]) - kept
-    first = int(np.argmax(flown.before @ kept + forward[flown.forward]))
-    second = int(np.argmax(flown.after @ kept + backward[flown.backward]))
-    running = int(flown.backward[second])
-    other_batches = flown.after[second].copy()
+    first = int(np.argmax(moments.before @ kept + forward[moments.forward]))
+    second = int(np.argmax(moments.after @ kept + backward[moments.backward]))
+    running = int(moments.backward[second])
+    other_batches = moments.after[second].copy()
     other_batches[running] -= 1
     return (
-        _with(flown.before[first].tolist(), chunks, chunks[flown.forward[first]].forward),
+        _with(moments.before[first].tolist(), chunks, chunks[moments.forward[first]].forward),
         _with(other_batches.tolist(), chunks, chunks[running].backward),
     )
 
 
 def _with(counts: Sequence[int], chunks: Sequence[Chunk], running: Held) -> Held:
-    """What runs, and what is kept of so many micro-batches of each chunk."""
+    """The running pass, and what these numbers of micro-batches of each chunk keep."""
     held = running.copy()
     for count, chunk in zip(counts, chunks, strict=True):
         if count:

@@ -1,4 +1,4 @@
-"""Tables of a memory projection."""
+"""The tables of a memory projection."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from collections.abc import Mapping, Sequence
 
 from tracelens.devices import Device
 from tracelens.planner.config import Config
-from tracelens.planner.memory.assumptions import ConventionName
-from tracelens.planner.memory.fits import room
+from tracelens.planner.memory.fits import Room
 from tracelens.planner.memory.stage import Stage
 from tracelens.table import Column, Schema, Table
 
 COMPONENTS = {
     "parameters": "weights, padded to equal shards",
-    "gradients": "of all parameters",
+    "gradients": "gradients of all parameters",
     "main_parameters": "copies for the optimizer, this rank's shard",
-    "optimizer": "states, this rank's shard",
-    "activations.embedding": "saved for the backward, as all activations",
-    "activations.norms": "inputs of norms, and the residual stream between layers",
-    "activations.attention": "from the projections to the output",
-    "activations.mlp": "of dense layers",
+    "optimizer": "optimizer states, this rank's shard",
+    "activations.embedding": "embedding output",
+    "activations.norms": "inputs of norms, including the residual stream",
+    "activations.attention": "attention, from QKV projection to output projection",
+    "activations.mlp": "MLPs of dense layers",
     "activations.router": "scores, weights and experts of each token",
     "activations.dispatch": "tokens sorted by expert, dispatched and combined",
-    "activations.experts": "of routed experts",
-    "activations.shared": "of the shared expert",
+    "activations.experts": "routed experts",
+    "activations.shared": "shared expert",
     "activations.recomputed": "inputs of recomputed layers",
     "loss": "logits and what the loss saves",
     "buffers.worst_case": "padding rows of buffers sized for the worst routing",
-    "buffers.pipeline": "received from other stages, and sent there until the backward",
-    "buffers.tokens": "of the step",
-    "temporary": "gradients in transit, and scratch of the op at the peak",
-    "libraries": "workspaces",
+    "buffers.pipeline": "activations and gradients exchanged with other stages",
+    "buffers.tokens": "token ids of a step",
+    "temporary": "gradients in flight, and scratch of the op at the peak",
+    "libraries": "library workspaces",
 }
 """Component to its content, in display order."""
 
@@ -40,7 +39,7 @@ MEMORY = Schema(
         Column("layout", "category"),
         Column("pp_rank", "int64", doc="pipeline rank"),
         Column("component", "category"),
-        Column("bytes", "int64", "bytes", "at the peak of a step, on the worst GPU of the stage"),
+        Column("bytes", "int64", "bytes", "at the peak of a step, on the fullest GPU of the stage"),
         Column("share", "float64", "fraction", "of the rank's bytes"),
         Column("holds", "category", doc="content"),
     ),
@@ -79,64 +78,71 @@ FITS = Schema(
 
 
 def memory_table(stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
-    """Rows of MEMORY."""
-    rows = [
-        (layout, pp_rank, name, stage.held[name], stage.held[name] / stage.total, COMPONENTS[name])
-        for layout, ranks in stages_of.items()
-        for pp_rank, stage in ranks.items()
-        for name in sorted(stage.held, key=list(COMPONENTS).index)
-    ]
-    return MEMORY.from_rows(rows)
+    """MEMORY of all layouts."""
+    return MEMORY.from_rows(
+        [
+            {
+                "layout": layout,
+                "pp_rank": pp_rank,
+                "component": name,
+                "bytes": stage.held[name],
+                "share": stage.held[name] / stage.total,
+                "holds": COMPONENTS[name],
+            }
+            for layout, ranks in stages_of.items()
+            for pp_rank, stage in ranks.items()
+            for name in sorted(stage.held, key=list(COMPONENTS).index)
+        ]
+    )
 
 
 def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
-    """Rows of RANKS."""
-    rows = [
-        (
-            layout,
-            pp_rank,
-            _layers(configs[layout], pp_rank),
-            stage.in_flight,
-            stage.total,
-            stage.moment,
-            *(stage.moments.get(name, -1) for name in ("forward", "backward", "optimizer", "between")),
-        )
-        for layout, ranks in stages_of.items()
-        for pp_rank, stage in ranks.items()
-    ]
-    return RANKS.from_rows(rows)
+    """RANKS of all layouts."""
+    moments = ("forward", "backward", "optimizer", "between")
+    return RANKS.from_rows(
+        [
+            {
+                "layout": layout,
+                "pp_rank": pp_rank,
+                "layers": _layers(configs[layout], pp_rank),
+                "in_flight": stage.in_flight,
+                "peak_bytes": stage.total,
+                "moment": stage.moment,
+                **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
+            }
+            for layout, ranks in stages_of.items()
+            for pp_rank, stage in ranks.items()
+        ]
+    )
 
 
-def fits_table(
-    stages_of: Mapping[str, Mapping[int, Stage]],
-    devices: Sequence[Device],
-    convention: ConventionName,
-    reserve: int | None,
-) -> Table:
-    """Rows of FITS."""
+def fits_table(stages_of: Mapping[str, Mapping[int, Stage]], rooms: Sequence[tuple[Device, Room]]) -> Table:
+    """FITS of all layouts on all devices."""
     rows = []
     for layout, ranks in stages_of.items():
         needed = next(iter(ranks.values())).total
-        for device in devices:
-            device_room = room(device, convention, reserve)
-            free = device_room.usable - needed
+        for device, room in rooms:
             rows.append(
-                (
-                    layout, device.name, "yes" if free >= 0 else "no", needed, free,
-                    device_room.bytes, device_room.reserve, device.hbm_bytes,
-                )
-            )  # fmt: skip
+                {
+                    "layout": layout,
+                    "device": device.name,
+                    "fits": "yes" if needed <= room.usable else "no",
+                    "needed_bytes": needed,
+                    "free_bytes": room.usable - needed,
+                    "memory_bytes": room.bytes,
+                    "reserve_bytes": room.reserve,
+                    "nameplate_bytes": device.hbm_bytes,
+                }
+            )
     return FITS.from_rows(rows)
 
 
 def _layers(config: Config, pp_rank: int) -> str:
-    """Layers of a stage, chunk by chunk, as in 0-3, 12-15."""
+    """Layers of a stage by chunk, as in +0-3, 12-15."""
     chunks = config.layout.chunks(config.model.layers)
-    chunks_of_rank = [
-        (number, layers) for number, layers in enumerate(chunks) if number % config.layout.pp == pp_rank
-    ]
     texts = []
-    for number, layers in chunks_of_rank:
+    for number in range(pp_rank, len(chunks), config.layout.pp):
+        layers = chunks[number]
         text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
         first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
         texts.append(first + text + last)

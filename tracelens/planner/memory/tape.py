@@ -1,11 +1,10 @@
-"""What a stretch of a model holds in memory while it runs forward and backward, from sizes alone.
+"""Memory of a stretch of a model in forward and backward, from sizes alone.
 
-A `Tape` records ops in the order in which they run, as autograd does: what each reads and makes, what it
-saves for its backward, and what its backward makes. `Tape.block` then runs them and notes three things: what
-is kept between forward and backward, and the most that is held at once in either. A tensor of the forward
-lives until its last reader has run, a saved one until the backward of the last op that saved it. The gradient
-of a tensor lives from the first op that makes it to the op that made the tensor; gradients from several
-readers are summed in place where nothing else refers to the first.
+A `Tape` records ops in execution order, as autograd does: what each reads, allocates and saves, and what its
+backward allocates. `Tape.block` replays them for what is kept between forward and backward, and the peak of
+either. A tensor of the forward lives until its last reader has run, a saved one until the backward of the
+last op that saved it. A gradient lives from its first producer to the backward of its tensor's own op;
+gradients from several readers accumulate in place if nothing else refers to the first.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ Held = dict[str, int]
 """Bytes by component."""
 
 TEMPORARY = "temporary"
-"""Component of gradients on their way, and of what an op needs while it runs."""
+"""Component of gradients in flight, and of scratch memory of an op."""
 
 Gradient = Literal["new", "same", "saved", "none"]
-"""Of an op's inputs: tensors of their own, views of the gradient of its output, the tensor that the op has
-saved, changed in place, or there are none."""
+"""Gradients of an op's inputs: new tensors, views of the gradient of its output, its saved tensor changed in
+place, or none."""
 
 
 class Storage:
-    """A piece of memory; tensors that are views of one another share it.
+    """Memory of a tensor and its views.
 
     Attributes:
         bytes: its size.
-        component: what it counts as while it is kept.
-        last: number of the last op of the forward that reads it.
-        saved: how many ops save it.
+        component: it counts as while it is kept.
+        last: index of the last op of the forward that reads it.
+        saved: number of ops that save it.
     """
 
     __slots__ = ("bytes", "component", "last", "saved")
@@ -63,19 +62,14 @@ class _Op(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A pass from one wait for other ranks to the next.
-
-    Attributes:
-        peak: bytes by component at its peak.
-        end: when it waits, or at the end of the pass.
-    """
+    """Part of a pass between two waits for other ranks: memory at its peak and at its end."""
 
     peak: Held
     end: Held
 
 
 def total(held: Held) -> int:
-    """All components together."""
+    """Sum over components."""
     return sum(held.values())
 
 
@@ -88,15 +82,15 @@ def added(a: Held, b: Held) -> Held:
 
 
 class Block(NamedTuple):
-    """What a stretch of the model holds; its input counts, its output only while it runs.
+    """Memory of a stretch of the model, with its input; its output counts only while it runs.
 
     Attributes:
-        input_bytes: bytes of its input.
-        output: bytes of its output, and of the gradient that comes back for it.
+        input_bytes: of its input.
+        output: bytes of its output, and of the gradient of that.
         kept: between forward and backward, its input included.
-        forward: in its pieces.
-        unsaved: the same where nothing is saved.
-        backward: in its pieces; what is still kept and the gradient of the output are included.
+        forward: pieces of its forward.
+        unsaved: pieces of a forward that saves nothing.
+        backward: pieces of its backward, with what is still kept and the gradient of the output.
     """
 
     input_bytes: int
@@ -108,11 +102,7 @@ class Block(NamedTuple):
 
 
 class Tape:
-    """Ops of a stretch of the model.
-
-    Args:
-        component: that tensors count as, unless said otherwise.
-    """
+    """Ops of a stretch of the model; their tensors count as `component`, unless inside `part`."""
 
     def __init__(self, component: str) -> None:
         self.component = component
@@ -120,15 +110,15 @@ class Tape:
 
     @contextmanager
     def part(self, component: str) -> Iterator[None]:
-        """Inside, tensors count as another component."""
-        usual, self.component = self.component, component
+        """Tensors of ops inside count as another component."""
+        outer, self.component = self.component, component
         try:
             yield
         finally:
-            self.component = usual
+            self.component = outer
 
     def input(self, size: int) -> Value:
-        """A tensor that is there before the first op."""
+        """A tensor that exists before the first op."""
         return Value(size, Storage(size, self.component, -1))
 
     def op(
@@ -150,18 +140,18 @@ class Tape:
         """An op with one output.
 
         Args:
-            inputs: tensors that it reads and has gradients for.
+            inputs: tensors that it reads and differentiates.
             size: bytes of the output.
-            saves: inputs, or other tensors that there are, which it keeps for its backward.
-            reads: other tensors that it needs.
-            extra: bytes that it makes and keeps besides.
-            keep: whether it keeps its output.
+            saves: existing tensors that it saves for its backward.
+            reads: other tensors that it reads.
+            extra: bytes that it allocates and saves besides.
+            keep: whether it saves its output.
             gradient: of its inputs.
-            weights: bytes of the gradients of parameters: each is made, added to its buffer, and freed.
-            scratch: bytes that it needs while it runs.
-            backward_scratch: bytes that its backward needs.
-            of: tensor whose storage the output is a view of.
-            waits: whether it waits for other ranks, forward and backward.
+            weights: bytes of weight gradients: allocated, accumulated into their buffer, and freed.
+            scratch: temporary bytes of its forward.
+            backward_scratch: temporary bytes of its backward.
+            of: tensor that the output is a view of.
+            waits: whether it waits for other ranks, in forward and backward.
         """
         now = len(self._ops)
         storage = Storage(size, self.component, now) if of is None else of.storage
@@ -188,31 +178,31 @@ class Tape:
         return output
 
     def view(self, x: Value, size: int | None = None) -> Value:
-        """A view of a tensor; of a part of it, the gradient is put into a new one as large as the whole."""
+        """A view of a tensor; the gradient of a partial view is a new tensor as large as the whole."""
         if size is None or size == x.bytes:
             return self.op([x], x.bytes, gradient="same", of=x)
         return self.op([x], size, of=x)
 
     def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
-        """Parts of a tensor as views of it; their gradients are joined to a new tensor."""
+        """Parts of a tensor as views; their gradients are concatenated to a new tensor."""
         parts = [Value(size, x.storage) for size in sizes]
         x.storage.last = len(self._ops)
         self._ops.append(_Op((), tuple(parts), (), 0, (x,), "new", 0, 0))
         return parts
 
     def unbind(self, sizes: Sequence[int]) -> list[Value]:
-        """A parameter in parts, whose gradients are collected and stacked before they are added up."""
+        """A parameter in parts, whose gradients are collected and stacked before they accumulate."""
         parts = [Value(size, Storage(0, self.component, -1)) for size in sizes]
         self._ops.append(_Op((), tuple(parts), (), 0, (), "none", sum(sizes), 0))
         return parts
 
     def touch(self, *values: Value) -> None:
-        """Note that these are still referred to."""
+        """Keep these alive until the latest op has run."""
         for value in values:
             value.storage.last = len(self._ops) - 1
 
     def block(self, x: Value, y: Value) -> Block:
-        """Run it from its input to its output."""
+        """Replay the ops from input to output."""
         y.storage.last = len(self._ops)
         kept: Held = {}
         for storage in self._kept(x):
@@ -227,7 +217,7 @@ class Tape:
         return list(storages.values())
 
     def _forward(self, x: Value, save: bool) -> tuple[Piece, ...]:
-        """What is read last by an op is freed behind it, unless it is saved."""
+        """Tensors are freed after their last reader, unless they are saved."""
         run = _Run({x.storage.component: x.bytes})
         ends: dict[int, list[Storage]] = {}
         for number, op in enumerate(self._ops):
@@ -254,11 +244,7 @@ class Tape:
 
 
 class _Run:
-    """A pass: what is kept by component, all that is held, and the most of it since the last wait.
-
-    Args:
-        kept: at its beginning.
-    """
+    """Memory during a pass: kept by component, live in total, and its peak since the last wait."""
 
     def __init__(self, kept: Held) -> None:
         self.kept = kept.copy()
@@ -284,7 +270,7 @@ class _Run:
 
 
 class _Gradient:
-    """Memory of gradients, and how many tensors refer to it."""
+    """Memory of a gradient, and the number of tensors that refer to it."""
 
     __slots__ = ("bytes", "holders")
 
@@ -293,7 +279,7 @@ class _Gradient:
 
 
 class _Backward(_Run):
-    """A backward pass: what is still kept, and the gradients that there are."""
+    """Memory during a backward pass, with the live gradients."""
 
     def __init__(self, kept: Held) -> None:
         super().__init__(kept)
@@ -305,13 +291,12 @@ class _Backward(_Run):
         return _Gradient(size)
 
     def drop(self, gradient: _Gradient) -> None:
-        """One tensor less refers to it."""
         gradient.holders -= 1
         if not gradient.holders:
             self.live -= gradient.bytes
 
     def give(self, value: Value, gradient: _Gradient) -> None:
-        """A gradient arrives, and is added to what has arrived before."""
+        """A gradient arrives and accumulates with earlier ones of the same tensor."""
         gradient.holders += 1
         before = self.gradients.get(id(value))
         if before is None:
@@ -319,15 +304,15 @@ class _Backward(_Run):
         elif before[1].holders == 1:
             self.drop(gradient)
         else:
-            total = self.grant(value.bytes)
-            total.holders = 1
+            accumulated = self.grant(value.bytes)
+            accumulated.holders = 1
             self.note()
             self.drop(gradient)
             self.drop(before[1])
-            self.gradients[id(value)] = (value, total)
+            self.gradients[id(value)] = (value, accumulated)
 
     def op(self, op: _Op) -> None:
-        """The backward of an op: where no gradient came for its outputs, it has none."""
+        """The backward of an op; skipped if none of its outputs has a gradient."""
         arrived = [self.gradients.pop(id(output))[1] for output in op.outputs if id(output) in self.gradients]
         if op.gradient == "saved":
             self.release(op)
@@ -341,7 +326,7 @@ class _Backward(_Run):
             self.release(op)
 
     def release(self, op: _Op) -> None:
-        """What an op saved is freed, unless another has it, too."""
+        """Free the saved tensors of an op, unless another op still needs them."""
         for storage in op.saves:
             remaining = self.saves.get(id(storage), storage.saved) - 1
             self.saves[id(storage)] = remaining

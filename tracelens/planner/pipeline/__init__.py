@@ -1,10 +1,9 @@
-"""Pipeline: the idle time of a schedule, by simulation."""
+"""Pipeline schedules: step time and bubble by simulation."""
 
 from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.roofline import activations, roofline
 from tracelens.planner.pipeline.schedule_file import find_chunks
 from tracelens.planner.pipeline.schedules import SCHEDULES
-from tracelens.planner.pipeline.sources import Source, Uniform
+from tracelens.planner.pipeline.sources import Source, Uniform, activations, roofline
 from tracelens.planner.pipeline.times import Costs
 
 __all__ = [

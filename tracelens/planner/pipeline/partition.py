@@ -1,4 +1,4 @@
-"""The best cut of unequal layers into the chunks of a pipeline."""
+"""The best partition of unequal layers into the chunks of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tracelens.planner.step_time import LayerTimes
 Shares = tuple[int, ...]
 
 _NEVER = np.iinfo(np.int64).max // 4
-_TRIED = 8
-"""Moves that are simulated before the best of them is made."""
+_MOVES = 8
+"""Moves that are simulated, of which the best is made."""
 
 
 def best_partition(
@@ -26,21 +26,17 @@ def best_partition(
     quick: Callable[[Shares], int],
     makespan: Callable[[Shares], int],
 ) -> Shares:
-    """Layers of each chunk with the shortest phase that was found.
+    """Layers of each chunk, in model order, with the shortest pipeline phase: a local search.
 
-    With one chunk a stage no cut has a faster slowest stage: that one is exact. From it, and from the cuts in
-    `start`, single layers of the slowest stage then go to other stages as long as that makes the simulated
-    phase shorter. Of cuts with the same phase the first one is kept.
+    It starts from the partitions in `start` and the one with the fastest slowest chunk, which is optimal with
+    one chunk per stage, and moves single layers off the slowest stage while that shortens the phase.
 
     Args:
         layers: their times.
-        positions: of each stage, the places of its chunks in the model.
-        start: other cuts to begin from.
-        quick: simulates a cut with as many micro-batches as there is time for, ns.
-        makespan: simulates a cut with all of them, ns.
-
-    Returns:
-        layers of each chunk in the order of the model.
+        positions: position in the model of each chunk of each stage.
+        start: partitions to start from.
+        quick: simulates a partition with few micro-batches, ns.
+        makespan: simulates a partition in full, ns.
 
     Raises:
         TracelensError: fewer layers than chunks.
@@ -54,13 +50,13 @@ def best_partition(
 
 
 def shortest(cost: Int, ends: tuple[int, int], count: int) -> Shares:
-    """The cut of a row of layers into `count` chunks whose longest chunk is shortest: exact.
+    """The partition into `count` chunks with the shortest longest chunk: exact, by dynamic programming.
 
-    The first and the last chunk may have no layer where they have something else to do.
+    The first and last chunk may be without layers if embedding or head take time.
 
     Args:
         cost: of each layer.
-        ends: what comes before the first layer and behind the last one.
+        ends: cost of embedding and head.
         count: of chunks.
 
     Raises:
@@ -73,19 +69,19 @@ def shortest(cost: Int, ends: tuple[int, int], count: int) -> Shares:
         raise TracelensError(f"{size} layers are too few for {count} chunks (pp x vpp)")
     total = np.concatenate(([0], np.cumsum(cost))) + ends[0]
     total = np.append(total, total[-1] + ends[1])  # the last chunk ends behind the head
-    # longest[i]: of the best cut of the first i layers into the chunks so far.
+    # longest[i]: longest chunk of the best partition of the first i layers into the chunks so far.
     stop = np.arange(size + 1)
     longest = np.where(stop >= least[0], total[stop], _NEVER)
-    came = np.zeros((count, size + 1), dtype=np.int64)
+    previous_cut = np.zeros((count, size + 1), dtype=np.int64)
     for chunk in range(1, count):
         reached = total[stop] if chunk < count - 1 else np.append(total[stop[:-1]], total[-1])
         table = np.maximum(longest[None, :], reached[:, None] - total[stop][None, :])
         table[stop[:, None] - stop[None, :] < least[chunk]] = _NEVER
-        came[chunk] = table.argmin(axis=1)
+        previous_cut[chunk] = table.argmin(axis=1)
         longest = table.min(axis=1)
     cuts = [size]
     for chunk in range(count - 1, 0, -1):
-        cuts.append(int(came[chunk, cuts[-1]]))
+        cuts.append(int(previous_cut[chunk, cuts[-1]]))
     return tuple(high - low for low, high in pairwise([0, *reversed(cuts)]))
 
 
@@ -96,22 +92,22 @@ def _improve(
     positions: Sequence[Sequence[int]],
     makespan: Callable[[Shares], int],
 ) -> Shares:
-    """Move layers off the slowest stage while the phase gets shorter."""
+    """Move layers off the slowest stage while that shortens the phase."""
     best = makespan(shares), shares
     while True:
-        tried = [(makespan(moved), moved) for moved in _moves(best[1], cost, ends, positions)]
-        if not tried or min(tried)[0] >= best[0]:
+        moved = [(makespan(shares), shares) for shares in _moves(best[1], cost, ends, positions)]
+        if not moved or min(moved)[0] >= best[0]:
             return best[1]
-        best = min(tried)
+        best = min(moved)
 
 
 def _moves(
     shares: Shares, cost: Int, ends: tuple[int, int], positions: Sequence[Sequence[int]]
 ) -> list[Shares]:
-    """The most promising cuts in which the slowest stage has a layer less and another stage one more.
+    """The most promising partitions with one layer moved off the slowest stage.
 
-    The layers between the two chunks move up. Most promising are those with the least time on the slowest
-    stage, then on the one after it, and so on.
+    The layers between the two chunks shift. Most promising is the least time on the slowest stage, then on
+    the second slowest, and so on.
     """
     last = len(shares) - 1
     loads = _loads(shares, cost, ends, positions)
@@ -128,14 +124,14 @@ def _moves(
                 moved[target] += 1
                 candidates.append(tuple(moved))
     return nsmallest(
-        _TRIED,
+        _MOVES,
         candidates,
         key=lambda candidate: sorted(_loads(candidate, cost, ends, positions), reverse=True),
     )
 
 
 def _loads(shares: Shares, cost: Int, ends: tuple[int, int], positions: Sequence[Sequence[int]]) -> list[int]:
-    """Time of a micro-batch on each stage."""
+    """Time per micro-batch on each stage."""
     total = np.concatenate(([0], np.cumsum(cost)))[np.concatenate(([0], np.cumsum(shares)))]
     of_chunk = np.diff(total)
     of_chunk[0] += ends[0]

@@ -1,11 +1,11 @@
-"""Simulates pipeline schedules: step time, idle time, and what is in flight.
+"""Simulates pipeline schedules: step time, bubble, and activations in flight.
 
     setting = Setting(("1f1b", "interleaved"), stages=8, microbatches=32, chunks=4)
     pipeline(setting, Uniform(2_000_000, 4_000_000))
 
-A schedule is data (`schedule.Schedule`: the passes of each stage in order), from a generator in `schedules`,
-a file or a trace; times come from a `sources.Source`: given, from layers, or measured. `simulate.simulate`
-runs every pass as soon as its stage is free and its inputs are there.
+A schedule is data (`schedule.Schedule`: the passes of each stage in order) from a generator in `schedules`, a
+file or a trace; times come from a `sources.Source`. `simulate.simulate` runs every pass as soon as its stage
+is free and its inputs have arrived.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 
 from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.partition import Shares, best_partition
-from tracelens.planner.pipeline.rows import Case, in_flight, partition, spans, stages, summary
 from tracelens.planner.pipeline.schedule import Schedule
 from tracelens.planner.pipeline.schedule_file import find_chunks, find_schedule
 from tracelens.planner.pipeline.schedules import SCHEDULES, make_schedule
 from tracelens.planner.pipeline.simulate import simulate
 from tracelens.planner.pipeline.sources import Fixed, Layers, Source, even_shares, sums
+from tracelens.planner.pipeline.tables import Case, in_flight, partition, spans, stages, summary
 from tracelens.planner.pipeline.times import FREE, Costs, make_times
 from tracelens.planner.pipeline.verify import CHUNK_MEANS, LAYER_MEANS, fit, verify
 from tracelens.registry import purpose
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 _MOST_PASSES = 4_000_000
 _MOST_STAGES = 1024
 _QUICK_PASSES = 10_000
-"""Passes of a simulation of which many are run."""
+"""Size of a simulation that runs many times."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated.
+    """The schedules to simulate.
 
     Attributes:
         schedules: names, see `schedules.SCHEDULES`, or .csv files, see `schedule_file`; all are compared with
@@ -50,13 +50,13 @@ class Setting:
         microbatches: per step.
         chunks: VPP, for schedules that allow any number.
         group: micro-batches per turn of interleaved schedules; 0 for one per stage.
-        layout: layers of each chunk in the order of the model, as in 3,4,4,3; "" for even shares.
+        layout: layers of each chunk in model order, as in 3,4,4,3; "" for an even split.
         best: search for the best partition.
         costs: of messages, and of gaps between passes.
-        rest_ns: of a step outside the pipeline's phase, -1 if unknown.
+        rest_ns: of a step outside of the pipeline phase, -1 if unknown.
         activation_bytes: per micro-batch in all chunks of a stage, mean over stages; -1 if not given.
-        kept: per micro-batch in each part of the model; None if unknown.
-        times_from: source of the times, in words.
+        kept: activations per micro-batch in each part of the model; None if unknown.
+        times_from: description of the source of times.
     """
 
     schedules: Sequence[str]
@@ -77,9 +77,9 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
     """How long do pipeline schedules take, how large is the bubble, and how much is in flight?
 
     Args:
-        setting: schedules and their numbers.
+        setting: schedules and sizes.
         source: times of the chunks.
-        measured: the run that the times are from, if any; it is simulated too, as a check.
+        measured: the run that the times are from, if any; it is simulated as a check.
 
     Returns:
         result `pipeline_schedule`: tables `summary`, `stages`, `partition`, `check` (of a measured run),
@@ -98,7 +98,9 @@ def pipeline(setting: Setting, source: Source, measured: Measured | None = None)
     skips = list(measured.skips) if measured else []
     if not cases[0].chunk_bytes:
         skips.append(
-            Skip("bytes in flight", "give the activations per micro-batch and stage (--activation-gb)")
+            Skip(
+                "bytes in flight", "unknown: give the activations per micro-batch and stage (--activation-gb)"
+            )
         )
     tables = {
         "summary": summary(cases, setting.rest_ns),
@@ -148,7 +150,7 @@ def _case(setting: Setting, source: Source, name: str) -> Case:
 
 
 def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
-    """Activations of a micro-batch in each chunk; empty where they are not known."""
+    """Activations of a micro-batch in each chunk; empty if unknown."""
     if setting.activation_bytes >= 0:
         total_bytes = setting.activation_bytes * stages
         return tuple(round(total_bytes * part / sum(parts)) for part in parts)
@@ -159,12 +161,12 @@ def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
 
 
 def _shares(setting: Setting, source: Source, schedule: Schedule) -> Shares:
-    """Layers of each chunk; empty where they are not known."""
+    """Layers of each chunk; empty if unknown."""
     layout = setting.layout
     if isinstance(source, Fixed):
         return source.shares
     if layout and not source.layers:
-        # Without a model the given numbers are all there is to know of it.
+        # Without a model, the layout tells the number of layers.
         parts = layout.split(",")
         if all(part.strip().isdecimal() for part in parts):
             return even_shares(sum(map(int, parts)), schedule.stages, schedule.chunks, layout)
@@ -172,7 +174,7 @@ def _shares(setting: Setting, source: Source, schedule: Schedule) -> Shares:
         if setting.best:
             raise TracelensError(
                 "the best partition needs times of layers: give --model and --device, or a trace whose "
-                "scopes name layers (L0, L1, ...)"
+                "annotations name layers (L0, L1, ...)"
             )
         return ()
     even = even_shares(source.layers, schedule.stages, schedule.chunks, layout)
@@ -187,7 +189,7 @@ def _shares(setting: Setting, source: Source, schedule: Schedule) -> Shares:
 
 
 def _shortened(setting: Setting, schedule: Schedule) -> Schedule:
-    """The same with whole turns of fewer micro-batches, so that many cuts can be tried."""
+    """The schedule with fewer micro-batches (whole turns), to simulate many partitions."""
     turn = max(setting.group, setting.stages)
     count = max(2, _QUICK_PASSES // (2 * schedule.count * turn)) * turn
     if schedule.name not in SCHEDULES or count >= schedule.microbatches:

@@ -1,8 +1,8 @@
-"""Schedules from CSV files, as torch.distributed.pipelining writes and reads them.
+"""Schedules from CSV files in the format of torch.distributed.pipelining.
 
-One line a rank, one cell a pass: `2F0` is the forward of micro-batch 0 in chunk 2 of the model, B a whole
-backward, I and W its halves by input and weight. `(0F1;0B0)OVERLAP_F_B` is a forward beside a backward; empty
-cells are idle. Messages and whatever else a file says (SEND_F, UNSHARD, ...) follow from these.
+One line per rank, one cell per pass: `2F0` is the forward of micro-batch 0 in chunk 2 of the model, B a full
+backward, I and W its halves for input and weight gradients. `(0F1;0B0)OVERLAP_F_B` overlaps a forward and a
+backward; empty cells are idle. Other actions (SEND_F, UNSHARD, ...) follow from these and are skipped.
 """
 
 from __future__ import annotations
@@ -16,25 +16,18 @@ from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 from tracelens.planner.pipeline.schedules import chunks_of, make_schedule
 
 SUFFIX = ".csv"
-_PASS = re.compile(r"(?P<place>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)")
+_PASS = re.compile(r"(?P<position>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)")
 _PAIR = re.compile(r"\((?P<passes>[^()]*)\)OVERLAP_F_B\d*")
 _OTHER = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _PHASES = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
 
 
 def find_schedule(name: str, stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
-    """The schedule of a name, or that in a file.
-
-    Args:
-        name: as of `schedules.make_schedule`, or path of a .csv file.
-        stages: PP; a file's lines.
-        microbatches: in a step; those of a file.
-        chunks: VPP; what a file has.
-        group: micro-batches of a turn, as of `make_schedule`.
+    """The named schedule as from `schedules.make_schedule`, or the one in a .csv file.
 
     Raises:
         UnknownName: no such schedule.
-        TracelensError: it cannot be made of these numbers, or the file has others.
+        TracelensError: the schedule does not allow these numbers, or the file has others.
     """
     if not name.endswith(SUFFIX):
         return make_schedule(name, stages, microbatches, chunks, group)
@@ -48,7 +41,7 @@ def find_schedule(name: str, stages: int, microbatches: int, chunks: int, group:
 
 
 def find_chunks(name: str, chunks: int) -> int:
-    """Chunks a stage of a schedule by name or file, when those that can have any number have `chunks`."""
+    """Chunks per stage of a schedule or file; `chunks` if the schedule allows any number."""
     return read_schedule(name).chunks if name.endswith(SUFFIX) else chunks_of(name, chunks)
 
 
@@ -56,7 +49,7 @@ def read_schedule(path: str) -> Schedule:
     """The schedule in a file.
 
     Raises:
-        TracelensError: it cannot be read, is no such file, or does not run each pass once.
+        TracelensError: unreadable, malformed, or it does not run each pass once.
     """
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
@@ -69,7 +62,7 @@ def read_schedule(path: str) -> Schedule:
         raise TracelensError(f"{path}: not a CSV file: {error}") from error
     slots = [[slot for cell in line if (slot := _slot(cell, path, rank))] for rank, line in enumerate(lines)]
     if not slots or not all(slots):
-        raise TracelensError(f"{path}: every line must hold the passes of a rank, such as 0F0,0B0")
+        raise TracelensError(f"{path}: every line must list the passes of a rank, such as 0F0,0B0")
     positions = tuple(tuple(sorted({position for slot in line for position, _ in slot})) for line in slots)
     orders = tuple(
         tuple(
@@ -85,7 +78,7 @@ def read_schedule(path: str) -> Schedule:
 
 
 def _slot(cell: str, path: str, rank: int) -> tuple[tuple[int, Pass], ...]:
-    """What a cell says, with the places of its chunks in the model; empty for what is no pass."""
+    """The passes of a cell, with the positions of their chunks in the model; empty for other actions."""
     pair = _PAIR.fullmatch(cell)
     passes = []
     for text in pair["passes"].split(";") if pair else [cell]:
@@ -94,8 +87,8 @@ def _slot(cell: str, path: str, rank: int) -> tuple[tuple[int, Pass], ...]:
             if not pair and _OTHER.fullmatch(cell):
                 return ()
             raise TracelensError(
-                f"{path}: line {rank + 1}: {cell!r} is no pass; write 0F0 for the forward of micro-batch "
-                "0 in chunk 0, and B, I or W for a backward or a half of it"
+                f"{path}: line {rank + 1}: {cell!r} is not a pass; write 0F0 for the forward of "
+                "micro-batch 0 in chunk 0, and B, I or W for a backward or one of its halves"
             )
-        passes.append((int(match["place"]), Pass(_PHASES[match["kind"]], 0, int(match["microbatch"]))))
+        passes.append((int(match["position"]), Pass(_PHASES[match["kind"]], 0, int(match["microbatch"]))))
     return tuple(passes)

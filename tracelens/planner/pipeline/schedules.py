@@ -1,6 +1,6 @@
-"""The kinds of schedules, by name; F is a forward, B a backward, p stages, v chunks a stage.
+"""Schedules by name; F is a forward, B a backward, p stages, v chunks per stage.
 
-Each generator returns plain data; `simulate` plays it. Those with halves of backwards are in `zero_bubble`.
+Each generator returns plain data, which `simulate` plays. Those with split backwards are in `zero_bubble`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """As many forwards as stages from here on, then B and F in turn (PipeDream-Flush, arXiv:2006.09503)."""
+    """First p - stage warm-up forwards, then B and F in turn (PipeDream-Flush, arXiv:2006.09503)."""
     orders = tuple(
         _alternate(*_turns(stages, microbatches, 1, stages), warm_up=stages - stage)
         for stage in range(stages)
@@ -30,10 +30,10 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
-    """Several chunks a stage, a turn of `group` micro-batches through each (arXiv:2104.04473).
+    """Several chunks per stage, with turns of `group` micro-batches through each (arXiv:2104.04473).
 
-    The first B comes after 2 (p - stage - 1) + (v - 1) group + 1 forwards, as in Megatron-LM; with one chunk
-    a stage it is 1F1B.
+    The first B follows 2 (p - stage - 1) + (v - 1) group + 1 forwards, as in Megatron-LM; with one chunk per
+    stage it is 1F1B.
     """
     if chunks == 1:
         return one_f_one_b(stages, microbatches)
@@ -44,12 +44,11 @@ def interleaved(stages: int, microbatches: int, chunks: int, group: int) -> Sche
 
 
 def overlapped(stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
-    """Interleaved 1F1B with one more forward ahead, and each B beside the F that follows it.
+    """Interleaved 1F1B with one more warm-up forward, and each B overlapped with the next F.
 
-    A pair begins when both of its inputs are there, as in Megatron-LM (`combined_1f1b.py`). What a stage runs
-    beside its B comes from the stage before, which made it beside the B before. So 2 (p - stage) - 1 forwards
-    go ahead with one chunk, too, and one is in the first pair; with as few as in 1F1B each stage would run
-    every other time only.
+    A pair starts when both of its inputs have arrived, as in Megatron-LM (`combined_1f1b.py`). The F of a
+    pair needs the F that the previous stage ran in its previous pair. So even with one chunk
+    2 (p - stage) - 1 forwards go ahead; with as few as in 1F1B each stage would idle every other time.
     """
     _check_group(stages, microbatches, chunks, group)
     turns = _turns(stages, microbatches, chunks, group)
@@ -64,7 +63,7 @@ def ahead(stages: int, stage: int, chunks: int, group: int) -> int:
 
 
 def _turns(stages: int, microbatches: int, chunks: int, group: int) -> tuple[list[Pass], list[Pass]]:
-    """Forwards and backwards of a stage, each in their order."""
+    """Forwards and backwards of a stage, each in execution order."""
     forward = [
         (chunk, number)
         for begin in range(0, microbatches, group)
@@ -78,21 +77,21 @@ def _turns(stages: int, microbatches: int, chunks: int, group: int) -> tuple[lis
 
 
 def _alternate(forwards: list[Pass], backwards: list[Pass], warm_up: int) -> tuple[Slot, ...]:
-    """Some forwards, then B and F in turn."""
+    """Warm-up forwards, then B and F in turn."""
     first, rest = forwards[:warm_up], forwards[warm_up:]
     mixed = chain.from_iterable(zip_longest(backwards, rest))
     return singles([*first, *(pass_ for pass_ in mixed if pass_ is not None)])
 
 
 def _beside(forwards: list[Pass], backwards: list[Pass], warm_up: int) -> tuple[Slot, ...]:
-    """Some forwards, then each B beside an F."""
+    """Warm-up forwards, then each B overlapped with an F."""
     rest = forwards[warm_up:]
     pairs = [(forward, backward) for forward, backward in zip(rest, backwards, strict=False)]
     return (*singles(forwards[:warm_up]), *pairs, *singles(backwards[len(rest) :]))
 
 
 def _check_group(stages: int, microbatches: int, chunks: int, group: int) -> None:
-    """Raise TracelensError where turns are too short for the pipeline, as Megatron-LM does."""
+    """Raise TracelensError if turns are too short for the pipeline, as Megatron-LM does."""
     if chunks == 1 or microbatches < 1:
         return
     rest = microbatches % group
@@ -110,13 +109,7 @@ def _check_group(stages: int, microbatches: int, chunks: int, group: int) -> Non
 
 
 class ScheduleKind(NamedTuple):
-    """A kind of schedule.
-
-    Attributes:
-        doc: what it is, one line.
-        chunks: chunks a stage: a number, or "any".
-        make: (stages, micro-batches, chunks, group) -> Schedule.
-    """
+    """A kind of schedule: description, chunks per stage, and maker (stages, micro-batches, chunks, group)."""
 
     doc: str
     chunks: int | Literal["any"]
@@ -141,15 +134,10 @@ SCHEDULES = {
         "splits off weight gradients; two chunks per stage in a V", 2, lambda p, m, v, g: zb_v(p, m)
     ),
 }
-"""Name to kind."""
 
 
 def chunks_of(name: str, chunks: int) -> int:
-    """Chunks a stage of the named schedule when those that can have any number have `chunks`.
-
-    Raises:
-        UnknownName: no such schedule.
-    """
+    """Chunks per stage of the named schedule, `chunks` if it allows any number; raises UnknownName."""
     if name not in SCHEDULES:
         raise UnknownName("schedule", name, SCHEDULES)
     fixed = SCHEDULES[name].chunks
@@ -162,13 +150,13 @@ def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1, gr
     Args:
         name: of SCHEDULES.
         stages: PP.
-        microbatches: in a step.
+        microbatches: per step.
         chunks: VPP.
-        group: micro-batches of a turn with several chunks, one a stage where it is 0.
+        group: micro-batches per turn with several chunks; 0 for one per stage.
 
     Raises:
         UnknownName: no such schedule.
-        TracelensError: it cannot be made of these numbers.
+        TracelensError: the schedule does not allow these numbers.
     """
     needed = chunks_of(name, chunks)
     if min(stages, microbatches, chunks) < 1 or group < 0:

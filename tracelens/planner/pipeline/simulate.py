@@ -1,4 +1,4 @@
-"""A schedule played through: when each pass runs, or why it cannot."""
+"""Plays a schedule: when each pass runs, or why it deadlocks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, INPUT, PHASES, WEIGHT, Pass, Schedule, Slot
 from tracelens.planner.pipeline.times import Times
 
-# Half a backward and a whole one give the same gradient to the stage before.
+# The input half of a backward sends the same gradient to the previous stage as a full one.
 _KIND = {FORWARD: 0, BACKWARD: 1, INPUT: 1, WEIGHT: 2}
 
 
 @dataclass(frozen=True)
 class Played:
-    """When each pass of a schedule runs; one element a pass, by stage and then by time.
+    """When each pass of a schedule runs; one element per pass, by stage and then by time.
 
     Attributes:
-        schedule: which.
-        stage, chunk, place, microbatch: of each pass; `position` is that of the chunk in the model.
+        schedule: that was played.
+        stage, chunk, position, microbatch: of each pass; `position` is that of the chunk in the model.
         phase: code into PHASES.
         start, end: ns since the first pass.
     """
@@ -46,25 +46,21 @@ class Played:
         return mask
 
     def busy(self, stage: int) -> int:
-        """Time in which a stage runs passes, ns; the two of an overlapped pair run at once."""
+        """Busy time of a stage, ns; overlapped pairs count once."""
         rows = self.of(stage)
         start, first = np.unique(self.start[rows], return_index=True)
         return int((self.end[rows][first] - start).sum())
 
 
 def simulate(schedule: Schedule, times: Times) -> Played:
-    """Every pass as early as its stage is free and what it needs is there.
+    """Run every pass as soon as its stage is free and its inputs have arrived.
 
-    A forward needs that of the chunk before it, a backward that of the chunk behind it (of the last chunk its
-    forward), weight gradients the input gradients of their chunk. Messages between stages take their time in
-    transit, and keep no stage busy.
-
-    Args:
-        schedule: what each stage does; see `schedule.check` for what it must hold.
-        times: of its passes.
+    A forward needs the forward of the previous chunk, a backward the backward of the next chunk (in the last
+    chunk its own forward), weight gradients the input gradients of their chunk. Messages between stages take
+    time but keep no stage busy.
 
     Raises:
-        TracelensError: stages wait for each other, or for what none of them does.
+        TracelensError: stages wait for each other, or for a pass that none of them runs.
     """
     return _Player(schedule, times).play()
 
@@ -90,14 +86,14 @@ class _Player:
         while ready:
             self._advance(ready.pop(), ready)
         if any(done < len(order) for done, order in zip(self.next_slot, self.schedule.orders, strict=True)):
-            raise TracelensError(f"schedule {self.schedule.name} cannot go on: {self._why()}")
+            raise TracelensError(f"schedule {self.schedule.name} deadlocks: {self._why()}")
         rows = np.array([row for stage_spans in self.spans for row in stage_spans], dtype=np.int64).reshape(
             -1, 7
         )
         return Played(self.schedule, *(np.ascontiguousarray(column) for column in rows.T))
 
     def _advance(self, stage: int, ready: list[int]) -> None:
-        """Run what a stage can run; stages for which that makes something go to `ready`."""
+        """Run what a stage can run; stages that this unblocks go to `ready`."""
         order, positions = self.schedule.orders[stage], self.schedule.positions[stage]
         while self.next_slot[stage] < len(order):
             slot = order[self.next_slot[stage]]
@@ -115,9 +111,9 @@ class _Player:
             self.free[stage] = end + self.gap[stage]
             self.next_slot[stage] += 1
             for pass_, position in zip(slot, slot_positions, strict=True):
-                made = self._code(_KIND[pass_.phase], position, pass_.microbatch)
-                self.ends[made] = end
-                ready += self.waiting.pop(made, ())
+                code = self._code(_KIND[pass_.phase], position, pass_.microbatch)
+                self.ends[code] = end
+                ready += self.waiting.pop(code, ())
                 self.spans[stage].append(
                     (stage, pass_.chunk, position, pass_.microbatch, PHASES.index(pass_.phase), start, end)
                 )
@@ -126,7 +122,7 @@ class _Player:
         return (kind * self.count + position) * self.size + microbatch
 
     def _need(self, pass_: Pass, position: int) -> tuple[int, int] | None:
-        """Code of the pass that this one needs, and ns from its end until its result is here."""
+        """Code of the pass that this one needs, and ns until its result arrives."""
         kind, source, transit = _KIND[pass_.phase], position, 0
         if kind == 0:
             if position == 0:
@@ -143,7 +139,7 @@ class _Player:
         return self._code(kind, source, pass_.microbatch), transit
 
     def _why(self) -> str:
-        """The circle of stages that wait for each other."""
+        """The cycle of stages that wait for each other."""
         stuck = next(s for s, order in enumerate(self.schedule.orders) if self.next_slot[s] < len(order))
         reasons: dict[int, str] = {}
         while stuck not in reasons:
@@ -155,19 +151,19 @@ class _Player:
             kind, position = divmod(code // self.size, self.count)
             source = self.stage_of[position]
             chunk = self.schedule.positions[source].index(position)
-            wanted = [Pass(phase, chunk, code % self.size) for phase in PHASES if _KIND[phase] == kind]
+            sources = [Pass(phase, chunk, code % self.size) for phase in PHASES if _KIND[phase] == kind]
             slot_index = next(
                 (
                     index
                     for index, slot in enumerate(self.schedule.orders[source])
-                    if any(pass_ in slot for pass_ in wanted)
+                    if any(pass_ in slot for pass_ in sources)
                 ),
                 -1,
             )
             reasons[stuck] = f"stage {stuck} waits before its pass {self.next_slot[stuck]} ({pass_}) for " + (
-                f"pass {slot_index} of stage {source} ({wanted[0]})"
+                f"pass {slot_index} of stage {source} ({sources[0]})"
                 if slot_index >= 0
-                else f"{wanted[0]} of stage {source}, which never runs it"
+                else f"{sources[0]} of stage {source}, which never runs it"
             )
             if slot_index < 0:
                 break

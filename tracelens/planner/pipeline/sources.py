@@ -1,4 +1,4 @@
-"""Sources of chunk times: given, from layers, or from the chunks of a run."""
+"""Sources of chunk times: given, from layers (measured or by roofline), or from the chunks of a run."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ from typing import Protocol
 import numpy as np
 
 from tracelens.arrays import Int
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Layout
-from tracelens.planner.pipeline.times import ChunkTimes
-from tracelens.planner.step_time import LayerTimes
+from tracelens.planner.config import Config, Layout
+from tracelens.planner.memory import DEFAULT, Kept, Stages
+from tracelens.planner.pipeline.times import ChunkTimes, Costs
+from tracelens.planner.step_time import LayerTimes, Machine, Timer, layer_times
 
 _MOST_LAYERS = 10_000
 
 
 class Source(Protocol):
-    """Times of the chunks of a model, however it is cut.
-
-    Attributes:
-        layers: of the model, 0 where it is not known.
-    """
+    """Times of the chunks of a model for any partition."""
 
     @property
     def layers(self) -> int:
-        """Layers of the model, 0 where it is not known."""
+        """Layers of the model, 0 if unknown."""
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
-        """Times of `count` chunks on `stages` stages; `shares` are their layers, empty where not known."""
+        """Times of `count` chunks on `stages` stages; `shares` are their layers, empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same time for equal shares of the model.
+    """Equal times for equal shares of the model.
 
     Attributes:
         forward: ns of a micro-batch on one stage, through all of its chunks.
         backward: likewise.
-        comm_share: exposed communication, share of both.
-        layers: of the model, 0 where it does not matter.
+        comm_share: exposed communication, as a share of both.
+        layers: of the model, 0 if unknown.
     """
 
     forward: int
@@ -49,16 +47,14 @@ class Uniform:
     layers: int = 0
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for times that cannot be."""
         if min(self.forward, self.backward) < 0 or self.forward + self.backward == 0:
             raise TracelensError(
-                "forward and backward must not both be 0 or negative; give both in milliseconds"
+                "forward and backward must not be negative or both 0; give them in milliseconds"
             )
         if not 0 <= self.comm_share <= 1:
             raise TracelensError(f"the share of exposed communication must be 0 to 1, not {self.comm_share}")
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
-        """Of the whole model's time to each chunk its share."""
         sizes = np.array(shares or [1] * count, dtype=np.int64)
 
         def cut(ns: float) -> Int:
@@ -71,11 +67,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Layers:
-    """Each chunk as long as its layers; the first one with the embedding, the last one with the head.
-
-    Attributes:
-        times: of the layers.
-    """
+    """Chunks take the sum of their layers, the first plus the embedding, the last plus the head."""
 
     times: LayerTimes
 
@@ -84,7 +76,6 @@ class Layers:
         return len(self.times.forward)
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
-        """Sums over the layers of each chunk."""
         times = self.times
         return ChunkTimes(
             sums(times.forward, shares, times.embedding[0], times.head[0]),
@@ -96,43 +87,24 @@ class Layers:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Times of chunks that cannot be cut in another way.
-
-    Attributes:
-        times: of the chunks.
-        shares: layers of each, empty where not known.
-        layers: 0: they cannot be cut.
-    """
+    """Times of the chunks of a partition that cannot change; `shares` are their layers, if known."""
 
     times: ChunkTimes
     shares: tuple[int, ...] = ()
     layers: int = 0
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
-        """Those, if it is their number.
-
-        Raises:
-            TracelensError: it is not.
-        """
+        """The times; raises TracelensError for another number of chunks."""
         if count != len(self.times.forward):
             raise TracelensError(
-                f"the times are of {len(self.times.forward)} chunks, not {count}, and the trace has no "
-                "scopes of "
-                "layers (L0, L1, ...) to split them by; give the number of layers (--layers) to split them "
-                "evenly"
+                f"the trace has times of {len(self.times.forward)} chunks, not {count}, and no annotations "
+                "of layers (L0, L1, ...) to split them by; give their number (--layers) for an even split"
             )
         return self.times
 
 
 def sums(layers: Int, shares: Sequence[int], first: int, last: int) -> Int:
-    """Of each chunk the sum over its layers, the first and the last one with what they have besides.
-
-    Args:
-        layers: one element a layer.
-        shares: layers of each chunk, in the order of the model.
-        first: of what comes before the first layer.
-        last: of what comes behind the last one.
-    """
+    """Sum over the layers of each chunk, plus `first` in the first chunk and `last` in the last one."""
     edges = np.concatenate(([0], np.cumsum(np.array(shares, dtype=np.int64))))
     chunk_sums: Int = np.diff(np.concatenate(([0], np.cumsum(layers)))[edges])
     chunk_sums[0] += first
@@ -141,20 +113,30 @@ def sums(layers: Int, shares: Sequence[int], first: int, last: int) -> Int:
 
 
 def even_shares(layers: int, stages: int, chunks: int, layout_text: str = "") -> tuple[int, ...]:
-    """Layers of each chunk, in the order of the model.
-
-    Args:
-        layers: of the model.
-        stages: PP.
-        chunks: VPP.
-        layout_text: the layers as text, as in 3,4,4,3; "" for even shares.
+    """Layers of each of the `stages` x `chunks` chunks in model order: an even split, or as in "3,4,4,3".
 
     Raises:
-        TracelensError: another number of chunks or layers.
+        TracelensError: `layout_text` has another number of chunks or layers.
     """
     if layers > _MOST_LAYERS or (layout_text and not layout_text.strip("0, ")):
         raise TracelensError(f"a model has 1 to {_MOST_LAYERS:,} layers, not {layers:,}")
-    # One stage may have several chunks, too, which a layout of ranks would not do.
+    # A single stage may have several chunks, which a Layout does not allow.
     pp, vpp = (stages, chunks) if stages > 1 else (chunks, 1)
     layout = Layout(ranks=pp, pp=pp, vpp=vpp, pp_layout=layout_text)
     return tuple(len(chunk_layers) for chunk_layers in layout.chunks(layers))
+
+
+def roofline(config: Config, device: Device, machine: Machine | None = None) -> tuple[Layers, Costs]:
+    """Roofline times of each layer, and of a message between stages.
+
+    Raises:
+        TracelensError: the device has no rate for the activation type, or for its links.
+    """
+    machine = machine or Machine()
+    message = round(Timer(config, device, machine).stage_message())
+    return Layers(layer_times(config, device, machine)), Costs(message, message)
+
+
+def activations(config: Config) -> Kept:
+    """Bytes that a micro-batch saves for its backward in each part of the model, for any partition."""
+    return Stages(config, DEFAULT).kept()

@@ -1,4 +1,4 @@
-"""How long the passes of a schedule take."""
+"""Times of the passes of a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Slot
 
 WEIGHT_SHARE = 0.5
-"""Share of weight gradients in a backward: both gradients of a GEMM are GEMMs of equal FLOPs."""
+"""Share of weight gradients in a backward: both gradients of a GEMM take equal FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Times:
     """Times of all passes of one step, ns.
 
     Attributes:
-        forward: one row a chunk of the model, one column a micro-batch.
+        forward: (chunk of the model, micro-batch).
         backward: likewise, both halves.
-        weight: likewise, of the backward its weight gradients.
-        forward_comm: likewise, exposed communication (all-to-all) in the forward.
-        backward_comm: likewise, in the backward.
-        forward_transit: of activations from one stage to the next.
-        backward_transit: of gradients from one stage to the one before.
-        gap: of each stage, from a pass to the next one that could begin.
+        weight: likewise, the weight gradients of the backward.
+        forward_comm: likewise, exposed communication (all-to-all) of the forward.
+        backward_comm: likewise, of the backward.
+        forward_transit: of activations to the next stage.
+        backward_transit: of gradients to the previous stage.
+        gap: of each stage, between a pass and the next one that is ready.
     """
 
     forward: Int
@@ -41,7 +41,7 @@ class Times:
     gap: tuple[int, ...]
 
     def reader(self) -> Callable[[Slot, tuple[int, ...]], int]:
-        """A function (slot, place of the chunk of each of its passes) -> ns."""
+        """A function (slot, position in the model of the chunk of each of its passes) -> ns."""
         forward, backward = self.forward.tolist(), self.backward.tolist()
         comm = self.forward_comm.tolist(), self.backward_comm.tolist()
         ns_of = {
@@ -65,25 +65,13 @@ class Times:
 
 
 def overlapped(pass_ns: Sequence[int], comm_ns: Sequence[int]) -> int:
-    """Least time of overlapped passes: computation one at a time, communication one at a time.
-
-    Args:
-        pass_ns: ns of each pass alone.
-        comm_ns: communication of each, ns.
-    """
+    """Least time of overlapped passes: computation one at a time, communication one at a time."""
     computed = sum(pass_ns) - sum(comm_ns)
     return max(computed, sum(comm_ns), *pass_ns)
 
 
 class Costs(NamedTuple):
-    """What is added to the passes.
-
-    Attributes:
-        forward_transit: ns of activations from one stage to the next.
-        backward_transit: ns of gradients from one stage to the one before.
-        gap: ns of each stage, from a pass to the next one that could begin; empty for none.
-        weight_share: of a backward, its weight gradients.
-    """
+    """Times of messages and gaps as in `Times`, and the share of weight gradients in a backward."""
 
     forward_transit: int = 0
     backward_transit: int = 0
@@ -95,14 +83,7 @@ FREE = Costs()
 
 
 class ChunkTimes(NamedTuple):
-    """Times of the chunks of a model in the order of the model, ns; one element a chunk.
-
-    Attributes:
-        forward: of a micro-batch.
-        backward: of a micro-batch.
-        forward_comm: exposed communication of the forward.
-        backward_comm: exposed communication of the backward.
-    """
+    """Times of a micro-batch in each chunk, in model order, ns; comm is exposed communication."""
 
     forward: Int
     backward: Int
@@ -110,17 +91,8 @@ class ChunkTimes(NamedTuple):
     backward_comm: Int
 
 
-def even(count: int, forward: int, backward: int, comm_share: float = 0.0) -> ChunkTimes:
-    """Equal times for `count` chunks; `comm_share` of both is exposed communication."""
-    if min(forward, backward) < 0 or not 0 <= comm_share <= 1:
-        raise TracelensError("times must be at least 0, and the share of communication 0 to 1")
-    ones = np.ones(count, dtype=np.int64)
-    parts = (round(forward * comm_share), round(backward * comm_share))
-    return ChunkTimes(*(ones * ns for ns in (forward, backward, *parts)))
-
-
 def make_times(chunks: ChunkTimes, stages: int, microbatches: int, costs: Costs = FREE) -> Times:
-    """Times of a step in which each micro-batch takes a chunk alike."""
+    """Times of a step in which all micro-batches are alike."""
     forward, backward, first, second = (np.tile(ns[:, None], (1, microbatches)) for ns in chunks)
     if not 0 <= costs.weight_share <= 1:
         raise TracelensError(f"the share of weight gradients must be 0 to 1, not {costs.weight_share}")

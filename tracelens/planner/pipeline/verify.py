@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 EACH_PASS, CHUNK_MEANS, LAYER_MEANS = "each pass", "mean of chunk", "mean of equal layers"
-"""Times of the passes: as each was, or means, which are those of other schedules and of other cuts."""
+"""Pass times: as measured, or the means that other schedules and other partitions use."""
 
 
 def verify(measured: Measured) -> Table:
@@ -27,13 +27,21 @@ def verify(measured: Measured) -> Table:
     for line in measured.lines:
         for name, times in _ways(measured, line):
             simulated = simulate(line.schedule, times).makespan
-            line_key = ", ".join(map(str, line.ranks)), line.step
-            rows.append((*line_key, name, line.phase_ns, simulated, simulated / line.phase_ns - 1))
+            rows.append(
+                {
+                    "ranks": ", ".join(map(str, line.ranks)),
+                    "step": line.step,
+                    "times": name,
+                    "measured_ns": line.phase_ns,
+                    "simulated_ns": simulated,
+                    "offset": simulated / line.phase_ns - 1,
+                }
+            )
     return CHECK.from_rows(rows)
 
 
 def _ways(measured: Measured, line: Line) -> Iterator[tuple[str, Times]]:
-    """Times of the passes, from those that are its own to those that could be another run's."""
+    """Pass times by name of their kind."""
     yield EACH_PASS, line.times()
     yield CHUNK_MEANS, line.mean_times()
     if measured.layers is not None:
@@ -43,13 +51,9 @@ def _ways(measured: Measured, line: Line) -> Iterator[tuple[str, Times]]:
 
 
 def fit(check: Table, times: str) -> str:
-    """How far the recorded schedule, simulated with times of this kind, is from what was measured; in words.
-
-    Args:
-        check: CHECK.
-        times: CHUNK_MEANS or LAYER_MEANS.
-    """
-    offsets = check.array("offset")[check.coded("times").equals(times)]
+    """Deviation of the simulated from the measured phase as text, with CHUNK_MEANS or LAYER_MEANS."""
+    of_kind = np.array([name == times for name in check.texts("times")], dtype=bool)
+    offsets = check.array("offset")[of_kind]
     if not len(offsets):
         return "no check: layers were not measured"
     steps = len(set(check.texts("step")))

@@ -1,6 +1,6 @@
-"""Zero-bubble schedules (arXiv:2401.10241): I and W are the halves of a backward, by input and weight.
+"""Zero-bubble schedules (arXiv:2401.10241): I and W are the input and weight gradients of a backward.
 
-Only I stands between stages; W fills what would be idle.
+Other stages wait only for I; W fills idle time.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from tracelens.planner.pipeline.schedule import FORWARD, INPUT, WEIGHT, Pass, Sc
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """ZB-H1: forwards ahead as in 1F1B; W of a micro-batch follows the I of one `stage` later.
+    """ZB-H1: warm-up as in 1F1B; the W of a micro-batch follows the I of the micro-batch `stage` later.
 
-    No stage holds more than p micro-batches, as the first of 1F1B. Idle on each:
-    (p - 1) (F + I - W) where the three take about as long.
+    No stage holds more than p micro-batches, like the first stage of 1F1B. Each idles (p - 1) (F + I - W) if
+    the three take about equally long.
     """
-    orders = [_handmade(stages - stage, stage, microbatches) for stage in range(stages)]
+    orders = [_with_delayed_weights(stages - stage, stage, microbatches) for stage in range(stages)]
     return Schedule("zb-h1", round_robin(stages, 1), microbatches, tuple(map(singles, orders)))
 
 
 def zb_h2(stages: int, microbatches: int) -> Schedule:
-    """ZB-H2: 2 (p - stage) - 1 forwards ahead, W two `stage` later; no stage holds more than 2 p - 1.
+    """ZB-H2: 2 (p - stage) - 1 warm-up forwards, W delayed by 2 `stage`; no stage holds more than 2 p - 1.
 
-    With F = I = W no stage is idle between its first and its last pass; to gain that, a step must not begin
-    on all stages at the same time.
+    With F = I = W no stage idles between its first and last pass, but steps must not start on all stages at
+    the same time.
     """
-    orders = [_handmade(2 * (stages - stage) - 1, 2 * stage, microbatches) for stage in range(stages)]
+    orders = [
+        _with_delayed_weights(2 * (stages - stage) - 1, 2 * stage, microbatches) for stage in range(stages)
+    ]
     return Schedule("zb-h2", round_robin(stages, 1), microbatches, tuple(map(singles, orders)))
 
 
-def _handmade(warm_up: int, delay: int, microbatches: int) -> list[Pass]:
-    """Some forwards; then I, W of the micro-batch `delay` before, F; what W is left at the end."""
+def _with_delayed_weights(warm_up: int, delay: int, microbatches: int) -> list[Pass]:
+    """Warm-up forwards; then I, the W of `delay` micro-batches before, and F in turn; then remaining W."""
     passes = [Pass(FORWARD, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches):
         passes.append(Pass(INPUT, 0, number))
@@ -45,9 +47,9 @@ def _handmade(warm_up: int, delay: int, microbatches: int) -> list[Pass]:
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
-    """ZB-V: two chunks a stage, the second ones in reverse, so that the first stage has both ends.
+    """ZB-V: two chunks per stage, the second in reverse order, so that the first stage has both ends.
 
-    Memory as in 1F1B; with F = I = W no stage is idle between its first and its last pass.
+    Memory as in 1F1B; with F = I = W no stage idles between its first and last pass.
     """
     positions = tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
     orders = tuple(singles(_v_order(stages, stage, microbatches)) for stage in range(stages))
@@ -55,14 +57,14 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 
 
 def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
-    """Passes of one stage; with fewer than 2 p - 1 micro-batches as if those that lack took no time."""
+    """Passes of one stage; below 2 p - 1 micro-batches as if the missing ones took no time."""
     total = max(microbatches, 2 * stages - 1)
     down = stages - stage
     numbers = {(phase, chunk): count() for phase in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
     passes: list[Pass] = []
 
     def run(text: str, times: int) -> None:
-        """Passes named as in "F0 I1", each with its next micro-batch, so often."""
+        """Append passes as in "F0 I1", each with its next micro-batch, this many times."""
         for _ in range(times):
             for phase, chunk in _read(text):
                 passes.append(Pass(phase, chunk, next(numbers[phase, chunk])))
@@ -70,7 +72,7 @@ def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
     run("F0", 2 * down - 1)
     run("F1 F0", stage)
     run("F1 I1 W1", down)
-    # So far 2 p - 1 - stage forwards of chunk 0; all those that are left have their turn.
+    # So far 2 p - 1 - stage forwards of chunk 0.
     remaining = total - (2 * down - 1 + stage)
     run("F0 I0 W0 F1 I1 W1", remaining)
     run("I0 W0 F1 I1 W1", total - stages - remaining)

@@ -1,10 +1,10 @@
-"""Searches layouts of a model on a number of GPUs: which fit, and which is fastest.
+"""Searches the layouts of a model on a number of GPUs for those that fit, and ranks them by step time.
 
-    search(Question(read_model("moe_1t"), gpus=768), [device("mi300x")], [Space(pp=(24, 48))])
+    search(Question(MODELS["moe_1t"], gpus=768), [device("mi300x")], [Space(pp=(24, 48))])
 
-- `space`: the layouts, and why some are invalid.
+- `space`: the layouts, valid and invalid.
 - `footprint`: bytes of the fullest GPU.
-- `ranking`: candidates by step time.
+- `ranking`: layouts by step time.
 - `result`, `tables`: the result.
 """
 

@@ -12,7 +12,7 @@ from tracelens.planner.memory import Assumptions, Stages, brief_stage, static
 def footprint(config: Config, assumptions: Assumptions) -> int:
     """Bytes of the fullest GPU at the peak of a step.
 
-    Of pipeline stages with the same layers the first keeps most micro-batches, so one of each kind is enough.
+    The first of several stages with equal layers has most in flight, so one of each kind is enough.
     """
     if assumptions.convention == "brief":
         return brief_stage(config, assumptions).total
@@ -22,22 +22,22 @@ def footprint(config: Config, assumptions: Assumptions) -> int:
 
 @lru_cache(maxsize=4096)
 def _static(model: Model, layout: Layout, training: Training, assumptions: Assumptions) -> int:
-    """Parameters, gradients, main parameters and optimizer of the first pipeline rank."""
+    """Model state of the first pipeline rank."""
     return sum(static(Config(model, layout, training=training), 0, assumptions).held.values())
 
 
 def at_least(config: Config, assumptions: Assumptions) -> int:
-    """A lower bound of `footprint` that is the same for many runs, and so costs little; 0 for none."""
+    """A cheap lower bound of `footprint`, which many runs share; 0 for none."""
     if assumptions.convention == "brief":
         return 0
-    # Data- and context-parallel ranks hold the same parameters; only their number matters.
+    # Data- and context-parallel ranks hold the same parameters.
     layout = replace(config.layout, cp=1)
     training = replace(config.training, micro_batch=1, micro_batches=layout.pp)
     return _static(config.model, layout, training, assumptions)
 
 
 def _first_of_each_kind(config: Config) -> list[int]:
-    """Numbers of pipeline stages, none of which holds what an earlier one holds."""
+    """The first pipeline stage of each kind of layers."""
     layout, dense = config.layout, config.model.dense_layers
     recomputed = frozenset(config.toggles.recompute_layer_ids)
     chunks = layout.chunks(config.model.layers)

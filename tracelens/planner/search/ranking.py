@@ -1,14 +1,15 @@
-"""Layouts with their bytes; on a device, those that fit by step time."""
+"""Layouts by memory, and those that fit on a device by step time."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config, Layout, Model, Toggles, Training
+from tracelens.planner.config import Config, Layout, Model, Toggles, Training, at_least_one
 from tracelens.planner.memory import Assumptions
 from tracelens.planner.memory import room as room_of
 from tracelens.planner.search.footprint import at_least, footprint
@@ -25,10 +26,10 @@ from tracelens.planner.search.space import (
 from tracelens.planner.step_time import Estimate, Machine, estimate
 
 BATCH = 15360
-"""Default sequences per step, as DeepSeek-V3 (arXiv:2412.19437, section 4.2): 63M tokens."""
+"""Default sequences per step, as for DeepSeek-V3 (arXiv:2412.19437, section 4.2): 63M tokens."""
 
 NEAREST = 5
-"""Layouts shown if none fits: those that need least."""
+"""Layouts shown if none fits: those that need least memory."""
 
 GIB = 2**30
 
@@ -37,17 +38,17 @@ SIZES = ("pp", "vpp", "ep", "cp", "tp")
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be trained, and on what.
+    """The run to find a layout for.
 
     Attributes:
         model: its architecture.
         gpus: of the run.
-        global_batch: sequences of a step on all of them: layouts are compared at the same work.
-        training: sequence length, precision and so on; its micro-batches follow from the batch.
-        toggles: of the run; which layers are computed again is the search's.
-        memory: what the memory projection takes for granted.
-        machine: what the step time takes for granted.
-        reserve: bytes of each GPU that are not for training; None: as in the memory projection.
+        global_batch: sequences per step on all GPUs, the same for all layouts.
+        training: sequence length, precision and so on; micro-batches follow from the global batch.
+        toggles: of the run; the search decides on recomputation.
+        memory: assumptions of the memory projection.
+        machine: assumptions of the step time.
+        reserve: bytes of each GPU to keep free; None for the default of the memory projection.
     """
 
     model: Model
@@ -60,10 +61,7 @@ class Question:
     reserve: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be."""
-        for name in ("gpus", "global_batch"):
-            if getattr(self, name) < 1:
-                raise TracelensError(f"{name} must be at least 1, not {getattr(self, name)}")
+        at_least_one(self, ("gpus", "global_batch"))
 
 
 class Sized(NamedTuple):
@@ -71,8 +69,8 @@ class Sized(NamedTuple):
 
     Attributes:
         candidate: the layout.
-        size: bytes; where no device has as many for what it holds between steps, only these.
-        at_least: whether that is so.
+        size: bytes.
+        at_least: whether `size` counts only the model state, which already exceeds every device.
     """
 
     candidate: Candidate
@@ -81,7 +79,7 @@ class Sized(NamedTuple):
 
 
 Sizes = list[Sized]
-"""One layout with more and more recomputation, up to the amount that fits everywhere."""
+"""One layout with increasing recomputation, up to the amount that fits everywhere."""
 
 
 class Timed(NamedTuple):
@@ -95,10 +93,10 @@ class Ranked(NamedTuple):
     """The layouts on one device.
 
     Attributes:
-        device: which.
+        device: that they run on.
         room: its bytes for training.
-        fitting: those that fit, shortest step first.
-        nearest: where none fits, those that need least.
+        fitting: layouts that fit, shortest step first.
+        nearest: if none fits, those that need least memory.
         refused: those that do not fit.
     """
 
@@ -110,12 +108,12 @@ class Ranked(NamedTuple):
 
     @property
     def shown(self) -> list[tuple[int, Timed]]:
-        """With their places, -1 for what does not fit."""
+        """Layouts with their rank by step time, -1 for those that do not fit."""
         return [(-1, timed) for timed in self.nearest] if self.nearest else list(enumerate(self.fitting, 1))
 
 
 def describe(candidate: Candidate) -> str:
-    """A layout as text, sizes of 1 left out."""
+    """A layout as text, without sizes of 1."""
     layout, training = candidate.config.layout, candidate.config.training
     sizes = {name: getattr(layout, name) for name in SIZES} | {"micro_batch": training.micro_batch}
     text = size_text({name: size for name, size in sizes.items() if size > 1}) or f"dp={layout.dp}"
@@ -125,12 +123,12 @@ def describe(candidate: Candidate) -> str:
 def sized_layouts(
     question: Question, spaces: Iterable[Space], rooms: Collection[int]
 ) -> tuple[list[Sizes], list[Refusal]]:
-    """Layouts with their bytes, and what cannot be; `rooms` are the bytes of the devices."""
+    """Layouts with their bytes, and invalid ones; `rooms` are the bytes of the devices."""
     sized, refusals = [], []
     fixed = (question.model, question.gpus, question.global_batch, question.training, question.toggles)
     seen: set[tuple[Layout, Training, tuple[str, ...]]] = set()
-    tried = ((space, config) for space in spaces for config in candidates(*fixed, space))
-    for space, config in tried:
+    layouts = ((space, config) for space in spaces for config in candidates(*fixed, space))
+    for space, config in layouts:
         if isinstance(config, Refusal):
             refusals.append(config)
             continue
@@ -146,11 +144,11 @@ def sized_layouts(
 
 
 def _sizes(question: Question, config: Config, space: Space, rooms: Collection[int]) -> Sizes:
-    """A layout with as little recomputation as fits, for each of the rooms."""
+    """A layout with the least recomputation that fits, for each of the rooms."""
     sizes: Sizes = []
     bound = at_least(config, question.memory)
     if question.memory.convention == "brief" and not space.recompute:
-        # Which does not tell of recomputation.
+        # The convention does not cover recomputation.
         space = replace(space, recompute=(NONE,))
     for candidate in variants(config, space):
         if bound > max(rooms):
@@ -163,40 +161,40 @@ def _sizes(question: Question, config: Config, space: Space, rooms: Collection[i
 
 def ranked(question: Question, device: Device, sized: Collection[Sizes]) -> Ranked:
     """The layouts on one device."""
-    size_of_device, small, large = room(question, device), [], []
+    device_room, fitting, refused = room(question, device), [], []
     for sizes in sized:
-        fitting = next((sized_ for sized_ in sizes if sized_.size <= size_of_device), None)
-        if fitting is not None:
-            small.append(fitting)
+        first_fit = next((variant for variant in sizes if variant.size <= device_room), None)
+        if first_fit is not None:
+            fitting.append(first_fit)
         else:
-            large.append(Refusal("does not fit", _needs(min(sizes, key=lambda sized_: sized_.size))))
-    # At equal step time the smaller one, which leaves more headroom.
+            refused.append(Refusal("does not fit", _needs(min(sizes, key=_size))))
+    # At equal step time the smaller layout leaves more headroom.
     timed = sorted(
-        _timed(question, device, small), key=lambda sized_: (sized_.time.step_ns, sized_.sized.size)
+        _timed(question, device, fitting), key=lambda layout: (layout.time.step_ns, layout.sized.size)
     )
     nearest = [] if timed else list(_timed(question, device, _nearest(question, sized)))
-    return Ranked(device, size_of_device, timed, nearest, large)
+    return Ranked(device, device_room, timed, nearest, refused)
+
+
+_size = attrgetter("size")
 
 
 def _needs(sized: Sized) -> str:
-    """Bytes of a candidate in words."""
     bound = "at least " if sized.at_least else ""
     return f"{describe(sized.candidate)} needs {bound}{sized.size / GIB:,.1f} GiB"
 
 
 def _nearest(question: Question, sized: Iterable[Sizes]) -> list[Sized]:
-    """Those that need least, with all of their bytes."""
-    least = (min(sizes, key=lambda sized_: sized_.size) for sizes in sized)
-    small = sorted(least, key=lambda sized_: (sized_.at_least, sized_.size))[:NEAREST]
-    nearest = [
-        Sized(sized_.candidate, footprint(sized_.candidate.config, question.memory)) for sized_ in small
-    ]
-    return sorted(nearest, key=lambda sized_: sized_.size)
+    """The layouts that need least, with their full footprint."""
+    least = (min(sizes, key=_size) for sizes in sized)
+    small = sorted(least, key=lambda layout: (layout.at_least, layout.size))[:NEAREST]
+    full = (Sized(c, footprint(c.config, question.memory)) for c, *_ in small)
+    return sorted(full, key=_size)
 
 
 def _timed(question: Question, device: Device, sized: Iterable[Sized]) -> Iterator[Timed]:
-    for candidate in sized:
-        yield Timed(candidate, estimate(candidate.candidate.config, device, question.machine))
+    for layout in sized:
+        yield Timed(layout, estimate(layout.candidate.config, device, question.machine))
 
 
 def room(question: Question, device: Device) -> int:

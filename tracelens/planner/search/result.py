@@ -1,4 +1,4 @@
-"""A search: what is tried, and what comes of it."""
+"""A layout search and its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
 
 _COMPUTING = ("forward", "backward", "recompute")
-_EXCHANGES = ("experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "gradients")
+_COMMUNICATION = ("experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "gradients")
 
 
 def search(
@@ -35,18 +35,18 @@ def search(
 
     Args:
         question: model, GPUs and batch.
-        devices: to run on, each on its own.
-        spaces: layouts to try; all sensible ones by default.
+        devices: to rank the layouts on, each separately.
+        spaces: layouts to try; by default all sensible ones.
         top: layouts to show per device.
 
     Returns:
-        tables `layouts` (best first per device, or if none fits those that need least), `parts` (where their
-        time goes), `refused` (how many layouts are invalid or do not fit, and why) and `assumptions`. meta:
-        tried, possible (layouts that the model allows), fits (device to how many of them), best (device to
-        the first one as text).
+        tables `layouts` (best first per device; if none fits, those that need least memory), `parts` (where
+        their time goes), `refused` (layouts that are invalid or do not fit, by reason) and `assumptions`.
+        meta: tried, possible (valid layouts), fits (device to number of layouts), best (device to the best
+        layout as text).
 
     Raises:
-        TracelensError: no device, one without memory or rate in its file, or nothing to try.
+        TracelensError: no device, a device file without memory or rate, or nothing to try.
     """
     if not devices:
         raise TracelensError("a search needs a device: give --device")
@@ -61,13 +61,13 @@ def search(
     }
     return Result(
         "search",
-        "Layouts that fit, the fastest first",
+        "Layouts that fit, fastest first",
         _tables(question, rankings, refusals, top),
         doc=purpose(search),
         skips=tuple(
             Skip(
                 f"layouts on {ranking.device.name}",
-                f"none fits in {ranking.room / GIB:,.1f} GiB; those that need least are shown",
+                f"none fits in {ranking.room / GIB:,.1f} GiB; shown are those that need least memory",
             )
             for ranking in rankings
             if not ranking.fitting
@@ -91,25 +91,24 @@ def search(
 def _tables(
     question: Question, rankings: Sequence[Ranked], refusals: Sequence[Refusal], top: int
 ) -> dict[str, Table]:
-    shown = [(ranking, rank_, timed) for ranking in rankings for rank_, timed in ranking.shown[:top]]
-    rows = [_row(ranking, rank_, timed) for ranking, rank_, timed in shown]
-    refused = [("", ranking) for ranking in refusals]
+    shown = [(ranking, rank, timed) for ranking in rankings for rank, timed in ranking.shown[:top]]
+    rows = [_row(ranking, rank, timed) for ranking, rank, timed in shown]
+    refused = [("", refusal) for refusal in refusals]
     refused += [(ranking.device.name, refusal) for ranking in rankings for refusal in ranking.refused]
-    assumed = _assumed(question, [ranking.device for ranking in rankings])
     return {
         "layouts": LAYOUTS.from_rows(rows),
-        "parts": PARTS.from_rows(_parts(shown)),
+        "parts": PARTS.from_rows(list(_parts(shown))),
         "refused": REFUSED.from_rows(_counted(refused)),
-        "assumptions": ASSUMED.from_rows(assumed),
+        "assumptions": ASSUMED.from_rows(_assumed(question, [ranking.device for ranking in rankings])),
     }
 
 
-def _row(ranked: Ranked, rank_: int, timed: Timed) -> dict[str, Any]:
+def _row(ranked: Ranked, rank: int, timed: Timed) -> dict[str, Any]:
     (candidate, size, _), time = timed
     layout, training = candidate.config.layout, candidate.config.training
     return {
         "device": ranked.device.name,
-        "place": rank_,
+        "place": rank,
         **{name: getattr(layout, name) for name in SIZES},
         "dp": layout.dp,
         "micro_batch": training.micro_batch,
@@ -121,19 +120,19 @@ def _row(ranked: Ranked, rank_: int, timed: Timed) -> dict[str, Any]:
         "bytes": size,
         "left_bytes": ranked.room - size,
         "computing": sum(time.parts[name] for name in _COMPUTING) / time.step_ns,
-        "exchanging": sum(time.parts[name] for name in _EXCHANGES) / time.step_ns,
+        "exchanging": sum(time.parts[name] for name in _COMMUNICATION) / time.step_ns,
         "bubble": time.parts["bubble"] / time.step_ns,
     }
 
 
 def _parts(shown: Sequence[tuple[Ranked, int, Timed]]) -> Iterator[dict[str, Any]]:
-    """Rows of PARTS: of each layout all parts that any of them has."""
+    """Rows of PARTS: for each layout all parts that any layout has."""
     used = [part for part in STEP_PARTS if any(timed.time.parts[part] for *_, timed in shown)]
-    for ranking, rank_, timed in shown:
+    for ranking, rank, timed in shown:
         layout = describe(timed.sized.candidate)
         for part in used:
             ns = round(timed.time.parts[part])
-            yield {"device": ranking.device.name, "place": rank_, "layout": layout, "part": part, "ns": ns}
+            yield {"device": ranking.device.name, "place": rank, "layout": layout, "part": part, "ns": ns}
 
 
 def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
@@ -150,7 +149,7 @@ def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
 
 
 def _assumed(question: Question, devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """Rows of ASSUMED: what holds for all, and the figures of each device."""
+    """Rows of ASSUMED: the assumptions, and the figures of each device."""
     lines = [("", line) for line in question.machine.assumptions()]
     for device in devices:
         lines += [(device.name, line) for line in question.machine.figures(device, question.training.dtype)]

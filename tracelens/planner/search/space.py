@@ -1,4 +1,4 @@
-"""The layouts that a number of GPUs allows for a model."""
+"""The layouts of a model on a number of GPUs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tracelens.planner.config import Config, Layout, Model, Toggles, Training
 NONE, FULL = "none", "full"
 
 SIZES = (1, 2, 4, 8)
-"""Ranks of tensor and of context parallelism that are tried unless they are given."""
+"""Default ranks of tensor and of context parallelism."""
 
 CHUNKS = (1, 2, 3, 4, 6, 8)
-"""Model chunks of a stage that are tried unless they are given."""
+"""Default model chunks per stage."""
 
 EACH = 4
 """Up to this many layers per chunk, every number of recomputed layers is tried."""
@@ -28,17 +28,17 @@ _NUMBER = re.compile(r"\d[\d,.]*")
 
 @dataclass(frozen=True)
 class Space:
-    """What to try; an empty field means all that make sense.
+    """The layouts to try; an empty field means all sensible values.
 
     Attributes:
-        pp: pipeline stages; empty: every divisor of the GPUs up to the model's layers.
-        vpp: chunks of a stage; empty: CHUNKS, where each has as many layers.
+        pp: pipeline stages; empty: every divisor of the GPUs up to the number of layers.
+        vpp: chunks per stage; empty: CHUNKS that split the layers evenly.
         cp: ranks that share a sequence; empty: SIZES.
         tp: ranks that share each matrix; empty: SIZES.
-        ep: ranks that share the experts; empty: every number that divides them and a stage's ranks.
-        micro_batch: sequences of a micro-batch; empty: as in the training's settings.
-        recompute: layers of each chunk that are computed again: "none", "full" or a number; empty: these,
-            the numbers up to EACH, and powers of two beyond.
+        ep: ranks that share the experts; empty: every divisor of the experts and of the ranks per stage.
+        micro_batch: sequences per micro-batch; empty: that of the training settings.
+        recompute: recomputed layers per chunk: "none", "full" or a number; empty: these two, numbers up to
+            EACH, and powers of two beyond.
     """
 
     pp: tuple[int, ...] = ()
@@ -50,33 +50,27 @@ class Space:
     recompute: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be tried."""
         for name in ("pp", "vpp", "cp", "tp", "ep", "micro_batch"):
             if wrong := [value for value in getattr(self, name) if value < 1]:
                 raise TracelensError(f"{name} must be at least 1, not {wrong[0]}")
         for text in self.recompute:
             if text not in (NONE, FULL) and not text.isdecimal():
-                raise TracelensError(f"recompute must be {NONE}, {FULL} or layers of a chunk, not {text!r}")
+                raise TracelensError(f"recompute must be {NONE}, {FULL} or layers per chunk, not {text!r}")
 
 
 class Candidate(NamedTuple):
-    """A layout that the model allows.
-
-    Attributes:
-        config: of the run.
-        recompute: layers of each chunk that are computed again, as `Space` says it.
-    """
+    """A valid layout, with its recomputed layers per chunk as in `Space`."""
 
     config: Config
     recompute: str
 
 
 class Refusal(NamedTuple):
-    """A layout that cannot be.
+    """A layout that is invalid or does not fit.
 
     Attributes:
-        reason: with the numbers taken out, so that those of one kind are alike.
-        example: what was refused, with the reason in full.
+        reason: without numbers, so that refusals of one kind are equal.
+        example: the layout, with the full reason.
     """
 
     reason: str
@@ -86,16 +80,7 @@ class Refusal(NamedTuple):
 def candidates(
     model: Model, gpus: int, global_batch: int, training: Training, toggles: Toggles, space: Space
 ) -> Iterator[Config | Refusal]:
-    """Every layout of the space, nothing computed again, and why it cannot be where it cannot.
-
-    Args:
-        model: to train.
-        gpus: ranks of the run.
-        global_batch: sequences of a step on all ranks.
-        training: sequence length, precision and all but the number of micro-batches.
-        toggles: all but the layers that are computed again.
-        space: what to try.
-    """
+    """Every layout of the space, without recomputation; a Refusal for each invalid one."""
     pps = space.pp or tuple(pp for pp in divisors(gpus) if pp <= model.layers)
     for pp, cp, tp in product(pps, space.cp or SIZES, space.tp or SIZES):
         if gpus % (pp * cp * tp):
@@ -123,23 +108,23 @@ def size_text(sizes: dict[str, int]) -> str:
 
 
 def refusal(reason: str, layout: str) -> Refusal:
-    """A refusal of this kind."""
+    """A refusal of this layout."""
     return Refusal(_NUMBER.sub("N", reason), f"{layout}: {reason}")
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All of them, ascending."""
+    """The divisors of a number, ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
 def _even(model: Model, pp: int, vpp: int) -> bool:
-    """Whether interleaving makes chunks of as many layers, which it is for."""
+    """Whether all chunks have equally many layers."""
     return vpp == 1 or (pp > 1 and model.layers % (pp * vpp) == 0)
 
 
 def _batch(training: Training, micro_batch: int, global_batch: int, dp: int) -> Training:
-    """The settings with as many micro-batches as the global batch makes on each data-parallel rank."""
+    """The settings with the micro-batches that the global batch makes on each data-parallel rank."""
     if global_batch % (dp * micro_batch):
         raise TracelensError(
             f"a global batch of {global_batch} sequences is not a multiple of dp x micro_batch = "
@@ -149,20 +134,20 @@ def _batch(training: Training, micro_batch: int, global_batch: int, dp: int) -> 
 
 
 def variants(config: Config, space: Space) -> Iterator[Candidate]:
-    """A layout with each amount of recomputation that is to be tried, least first."""
+    """A layout with increasing recomputation."""
     layers = max(map(len, config.layout.chunks(config.model.layers)))
     powers = [2**exponent for exponent in range((layers - 1).bit_length())]
     numbers = sorted({*range(1, min(layers - 1, EACH) + 1), *powers})
-    tried = space.recompute or (NONE, *map(str, numbers), FULL)
-    amount = {text: int(text) for text in tried if text.isdecimal()} | {NONE: 0, FULL: layers}
-    # All layers of each chunk are all there are.
-    texts = {FULL if text != NONE and amount[text] >= layers else text for text in tried}
+    amounts = space.recompute or (NONE, *map(str, numbers), FULL)
+    amount = {text: int(text) for text in amounts if text.isdecimal()} | {NONE: 0, FULL: layers}
+    # As many layers as the largest chunk has is the same as full.
+    texts = {FULL if text != NONE and amount[text] >= layers else text for text in amounts}
     for text in sorted(texts, key=amount.__getitem__):
         yield _recomputed(config, text)
 
 
 def _recomputed(config: Config, text: str) -> Candidate:
-    """The run with so many layers of each chunk computed again, from its first on."""
+    """The run with the first layers of each chunk recomputed."""
     if text == NONE:
         return Candidate(config, text)
     chunks = config.layout.chunks(config.model.layers)

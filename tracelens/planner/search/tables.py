@@ -8,7 +8,7 @@ LAYOUTS = Schema(
     "Layouts",
     (
         Column("device", "category"),
-        Column("place", "int64", "count", "rank by step time among those that fit; -1 does not fit"),
+        Column("place", "int64", "count", "rank by step time among those that fit; -1: does not fit"),
         Column("pp", "int64", doc="pipeline stages"),
         Column("vpp", "int64", doc="model chunks per stage"),
         Column("ep", "int64", doc="ranks that share the experts"),
@@ -27,15 +27,15 @@ LAYOUTS = Schema(
         Column("tokens_per_s", "float64", doc="per GPU"),
         Column("micro_batches", "int64", doc="per step on each data-parallel rank"),
     ),
-    doc="Step times are rooflines, a lower bound from FLOPs, bytes and messages; see the assumptions.",
+    doc="Step times are lower bounds (roofline) from FLOPs, bytes and messages; see the assumptions.",
 )
 PARTS = Schema(
     "Where the time goes",
     (
         Column("device", "category"),
-        Column("place", "int64", "count", "of the layout; -1 does not fit"),
+        Column("place", "int64", "count", "of the layout; -1: does not fit"),
         Column("layout", "str"),
-        Column("part", "category", doc="of the step of the slowest stage"),
+        Column("part", "category", doc="of the slowest stage's step"),
         Column("ns", "int64", "ns"),
     ),
     detail=True,
@@ -43,7 +43,7 @@ PARTS = Schema(
 REFUSED = Schema(
     "Invalid, or does not fit",
     (
-        Column("device", "category", doc="empty: on any"),
+        Column("device", "category", doc="empty: any"),
         Column("reason", "str", doc="N stands for numbers", prose=True),
         Column("count", "int64", "count", "of layouts"),
         Column("example", "str", doc="one of them", prose=True),

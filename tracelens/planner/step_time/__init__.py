@@ -1,24 +1,22 @@
-"""Lower bound of a training step's time, from the configuration and the device's figures alone.
+"""Lower bound of the step time of a training run, from its configuration and the device's figures alone.
 
     estimate(config, device("mi300x"))            # Estimate: step, tokens/s, MFU, and where the time goes
     layer_times(config, device("mi300x"))         # of each layer, for the pipeline simulator
     Machine(matrix_efficiency=0.6, nic_bytes_per_s=25e9)
 
-A roofline: a GEMM takes the longer of its FLOPs at the device's rate and its bytes at the memory's;
-everything else takes its bytes; messages take their bytes at the link rate plus a latency. Nothing is fitted
-to a
-measurement: launch-bound phases, small kernels, stragglers and throttled clocks are not modelled. The times
-are a lower bound, to compare layouts with each other.
+A roofline: a GEMM takes the longer of its FLOPs at the device's rate and its bytes at the memory bandwidth;
+other kernels take their bytes; messages take their bytes at the link rate plus a latency. Nothing is fitted
+to measurements: launch-bound phases, small kernels, stragglers and throttled clocks are not modelled. Use the
+times to compare layouts.
 
-- `machine`: assumptions on nodes, network and efficiency, each with its source.
+- `machine`: assumptions on nodes, network and efficiency, with their sources.
 - `work`: FLOPs and bytes of the parts of a layer.
 - `network`: time of a message.
 - `layers`: a layer's forward and backward, communication hidden or exposed.
 - `step`: stages, bubble, gradients, optimizer.
 """
 
-from tracelens.planner.step_time.layer_times import LayerTimes
-from tracelens.planner.step_time.layers import Timer, layer_times
+from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.step import PARTS, Estimate, estimate
 

@@ -1,4 +1,4 @@
-"""Forward and backward of each layer: computation, and exposed communication."""
+"""Forward and backward time of each layer: computation and exposed communication."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.planner.config import Config
 from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
-from tracelens.planner.step_time.layer_times import LayerTimes
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
 from tracelens.planner.step_time.work import (
@@ -33,6 +33,26 @@ GROUPS = {"ep": "experts", "cp": "context", "cp_tp": "context", "tp": "tensor"}
 """Process group of a layer's messages to the kind of communication."""
 
 
+class LayerTimes(NamedTuple):
+    """Times of a micro-batch, ns.
+
+    Attributes:
+        forward: of each layer.
+        backward: of each layer.
+        forward_comm: exposed communication in `forward`.
+        backward_comm: exposed communication in `backward`.
+        embedding: its forward and backward.
+        head: its forward and backward, with final norm and loss.
+    """
+
+    forward: Int
+    backward: Int
+    forward_comm: Int
+    backward_comm: Int
+    embedding: tuple[int, int] = (0, 0)
+    head: tuple[int, int] = (0, 0)
+
+
 @dataclass(frozen=True)
 class Pass:
     """Times of one layer, or of embedding or head, in one micro-batch on one rank, ns.
@@ -40,9 +60,9 @@ class Pass:
     Attributes:
         forward: computation.
         backward: computation.
-        recomputed: computation of the forward once more.
+        recomputed: recompute of the forward.
         forward_comm: exposed communication by kind (see GROUPS).
-        backward_comm: the same, recomputation included.
+        backward_comm: the same, recompute included.
     """
 
     forward: float
@@ -58,26 +78,20 @@ class Pass:
 
 
 class LayerKind(NamedTuple):
-    """Whether a layer has experts, and whether it is computed again in the backward."""
+    """Whether a layer has experts, and whether it is recomputed."""
 
     is_moe: bool
     is_recomputed: bool
 
 
 class Timer:
-    """Times of the layers on the ranks that have most to do: the last of context parallelism.
-
-    Args:
-        config: of the run.
-        device: of each rank.
-        machine: what is assumed.
-    """
+    """Times of the layers on the busiest ranks: the last of context parallelism."""
 
     def __init__(self, config: Config, device: Device, machine: Machine) -> None:
         self.config, self.machine = config, machine
-        # One stage with all layers: what a layer does on a rank does not depend on where the stages are cut.
+        # One stage with all layers: the time of a layer does not depend on the pipeline partition.
         one_stage = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
-        # With contiguous shares of the sequence, the last rank's queries see most keys.
+        # With contiguous shards of the sequence, the last rank's queries attend to most keys.
         rank = (config.layout.cp - 1) * config.layout.tp
         # Micro-batches are alike, and two of them can overlap.
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
@@ -87,9 +101,6 @@ class Timer:
         self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
         self._known: dict[LayerKind, Pass] = {}
-
-    def layer(self, number: int) -> Pass:
-        return self.of_kind(self.kind(number))
 
     def kind(self, number: int) -> LayerKind:
         return LayerKind(self.share.is_moe(number), number in self._recomputed)
@@ -101,26 +112,25 @@ class Timer:
 
     @cached_property
     def embedding(self) -> Pass:
-        """What is before the first layer."""
         return Pass(*self._both(embedding_parts(self.share)))
 
     @cached_property
     def head(self) -> Pass:
-        """What is behind the last layer, with the loss."""
+        """Final norm, head and loss."""
         return Pass(*self._both(head_parts(self.share)))
 
     def stage_message(self) -> float:
-        """One message of activations or gradients between neighbouring stages."""
+        """Time of activations or gradients between neighbouring stages."""
         size = self.share.tokens * self.share.row
         return self.network.nanoseconds("send", "pp", self.config.layout.pp, size, 0)
 
     @cached_property
     def routed(self) -> Routed:
-        """Tokens of a micro-batch as a balanced router sends them."""
+        """Balanced routing of a micro-batch."""
         return balanced(self.share.config, self.share.rank).at(self.config.model.layers - 1, 0)
 
     def parts(self, is_moe: bool) -> list[Part]:
-        """The parts of a layer, in their order."""
+        """The parts of a layer, in execution order."""
         share, model, toggles = self.share, self.config.model, self.config.toggles
         layer_parts = attention_parts(share)
         reruns_down = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
@@ -139,7 +149,7 @@ class Timer:
         return layer_parts
 
     def rows(self) -> RoutedRows:
-        """Rows of tokens around the experts, on the fullest rank."""
+        """Rows around the experts, on the fullest rank."""
         share, routed = self.share, self.routed
         computed = round(sum(routed.rows) * self.machine.imbalance)
         match self.config.toggles.dispatch:
@@ -152,7 +162,7 @@ class Timer:
                 return RoutedRows(sum(routed.copies_to), received, computed)
 
     def nanoseconds(self, load: Load) -> float:
-        """The longer of FLOPs and bytes."""
+        """Roofline time of a load."""
         return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
 
     def _both(self, parts: Iterable[Part]) -> tuple[float, float]:
@@ -184,15 +194,15 @@ class Timer:
         return "dispatch" if name == "dispatch" else GROUPS[message.group]
 
     def message(self, message: Message) -> float:
-        """Time of a message, hidden or not."""
-        # The fullest rank receives most, and the others wait for it.
+        """Time of a message, exposed or not."""
+        # The others wait for the fullest rank, which receives most.
         factor = self.machine.imbalance if message.group == "ep" else 1.0
         sent, received = round(message.sent * factor), round(message.received * factor)
         return self.network.nanoseconds(message.collective, message.group, message.ranks, sent, received)
 
     def _exposed_message(self, message: Message) -> float:
         message_ns = self.message(message)
-        # In pieces, or copied during the GEMM, only the first piece is exposed.
+        # Chunked, or copied during the GEMM: only the first chunk is exposed.
         overlapped = message.group == "tp" and self.config.toggles.tp_overlap != "off"
         return message_ns / CHUNKS if overlapped else message_ns
 
@@ -214,20 +224,15 @@ class Timer:
 
 
 def layer_times(config: Config, device: Device, machine: Machine | None = None) -> LayerTimes:
-    """Forward and backward of each layer in one micro-batch, ns, on the ranks that have most to do.
+    """Forward and backward of each layer in one micro-batch on the busiest ranks.
 
-    What is computed again counts as backward. Exchanges that are not hidden are inside both, and told apart.
-
-    Args:
-        config: of the run.
-        device: of each rank.
-        machine: what is assumed of nodes, network and efficiency.
+    Recompute counts as backward; exposed communication counts in both, and separately.
 
     Raises:
-        TracelensError: the device has no rate for the type of the activations, or none for its links.
+        TracelensError: the device has no rate for the activation type, or for its links.
     """
     timer = Timer(config, device, machine or Machine())
-    layers = [timer.layer(number) for number in range(config.model.layers)]
+    layers = [timer.of_kind(timer.kind(number)) for number in range(config.model.layers)]
     forward_comm = [sum(layer_pass.forward_comm.values()) for layer_pass in layers]
     backward_comm = [sum(layer_pass.backward_comm.values()) for layer_pass in layers]
     forward = [layer_pass.forward + comm for layer_pass, comm in zip(layers, forward_comm, strict=True)]

@@ -1,10 +1,10 @@
-"""Assumptions of a step time besides the device's figures: nodes, network and efficiency."""
+"""Assumptions of a step time beyond the device's figures: nodes, network and efficiency."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from tracelens.devices import Device
 from tracelens.dtypes import known_dtype
@@ -19,12 +19,12 @@ HELP = {
     "matrix": "GEMM rate: achievable (as published by the vendor, else the peak), or peak",
     "matrix_efficiency": "share of that rate that GEMMs reach",
     "hbm_efficiency": "share of the memory bandwidth that kernels reach",
-    "node": "GPUs per node, unless the layout says",
+    "node": "GPUs per node, unless the layout sets it",
     "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
     "link_efficiency": "share of the link rate that messages reach",
     "nic_bytes_per_s": "network bandwidth per GPU, one direction",
-    "link_latency_ns": "of a message inside a node",
-    "nic_latency_ns": "of a message between nodes",
+    "link_latency_ns": "latency of a message inside a node",
+    "nic_latency_ns": "latency of a message between nodes",
     "imbalance": "tokens of the fullest rank's experts / mean over ranks",
     "hide_gradients": "gradient reduction and parameter all-gather are fully overlapped",
     "hide_p2p": "messages between pipeline stages are fully overlapped",
@@ -47,7 +47,7 @@ SOURCES = {
 
 
 class Assumption(NamedTuple):
-    """One line of what was assumed: name, value as text, what it is, where it is from."""
+    """An assumption with its value as text, meaning and source."""
 
     name: str
     value: str
@@ -57,7 +57,7 @@ class Assumption(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """See HELP; where the defaults are from, SOURCES."""
+    """Assumptions; see HELP for their meaning and SOURCES for the defaults."""
 
     matrix: RateName = "achievable"
     matrix_efficiency: float = 1.0
@@ -73,15 +73,14 @@ class Machine:
     hide_p2p: bool = False
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be."""
-        one_of(self, {"matrix": get_args(RateName), "links": get_args(LinksName)})
+        one_of(self)
         at_least_one(self, ("node",))
         for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise TracelensError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
         if not self.nic_bytes_per_s >= 1e6:
             raise TracelensError(
-                f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: write 50e9 for a link of 400 Gb/s"
+                f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: use 50e9 for a 400 Gb/s link"
             )
         if min(self.link_latency_ns, self.nic_latency_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
@@ -98,7 +97,7 @@ class Machine:
         return rate * self.matrix_efficiency
 
     def rates(self, device: Device) -> Rates:
-        """Of messages; links are 0 where the device's file does not say."""
+        """Bandwidths of messages; links are 0 if the device file does not have them."""
         is_mesh = device.vendor == "AMD" if self.links == "auto" else self.links == "mesh"
         return Rates(device.gpu_link_bytes_per_s * self.link_efficiency, self.nic_bytes_per_s, is_mesh)
 
@@ -111,7 +110,7 @@ class Machine:
         return lines
 
     def figures(self, device: Device, dtype: str) -> list[Assumption]:
-        """The device's figures that were used."""
+        """The figures of the device that are used."""
         used = {
             "matrix_flops_per_s": (self.matrix_rate(device, dtype), "GEMM rate, including the efficiency"),
             "hbm_bytes_per_s": (device.hbm_bytes_per_s, "memory bandwidth"),

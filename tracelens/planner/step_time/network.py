@@ -1,7 +1,4 @@
-"""Times of messages: bytes over the rate of links and NICs, plus a latency.
-
-Consecutive ranks share a node.
-"""
+"""Times of messages: bytes over link and NIC bandwidth, plus a latency; consecutive ranks share a node."""
 
 from __future__ import annotations
 
@@ -21,13 +18,7 @@ _REDUCTIONS = ("all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Network:
-    """The links of the ranks of a layout.
-
-    Attributes:
-        layout: of the run.
-        device: each rank's.
-        machine: what is assumed.
-    """
+    """The network of the ranks of a layout."""
 
     layout: Layout
     device: Device
@@ -43,12 +34,12 @@ class Network:
         Args:
             collective: its kind.
             group: name of the process group, as in `tracelens.planner.expected.Message`.
-            ranks: of the group.
-            sent: bytes of the buffer that a rank gives.
-            received: bytes of the buffer that it gets.
+            ranks: size of the group.
+            sent: bytes of the send buffer.
+            received: bytes of the receive buffer.
 
         Raises:
-            TracelensError: the device's link rate is not known and the message takes it.
+            TracelensError: the message takes links of unknown bandwidth.
         """
         if ranks == 1:
             return 0.0
@@ -62,13 +53,13 @@ class Network:
         elif collective in _REDUCTIONS:
             seconds = ring_seconds(max(sent, received), ranks, near, rates)
         else:
-            # An all-reduce is a reduce-scatter and an all-gather; a broadcast passes all bytes on once.
+            # An all-reduce is a reduce-scatter and an all-gather; a broadcast sends all bytes once.
             times = 2 if collective == "all_reduce" else 1
             seconds = times * ring_seconds(sent, ranks, near, rates)
         return latency + seconds * 1e9
 
     def neighbours(self, group: str, ranks: int) -> int:
-        """Ranks of a group that share a node, where they are fewest."""
+        """Fewest ranks of a group that share a node."""
         if group == "dp_node":
             return ranks
         if group == "dp_across":
@@ -78,7 +69,7 @@ class Network:
         return _fewest(self._stride(group), ranks, self.node, self.layout.stage_ranks)
 
     def _stride(self, group: str) -> int:
-        """Distance between neighbouring ranks of a group."""
+        """Distance between consecutive ranks of a group."""
         layout = self.layout
         return {"cp": layout.tp, "dp_cp": layout.tp, "edp": layout.experts_over}.get(group, 1)
 
@@ -93,13 +84,13 @@ class Network:
 
 @lru_cache(maxsize=4096)
 def _fewest(stride: int, count: int, node: int, stage: int) -> int:
-    """Least number of a group's ranks on one node, over the groups of the first stage."""
+    """Fewest ranks of a group on one node, over the groups of the first stage."""
     if stage % node == 0 and node % stride == 0 and (stride * count) % node == 0:
         return node // stride
     if node % (stride * count) == 0:
         return count
     span = stride * count
-    # Blocks lie alike on the nodes again after so many as there are ranks in a node.
+    # The placement of blocks on nodes repeats after `node` blocks.
     blocks = range(0, min(stage // span, node) * span, span)
     firsts = (block + first for block in blocks for first in range(min(stride, node)))
     ranks_on_node = (Counter(rank // node for rank in range(first, first + span, stride)) for first in firsts)

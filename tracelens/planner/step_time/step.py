@@ -1,4 +1,4 @@
-"""A whole step: stages of the pipeline, its bubble, the sum of gradients and the optimizer."""
+"""A whole step: pipeline stages, bubble, gradient reduction and optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, Layout, Model, Toggles, Training
 from tracelens.planner.expected import (
-    REPLICAS,
+    FLOAT32,
+    REPLICA_GROUPS,
     Message,
     Share,
     flops,
@@ -22,29 +23,26 @@ from tracelens.planner.expected import (
     parameters,
     step_messages,
 )
-from tracelens.planner.step_time.layers import LayerKind, Pass, Timer
+from tracelens.planner.step_time.layers import LayerKind, Timer
 from tracelens.planner.step_time.machine import Machine
 
 PARTS = (
     "forward", "backward", "recompute", "experts_exchange", "context_exchange", "tensor_exchange",
     "stage_exchange", "bubble", "gradients", "optimizer",
 )  # fmt: skip
-"""What a step's time is made of, see `Estimate`."""
-
-_FLOAT32 = 4
-_REPLICAS = {"stage": "dp_cp_tp", "dense": "dp_cp", "edp": "edp"}
+"""Parts of a step's time, see `Estimate`."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The least time of one step.
+    """Lower bound of the step time.
 
     Attributes:
         parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
             exposed communication of expert, context and tensor parallelism and with the neighbouring stages;
             the pipeline's bubble; gradient reduction and parameter all-gather; the optimizer.
-        stage: number of the slowest one.
-        tokens: of a step on all ranks.
+        stage: the slowest one.
+        tokens: per step on all ranks.
         ranks: of the run.
         mfu: model FLOPs utilisation: three times the forward's GEMM FLOPs without recomputation, over the
             data-sheet peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B; half of the scores for
@@ -63,28 +61,23 @@ class Estimate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second on each rank."""
+        """Tokens per second and rank."""
         return self.tokens / self.ranks / self.step_ns * 1e9
 
 
 def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
-    """The least time of one step.
+    """Lower bound of the step time.
 
-    Stage s takes t_s for a micro-batch, all of its chunks forward and backward. The slowest stage takes m t_s
-    for m micro-batches; before and after these it waits for the others, once for a chunk of each:
+    Stage s takes t_s per micro-batch, forward and backward of all its chunks. The slowest stage takes m t_s
+    for m micro-batches; before and after that it waits for one chunk of each other stage:
 
         m max(t_s) + (sum(t_s) - max(t_s)) / vpp
 
-    which for equal stages is the bubble of 1F1B and its interleaved kind (Narayanan et al. 2021,
-    arXiv:2104.04473, section 2.2).
-
-    Args:
-        config: of the run.
-        device: of each rank.
-        machine: what is assumed of nodes, network and efficiency.
+    With equal stages that is the bubble of (interleaved) 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
+    section 2.2).
 
     Raises:
-        TracelensError: the device has no rate for the type of the activations, or none for its links.
+        TracelensError: the device has no rate for the activation type, or for its links.
     """
     timer = Timer(config, device, machine or Machine())
     kinds = _kinds(timer)
@@ -105,7 +98,7 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
 
 
 class _Kind(NamedTuple):
-    """What a pipeline stage has: layers by kind with their number, the embedding, the head."""
+    """A kind of pipeline stage: layer kinds with their count, embedding, head."""
 
     layers: frozenset[tuple[LayerKind, int]]
     is_first: bool
@@ -132,25 +125,21 @@ def _stage(timer: Timer, kind: _Kind) -> dict[str, float]:
     if kind.is_last:
         passes.append((timer.head, 1))
     for layer_pass, times in passes:
-        _add(parts, layer_pass, times)
+        parts["forward"] += times * layer_pass.forward
+        parts["backward"] += times * layer_pass.backward
+        parts["recompute"] += times * layer_pass.recomputed
+        for comm in (layer_pass.forward_comm, layer_pass.backward_comm):
+            for name, ns in comm.items():
+                parts[f"{name}_exchange"] += times * ns
     if layout.pp > 1 and not timer.machine.hide_p2p:
-        # Activations come to each chunk but the first, gradients to each but the last.
+        # Every chunk but the first receives activations, every chunk but the last gradients.
         edges = 2 * layout.vpp - kind.is_first - kind.is_last
         parts["stage_exchange"] = edges * timer.stage_message()
     return parts
 
 
-def _add(parts: dict[str, float], layer_pass: Pass, times: int) -> None:
-    parts["forward"] += times * layer_pass.forward
-    parts["backward"] += times * layer_pass.backward
-    parts["recompute"] += times * layer_pass.recomputed
-    for comm in (layer_pass.forward_comm, layer_pass.backward_comm):
-        for name, ns in comm.items():
-            parts[f"{name}_exchange"] += times * ns
-
-
 def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
-    """What is done once a step, on the stage where it takes longest; `stages` has one of each kind."""
+    """Gradient reduction and optimizer on the stage where they take longest, of one of each kind."""
     longest = {"gradients": 0.0, "optimizer": 0.0}
     for stage in stages.values():
         messages, moved = _update(*_update_key(timer.config), stage)
@@ -163,9 +152,9 @@ def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
 
 
 def _update_key(config: Config) -> tuple[Model, Layout, Toggles, Training]:
-    """What the update of parameters depends on, so that it is worked out once for all that is alike.
+    """What the parameter update depends on, as a cache key.
 
-    The ranks of one sequence hold the same parameters, and reduce their gradients as data-parallel ones do.
+    Context-parallel ranks hold the same parameters, and reduce gradients like data-parallel ranks.
     """
     layout, training = replace(config.layout, cp=1), config.training
     reduced = Training(
@@ -178,24 +167,24 @@ def _update_key(config: Config) -> tuple[Model, Layout, Toggles, Training]:
 def _update(
     model: Model, layout: Layout, toggles: Toggles, training: Training, stage: int
 ) -> tuple[list[Message], int]:
-    """Messages of a rank once a step, and bytes that its AdamW moves for its share of the parameters.
+    """Messages of a rank once per step, and bytes that AdamW moves for its shard of the parameters.
 
-    It reads the gradient, and reads and writes the parameter and its two moments in float32; with main
-    parameters it writes the parameter of the model besides.
+    AdamW reads the gradient, and reads and writes the parameter and two moments in float32; with main
+    parameters it also writes the model's parameter.
     """
     config = Config(model, layout, toggles, training)
     share = Share(config, stage * layout.stage_ranks)
-    bytes_per_element = (1 + training.main_params) * training.element_bytes + 6 * _FLOAT32
+    bytes_per_element = (1 + training.main_params) * training.element_bytes + 6 * FLOAT32
     counts = parameters(config, share.rank)
     shared = (
-        bytes_per_element * sum(counts.get(name, {}).values()) // group_ranks(layout, _REPLICAS[name])
-        for name in REPLICAS
+        bytes_per_element * sum(counts.get(replicas, {}).values()) // group_ranks(layout, group)
+        for replicas, group in REPLICA_GROUPS.items()
     )
     return step_messages(share), sum(shared)
 
 
 @lru_cache(maxsize=64)
 def _forward_flops(model: Model, training: Training) -> int:
-    """FLOPs of the forward of a micro-batch of the whole model, nothing done twice."""
+    """FLOPs of the forward of a micro-batch of the whole model."""
     single = replace(training, micro_batches=1, routing="balanced")
     return sum(work.forward for work in flops(Config(model, training=single), 0).values())

@@ -1,33 +1,31 @@
 """FLOPs and bytes of the parts of a layer, in one micro-batch on one rank.
 
-Bytes are the least that can be moved: each operand of a GEMM is read once and its result written once; what
-kernels could fuse (bias, cast, mask) moves nothing of its own. FLOPs come from `planner.expected`.
+Bytes are a lower bound: each operand of a GEMM is read once and its result written once; what kernels can
+fuse (bias, cast, mask) moves nothing. FLOPs come from `planner.expected`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.expected import Share, scores_work
-
-_FLOAT32 = 4
+from tracelens.planner.expected import FLOAT32, Share, scores_work
 
 
 class Load(NamedTuple):
-    """What one pass of a part does."""
+    """FLOPs and bytes of one pass of a part."""
 
     flops: int
     bytes: int
 
 
 class Part(NamedTuple):
-    """A piece of a layer that runs as a whole.
+    """Ops of a layer.
 
     Attributes:
-        name: of its scope, without the layer.
+        name: of its annotation, without the layer.
         forward: of a micro-batch.
         backward: likewise.
-        reruns: whether recompute runs it; recompute ends before the last GEMM.
+        reruns: whether recompute runs it; recompute stops before the last GEMM.
     """
 
     name: str
@@ -37,13 +35,7 @@ class Part(NamedTuple):
 
 
 class RoutedRows(NamedTuple):
-    """Rows of tokens around the experts of this rank, in one micro-batch.
-
-    Attributes:
-        sent: to other ranks and itself.
-        received: from all.
-        computed: by the experts.
-    """
+    """Rows that a rank sends (also to itself), receives and runs through its experts, in one micro-batch."""
 
     sent: int
     received: int
@@ -51,7 +43,7 @@ class RoutedRows(NamedTuple):
 
 
 def attention_parts(share: Share) -> list[Part]:
-    """Norm, projections, rotary positions, scores and sum of one layer."""
+    """Norm, projections, rotary positions, attention and residual of one layer."""
     model, heads, D = share.config.model, share.heads, share.config.model.hidden
     positions, keys = share.gathered, share.keys * share.config.training.micro_batch
     grouped = model.attention == "gqa"
@@ -73,19 +65,19 @@ def attention_parts(share: Share) -> list[Part]:
     scores = scores_work(share, "flash")
     inputs = positions * heads * model.query_dim + keys * kv_heads * (model.query_dim + model.value_dim)
     outputs = positions * heads * model.value_dim
-    # The backward reads these and the output's gradient, and writes the gradients of the inputs.
+    # The backward reads these and the output gradient, and writes the input gradients.
     moved = (inputs + outputs) * share.element
     parts.append(Part(name, Load(scores.forward, moved), Load(scores.backward, 2 * moved)))
     rotary = 2 * positions * rotated * model.rotary_dim
     stream = share.tokens * D
-    # Norms read and write, and read one more in the backward; a sum reads two and writes one.
+    # Norms read and write, and read one more in the backward; a residual reads two and writes one.
     forward = 2 * stream + 2 * positions * latents + rotary + 3 * stream
     backward = 3 * stream + 3 * positions * latents + rotary + 3 * stream
     return [*parts, elementwise(share, name, forward, backward)]
 
 
 def gated_parts(share: Share, name: str, ffn: int, reruns_down: bool) -> list[Part]:
-    """A gated MLP on all positions of tensor parallelism; recompute runs its last GEMM if `reruns_down`."""
+    """A gated MLP; recompute runs its last GEMM if `reruns_down`."""
     D, F, positions = share.config.model.hidden, share.cut(ffn), share.gathered
     down = gemm(share, name, positions, F, D)
     return [
@@ -96,21 +88,21 @@ def gated_parts(share: Share, name: str, ffn: int, reruns_down: bool) -> list[Pa
 
 
 def stream_part(share: Share, name: str, sums: int) -> Part:
-    """The norm before a block, and what is added to the stream behind it, `sums` times."""
+    """The norm before a block, and `sums` additions to the residual stream after it."""
     stream = share.tokens * share.config.model.hidden
     return elementwise(share, name, (2 + 3 * sums) * stream, (3 + 3 * sums) * stream)
 
 
 def router_parts(share: Share) -> list[Part]:
-    """Scores of the experts; the softmax in float32."""
+    """Router logits, and softmax in float32."""
     tokens, model = share.tokens, share.config.model
-    soft = Load(0, 2 * tokens * model.experts_count * _FLOAT32)
+    soft = Load(0, 2 * tokens * model.experts_count * FLOAT32)
     logits = gemm(share, "router", tokens, model.hidden, model.experts_count)
     return [logits, Part("router", soft, soft)]
 
 
 def expert_parts(share: Share, rows: RoutedRows) -> list[Part]:
-    """What the experts of this rank do, and the sorting of rows around them."""
+    """Dispatch, experts and combine on this rank."""
     model, count = share.config.model, share.experts
     D, F = model.hidden, model.expert_ffn
     moved = (share.tokens + rows.sent + rows.received + rows.computed) * D
@@ -124,36 +116,33 @@ def expert_parts(share: Share, rows: RoutedRows) -> list[Part]:
 
 
 def embedding_parts(share: Share) -> list[Part]:
-    """Rows of the embedding read, and their gradients added."""
+    """Embedding lookup, and accumulation of its gradients."""
     stream = share.tokens * share.config.model.hidden
     return [elementwise(share, "embedding", 2 * stream, 3 * stream)]
 
 
 def head_parts(share: Share) -> list[Part]:
-    """Last norm, logits and loss.
+    """Final norm, logits and loss.
 
-    The fused loss reads the logits and writes their gradient in their place. Torch's ops make float32 of
-    them, read and write that for the softmax, and the same again on the way back.
+    The fused loss reads the logits and overwrites them with their gradient. Torch's ops cast them to float32
+    and read and write those for the softmax; the backward likewise.
     """
     tokens, model = share.tokens, share.config.model
     logits = tokens * model.vocab
-    if share.config.toggles.loss == "fused":
-        loss = Part("head", Load(0, 2 * logits * share.element), Load(0, 2 * logits * share.element))
-    else:
-        moved = logits * (share.element + 3 * _FLOAT32)
-        loss = Part("head", Load(0, moved), Load(0, moved))
+    is_fused = share.config.toggles.loss == "fused"
+    loss = Load(0, logits * (2 * share.element if is_fused else share.element + 3 * FLOAT32))
     return [
         elementwise(share, "head", 2 * tokens * model.hidden, 3 * tokens * model.hidden),
         gemm(share, "head", tokens, model.hidden, model.vocab),
-        loss,
+        Part("head", loss, loss),
     ]
 
 
 def gemm(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> Part:
     """A GEMM of m rows with one of several (k, n) weight matrices.
 
-    The backward reads the output's gradient, the input and the weights, writes the input's gradient, and adds
-    to that of the weights.
+    The backward reads output gradient, input and weights, writes the input gradient, and accumulates the
+    weight gradient.
     """
     weights = matrices * k * n
     forward = m * k + weights + m * n
@@ -164,5 +153,5 @@ def gemm(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> 
 
 
 def elementwise(share: Share, name: str, forward: int, backward: int) -> Part:
-    """What reads and writes so many elements of activations."""
+    """An op that reads and writes this many activation elements."""
     return Part(name, Load(0, forward * share.element), Load(0, backward * share.element))

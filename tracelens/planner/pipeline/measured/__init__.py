@@ -1,4 +1,4 @@
-"""A pipeline as a run had it: its stages, and the times of their layers and chunks."""
+"""The pipeline of a recorded run: stages, schedule, and times of layers and chunks."""
 
 from tracelens.planner.pipeline.measured.lines import Line
 from tracelens.planner.pipeline.measured.measured import Measured, measure

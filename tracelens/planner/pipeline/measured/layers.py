@@ -1,4 +1,4 @@
-"""Times of layers inside the passes of one rank, by the scopes that name them."""
+"""Times of layers in the passes of one rank, by the annotations that name them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class LayerWalls(NamedTuple):
     """Wall time of the parts of the model on one rank.
 
     Attributes:
-        ns: part (L0, L1, ..., embedding, head) to forward and backward of a micro-batch, means.
-        kinds: layer to the names of the scopes in it, which tell its kind.
-        chunk_of: layer to the chunk of the model that it is in.
+        ns: part (L0, L1, ..., embedding, head) to mean forward and backward per micro-batch.
+        kinds: layer to the names of its annotations, which identify its kind.
+        chunk_of: layer to its chunk of the model.
     """
 
     ns: Mapping[str, tuple[float, float]]
@@ -33,14 +33,10 @@ class LayerWalls(NamedTuple):
 
 
 def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
-    """Wall time of each part of the model in the passes of a rank.
+    """Wall time of each part of the model in the passes of a rank, which are on its own clock.
 
-    Each moment of a pass is given to the part whose work ends next: a wait before it counts as its own. So
-    the parts of a pass add up to it.
-
-    Args:
-        trace: of the rank.
-        spans: its passes, by its own clock.
+    Each moment of a pass counts for the part whose work ends next, waits before it included, so that the
+    parts of a pass add up to it.
     """
     events, work = trace.arrays, gpu_work(trace)
     names, codes, kinds = _parts(events.names)
@@ -69,13 +65,13 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
     part_ns = np.zeros((len(spans), len(names)), dtype=np.int64)
     np.add.at(part_ns, (pass_index, part), stop - before)
     forward = np.array([span.phase == FORWARD for span in spans])
-    # A part of several chunks has none in most of the rank's passes: what counts are its micro-batches.
+    # A part runs only in the passes of its own chunk: means are per micro-batch, not per pass.
     count = max(len({(span.step, span.microbatch) for span in spans}), 1)
     means = (part_ns[forward].sum(axis=0) / count, part_ns[~forward].sum(axis=0) / count)
     ns = {
-        name: (float(ahead), float(back))
-        for name, ahead, back in zip(names, *means, strict=True)
-        if ahead + back > 0
+        name: (float(forward_ns), float(backward_ns))
+        for name, forward_ns, backward_ns in zip(names, *means, strict=True)
+        if forward_ns + backward_ns > 0
     }
     virtual = np.array([span.virtual for span in spans], dtype=np.int64)
     chunk_of = {
@@ -86,7 +82,7 @@ def layer_walls(trace: Trace, spans: Sequence[Span]) -> LayerWalls:
 
 
 def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[str]]]:
-    """Parts of the model, the part of each name of an event (-1 for none), and the scopes in each layer."""
+    """Parts of the model, the part of each event name (-1 for none), and the annotations in each layer."""
     names: dict[str, int] = {}
     inner: dict[str, set[str]] = {}
     codes = np.full(len(texts), -1, dtype=np.int64)
@@ -104,7 +100,7 @@ def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[st
 def exposed(trace: Trace, spans: Sequence[Span]) -> tuple[float, float]:
     """Exposed communication as a share of a rank's forwards and of its backwards."""
     work = gpu_work(trace)
-    # A message to or from another stage waits for that one, beside what this one computes.
+    # Messages between stages wait for the other stage, beside computation of this one.
     messages = stage_messages(trace, unnamed=pipeline_scopes(trace).usable)
     work = work.take(~np.isin(work.event, messages.kernel))
     start, end = (

@@ -1,4 +1,4 @@
-"""The pipelines of a run, step by step: how long each pass took, and what lay between them."""
+"""The pipelines of a run, step by step: times of the passes, and gaps between them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Line:
         step: name of the step.
         size: stages, micro-batches, chunks.
         schedule: the order that was recorded.
-        forward: ns, one row a chunk of the model, one column a micro-batch.
+        forward: ns, (chunk of the model, micro-batch).
         backward: likewise.
         phase_ns: from its first forward to its last backward.
-        rest_ns: of the step, outside of the phase: optimizer, gradient sync, data.
-        costs: what is between the passes.
+        rest_ns: of the step outside of that: optimizer, gradient reduction, data.
+        costs: messages and gaps between the passes.
     """
 
     ranks: tuple[int, ...]
@@ -54,11 +54,11 @@ class Line:
     costs: Costs
 
     def times(self) -> Times:
-        """Each pass as long as it was."""
+        """Each pass as measured."""
         return self._times(self.forward, self.backward)
 
     def mean_times(self) -> Times:
-        """Each pass as long as its chunk took on average."""
+        """Each pass at the mean of its chunk."""
         width = self.size.microbatches
         means = (np.rint(ns.mean(axis=1)).astype(np.int64) for ns in (self.forward, self.backward))
         return self._times(*(np.tile(ns[:, None], (1, width)) for ns in means))
@@ -82,7 +82,7 @@ def lines_of(ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip
     for stages, stages_of_line in pipelines(ranks, shift, skips):
         if {stage.stage for stage in stages_of_line} != set(range(stages)):
             skips.append(
-                Skip(f"pipeline of rank {stages_of_line[0].part.rank}", "some of its stages are missing")
+                Skip(f"pipeline of rank {stages_of_line[0].part.rank}", "some of its stages are not recorded")
             )
             continue
         ordered = sorted(stages_of_line, key=lambda stage: stage.stage)
@@ -127,7 +127,7 @@ def _line(
 
 
 def _recorded(size: Shape, ordered: Sequence[Sequence[Span]]) -> Schedule:
-    """The order of the passes as data; halves of backwards count as one, at the first of them."""
+    """The recorded order as a schedule; split backwards count as one, at their first half."""
     positions = tuple(tuple(sorted({span.virtual for span in spans})) for spans in ordered)
     orders = []
     for spans, stage_positions in zip(ordered, positions, strict=True):
@@ -137,16 +137,16 @@ def _recorded(size: Shape, ordered: Sequence[Sequence[Span]]) -> Schedule:
 
 
 def _between(ordered: Sequence[Sequence[Span]], count: int) -> Costs:
-    """Time in transit where a stage waited for a message, medians; of the host where it did not, means."""
+    """Message times (median where a stage waited for one), and gaps where it did not (mean)."""
     ends = {(span.phase, span.virtual, span.microbatch): span.end for spans in ordered for span in spans}
     transit: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
     gaps: list[list[int]] = [[] for _ in ordered]
     for stage, spans in enumerate(ordered):
         for before, span in zip([None, *spans[:-1]], spans, strict=True):
-            made = ends.get(_source(span, count))
-            if made is not None and (before is None or made > before.end):
+            sent_ns = ends.get(_source(span, count))
+            if sent_ns is not None and (before is None or sent_ns > before.end):
                 # Clocks of two ranks agree to about a microsecond at best.
-                transit[span.phase].append(max(span.start - made, 0))
+                transit[span.phase].append(max(span.start - sent_ns, 0))
             elif before is not None:
                 gaps[stage].append(max(span.start - before.end, 0))
     forward, backward = (int(np.median(transits)) if transits else 0 for transits in transit.values())
@@ -156,7 +156,7 @@ def _between(ordered: Sequence[Sequence[Span]], count: int) -> Costs:
 
 
 def _source(span: Span, count: int) -> tuple[str, int, int]:
-    """The pass that a pass needs the result of."""
+    """The pass that this one needs the result of."""
     if span.phase == FORWARD:
         return FORWARD, span.virtual - 1, span.microbatch
     if span.virtual == count - 1:

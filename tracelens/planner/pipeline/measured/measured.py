@@ -1,4 +1,4 @@
-"""Times of a pipeline's passes as a run had them."""
+"""Measured times of the passes of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tracelens.trace import Run
 
 
 class Measured(NamedTuple):
-    """What a run tells of its pipelines.
+    """The pipelines of a run.
 
     Attributes:
-        lines: its pipelines, step by step.
+        lines: each pipeline in each step.
         size: of all of them.
         chunks: times of its chunks.
-        layers: times of its layers, None where no scopes name them.
-        shares: layers of each chunk, empty where no scopes name them.
-        costs: what is between the passes.
-        rest_ns: of a step outside of the pipeline's phase, median.
+        layers: times of its layers, None if no annotations name them.
+        shares: layers of each chunk, empty if no annotations name them.
+        costs: messages and gaps between the passes.
+        rest_ns: median time of a step outside of the pipeline phase.
         skips: what could not be measured.
     """
 
@@ -49,17 +49,14 @@ class Measured(NamedTuple):
 
 
 def measure(run: Run) -> Measured:
-    """Times of passes, of what is between them and of the rest of the step.
+    """Times of passes, of gaps between them and of the rest of the step; needs all ranks of a pipeline.
 
-    A chunk's time is its mean over the micro-batches, which keeps the sum, and the median over pipelines and
-    steps; it is wall time from the first to the last GPU work of a pass, and so holds what the host or other
-    ranks make it wait for inside of it.
-
-    Args:
-        run: all ranks of a pipeline at least.
+    A chunk's time is the mean over micro-batches, which keeps the sum, and the median over pipelines and
+    steps. It is wall time from the first to the last GPU work of a pass, including waits for the host and for
+    other ranks.
 
     Raises:
-        TracelensError: it shows no pipeline from its first to its last stage.
+        TracelensError: no pipeline is recorded from its first to its last stage.
     """
     skips: list[Skip] = []
     ranks = [passes(trace) for trace in run.traces]
@@ -93,7 +90,9 @@ def measure(run: Run) -> Measured:
     layers = _layers(walls, comm_share)
     if layers is None:
         skips.append(
-            Skip("times of layers", "the trace has no scopes L0, L1, ...; only times of chunks are known")
+            Skip(
+                "times of layers", "the trace has no annotations L0, L1, ...; only times of chunks are known"
+            )
         )
     return Measured(
         tuple(lines),
@@ -118,7 +117,7 @@ def _costs(costs: Sequence[Costs]) -> Costs:
 
 
 def _layers(walls: Sequence[LayerWalls], comm_share: Float) -> LayerTimes | None:
-    """Times of all layers, each as long as those of its kind on average; None if some are not named."""
+    """Times of all layers, each at the mean of its kind; None if not all are named."""
     parts: dict[str, list[tuple[float, float]]] = {}
     kinds: dict[str, frozenset[str]] = {}
     for rank_walls in walls:

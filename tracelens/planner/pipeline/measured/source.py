@@ -1,4 +1,4 @@
-"""From what a run measured to the times of schedules that it did not run."""
+"""Times for schedules that a run did not use, from its measured times."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from tracelens.planner.step_time import LayerTimes
 
 
 def measured_source(
-    measured: Measured, stages: int, chunks: Collection[int], layers: int = 0, other_cut: bool = False
+    measured: Measured, stages: int, chunks: Collection[int], layers: int = 0, repartition: bool = False
 ) -> Source:
-    """Times of chunks: the run's own where they are cut in its way, else from those of layers.
+    """Times of chunks: the measured ones if the partition is the run's own, else from times of layers.
 
     Args:
         measured: of the run.
-        stages: PP that is asked for.
-        chunks: VPP of each schedule that is asked for.
-        layers: of the model, where no scopes name them; 0 where not known.
-        other_cut: whether the model is to be cut in another way than evenly.
+        stages: PP to simulate.
+        chunks: VPP of each schedule to simulate.
+        layers: of the model, if no annotations name them; 0 if unknown.
+        repartition: whether the partition of layers differs from the run's.
 
     Raises:
-        TracelensError: `layers` are not as many as the trace names, or not known for another cut.
+        TracelensError: `layers` contradicts the trace, or is needed and unknown.
     """
     size = measured.size
     named = len(measured.layers.forward) if measured.layers is not None else 0
     if named and layers and named != layers:
         raise TracelensError(f"the trace names {named} layers, not {layers}: leave --layers out")
-    if not other_cut and stages == size.stages and set(chunks) == {size.chunks}:
+    if not repartition and stages == size.stages and set(chunks) == {size.chunks}:
         return Fixed(measured.chunks, measured.shares)
     if measured.layers is not None:
         return Layers(measured.layers)
-    if other_cut and not layers:
+    if repartition and not layers:
         raise TracelensError(
-            "another partition needs times of layers, and the trace has no scopes L0, L1, ...: give their "
-            "number (--layers) to split the times of chunks evenly"
+            "another partition needs times of layers, and the trace has no annotations L0, L1, ...: give the "
+            "number of layers (--layers) to split the times of chunks evenly"
         )
     return Layers(_spread(measured, layers)) if layers else Fixed(measured.chunks)
 
 
 def _spread(measured: Measured, layers: int) -> LayerTimes:
-    """Each chunk's time evenly over its layers; embedding and head then count as part of theirs."""
+    """Each chunk's time split evenly over its layers, embedding and head included."""
     size = measured.size
     shares = np.array(even_shares(layers, size.stages, size.chunks))
     forward, backward, forward_comm, backward_comm = (
@@ -55,7 +55,7 @@ def _spread(measured: Measured, layers: int) -> LayerTimes:
 
 
 def measured_costs(measured: Measured, stages: int) -> Costs:
-    """Costs of messages and of what is between passes; of other stages than the run had, their mean gap."""
+    """Costs of messages and gaps; with another number of stages the mean gap on each."""
     costs = measured.costs
     if stages == measured.size.stages:
         return costs

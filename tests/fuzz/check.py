@@ -26,9 +26,8 @@ from tests.fuzz.mutate import dumps
 from tests.fuzz.sources import Document, documents, uncollected
 from tracelens.analysis.analyzer import ANALYZERS, in_order
 from tracelens.analysis.comm import align_run
+from tracelens.compare.gate.ci import commands, junit
 from tracelens.compare.gate.gate import gate
-from tracelens.compare.gate.github import commands
-from tracelens.compare.gate.junit import junit
 from tracelens.compare.gate.samples import Samples, from_result
 from tracelens.compare.gate.verdict import report as verdict_report
 from tracelens.devices.catalogue import device as known_device

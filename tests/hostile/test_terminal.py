@@ -17,9 +17,8 @@ from tests.compare.gate.gate_sides import side
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS, RICH
 from tracelens.cli import common, run
+from tracelens.compare.gate.ci import commands, junit
 from tracelens.compare.gate.gate import Verdict, gate
-from tracelens.compare.gate.github import commands
-from tracelens.compare.gate.junit import junit
 from tracelens.compare.gate.rules import read_rule
 from tracelens.compare.gate.verdict import report as verdict_report
 from tracelens.errors import ParseError, TracelensError, UnknownName

@@ -7,7 +7,7 @@ from tracelens.table.result import Result
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import Recorded, build
 from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.graph.graph import EDGES, NODES
+from tracelens.what_if.graph.graph import Edge, Node
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.whatif import whatif
 
@@ -38,10 +38,9 @@ def edges(recorded: Recorded, kind: str) -> list[tuple[str, str]]:
         trace = graph.run.traces[int(graph.rank[node])]
         event = int(graph.event[node])
         name = trace.arrays.names[trace.arrays.name[event]] if event >= 0 else ""
-        return f"{graph.rank[node]}:{NODES[graph.kind[node]]} {name}".strip()
+        return f"{graph.rank[node]}:{Node(graph.kind[node]).name.lower()} {name}".strip()
 
-    code = list(EDGES).index(kind)
-    rows = [edge for edge, edge_kind in enumerate(graph.edge.tolist()) if edge_kind == code]
+    rows = (graph.edge == Edge[kind.upper()]).nonzero()[0].tolist()
     return [(said(int(graph.src[edge])), said(int(graph.dst[edge]))) for edge in rows]
 
 

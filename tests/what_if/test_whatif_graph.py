@@ -10,7 +10,7 @@ from tests.what_if.replays import assert_identity, edges, interval, projected, r
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.graph import EDGES, HANDOVER, MEET, WAITED
+from tracelens.what_if.graph.graph import Edge, Node
 from tracelens.what_if.whatif import whatif
 
 QUEUED = """
@@ -138,10 +138,10 @@ def test_a_thread_that_waits_for_another_one() -> None:
         ("0:point cudaLaunchKernel", "0:point cudaLaunchKernel"),
     ]
     graph = recorded.graph
-    handover = graph.edge == list(EDGES).index("handover")
+    handover = graph.edge == Edge.HANDOVER
     # From the launch at 1 to that at 7, and from that at 18 to that at 23.
     assert graph.lag[handover].tolist() == [6000, 5000]
-    assert graph.source.sum() == 1
+    assert (graph.first[1:] == graph.first[:-1]).sum() == 1
 
 
 def test_threads_at_work_side_by_side_do_not_wait_for_each_other() -> None:
@@ -210,7 +210,7 @@ def told(run: Run) -> list[str]:
 
 def test_who_is_waited_for_among_many_threads() -> None:
     graph = assert_identity(run := crowd(40)).graph
-    tid, handover = run.traces[0].arrays.tid, graph.edge == HANDOVER
+    tid, handover = run.traces[0].arrays.tid, graph.edge == Edge.HANDOVER
     ends = [tid[graph.event[nodes[handover]]].tolist() for nodes in (graph.src, graph.dst)]
     assert sorted(zip(*ends, strict=True)) == [(MAIN_TID, 99), (99, MAIN_TID)]
     assert told(run) == []
@@ -241,7 +241,7 @@ def test_a_graph_is_launched_once() -> None:
     """)
     recorded = assert_identity(run)
     graph = recorded.graph
-    launches = graph.edge == list(EDGES).index("launch")
+    launches = graph.edge == Edge.LAUNCH
     assert graph.lag[launches].tolist() == [3000] * 6
     assert whatif(run, ["identity"])["explained"]["error"].tolist()[:2] == [0, 0]
 
@@ -292,7 +292,7 @@ def test_a_rank_that_leaves_before_the_last_one_comes_did_not_wait() -> None:
     assert own == ["0:leave ncclDevKernel", "1:leave ncclDevKernel"]
     graph = recorded.graph
     assert graph.delay.sum() == 0
-    assert graph.dur[graph.kind == MEET].tolist() == [4000]
+    assert graph.dur[graph.kind == Node.MEET].tolist() == [4000]
     assert projected(run, "scale:*broadcast*=2") == (8 + 15) / 2
 
 
@@ -319,7 +319,7 @@ def test_threads_of_a_communication_library_make_nobody_wait() -> None:
         s7 gemm                             |    aaaaaaaa
     """)
     recorded = assert_identity(run)
-    assert (recorded.graph.kind == WAITED).sum() == 0
+    assert (recorded.graph.kind == Node.WAITED).sum() == 0
 
 
 def test_a_call_whose_kernel_began_before_it_is_no_cause() -> None:

@@ -64,7 +64,7 @@ def test_nobody_waits_for_a_gpu() -> None:
     result = whatif(run)
     reasons = {skip.subject: skip.reason for skip in result.skips}
     for name in ("no_blocking", "sync_free", "launch_free"):
-        assert reasons[f"scenario {name}"].startswith("the host does all the work")
+        assert reasons[f"scenario {name}"].startswith("CPU-only run")
     assert "CPU-only trace" in result.doc
     assert projected(run, "identity") == 24
 

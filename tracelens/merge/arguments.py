@@ -12,27 +12,21 @@ from tracelens.trace import Events, Trace, describe
 
 
 class Arrows(NamedTuple):
-    """Launch calls and what they launched, under numbers that no other rank uses.
+    """Launch calls and what they launched, under numbers that no other rank uses."""
 
-    Attributes:
-        correlation: by event; 0 where there is nothing to join.
-        launch, kernel: events at the two ends of each arrow.
-        flow: number of each arrow. The first of a launch call has the call's correlation; an arrow has
-            one end only, so each piece of work of a graph launch gets an arrow of its own.
-        free: the first number that is not used.
-    """
-
-    correlation: Int
-    launch: Int
+    correlation: Int  # by event; 0 where there is nothing to join
+    launch: Int  # events at the two ends of each arrow
     kernel: Int
+    # number of each arrow. The first of a launch call has the call's correlation; an arrow has one end
+    # only, so each piece of work of a graph launch gets an arrow of its own
     flow: Int
-    free: int
+    free: int  # the first number that is not used
 
 
 def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
     """Number the launches of a rank from `first`; without `cpu` there are none, but the work keeps numbers.
 
-    Work without a launch call gets a number too: a reader that finds none may guess by place and time.
+    Work without a launch call gets a number too, or readers may guess a launch by thread and time.
     """
     links = trace.tables["links"]
     kernel, launch = links.array("kernel_id"), links.array("launch_id")
@@ -55,7 +49,7 @@ def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
 
 
 def arguments(trace: Trace, arrows: Arrows) -> list[str]:
-    """The arguments of each event, every one with a comma before it: `,"bytes":64`."""
+    """The arguments of each event, each with a leading comma: `,"bytes":64`."""
     events = trace.arrays
     args = [""] * len(events.start)
     _ops(trace, args)
@@ -133,12 +127,12 @@ _SHOWN = {
     "out_split": "elements received by rank",
     "order": "order in group",
 }
-"""Columns of the collectives table to what they are called. These are not the profiler's names: a reader
-would count the parts of all ranks as collectives of one."""
+"""Columns of the collectives table and their labels. With the profiler's names, a reader would count the
+parts of all ranks as collectives of one."""
 
 
 def _collectives(trace: Trace, args: list[str]) -> None:
-    """What was communicated, at the kernel, or at the host's record where the trace lacks the kernel."""
+    """Message sizes and groups, on the kernel, or on the host's record if the trace lacks the kernel."""
     table = trace.tables["collectives"]
     record, kernel = table.array("event_id"), table.array("kernel_id")
     shown_at = np.where(kernel >= 0, kernel, record).tolist()

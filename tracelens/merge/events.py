@@ -35,14 +35,7 @@ class Writer:
     def rank(
         self, trace: Trace, layout: Layout, tracks: Sequence[Track], shift_ns: int
     ) -> Iterator[list[str]]:
-        """The events of a rank, batch by batch.
-
-        Args:
-            trace: of the rank.
-            layout: what of it is drawn where.
-            tracks: extra rows, each without overlaps.
-            shift_ns: from the rank's clock to that of the fused file.
-        """
+        """The events of a rank, batch by batch; `shift_ns` leads from its clock to that of the fused file."""
         rank = trace.meta.rank
         if rank < _BLOCKS:  # of higher ranks the ids only follow on, for viewers keep 31 bits of them
             self._next_id = max((rank + 1) * _ID_BLOCK, self._next_id)

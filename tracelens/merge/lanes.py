@@ -16,11 +16,6 @@ def cut_overruns(start: Int, end: Int, parent: Int) -> Int:
     """Ends of nested events, none behind the end of a parent that is still open when the event begins.
 
     The call stack lets a child overrun its parent by callstack.TOLERANCE_NS, which a viewer does not.
-
-    Args:
-        start: ns.
-        end: ns.
-        parent: row of the enclosing event, -1 at the top.
     """
     child = np.flatnonzero(parent >= 0)
     while True:
@@ -35,14 +30,11 @@ def cut_overruns(start: Int, end: Int, parent: Int) -> Int:
 def has_crossings(track: Int, start: Int, end: Int) -> Int:
     """Tracks on which a slice begins inside another one and ends behind it.
 
-    Args:
-        track: which track each slice is on; the slices are sorted by it, then by start, the longest first.
-        start: ns.
-        end: ns.
+    The slices are sorted by track, then by start, the longest first.
     """
     count = len(start)
     crosses = np.zeros(count, dtype=bool)
-    # As in callstack.nest: each asks the one before it, on "no" whom that one has come to ask meanwhile.
+    # Pointer jumping as in callstack.nest: a slice that ends outside its predecessor moves on to the next.
     above = np.arange(-1, count - 1)
     asking = np.arange(count)
     while len(asking):
@@ -60,15 +52,15 @@ def has_crossings(track: Int, start: Int, end: Int) -> Int:
 def lanes(start: Int, end: Int, *, nested: bool, scanned: int = 64) -> Int:
     """A lane for each slice so that none crosses another on its lane, the first one that is free.
 
-    What lies inside a slice that had to move stays behind where it can: a step's mark that begins in one
-    frame and ends in the next moves alone.
+    What lies inside a slice that had to move stays where it can: a step's mark that begins in one frame and
+    ends in the next moves alone.
 
     Args:
         start: ns, sorted, of equal ones the longest first.
         end: ns.
         nested: whether slices may lie inside others; otherwise each has its time to itself.
-        scanned: so many lanes are tried one by one; from there on each slice has its time to itself, or
-            thousands of requests at once would take time by the square of their number.
+        scanned: lanes tried one by one; beyond them each slice has its time to itself, or thousands of
+            concurrent requests would take quadratic time.
     """
     ends: list[list[int]] = []
     further: list[tuple[int, int]] = []

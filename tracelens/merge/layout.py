@@ -16,38 +16,24 @@ _ON_GPU = (*GPU_KINDS, "gpu_annotation", "sync")
 
 
 class Row(NamedTuple):
-    """A thread, or a stream of a GPU; one `lane` more for what overlaps there without nesting.
+    """A thread, or a stream of a GPU; one `lane` more for what overlaps there without nesting."""
 
-    Attributes:
-        on_gpu: whether it is a stream.
-        device: GPU index, 0 on the host; negative where the profiler gave no number.
-        order: sorts the rows of one process.
-        name: as shown.
-    """
-
-    on_gpu: bool
-    device: int
-    order: tuple[int, ...]
-    name: str
+    on_gpu: bool  # whether it is a stream
+    device: int  # GPU index, 0 on the host; negative where the profiler gave no number
+    order: tuple[int, ...]  # sorts the rows of one process
+    name: str  # as shown
     lane: int = 0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The drawn events of one rank.
+    """The drawn events of one rank."""
 
-    Attributes:
-        event: rows of the events table, in order of start, enclosing events first.
-        row: of each of them, its place in `rows`.
-        start, end: ns, on the rank's own clock; children end with their parents at the latest.
-        rows: in the order in which they are shown.
-    """
-
-    event: Int
-    row: Int
-    start: Int
+    event: Int  # rows of the events table, in order of start, enclosing events first
+    row: Int  # of each of them, its place in `rows`
+    start: Int  # ns, on the rank's own clock; children end with their parents at the latest
     end: Int
-    rows: list[Row]
+    rows: list[Row]  # in the order in which they are shown
 
 
 def drawn_events(events: Events, cpu: bool) -> Int:
@@ -87,13 +73,12 @@ def _rows(trace: Trace, events: Events, event: Int, on_gpu: Bool) -> tuple[Int, 
     several_hosts = len(np.unique(pid[~on_gpu & (pid >= 0)])) > 1
     row_list = []
     for index in where.tolist():
-        device_or_pid, stream_or_tid = int(first[index]), int(second[index])
         if on_gpu[index]:
-            device, stream, waiting = device_or_pid, stream_or_tid, bool(waits[index])
+            device, stream, waiting = int(first[index]), int(second[index]), bool(waits[index])
             name = f"stream {stream}" if stream >= 0 else "no stream"
             row_list.append(Row(True, device, (stream, int(waiting)), f"{name} waits" if waiting else name))
         else:
-            host, thread = device_or_pid, stream_or_tid
+            host, thread = int(first[index]), int(second[index])
             default = f"thread {thread}" if thread >= 0 else "other"
             name = trace.meta.threads.get((host, thread), default).strip()
             name = f"{name}, process {host}" if several_hosts and host >= 0 else name

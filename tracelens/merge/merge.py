@@ -1,8 +1,8 @@
-"""All ranks of a run in one file for Perfetto: clocks aligned, ranks named, steps and waits as extra rows.
+"""All ranks of a run in one Perfetto file: clocks aligned, ranks named, steps and waits as extra rows.
 
-The file is for the eye. tracelens reads it back as the trace of a single rank with many GPUs, and what only
+The file is for viewing. tracelens reads it back as the trace of a single rank with many GPUs, and what only
 analyses need (argument lists, the profiler's records of collectives) is shortened to readable text; analyses
-want the ranks' own files.
+need the ranks' own files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import NamedTuple
 from tracelens.errors import TracelensError
 from tracelens.merge.events import Writer
 from tracelens.merge.layout import drawn_events, lay_out
-from tracelens.merge.tracks import Slice, Track, Wait, rows, steps_track, wait_tracks
+from tracelens.merge.tracks import Track, Wait, rows, steps_track, wait_tracks
 from tracelens.merge.write import check_suffix, write_events
 from tracelens.outputs import Output, check_outputs
 from tracelens.trace import Run, Trace
-
-__all__ = ["Slice", "Track", "Wait", "check_suffix", "fuse"]
 
 _FARTHEST_NS = 1 << 61
 """Clocks that are 73 years apart have not been set."""
@@ -57,14 +55,14 @@ def fuse(
     Args:
         run: the ranks.
         path: .json or .json.gz.
-        offsets: rank to ns that are added to its `ts_ns` to get times by the clock of the first rank. Without
-            them the clocks are taken to agree, once the bases that the traces give (`epoch_ns`) are added.
+        offsets: rank to ns added to its `ts_ns` to get times by the first rank's clock; by default clocks
+            agree once each trace's base (`epoch_ns`) is added.
         waits: (rank, label, start_ns, dur_ns) on the rank's own clock, drawn as a row of that rank.
         tracks: rank to further rows.
-        cpu: whether host threads are drawn too.
+        cpu: whether to draw host threads.
         progress: called with a line of text before each rank.
 
-    What belongs to a rank that the run does not have is left out.
+    Offsets, waits and tracks of ranks outside the run are ignored.
 
     Raises:
         TracelensError: nothing to draw, clocks that have nothing in common, or the path cannot be written.

@@ -6,9 +6,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from tracelens.analysis.comm import MatchedCollective
+from tracelens.analysis.common import choose_device, own_device
+from tracelens.analysis.roofline import Costing, costing
+from tracelens.arrays import Int
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.registry import Registry
-from tracelens.what_if.graph import Edit, Recorded
+from tracelens.trace import Trace
+from tracelens.what_if.graph import Edit, Graph, Node, Recorded
 
 _LEAST, _MOST = 1e-9, 1e9
 """Range of numbers in arguments; a number outside is a typo."""
@@ -20,17 +28,40 @@ class NotApplicable(TracelensError):
 
 @dataclass(frozen=True)
 class ScenarioContext:
-    """What a scenario may read.
+    """What a scenario may read."""
 
-    Attributes:
-        recorded: the run as a graph, with its collectives and steps.
-        device: name of the recorded device, if the user gives it.
-        device_file: TOML file that describes it, if the user gives one.
-    """
+    recorded: Recorded  # the run as a graph, with its collectives and steps
+    device: str | None = None  # name of the recorded device, if the user gives it
+    device_file: str | None = None  # TOML file that describes it, if the user gives one
 
-    recorded: Recorded
-    device: str | None = None
-    device_file: str | None = None
+    @property
+    def graph(self) -> Graph:
+        return self.recorded.graph
+
+    def gpu_graph(self) -> Graph:
+        """The graph of a run on GPUs.
+
+        Raises:
+            NotApplicable: it is a CPU-only run.
+        """
+        if all(trace.meta.cpu_only for trace in self.graph.run.traces):
+            raise NotApplicable("CPU-only run: no launches, no GPU work, nothing waits for a GPU")
+        return self.graph
+
+    def meetings(self) -> tuple[Int, list[MatchedCollective]]:
+        """The nodes of all meetings, and the collective of each."""
+        meetings = np.flatnonzero(self.graph.kind == Node.MEET)
+        matched = self.recorded.collectives.matched
+        return meetings, [matched[number] for number in self.graph.collective[meetings].tolist()]
+
+    def device_of(self, trace: Trace) -> Device | None:
+        """The device of a rank: from the user, else from its trace; None if unknown."""
+        return choose_device(self.device, self.device_file) or own_device(trace)
+
+
+def work_costs(trace: Trace) -> Costing:
+    """Costs of a rank's activities; call as `trace.once(work_costs)`."""
+    return costing(trace, trace.work)
 
 
 Change = Callable[[ScenarioContext, Edit, str], str]
@@ -38,21 +69,13 @@ Change = Callable[[ScenarioContext, Edit, str], str]
 
 @dataclass(frozen=True)
 class Scenario:
-    """One kind of change.
+    """One kind of change."""
 
-    Attributes:
-        name: as on the command line.
-        doc: what it changes, one line.
-        change: (context, edit, argument) -> the assumptions of the projection; edits in place.
-        argument: syntax of what follows the name, such as "=GB/s"; "" for nothing.
-        usual: arguments tried when the user names no scenario.
-    """
-
-    name: str
-    doc: str
-    change: Change
-    argument: str = ""
-    usual: tuple[str, ...] = ("",)
+    name: str  # as on the command line
+    doc: str  # what it changes, one line
+    change: Change  # (context, edit, argument) -> the assumptions of the projection; edits in place
+    argument: str = ""  # syntax of what follows the name, such as "=GB/s"; "" for nothing
+    usual: tuple[str, ...] = ("",)  # arguments tried when the user names no scenario
 
     @property
     def grammar(self) -> str:
@@ -77,15 +100,10 @@ def scenario(name: str, *, argument: str = "", usual: Sequence[str] = ("",)) -> 
 
 @dataclass(frozen=True)
 class ScenarioRequest:
-    """Scenarios to apply together.
+    """Scenarios to apply together."""
 
-    Attributes:
-        text: as the user wrote it; names the row.
-        parts: (scenario, argument) of each.
-    """
-
-    text: str
-    parts: tuple[tuple[Scenario, str], ...]
+    text: str  # as the user wrote it; names the row
+    parts: tuple[tuple[Scenario, str], ...]  # (scenario, argument) of each
 
 
 def parse_request(text: str) -> ScenarioRequest:

@@ -7,9 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.compare.gate.gate_sides import side
+from tracelens.compare.gate.ci import commands, junit
 from tracelens.compare.gate.gate import Verdict, gate
-from tracelens.compare.gate.github import commands
-from tracelens.compare.gate.junit import junit
 from tracelens.compare.gate.rules import read_rule
 from tracelens.compare.gate.verdict import headline, report, result, sentence
 from tracelens.rendering.formats.markdown import markdown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,121 +23,118 @@ KINDS = (
     "slower", "faster", "other shapes", "other kernels",
 )  # fmt: skip
 
-
 NOWHERE = (-1, -1)
 """(rank, event) of a call that a side does not have."""
 
+BASE, CAND = range(2)
+
 
 class Key(NamedTuple):
-    """What edits are grouped by.
+    """What edits are grouped by."""
 
-    Attributes:
-        kind: one of KINDS; slower and faster are separated at the end.
-        base: op of the base, "" if it has none.
-        cand: op of the candidate.
-        where: names of the enclosing scopes, outermost first.
-    """
-
-    kind: str
-    base: str
+    kind: str  # one of KINDS; slower and faster are separated at the end
+    base: str  # op of the base, "" if it has none
     cand: str
-    where: str
+    where: str  # names of the enclosing scopes, outermost first
 
 
 @dataclass
 class Change:
-    """All edits with one key.
+    """All edits with one key; pairs are of the base and of the candidate."""
 
-    Attributes:
-        count: edits in all steps of all ranks.
-        base: ns by (rank, step) of the base.
-        cand: the same of the candidate.
-        base_at: (rank, event row) of the edit with most GPU time, to find it in the trace.
-        cand_at: the same of the candidate.
-        most: GPU time of that edit, ns.
-    """
+    count: int = 0  # edits in all steps of all ranks
+    ns: tuple[dict[tuple[int, int], float], ...] = field(default_factory=lambda: ({}, {}))  # by (rank, step)
+    # (rank, event row) of the edit with most GPU time, to find it in the trace.
+    example: list[tuple[int, int]] = field(default_factory=lambda: [NOWHERE, NOWHERE])
+    most: float = -1.0  # GPU time of that edit, ns
 
-    count: int = 0
-    base: dict[tuple[int, int], float] = field(default_factory=dict)
-    cand: dict[tuple[int, int], float] = field(default_factory=dict)
-    base_at: tuple[int, int] = NOWHERE
-    cand_at: tuple[int, int] = NOWHERE
-    most: float = -1.0
+    def add(self, side: int, rank_step: tuple[int, int], ns: float) -> None:
+        """Add time of a step of a rank to one side."""
+        self.ns[side][rank_step] = self.ns[side].get(rank_step, 0.0) + ns
 
-    def add(self, side: str, rank_step: tuple[int, int], ns: float) -> None:
-        """Add time of a step of a rank to one side ("base" or "cand")."""
-        values = getattr(self, side)
-        values[rank_step] = values.get(rank_step, 0.0) + ns
+    def merge(self, other: Change) -> None:
+        """Add the edits of other ranks."""
+        self.count += other.count
+        for side in (BASE, CAND):
+            for rank_step, ns in other.ns[side].items():
+                self.add(side, rank_step, ns)
+            unknown = self.example[side] == NOWHERE
+            if other.example[side] != NOWHERE and (unknown or other.most > self.most):
+                self.example[side] = other.example[side]
+        self.most = max(self.most, other.most)
 
 
-class _Times(NamedTuple):
-    """GPU time by node of one side, and the sum over all nodes before it."""
+class _SideTimes:
+    """One side and the GPU time of its nodes."""
 
-    node_ns: Int
-    before_ns: Int
+    def __init__(self, side: Side) -> None:
+        self.side, self.forest, self.names = side, side.forest, side.forest.names
+        self.node_ns = np.zeros(len(self.forest), dtype=np.int64)
+        known = side.node >= 0
+        np.add.at(self.node_ns, side.node[known], side.ns[known])
+        self.before_ns = np.concatenate(([0], np.cumsum(self.node_ns)))
 
-    def of(self, forest: Forest, nodes: Int) -> int:
+    def name(self, node: int) -> str:
+        name: str = self.names[self.forest.name[node]]
+        return name
+
+    def total_ns(self, nodes: Int) -> int:
         """GPU time of nodes with all that they call."""
-        return int((self.before_ns[nodes + forest.size[nodes]] - self.before_ns[nodes]).sum())
+        return int((self.before_ns[nodes + self.forest.size[nodes]] - self.before_ns[nodes]).sum())
+
+    def heaviest(self, nodes: Int) -> str:
+        """The ops with most GPU time in these subtrees."""
+        inside = self.forest.within(nodes)
+        busy = inside[self.node_ns[inside] > 0]
+        weight = self.node_ns[busy]
+        if not len(busy):  # nothing runs on the GPU: by count
+            busy, weight = nodes, np.ones(len(nodes), dtype=np.int64)
+        names, code = np.unique(self.forest.name[busy], return_inverse=True)
+        order = np.argsort(-np.bincount(code, weights=weight), kind="stable")[:_SHOWN]
+        return ", ".join(self.names[name] for name in names[order].tolist())
 
 
 def changes(base: Side, cand: Side, pairing: Pairing) -> dict[Key, Change]:
     """The changes between two ranks."""
     by_key: dict[Key, Change] = {}
-    times = _times(base), _times(cand)
+    sides = _SideTimes(base), _SideTimes(cand)
     for aligned in pairing.steps:
-        _structure(by_key, (base, cand), aligned, times)
-    _times_of_matched(by_key, base, cand, pairing)
+        _structure(by_key, sides, aligned)
+    _times_of_matched(by_key, (base, cand), pairing)
     return by_key
 
 
-def _times(side: Side) -> _Times:
-    node_ns = np.zeros(len(side.forest), dtype=np.int64)
-    known = side.node >= 0
-    np.add.at(node_ns, side.node[known], side.ns[known])
-    return _Times(node_ns, np.concatenate(([0], np.cumsum(node_ns))))
-
-
-def _structure(
-    by_key: dict[Key, Change], sides: tuple[Side, Side], aligned: Aligned, times: tuple[_Times, _Times]
-) -> None:
+def _structure(by_key: dict[Key, Change], sides: tuple[_SideTimes, _SideTimes], aligned: Aligned) -> None:
     """Add the edits of one aligned pair of steps."""
-    base_forest, cand_forest = sides[0].forest, sides[1].forest
-    alignment = aligned.alignment
-    for base_group, cand_group in alignment.groups:
-        base_nodes, cand_nodes = base_group + aligned.base_offset, cand_group + aligned.cand_offset
-        key = Key(
-            "exchanged",
-            _heaviest(base_forest, base_nodes, times[0]),
-            _heaviest(cand_forest, cand_nodes, times[1]),
-            base_forest.around(int(base_nodes[0])),
-        )
+    base, cand = sides
+    alignment, around = aligned.alignment, base.forest.around
+
+    def add(key: Key, *nodes_of_side: tuple[int, Int]) -> None:
         change = by_key.setdefault(key, Change())
         change.count += 1
-        _note(change, "base", sides[0], base_nodes, times[0])
-        _note(change, "cand", sides[1], cand_nodes, times[1])
-    for number, part, begin, how, names in (
-        (0, aligned.base, aligned.base_offset, alignment.how, ("removed", "wrapper removed")),
-        (1, aligned.cand, aligned.cand_offset, alignment.how_back, ("added", "wrapper added")),
+        for side, nodes in nodes_of_side:
+            _note(change, side, sides[side], nodes)
+
+    for base_group, cand_group in alignment.groups:
+        base_nodes, cand_nodes = base_group + aligned.base_offset, cand_group + aligned.cand_offset
+        names = base.heaviest(base_nodes), cand.heaviest(cand_nodes)
+        add(Key("exchanged", *names, around(int(base_nodes[0]))), (BASE, base_nodes), (CAND, cand_nodes))
+    for side, part, offset, how, kinds in (
+        (BASE, aligned.base, aligned.base_offset, alignment.how, ("removed", "wrapper removed")),
+        (CAND, aligned.cand, aligned.cand_offset, alignment.how_back, ("added", "wrapper added")),
     ):
-        forest, side = sides[number].forest, ("base", "cand")[number]
-        for outcome, kind in ((ONLY, names[0]), (WRAPPER, names[1]), (DUPLICATE, "duplicated")):
-            for node in (_tops(part, how, outcome) + begin).tolist():
-                name = forest.names[forest.name[node]]
-                key = Key(kind, name if number == 0 else "", name if number else "", forest.around(node))
-                change = by_key.setdefault(key, Change())
-                change.count += 1
-                if outcome != WRAPPER:
-                    _note(change, side, sides[number], [node], times[number])
+        for outcome, kind in zip((ONLY, WRAPPER, DUPLICATE), (*kinds, "duplicated"), strict=True):
+            for node in (_tops(part, how, outcome) + offset).tolist():
+                name = sides[side].name(node)
+                names = (name, "") if side == BASE else ("", name)
+                timed = [(side, np.array([node]))] if outcome != WRAPPER else []
+                add(Key(kind, *names, sides[side].forest.around(node)), *timed)
     for outcome, kind in ((RENAMED, "renamed"), (MOVED, "moved")):
         rows = _tops(aligned.base, alignment.how, outcome)
         partners = alignment.match[rows] + aligned.cand_offset
         for node, partner in zip((rows + aligned.base_offset).tolist(), partners.tolist(), strict=True):
-            names = base_forest.names[base_forest.name[node]], cand_forest.names[cand_forest.name[partner]]
-            change = by_key.setdefault(Key(kind, *names, base_forest.around(node)), Change())
-            change.count += 1
-            _note(change, "base", sides[0], [node], times[0])
-            _note(change, "cand", sides[1], [partner], times[1])
+            key = Key(kind, base.name(node), cand.name(partner), around(node))
+            add(key, (BASE, np.array([node])), (CAND, np.array([partner])))
 
 
 def _tops(forest: Forest, how: Int, outcome: int) -> Int:
@@ -147,72 +144,48 @@ def _tops(forest: Forest, how: Int, outcome: int) -> Int:
     return np.flatnonzero(inside)
 
 
-def _note(change: Change, which: str, side: Side, nodes: Int | Sequence[int], times: _Times) -> None:
+def _note(change: Change, side: int, times: _SideTimes, nodes: Int) -> None:
     """Add the GPU time of subtrees of one step to one side of a change."""
-    total = times.of(side.forest, np.asarray(nodes))
-    change.add(which, (side.rank, int(side.forest.step[int(nodes[0])])), total)
+    total, first, rank = times.total_ns(nodes), int(nodes[0]), times.side.rank
+    change.add(side, (rank, int(times.forest.step[first])), total)
     if total >= change.most:
         change.most = total
-        setattr(change, f"{which}_at", (side.rank, int(side.forest.event[int(nodes[0])])))
+        change.example[side] = rank, int(times.forest.event[first])
 
 
-def _heaviest(forest: Forest, nodes: Int, times: _Times) -> str:
-    """The ops with most GPU time in these subtrees."""
-    inside = forest.within(nodes)
-    busy = inside[times.node_ns[inside] > 0]
-    weight = times.node_ns[busy]
-    if not len(busy):  # nothing runs on the GPU: by count
-        busy, weight = nodes, np.ones(len(nodes), dtype=np.int64)
-    names, code = np.unique(forest.name[busy], return_inverse=True)
-    order = np.argsort(-np.bincount(code, weights=weight), kind="stable")[:_SHOWN]
-    return ", ".join(forest.names[name] for name in names[order].tolist())
-
-
-def _times_of_matched(by_key: dict[Key, Change], base: Side, cand: Side, pairing: Pairing) -> None:
+def _times_of_matched(by_key: dict[Key, Change], sides: tuple[Side, Side], pairing: Pairing) -> None:
     """Add matched calls whose time differs."""
     kinds = {SAME_WORK: "slower", OTHER_SHAPES: "other shapes", OTHER_KERNELS: "other kernels"}
     collected: dict[Key, Change] = {}
-    for which, side, cause, partner, partner_side in (
-        ("base", base, pairing.cause[0], pairing.partner[0], cand),
-        ("cand", cand, pairing.cause[1], pairing.partner[1], base),
-    ):
+    for number, side in enumerate(sides):
+        other, cause, partner = sides[1 - number], pairing.cause[number], pairing.partner[number]
         pieces = np.flatnonzero(np.isin(cause, list(kinds)))
-        op_name = side.forest.name[side.node[pieces]]
-        partner_name = partner_side.forest.name[partner[pieces]]
+        op_name, partner_name = side.forest.name[side.node[pieces]], other.forest.name[partner[pieces]]
         group, groups = codes(cause[pieces], op_name, partner_name, side.step[pieces])
-        total = np.bincount(group, weights=side.ns[pieces], minlength=len(groups[0]))
-        first_piece = np.zeros(len(groups[0]), dtype=np.int64)
-        first_piece[group[::-1]] = np.arange(len(group))[::-1]
-        for number, (code, name, partner_code, step) in enumerate(
-            zip(*(key.tolist() for key in groups), strict=True)
+        total = np.bincount(group, weights=side.ns[pieces], minlength=len(groups[0])).tolist()
+        _, first_piece = np.unique(group, return_index=True)
+        events = side.op[side.row[pieces[first_piece]]].tolist()
+        for code, name, partner_code, step, ns, event in zip(
+            *(key.tolist() for key in groups), total, events, strict=True
         ):
-            names = side.forest.names[name], partner_side.forest.names[partner_code]
-            key = Key(kinds[code], *(names if which == "base" else names[::-1]), "")
+            names = side.forest.names[name], other.forest.names[partner_code]
+            key = Key(kinds[code], *(names if number == BASE else names[::-1]), "")
             change = collected.setdefault(key, Change())
-            change.add(which, (side.rank, step), float(total[number]))
-            if total[number] > change.most or getattr(change, f"{which}_at") == NOWHERE:
-                change.most = max(change.most, float(total[number]))
-                event = int(side.op[side.row[pieces[first_piece[number]]]])
-                setattr(change, f"{which}_at", (side.rank, event))
+            change.add(number, (side.rank, step), ns)
+            if ns > change.most or change.example[number] == NOWHERE:
+                change.most = max(change.most, ns)
+                change.example[number] = side.rank, event
     for key, change in collected.items():
-        if sum(change.base.values()) != sum(change.cand.values()):
-            change.count = max(len(change.base), len(change.cand))
+        base_ns, cand_ns = (sum(ns.values()) for ns in change.ns)
+        if base_ns != cand_ns:
+            change.count = max(map(len, change.ns))
             by_key[key] = change
 
 
-def each(per_rank: Sequence[dict[Key, Change]]) -> Iterator[tuple[Key, Change]]:
+def merged(per_rank: Sequence[dict[Key, Change]]) -> dict[Key, Change]:
     """The changes of all ranks, summed by key."""
-    merged: dict[Key, Change] = {}
+    total: dict[Key, Change] = {}
     for by_key in per_rank:
         for key, change in by_key.items():
-            total = merged.setdefault(key, Change())
-            total.count += change.count
-            for which in ("base", "cand"):
-                for rank_step, ns in getattr(change, which).items():
-                    total.add(which, rank_step, ns)
-            for which in ("base_at", "cand_at"):
-                unknown = getattr(total, which) == NOWHERE
-                if getattr(change, which) != NOWHERE and (unknown or change.most > total.most):
-                    setattr(total, which, getattr(change, which))
-            total.most = max(total.most, change.most)
-    yield from merged.items()
+            total.setdefault(key, Change()).merge(change)
+    return total

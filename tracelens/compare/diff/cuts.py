@@ -11,7 +11,7 @@ from tracelens.analysis.host import CAUSES as IDLE_CAUSES
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, regions
 from tracelens.analysis.overview import NO_OP, shape_texts
 from tracelens.arrays import Int, lookup
-from tracelens.compare.diff.ledger import Level
+from tracelens.compare.diff.ledger import Level, Part
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
 from tracelens.compare.diff.sides import OUTSIDE, Side
 from tracelens.table import codes
@@ -47,12 +47,13 @@ def add_rank(
         side: the rank.
         cause: of each piece, code into CAUSES.
         waits: when it waits for other ranks, ns by its own clock.
-        regrouped: GROUPED, UNGROUPED or "": whether expert GEMMs got grouped or ungrouped.
+        regrouped: from `regrouped`.
     """
     pieces = _pieces(side, cause, waits, regrouped)
     for level in levels:
         texts, code = _texts(level.name, side, pieces)
-        level.add(number, texts, code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
+        part = Part(code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
+        level.add(number, texts, part)
         _add_idle(level, number, side)
 
 
@@ -64,7 +65,7 @@ def _add_idle(level: Level, number: int, side: Side) -> None:
     if level.name == "cause":
         texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
     cause = np.full(len(why), ALL_CAUSES.index("idle"))
-    level.add(number, texts, code, step, cause, side.idle.reshape(-1), np.zeros_like(why), side.steps)
+    level.add(number, texts, Part(code, step, cause, side.idle.reshape(-1), np.zeros_like(why), side.steps))
 
 
 def _pieces(side: Side, cause: Int, waits: Union, regrouped: str) -> _Pieces:
@@ -117,7 +118,7 @@ def _of_rank(side: Side) -> str:
 
 
 def regrouped(base: Sequence[Side], cand: Sequence[Side]) -> str:
-    """Whether expert GEMMs are grouped in one run and launched one by one in the other."""
+    """GROUPED or UNGROUPED if expert GEMMs are grouped in one run and looped over in the other, else ""."""
     kinds = [
         {
             layer_pass.grouped

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis import ANALYZERS
-from tracelens.compare.diff.changes import KINDS, Change, Key, changes, each
+from tracelens.compare.diff.changes import KINDS, Change, Key, changes, merged
 from tracelens.compare.diff.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
 from tracelens.compare.diff.icicle import ICICLE, icicle_rows
 from tracelens.compare.diff.ledger import Level, spread
@@ -58,12 +58,7 @@ CHANGES = Schema(
         Column("noise", "category"),
         Column("where", "str", doc="enclosing scopes"),
         Column("base_rank", "int64"),
-        Column(
-            "base_at_ns",
-            "int64",
-            "ns",
-            "of the longest occurrence, since the trace's first event; -1 for none",
-        ),
+        Column("base_at_ns", "int64", "ns", "longest occurrence, since the trace's first event; -1 for none"),
         Column("cand_rank", "int64"),
         Column("cand_at_ns", "int64", "ns", "the same in the candidate"),
     ),
@@ -95,25 +90,21 @@ def diff(base: Run, cand: Run) -> Result:
     per_rank: list[dict[Key, Change]] = []
     pairings: list[tuple[Side, Side, Pairing]] = []
     aligned_ns, total_ns = 0, 0
-    done: set[tuple[int, int]] = set()
     for number in range(max(ranks)):
-        base_index, cand_index = number % ranks[0], number % ranks[1]
-        base_side, cand_side = sides[0][base_index], sides[1][cand_index]
+        base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
         pairing = pair(base_side, cand_side)
         per_rank.append(changes(base_side, cand_side, pairing))
         pairings.append((base_side, cand_side, pairing))
-        for which, index, side in ((0, base_index, base_side), (1, cand_index, cand_side)):
-            if (which, index) not in done:
-                done.add((which, index))
+        for which, side in enumerate((base_side, cand_side)):
+            if number < ranks[which]:  # the ranks of the smaller run repeat
                 cause = pairing.cause[which]
                 add_rank(levels, which, side, cause, waits[which].get(side.rank, _NONE), experts)
                 lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
                 aligned_ns, total_ns = aligned_ns + int(side.ns[~lost].sum()), total_ns + int(side.ns.sum())
-    step_ns = [_mean_step(side) for side in sides]
-    delta = step_ns[1] - step_ns[0]
-    rows = [_rows(level, (step_ns[0], step_ns[1])) for level in levels]
+    step_ns = _mean_step(sides[0]), _mean_step(sides[1])
+    rows = [_rows(level, step_ns) for level in levels]
     table = sorted(
-        _change_rows(list(each(per_rank)), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
+        _change_rows(merged(per_rank), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
     )
     skips = []
     if min(len(side[0].labels) for side in sides) < 2:
@@ -122,7 +113,7 @@ def diff(base: Run, cand: Run) -> Result:
     meta = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
-        "delta_ns": delta,
+        "delta_ns": step_ns[1] - step_ns[0],
         "aligned_fraction": aligned_ns / max(total_ns, 1),
     }
     tables = {
@@ -158,22 +149,19 @@ def _mean_step(sides: Sequence[Side]) -> int:
 
 def _rows(level: Level, step_ns: tuple[int, int]) -> dict[str, Any]:
     """Rows of WATERFALL of one level."""
-    ledger, delta = level.rows(step_ns), step_ns[1] - step_ns[0]
-    shown = np.flatnonzero((ledger.base_ns > 0) | (ledger.cand_ns > 0))
-    delta_ns = (ledger.cand_ns - ledger.base_ns)[shown]
+    rows, total_ns = level.rows(step_ns), step_ns[1] - step_ns[0]
+    delta_ns = rows.ns[1] - rows.ns[0]
     return {
-        "level": [level.name] * len(shown),
-        "name": [ledger.names[row] for row in shown.tolist()],
-        "base_ns": ledger.base_ns[shown],
-        "cand_ns": ledger.cand_ns[shown],
+        "level": [level.name] * len(delta_ns),
+        "name": rows.names,
+        "base_ns": rows.ns[0],
+        "cand_ns": rows.ns[1],
         "delta_ns": delta_ns,
-        "share": delta_ns / delta if delta else np.zeros(len(shown)),
-        "cause": [
-            ALL_CAUSES[code] if ns else "" for code, ns in zip(ledger.cause[shown], delta_ns, strict=True)
-        ],
-        "noise": _noise(ledger.base.take(shown), ledger.cand.take(shown)),
-        "base_count": ledger.base_count[shown],
-        "cand_count": ledger.cand_count[shown],
+        "share": delta_ns / total_ns if total_ns else np.zeros(len(delta_ns)),
+        "cause": [ALL_CAUSES[code] if ns else "" for code, ns in zip(rows.cause, delta_ns, strict=True)],
+        "noise": _noise(*rows.by_step),
+        "base_count": rows.counts[0],
+        "cand_count": rows.counts[1],
     }
 
 
@@ -185,39 +173,19 @@ def _noise(base: Spread, cand: Spread) -> list[str]:
     return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
 
 
-def _change_rows(
-    keyed: Sequence[tuple[Key, Change]], sides: Sequence[Sequence[Side]]
-) -> Iterator[dict[str, Any]]:
-    of_rank = [{side.rank: side for side in ranks} for ranks in sides]
-    base_by_step, cand_by_step = (
-        _by_step([getattr(change, which) for _, change in keyed], side)
-        for which, side in zip(("base", "cand"), sides, strict=True)
-    )
-    noise = _noise(base_by_step, cand_by_step)
-    for row, (key, change) in enumerate(keyed):
-        base, cand = (round(float(side.mean[row])) for side in (base_by_step, cand_by_step))
-        kind = key.kind
-        if kind == "slower" and cand < base:
-            kind = "faster"
-        locations = [
-            _location(example, ranks)
-            for example, ranks in zip((change.base_at, change.cand_at), of_rank, strict=True)
-        ]
-        yield {
-            "kind": [kind],
-            "base": [key.base],
-            "cand": [key.cand],
-            "delta_ns": [cand - base],
-            "base_ns": [base],
-            "cand_ns": [cand],
-            "count": [change.count],
-            "noise": [noise[row]],
-            "where": [key.where],
-            "base_rank": [locations[0][0]],
-            "base_at_ns": [locations[0][1]],
-            "cand_rank": [locations[1][0]],
-            "cand_at_ns": [locations[1][1]],
-        }
+def _change_rows(by_key: Mapping[Key, Change], sides: Sequence[Sequence[Side]]) -> Iterator[dict[str, Any]]:
+    by_step = [
+        _by_step([change.ns[number] for change in by_key.values()], ranks)
+        for number, ranks in enumerate(sides)
+    ]
+    noise = _noise(*by_step)
+    for row, (key, change) in enumerate(by_key.items()):
+        base, cand = (round(float(side.mean[row])) for side in by_step)
+        locations = [_location(*example, ranks) for example, ranks in zip(change.example, sides, strict=True)]
+        kind = "faster" if key.kind == "slower" and cand < base else key.kind
+        times = cand - base, base, cand, change.count, noise[row]
+        values = kind, key.base, key.cand, *times, key.where, *locations[0], *locations[1]
+        yield {name: [value] for name, value in zip(CHANGES.names, values, strict=True)}
 
 
 def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence[Side]) -> Spread:
@@ -229,10 +197,9 @@ def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence
     return spread(row, step, ns, len(changes), steps, len(sides))
 
 
-def _location(example: tuple[int, int], ranks: Mapping[int, Side]) -> tuple[int, int]:
+def _location(rank: int, event: int, sides: Sequence[Side]) -> tuple[int, int]:
     """(rank, ns since its first event) of an event, -1 for none."""
-    rank, event = example
     if event < 0:
         return -1, -1
-    side = ranks[rank]
+    side = next(side for side in sides if side.rank == rank)
     return rank, int(side.trace.arrays.start[event]) - side.first_ns

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Int, lookup, ranges
+from tracelens.arrays import Int, lookup
 from tracelens.table import codes, depths, nearest, subtree_sums
-from tracelens.trace import STEP_MARK, Trace
+from tracelens.trace import STEP_MARK, Trace, matching
 
 Hash = NDArray[np.uint64]
 
@@ -22,52 +22,34 @@ _SHIFT = np.uint64(31)
 _RADIX = 0x94D049BB133111EB
 
 _OUTER = 8
-"""Of a long path, so many names of its outer end are shown, and as many of its inner end."""
+"""Names shown of each end of a long path."""
 
 
 class Leaves(NamedTuple):
     """The leaves below a list of nodes, at each border between two of them and at both ends.
 
     Equal hashes of two lists mean that the same leaves follow each other there, whatever is around them.
-
-    Attributes:
-        number: of leaves before the border.
-        begin: hash of these, in order.
-        end: hash of those behind it.
     """
 
-    number: Int
-    begin: Hash
-    end: Hash
+    number: Int  # of leaves before the border
+    begin: Hash  # hash of these, in order
+    end: Hash  # hash of those behind it
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Ops and scopes of one rank, parents directly before all that they call.
+    """Ops and scopes of one rank, parents directly before all that they call."""
 
-    Attributes:
-        event: row in the trace's events.
-        name: code into the events' names.
-        parent: place in the forest, -1 for roots.
-        size: number of nodes of the subtree, with itself.
-        step: number of the step in which the host began the root above it.
-        thread: (pid, tid) as a number.
-        named: hash of its name.
-        signature: hash of its name and arguments.
-        loose: hash of the names of the whole subtree, in order.
-        strict: hash of names and arguments of the whole subtree.
-    """
-
-    event: Int
-    name: Int
-    parent: Int
-    size: Int
-    step: Int
-    thread: Int
-    named: Hash
-    signature: Hash
-    loose: Hash
-    strict: Hash
+    event: Int  # row in the trace's events
+    name: Int  # code into the events' names
+    parent: Int  # node, -1 for roots
+    size: Int  # number of nodes of the subtree, with itself
+    step: Int  # number of the step in which the host began the root above it
+    thread: Int  # (pid, tid) as a number
+    named: Hash  # hash of its name
+    signature: Hash  # hash of its name and arguments
+    loose: Hash  # hash of the names of the whole subtree, in order
+    strict: Hash  # hash of names and arguments of the whole subtree
     names: list[str]
 
     def __len__(self) -> int:
@@ -86,27 +68,26 @@ class Forest:
         roots = order[: first[1]]
         group, (step, thread) = codes(self.step[roots], self.thread[roots])
         parts = np.split(roots[np.argsort(group, kind="stable")], np.cumsum(np.bincount(group))[:-1])
-        found: dict[int, dict[int, Int]] = {}
+        by_step: dict[int, dict[int, Int]] = {}
         for number, key, part in zip(step.tolist(), thread.tolist(), parts, strict=False):
-            found.setdefault(number, {})[key] = part
-        return found
+            by_step.setdefault(number, {})[key] = part
+        return by_step
 
-    def children(self, place: int) -> Int:
-        """Places of what a node calls directly, in order of time."""
+    def children(self, node: int) -> Int:
+        """What a node calls directly, in order of time."""
         order, first = self._by_parent
-        below: Int = order[first[place + 1] : first[place + 2]]
-        return below
+        children: Int = order[first[node + 1] : first[node + 2]]
+        return children
 
     def below(self, nodes: Int) -> tuple[Int, Int]:
-        """What some nodes call directly, and of each of these the place of its caller among the nodes."""
+        """What nodes call directly, and the index of each one's caller among the nodes."""
         order, first = self._by_parent
         low, count = first[nodes + 1], first[nodes + 2] - first[nodes + 1]
-        position, place = ranges(low, count)
-        return order[place], position
+        return order[_ranges(low, count)], np.repeat(np.arange(len(nodes)), count)
 
     @cached_property
     def chain(self) -> Int:
-        """The last node from each one on in which every node is the only one that the node before calls."""
+        """The end of each node's chain of single children."""
         ends = np.flatnonzero(np.append(self.size[:-1] != self.size[1:] + 1, True)[: len(self)])
         return ends[np.searchsorted(ends, np.arange(len(self)))]
 
@@ -118,13 +99,9 @@ class Forest:
         return order, self.loose[order]
 
     def may_hold(self, nodes: Int, keys: Hash) -> bool:
-        """Whether subtrees of these keys, of `loose`, may be inside of some nodes.
+        """Whether subtrees of these keys, of `loose`, may be inside of nodes: ascending, none inside another.
 
         The answer is exact where fewer nodes have the keys than there are inside, and else costs nothing.
-
-        Args:
-            nodes: ascending, none inside another.
-            keys: of `loose`.
         """
         order, loose = self._by_loose
         keys = np.unique(keys)
@@ -132,25 +109,27 @@ class Forest:
         count = np.searchsorted(loose, keys, side="right") - low
         if count.sum() > self.size[nodes].sum():
             return True
-        places = order[ranges(low, count)[1]]
-        top = nodes[np.maximum(np.searchsorted(nodes, places, side="right") - 1, 0)]
-        return bool(((places > top) & (places < top + self.size[top])).any())
+        holders = order[_ranges(low, count)]
+        top = nodes[np.maximum(np.searchsorted(nodes, holders, side="right") - 1, 0)]
+        return bool(((holders > top) & (holders < top + self.size[top])).any())
 
     @cached_property
     def leaf(self) -> Int:
         """Number of nodes without children before each node; one element more than nodes."""
         return np.concatenate(([0], np.cumsum(self.size == 1)))
 
+    def leaf_counts(self, nodes: Int) -> Int:
+        """Number of leaves of each subtree."""
+        counts: Int = self.leaf[nodes + self.size[nodes]] - self.leaf[nodes]
+        return counts
+
     @cached_property
     def _powers(self) -> tuple[Hash, Hash]:
         """Powers of the radix by which a leaf's hash is weighted, and their inverses modulo 2^64."""
-        count = int(self.leaf[-1])
-        found = []
-        for radix in (_RADIX, pow(_RADIX, -1, 1 << 64)):
-            power = np.full(count + 1, radix, dtype=np.uint64)
-            power[0] = 1
-            found.append(np.multiply.accumulate(power))
-        return found[0], found[1]
+        powers = np.full((2, int(self.leaf[-1]) + 1), 1, dtype=np.uint64)
+        powers[:, 1:] = np.array([[_RADIX], [pow(_RADIX, -1, 1 << 64)]], dtype=np.uint64)
+        power, inverse = np.multiply.accumulate(powers, axis=1)
+        return power, inverse
 
     @cached_property
     def _running(self) -> dict[bool, Hash]:
@@ -169,7 +148,7 @@ class Forest:
 
         Args:
             nodes: in order of time; none inside another.
-            named: whether leaves are told apart by their names alone, and not by their arguments.
+            named: whether leaves differ by their names alone, and not by their arguments.
         """
         running, (power, inverse) = self._running[named], self._powers
         low, high = self.leaf[nodes], self.leaf[nodes + self.size[nodes]]
@@ -180,8 +159,8 @@ class Forest:
         return Leaves(count, begin, (begin[-1] - begin) * inverse[count])
 
     def within(self, nodes: Int) -> Int:
-        """Places of some nodes, none inside another, and of all that they call."""
-        return ranges(nodes, self.size[nodes])[1]
+        """Nodes, none inside another, and all that they call."""
+        return _ranges(nodes, self.size[nodes])
 
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
@@ -199,50 +178,46 @@ class Forest:
         """The ancestor of each node that is the last of the outer end of a long path."""
         return nearest(self.parent, self._depth, self._depth == _OUTER - 1)
 
-    def around(self, place: int) -> str:
+    def around(self, node: int) -> str:
         """Names of all that is around a node, outermost first; of many, those at both ends."""
-        place = int(self.parent[place])
-        inner: list[str] = []
-        outer: list[str] = []
-        while place >= 0 and len(inner) < _OUTER:
-            inner.append(self.names[self.name[place]])
-            place = int(self.parent[place])
-        if place >= 0 and self._depth[place] >= _OUTER:
-            inner.append("…")
-            place = int(self._outer[place])
-        while place >= 0:
-            outer.append(self.names[self.name[place]])
-            place = int(self.parent[place])
-        return " > ".join([*outer[::-1], *inner[::-1]])
+        names: list[str] = []
+        node = int(self.parent[node])
+        while node >= 0:
+            if len(names) == _OUTER and self._depth[node] >= _OUTER:
+                names.append("…")
+                node = int(self._outer[node])
+            names.append(self.names[self.name[node]])
+            node = int(self.parent[node])
+        return " > ".join(reversed(names))
+
+
+def _ranges(low: Int, count: Int) -> Int:
+    """The integers from each `low` on, `count` of each, as one array."""
+    before = np.cumsum(count) - count
+    return np.repeat(low - before, count) + np.arange(int(count.sum()))
 
 
 def forest(trace: Trace, marks: Int) -> Forest:
     """The forest of one rank.
 
-    Python frames are left out: they change with versions of libraries that do the same work.
-
-    Args:
-        trace: of the rank.
-        marks: begin of each step by the host, ns; what begins before the first one is part of it.
+    Python frames are left out: they change with versions of libraries that do the same work. `marks` are the
+    begins of each step on the host, ns; what begins before the first one is part of it.
     """
     events = trace.arrays
-    is_mark = np.array([bool(STEP_MARK.match(name)) for name in events.names], dtype=bool)
-    chosen = events.where("op", "annotation") & ~is_mark[events.name]
-    rows = np.flatnonzero(chosen)
-    around = nearest(events.parent, events.depth, chosen)
+    shown = events.where("op", "annotation") & ~matching(events.names, STEP_MARK)[events.name]
+    rows = np.flatnonzero(shown)
+    around = nearest(events.parent, events.depth, shown)
     above = lookup(around, events.parent[rows], -1)
     root = _root(rows, above, len(events.start))
     step = np.maximum(np.searchsorted(marks, events.start[root], side="right") - 1, 0)
     thread, _ = codes(events.pid[rows], events.tid[rows])
     order = np.lexsort((events.depth[rows], events.start[rows], thread, step))
     rows, above, step, thread = rows[order], above[order], step[order], thread[order]
-    place = np.full(len(events.start), -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    parent = lookup(place, above, -1)
+    parent = lookup(events.places(rows), above, -1)
     depth = depths(parent)
     named = text_hashes(events.names)[events.name[rows]]
     signature = _mixed(named + _MIX * _argument_hashes(trace)[rows])
-    sibling = _sibling(parent)
+    sibling = occurrence(parent)
     return Forest(
         rows,
         events.name[rows],
@@ -269,13 +244,12 @@ def _root(rows: Int, above: Int, count: int) -> Int:
         up = further
 
 
-def _sibling(parent: Int) -> Int:
-    """Number of each node among those with its parent, in order."""
-    order = np.argsort(parent, kind="stable")
-    grouped = parent[order]
-    first = np.searchsorted(grouped, grouped)
-    number = np.empty(len(parent), dtype=np.int64)
-    number[order] = np.arange(len(parent)) - first
+def occurrence(code: Int) -> Int:
+    """How many equal values stand before each row."""
+    order = np.argsort(code, kind="stable")
+    grouped = code[order]
+    number = np.empty(len(code), dtype=np.int64)
+    number[order] = np.arange(len(code)) - np.searchsorted(grouped, grouped)
     return number
 
 
@@ -290,13 +264,13 @@ def text_hashes(names: list[str]) -> Hash:
 def _argument_hashes(trace: Trace) -> Hash:
     """A hash of shapes and types of each event's arguments, 0 where none are recorded."""
     ops = trace.tables["ops"]
-    found = np.zeros(len(trace.arrays.start), dtype=np.uint64)
+    result = np.zeros(len(trace.arrays.start), dtype=np.uint64)
     for weight, name in ((1, "shapes"), (3, "dtypes")):
         column = ops.columns[name]
         hashes = text_hashes(list(column.values))
         if len(hashes):
-            found[ops.array("event_id")] += hashes[column.codes] * np.uint64(weight)
-    return found
+            result[ops.array("event_id")] += hashes[column.codes] * np.uint64(weight)
+    return result
 
 
 def _mixed(values: Hash) -> Hash:

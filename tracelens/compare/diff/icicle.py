@@ -31,17 +31,13 @@ ICICLE = Schema(
 
 
 def icicle_rows(sides: Sequence[Sequence[Side]]) -> dict[str, Any]:
-    """Columns of ICICLE.
-
-    Args:
-        sides: the ranks of the base, and those of the candidate.
-    """
+    """Columns of ICICLE; `sides` are the ranks of the base and of the candidate."""
     total: dict[tuple[str, str, str], list[float]] = {}
     for number, ranks in enumerate(sides):
         for side in ranks:
             for key, ns in _leaves(side):
                 total.setdefault(key, [0.0, 0.0])[number] += ns / side.steps / len(ranks)
-    keys = sorted(total, key=lambda key: (key[0], key[1], key[2]))
+    keys = sorted(total)
     leaf_ns = [apportion(np.array([total[key][number] for key in keys])) for number in (0, 1)]
     rows: list[tuple[int, int, str, str, int, int]] = []
     sums: dict[tuple[str, ...], list[int]] = {}

@@ -13,27 +13,24 @@ from tracelens.table import codes
 
 
 class LedgerRows(NamedTuple):
-    """The rows of a level, largest difference first.
-
-    Attributes:
-        names: one per row.
-        base: ns over the base's steps, mean over ranks.
-        cand: the same of the candidate.
-        base_ns: mean over steps, rounded so that all rows of a level add up to the step.
-        cand_ns: the same of the candidate.
-        base_count: GPU activities per step.
-        cand_count: the same of the candidate.
-        cause: code of the cause of most of the difference.
-    """
+    """The nonzero rows of a level, largest difference first; pairs are of the base and of the candidate."""
 
     names: list[str]
-    base: Spread
-    cand: Spread
-    base_ns: Int
-    cand_ns: Int
-    base_count: Float
-    cand_count: Float
+    by_step: list[Spread]  # ns over the steps, mean over ranks
+    ns: list[Int]  # mean over steps, rounded so that all rows of a level add up to the step
+    counts: list[Float]  # GPU activities per step
+    cause: Int  # code of the cause of most of the difference
+
+
+class Part(NamedTuple):
+    """Pieces of the step time of one rank."""
+
+    row: Int  # row of the level
+    step: Int
     cause: Int
+    ns: Int
+    starts: Int  # 1 if the activity begins in the step
+    steps: int  # number of steps of the rank
 
 
 class Level:
@@ -49,58 +46,27 @@ class Level:
         self.name = name
         self._causes, self._ranks = causes, ranks
         self._row_of_text: dict[str, int] = {}
-        self._parts: tuple[list[_Part], list[_Part]] = ([], [])
+        self._parts: tuple[list[Part], list[Part]] = ([], [])
 
-    def add(
-        self,
-        side: int,
-        texts: Sequence[str],
-        code: Int,
-        step: Int,
-        cause: Int,
-        ns: Int,
-        starts: Int,
-        steps: int,
-    ) -> None:
-        """Add pieces of one rank.
-
-        Args:
-            side: 0 for the base, 1 for the candidate.
-            texts: names.
-            code: of each piece, index into `texts`.
-            step: of each piece.
-            cause: of each piece.
-            ns: of each piece.
-            starts: of each piece, 1 if its activity begins in the step.
-            steps: number of steps of the rank.
-        """
-        row_of_name = np.array(
-            [self._row_of_text.setdefault(text, len(self._row_of_text)) for text in texts], dtype=np.int64
-        )
-        rows = row_of_name[code] if len(row_of_name) else code
-        self._parts[side].append(_Part(rows, step, cause, ns, starts, steps))
+    def add(self, side: int, texts: Sequence[str], part: Part) -> None:
+        """Add a rank of the base (0) or the candidate (1), whose rows are indices into `texts`."""
+        rows = [self._row_of_text.setdefault(text, len(self._row_of_text)) for text in texts]
+        if rows:
+            part = part._replace(row=np.array(rows, dtype=np.int64)[part.row])
+        self._parts[side].append(part)
 
     def rows(self, step_ns: tuple[int, int]) -> LedgerRows:
-        """All rows.
-
-        Args:
-            step_ns: step time of the base and of the candidate, which the rows add up to.
-        """
-        count = len(self._row_of_text)
-        by_step, by_cause, starts = zip(*(self._sums(side, count) for side in (0, 1)), strict=True)
-        base_ns, cand_ns = (
-            apportion(spread.mean, total_ns) for spread, total_ns in zip(by_step, step_ns, strict=True)
-        )
-        order = np.argsort(-np.abs(cand_ns - base_ns), kind="stable")
+        """All rows; they add up to `step_ns`, the step time of the base and of the candidate."""
         names = list(self._row_of_text)
+        by_step, by_cause, starts = zip(*(self._sums(side, len(names)) for side in (0, 1)), strict=True)
+        ns = [apportion(spread.mean, total) for spread, total in zip(by_step, step_ns, strict=True)]
+        order = np.argsort(-np.abs(ns[1] - ns[0]), kind="stable")
+        order = order[(ns[0][order] > 0) | (ns[1][order] > 0)]
         return LedgerRows(
             [names[row] for row in order.tolist()],
-            by_step[0].take(order),
-            by_step[1].take(order),
-            base_ns[order],
-            cand_ns[order],
-            starts[0][order],
-            starts[1][order],
+            [spread.take(order) for spread in by_step],
+            [side[order] for side in ns],
+            [side[order] for side in starts],
             np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
         )
 
@@ -128,17 +94,6 @@ class Level:
 _EMPTY = np.empty(0, dtype=np.int64)
 
 
-class _Part(NamedTuple):
-    """Pieces of one rank, see Level.add."""
-
-    row: Int
-    step: Int
-    cause: Int
-    ns: Int
-    starts: Int
-    steps: int
-
-
 def apportion(values: Float, total: int | None = None) -> Int:
     """Integers near `values` whose sum is `total`; the largest remainders are rounded up.
 
@@ -160,15 +115,9 @@ def apportion(values: Float, total: int | None = None) -> Int:
 
 
 def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) -> Spread:
-    """Mean and variance over steps of the time of each row.
+    """Mean and variance over steps of the time of each of `rows` rows, from the row, step and ns of pieces.
 
-    Args:
-        row: of each piece.
-        step: of each piece.
-        ns: of each piece.
-        rows: number of rows.
-        steps: number of steps; those without a piece count as 0.
-        ranks: over which the sum of a step is averaged.
+    Steps without a piece count as 0; the sum of a step is averaged over `ranks`.
     """
     cell, (cell_row, _) = codes(row, step)
     values = np.zeros(len(cell_row))

@@ -29,31 +29,18 @@ _GRID = np.linspace(0, np.pi / 2, 1 << 14)
 
 
 class Interval(NamedTuple):
-    """An estimate and its confidence interval; without known noise, both ends are the estimate.
+    """An estimate and its confidence interval; without known noise, both ends are the estimate."""
 
-    Attributes:
-        estimate: from the means.
-        low: the true value lies below with the probability of one tail.
-        high: the true value lies above with the probability of one tail.
-        known: whether there are enough steps to estimate the noise.
-    """
-
-    estimate: float
-    low: float
-    high: float
-    known: bool
+    estimate: float  # from the means
+    low: float  # the true value lies below with the probability of one tail
+    high: float  # the true value lies above with the probability of one tail
+    known: bool  # whether there are enough steps to estimate the noise
 
 
 def ratio(base: Float, candidate: Float, tail: float) -> Interval:
-    """Candidate's mean over base's mean, both at least 0.
+    """Candidate's mean over base's mean, both at least 0, of one value per step; 0 / 0 is 1, x / 0 infinite.
 
-    Args:
-        base: one value per step.
-        candidate: the same.
-        tail: probability of each end, such as 0.005.
-
-    Returns:
-        the interval; 0 / 0 is 1, x / 0 is infinite.
+    `tail` is the probability of each end, such as 0.005.
     """
     known = min(len(base), len(candidate)) > 1
     mean_b, mean_c = float(base.mean()), float(candidate.mean())
@@ -62,10 +49,8 @@ def ratio(base: Float, candidate: Float, tail: float) -> Interval:
             return Interval(1.0, 1.0, 1.0, known)
         sure = not known or absolute(candidate, tail).low > 0
         return Interval(inf, inf if sure else 0.0, inf, known)
-    if mean_c == 0 or not known:
-        return Interval(mean_c / mean_b, mean_c / mean_b, mean_c / mean_b, known)
-    half = _half(_variance(base / mean_b), len(base), _variance(candidate / mean_c), len(candidate), tail)
     estimate = mean_c / mean_b
+    half = _half_width(base / mean_b, candidate / mean_c, tail) if known and mean_c else 0.0
     if not half:
         return Interval(estimate, estimate, estimate, known)
     middle = log(mean_c) - log(mean_b)
@@ -77,35 +62,20 @@ def difference(base: Float, candidate: Float, tail: float) -> Interval:
     """Candidate's mean minus base's mean; arguments as for `ratio`."""
     estimate = float(candidate.mean()) - float(base.mean())
     known = min(len(base), len(candidate)) > 1
-    half = 0.0
-    if known:
-        half = _half(_variance(base), len(base), _variance(candidate), len(candidate), tail)
+    half = _half_width(base, candidate, tail) if known else 0.0
     return Interval(estimate, estimate - half, estimate + half, known)
 
 
 class Spread(NamedTuple):
-    """Mean and variance of many rows, one value per step.
-
-    Attributes:
-        mean: of each row.
-        variance: of each row, 0 with less than two steps; exactly 0 if all values are equal.
-        steps: values per row.
-    """
+    """Mean and variance of many rows, one value per step."""
 
     mean: Float
-    variance: Float
-    steps: int
+    variance: Float  # of each row, 0 with less than two steps; exactly 0 if all values are equal
+    steps: int  # values per row
 
     @staticmethod
     def of(row: Int, values: Float, rows: int, steps: int) -> Spread:
-        """From the nonzero values.
-
-        Args:
-            row: of each value, ascending; at most one value per step.
-            values: nonzero values.
-            rows: number of rows.
-            steps: values per row; the missing ones are 0.
-        """
+        """From the nonzero values, in ascending order of their row; the missing ones of the steps are 0."""
         count = np.bincount(row, minlength=rows)
         mean = np.bincount(row, weights=values, minlength=rows) / max(steps, 1)
         square = np.bincount(row, weights=(values - mean[row]) ** 2, minlength=rows)
@@ -122,31 +92,14 @@ class Spread(NamedTuple):
 
 
 def differences(base: Spread, candidate: Spread, tail: float) -> tuple[Float, Float]:
-    """`difference` for many at once.
+    """`difference` for many at once: low and high end of each row's interval.
 
-    Args:
-        base: rows.
-        candidate: the same rows over the candidate's steps.
-        tail: probability of each end.
-
-    Returns:
-        low and high end of each row's interval; both are the estimate if the noise is unknown.
+    Both are the estimate if the noise is unknown.
     """
-    count_b, count_c = base.steps, candidate.steps
     estimate = candidate.mean - base.mean
-    if min(count_b, count_c) < 2:
+    if min(base.steps, candidate.steps) < 2:
         return estimate, estimate
-    error_b, error_c = (side.variance / side.steps for side in (base, candidate))
-    total = error_b + error_c
-    noisy = total > 0
-    freedom = np.ones(len(total))
-    weight = error_b**2 / (count_b - 1) + error_c**2 / (count_c - 1)
-    np.divide(total**2, weight, out=freedom, where=noisy & (weight > 0))
-    steps, index = np.unique(np.round(freedom, 2), return_inverse=True)
-    quantile = np.array([t_quantile(tail, float(degrees)) for degrees in steps])[index]
-    pooled = ((count_b - 1) * error_b * count_b + (count_c - 1) * error_c * count_c) / (count_b + count_c - 2)
-    pooled_half = t_quantile(tail, count_b + count_c - 2) * np.sqrt(pooled * (1 / count_b + 1 / count_c))
-    half = np.where(noisy, np.maximum(quantile * np.sqrt(total), pooled_half), 0.0)
+    half = _half_widths(base.variance, base.steps, candidate.variance, candidate.steps, tail)
     return estimate - half, estimate + half
 
 
@@ -167,16 +120,24 @@ def _variance(values: Float) -> float:
     return 0.0 if (values == values[0]).all() else float(values.var(ddof=1))
 
 
-def _half(var_b: float, n_b: int, var_c: float, n_c: int, tail: float) -> float:
-    """Half the width of the wider of Welch's and the pooled interval."""
+def _half_width(base: Float, candidate: Float, tail: float) -> float:
+    variances = np.array([[_variance(base)], [_variance(candidate)]])
+    return float(_half_widths(variances[0], len(base), variances[1], len(candidate), tail)[0])
+
+
+def _half_widths(var_b: Float, n_b: int, var_c: Float, n_c: int, tail: float) -> Float:
+    """Half the width of the wider of Welch's and the pooled interval; 0 without variance."""
     error_b, error_c = var_b / n_b, var_c / n_c
-    if error_b + error_c == 0:
-        return 0.0
-    share = error_b / (error_b + error_c)
-    freedom = 1 / (share**2 / (n_b - 1) + (1 - share) ** 2 / (n_c - 1))
-    welch = t_quantile(tail, freedom) * sqrt(error_b + error_c)
+    total = error_b + error_c
+    share = np.divide(error_b, total, out=np.ones_like(total), where=total > 0)
+    freedom, index = np.unique(
+        np.round(1 / (share**2 / (n_b - 1) + (1 - share) ** 2 / (n_c - 1)), 2), return_inverse=True
+    )
+    welch = np.array([t_quantile(tail, degrees) for degrees in freedom.tolist()])[index] * np.sqrt(total)
     pooled = ((n_b - 1) * var_b + (n_c - 1) * var_c) / (n_b + n_c - 2)
-    return max(welch, t_quantile(tail, n_b + n_c - 2) * sqrt(pooled * (1 / n_b + 1 / n_c)))
+    pooled_half = t_quantile(tail, n_b + n_c - 2) * np.sqrt(pooled * (1 / n_b + 1 / n_c))
+    half: Float = np.maximum(welch, pooled_half)
+    return half
 
 
 def t_quantile(tail: float, freedom: float) -> float:

@@ -33,37 +33,22 @@ _BUDGET, _FLOOR = 64, 1 << 20
 
 
 class Aligned(NamedTuple):
-    """Aligned parts of both forests.
+    """Aligned parts of both forests."""
 
-    Attributes:
-        base: part of the base's forest.
-        cand: part of the candidate's.
-        base_offset: first node of `base` in the base's forest.
-        cand_offset: the same of the candidate.
-        alignment: of `base` and `cand`.
-    """
-
-    base: Forest
-    cand: Forest
-    base_offset: int
-    cand_offset: int
-    alignment: Alignment
+    base: Forest  # part of the base's forest
+    cand: Forest  # part of the candidate's
+    base_offset: int  # first node of `base` in the base's forest
+    cand_offset: int  # the same of the candidate
+    alignment: Alignment  # of `base` and `cand`
 
 
 class Pairing(NamedTuple):
-    """Two ranks, call by call.
+    """Two ranks, call by call."""
 
-    Attributes:
-        steps: aligned parts, one per pair of steps, or one for all steps.
-        cause: of each piece of the base and of the candidate, code into CAUSES (not WAIT).
-        partner: counterpart of each piece's node, -1 for none.
-        lacking: what was not aligned, and why.
-    """
-
-    steps: list[Aligned]
-    cause: tuple[Int, Int]
-    partner: tuple[Int, Int]
-    lacking: tuple[Skip, ...] = ()
+    steps: list[Aligned]  # aligned parts, one per pair of steps, or one for all steps
+    cause: tuple[Int, Int]  # of each piece of the base and of the candidate, code into CAUSES (not WAIT)
+    partner: tuple[Int, Int]  # counterpart of each piece's node, -1 for none
+    lacking: tuple[Skip, ...] = ()  # what was not aligned, and why
 
 
 def pair(base: Side, cand: Side) -> Pairing:
@@ -93,11 +78,8 @@ def pair(base: Side, cand: Side) -> Pairing:
             partner[begin + new] = np.where(match[new] >= 0, match[new] + offset, -1)
             known_how[begin + new] = outcome[new]
     causes = _causes(base, cand, base_partner, base_how), _causes(cand, base, cand_partner, cand_how)
-    piece_partner = [
-        lookup(partner, side.node, -1) if len(partner) else side.node
-        for side, partner in ((base, base_partner), (cand, cand_partner))
-    ]
-    return Pairing(aligned, causes, (piece_partner[0], piece_partner[1]), lacking)
+    partners = lookup(base_partner, base.node, -1), lookup(cand_partner, cand.node, -1)
+    return Pairing(aligned, causes, partners, lacking)
 
 
 _Roots = list[list[tuple[Int, Int]]]
@@ -130,10 +112,8 @@ def _in_turn(
     budget = _FLOOR + _BUDGET * (len(base) + len(cand))
     for number in range(max(base_steps, cand_steps)):
         base_step, cand_step = number % base_steps, number % cand_steps
-        (base_low, base_high), (cand_low, cand_high) = (
-            base_borders[base_step : base_step + 2],
-            cand_borders[cand_step : cand_step + 2],
-        )
+        base_low, base_high = base_borders[base_step : base_step + 2]
+        cand_low, cand_high = cand_borders[cand_step : cand_step + 2]
         budget -= base_high - base_low + cand_high - cand_low
         if budget < 0:
             reason = (
@@ -158,25 +138,16 @@ def _joined(forest: Forest) -> dict[int, Int]:
 
 def _causes(side: Side, counterpart: Side, partner: Int, how: Int) -> Int:
     """Code into CAUSES of each piece of one side."""
-    node = side.node
-    known = node >= 0
-    node_or_first = np.maximum(node, 0)
-    if not len(partner):
-        return np.where(side.work.kind[side.row] == WORK_KINDS.index("comm"), COMM, NO_OP)
-    match, outcome = partner[node_or_first], how[node_or_first]
-    partner_or_first = np.maximum(match, 0)
-    cause = np.full(len(node), ONE_SIDED, dtype=np.int64)
+    match, outcome = lookup(partner, side.node, -1), lookup(how, side.node, -1)
+    cause = np.full(len(side.node), ONE_SIDED, dtype=np.int64)
     cause[outcome == REPLACED] = EXCHANGED
-    matched = known & (match >= 0)
-    if matched.any():
-        kernels, partner_kernels = _kernels(side), _kernels(counterpart)
-        cause[matched] = np.where(
-            side.forest.signature[node_or_first] != counterpart.forest.signature[partner_or_first],
-            OTHER_SHAPES,
-            np.where(kernels[node_or_first] != partner_kernels[partner_or_first], OTHER_KERNELS, SAME_WORK),
-        )[matched]
-        cause[matched & (outcome == RENAMED)] = RENAMED_CALLS
-    cause[~known] = NO_OP
+    matched = match >= 0
+    node, other = side.node[matched], match[matched]
+    same_kernels = _kernels(side)[node] == _kernels(counterpart)[other]
+    same_shapes = side.forest.signature[node] == counterpart.forest.signature[other]
+    cause[matched] = np.where(same_shapes, np.where(same_kernels, SAME_WORK, OTHER_KERNELS), OTHER_SHAPES)
+    cause[matched & (outcome == RENAMED)] = RENAMED_CALLS
+    cause[side.node < 0] = NO_OP
     cause[side.work.kind[side.row] == WORK_KINDS.index("comm")] = COMM
     return cause
 

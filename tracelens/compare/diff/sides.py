@@ -98,11 +98,7 @@ class Side:
         return total
 
     def waiting(self, waits: Union) -> Float:
-        """Share of each piece spent waiting for other ranks in communication.
-
-        Args:
-            waits: when the rank waits in collectives, ns by its own clock.
-        """
+        """Share of each piece spent waiting for other ranks in communication; `waits` is by its own clock."""
         work = self.work
         share = np.zeros(len(self.row))
         comm = work.kind[self.row] == WORK_KINDS.index("comm")

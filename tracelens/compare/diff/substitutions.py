@@ -29,23 +29,20 @@ SUBSTITUTIONS = Schema(
 
 
 def substitution_rows(pairings: Sequence[tuple[Side, Side, Pairing]]) -> Iterator[dict[str, Any]]:
-    """Rows of SUBSTITUTIONS, largest difference first.
-
-    Args:
-        pairings: pairs of ranks.
-    """
+    """Rows of SUBSTITUTIONS over pairs of ranks, largest difference first."""
     total: dict[tuple[str, str, str], list[float]] = {}
     for base, cand, pairing in pairings:
         weight = 1 / len(pairings)
         replaced = np.isin(pairing.cause[0], (OTHER_KERNELS, RENAMED_CALLS))
-        nodes, partners = _unique_pairs(base.node[replaced], pairing.partner[0][replaced])
-        base_kernels, cand_kernels = _by_node(base), _by_node(cand)
+        nodes, first = np.unique(base.node[replaced], return_index=True)
+        partners = pairing.partner[0][replaced][first]
+        (base_kernel_of, base_total), (cand_kernel_of, cand_total) = _by_node(base), _by_node(cand)
         for node, partner in zip(nodes.tolist(), partners.tolist(), strict=True):
             op = base.forest.names[base.forest.name[node]]
-            key = (op, base.work.names[base_kernels[0][node]], cand.work.names[cand_kernels[0][partner]])
+            key = (op, base.work.names[base_kernel_of[node]], cand.work.names[cand_kernel_of[partner]])
             entry = total.setdefault(key, [0.0, 0.0, 0.0])
-            entry[0] += weight * float(base_kernels[1][node]) / base.steps
-            entry[1] += weight * float(cand_kernels[1][partner]) / cand.steps
+            entry[0] += weight * float(base_total[node]) / base.steps
+            entry[1] += weight * float(cand_total[partner]) / cand.steps
             entry[2] += weight / base.steps
     for (op, base_kernel, cand_kernel), (base_ns, cand_ns, count) in sorted(
         total.items(), key=lambda item: -abs(item[1][1] - item[1][0])
@@ -60,12 +57,6 @@ def substitution_rows(pairings: Sequence[tuple[Side, Side, Pairing]]) -> Iterato
             "ratio": [cand_ns / base_ns if base_ns else -1.0],
             "count": [count],
         }
-
-
-def _unique_pairs(node: Int, partner: Int) -> tuple[Int, Int]:
-    """Each node once, with its partner."""
-    nodes, index = np.unique(node, return_index=True)
-    return nodes, partner[index]
 
 
 def _by_node(side: Side) -> tuple[Int, Int]:

@@ -17,32 +17,14 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 class Threads:
-    """The threads of two forests, each paired with at most one of the other.
-
-    Args:
-        base: forest of the base.
-        cand: forest of the candidate.
-    """
+    """The threads of two forests, each paired with at most one of the other."""
 
     def __init__(self, base: Forest, cand: Forest) -> None:
         base_names, cand_names = _names(base), _names(cand)
         pairs = _alike(base_names, cand_names)
-        base_taken, cand_taken = (
-            {base_thread for base_thread, _ in pairs},
-            {cand_thread for _, cand_thread in pairs},
-        )
-        pairs += _most_common(
-            {
-                base_thread: names
-                for base_thread, names in base_names.items()
-                if base_thread not in base_taken
-            },
-            {
-                cand_thread: names
-                for cand_thread, names in cand_names.items()
-                if cand_thread not in cand_taken
-            },
-        )
+        for base_thread, cand_thread in pairs:
+            del base_names[base_thread], cand_names[cand_thread]
+        pairs += _most_common(base_names, cand_names)
         self.partner = dict(pairs)
         self.partner_back = {cand_thread: base_thread for base_thread, cand_thread in pairs}
 
@@ -105,13 +87,12 @@ def _most_common(base_names: _Names, cand_names: _Names) -> list[tuple[int, int]
                 calls = min(base_names[base_thread][key], cand_names[cand_thread][key])
                 common[base_thread, cand_thread] = common.get((base_thread, cand_thread), 0) + calls
     pairs: dict[int, int] = {}
-    taken: set[int] = set()
+    partner_back: dict[int, int] = {}
     ordered = sorted(common, key=lambda pair: (-common[pair], *pair))
     # Threads that share only names common to all pair up in order.
     for sides in everywhere:
         ordered += zip(*sides, strict=False)
     for base_thread, cand_thread in ordered:
-        if base_thread not in pairs and cand_thread not in taken:
-            pairs[base_thread] = cand_thread
-            taken.add(cand_thread)
+        if base_thread not in pairs and cand_thread not in partner_back:
+            pairs[base_thread], partner_back[cand_thread] = cand_thread, base_thread
     return list(pairs.items())

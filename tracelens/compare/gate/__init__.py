@@ -1,9 +1,8 @@
 """Gate: checks a candidate run against a baseline."""
 
+from tracelens.compare.gate.ci import commands, junit
 from tracelens.compare.gate.config import Settings, settings
 from tracelens.compare.gate.gate import CONFIDENCE, Verdict, gate
-from tracelens.compare.gate.github import commands
-from tracelens.compare.gate.junit import junit
 from tracelens.compare.gate.rules import read_rule
 from tracelens.compare.gate.samples import Samples, from_result, read_saved
 from tracelens.compare.gate.verdict import report

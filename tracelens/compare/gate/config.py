@@ -17,17 +17,11 @@ _KEYS = ("rules", "confidence")
 
 @dataclass(frozen=True)
 class Settings:
-    """Gate settings of a file.
+    """Gate settings of a file."""
 
-    Attributes:
-        rules: as text; empty for the defaults.
-        confidence: None if not set.
-        file: path of the file, "" if there is none.
-    """
-
-    rules: tuple[str, ...] = ()
-    confidence: float | None = None
-    file: str = ""
+    rules: tuple[str, ...] = ()  # as text; empty for the defaults
+    confidence: float | None = None  # None if not set
+    file: str = ""  # path of the file, "" if there is none
 
 
 def settings(config: str | None = None, start: Path | None = None) -> Settings:

@@ -24,51 +24,30 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one rule.
-
-    Attributes:
-        rule: the rule.
-        metric: full name.
-        unit: of the metric.
-        status: "fail": the whole interval is beyond the limit; "unclear": the estimate is, but may be noise;
-            else "pass".
-        base: mean of the base's steps.
-        candidate: mean of the candidate's steps.
-        interval: of the quantity that the rule limits.
-        tail: probability of each end of the interval.
-        steps: number of steps of base and candidate.
-        notes: caveats.
-    """
+    """The outcome of one rule."""
 
     rule: Rule
     metric: str
     unit: str
+    # fail: the whole interval is beyond the limit; unclear: the estimate is, but may be noise; else pass
     status: Status
-    base: float
-    candidate: float
-    interval: Interval
-    tail: float
-    steps: tuple[int, int]
-    notes: tuple[str, ...] = ()
+    base: float  # mean of the base's steps
+    candidate: float  # mean of the candidate's steps
+    interval: Interval  # of the quantity that the rule limits
+    tail: float  # probability of each end of the interval
+    steps: tuple[int, int]  # number of steps of base and candidate
+    notes: tuple[str, ...] = ()  # caveats
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcomes of all rules.
-
-    Attributes:
-        outcomes: in the order of the rules.
-        base: name of the base.
-        candidate: name of the candidate.
-        confidence: family-wise, of all intervals together.
-        skips: rules that could not be checked, and what else is not compared.
-    """
+    """The outcomes of all rules."""
 
     outcomes: tuple[Outcome, ...]
-    base: str
-    candidate: str
-    confidence: float
-    skips: tuple[Skip, ...] = ()
+    base: str  # name of the base
+    candidate: str  # name of the candidate
+    confidence: float  # family-wise, of all intervals together
+    skips: tuple[Skip, ...] = ()  # rules that could not be checked, and what else is not compared
 
     def __repr__(self) -> str:
         unclear = sum(outcome.status == "unclear" for outcome in self.outcomes)

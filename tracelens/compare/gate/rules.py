@@ -65,21 +65,13 @@ _LIKE = "write it like step.time<=1.03, step.time<=+2ms or 'moe.blocking_calls<=
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; `str` gives text that reads as the same rule.
+    """One rule; `str` gives text that reads as the same rule."""
 
-    Attributes:
-        metric: name in the `metrics` table of the analyzer `steps`, with or without its `.time`.
-        sense: whether the limit is an upper or a lower one.
-        kind: what is limited: candidate / base, candidate - base, or the candidate.
-        number: the limit as written.
-        unit: of `number`, a key of UNITS; "" for the metric's own.
-    """
-
-    metric: str
-    sense: Sense
-    kind: Kind
-    number: float
-    unit: str = ""
+    metric: str  # name in the `metrics` table of the analyzer `steps`, with or without its `.time`
+    sense: Sense  # whether the limit is an upper or a lower one
+    kind: Kind  # what is limited: candidate / base, candidate - base, or the candidate
+    number: float  # the limit as written
+    unit: str = ""  # of `number`, a key of UNITS; "" for the metric's own
 
     @property
     def limit(self) -> float:

@@ -38,27 +38,17 @@ _SAVED = re.compile(rb'\s*\{\s*"(?:results|findings|analyzer)"\s*:')
 
 @dataclass(frozen=True)
 class Samples:
-    """The metrics of one run.
+    """The metrics of one run."""
 
-    Attributes:
-        name: as the user named it.
-        ranks: in order.
-        steps: labels of the steps that all ranks have.
-        values: metric to one row per rank and one column per step; NaN if a rank lacks the metric.
-        units: metric to ns, count, bytes or fraction.
-        version: of the tracelens that computed them.
-        scope: which GPU work counts.
-        lacking: (subject, reason) of metrics that could not be computed.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    steps: tuple[str, ...]
+    name: str  # as the user named it
+    ranks: tuple[int, ...]  # in order
+    steps: tuple[str, ...]  # labels of the steps that all ranks have
+    # metric to one row per rank and one column per step; NaN if a rank lacks the metric
     values: Mapping[str, Float]
-    units: Mapping[str, str]
-    version: str = ""
-    scope: str = "all"
-    lacking: tuple[tuple[str, str], ...] = ()
+    units: Mapping[str, str]  # metric to ns, count, bytes or fraction
+    version: str = ""  # of the tracelens that computed them
+    scope: str = "all"  # which GPU work counts
+    lacking: tuple[tuple[str, str], ...] = ()  # (subject, reason) of metrics that could not be computed
 
     def find(self, metric: str) -> str | None:
         """The metric of this name, or of this name with `.time`; None if the run has neither."""
@@ -107,11 +97,6 @@ def nearest(metric: str, sides: Sequence[Samples]) -> str:
 
 def from_result(result: Result, name: str, version: str) -> Samples:
     """The samples in a result of the analyzer `steps`.
-
-    Args:
-        result: of traces.
-        name: of the run.
-        version: of tracelens.
 
     Raises:
         TracelensError: the run has no GPU work, or its ranks have no step in common.

@@ -52,14 +52,8 @@ _FIRST = ("fail", "unclear", "pass")
 
 
 def report(verdict: Verdict, **meta: Any) -> Report:
-    """The verdict as a report of one result, for any renderer.
-
-    Args:
-        verdict: from `gate`.
-        meta: of the report: version, inputs.
-    """
-    verdict_result = result(verdict)
-    return Report((verdict_result,), title=f"tracelens gate: {headline(verdict)}", meta=meta)
+    """The verdict as a report of one result, for any renderer."""
+    return Report((result(verdict),), title=f"tracelens gate: {headline(verdict)}", meta=meta)
 
 
 def result(verdict: Verdict) -> Result:
@@ -129,7 +123,7 @@ def headline(verdict: Verdict) -> str:
 def sentence(outcome: Outcome) -> str:
     """One outcome with its numbers, on one line."""
     side = "at most" if outcome.rule.sense == "<=" else "at least"
-    measure = {"ratio": "ratio", "difference": "difference", "absolute": "value"}[outcome.rule.kind]
+    measure = "value" if outcome.rule.kind == "absolute" else outcome.rule.kind
     text = (
         f"{outcome.metric}: {amount(outcome.base, outcome.unit)} to "
         f"{amount(outcome.candidate, outcome.unit)} per step, {measure} "

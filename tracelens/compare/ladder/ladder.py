@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,28 +166,22 @@ def _changed(ladder_run: LadderRun, steps: Sequence[AblationStep]) -> dict[str, 
 
 def _total(waterfall: Table) -> dict[str, list[Any]]:
     """Rows of TOTAL: all rungs together."""
-    rows = list(_summed(waterfall))
-    total_ns = sum(delta for level, _, delta, *_ in rows if level == LEVELS[0])
+    keys = (waterfall.texts(column) for column in ("level", "name", "rung_name"))
+    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for level, name, rung, ns in zip(*keys, waterfall.array("delta_ns").tolist(), strict=True):
+        parts.setdefault((level, name), []).append((ns, rung))
+    rows = []
+    for (level, name), changes in parts.items():
+        most_ns, rung = max(changes, key=lambda change: abs(change[0]))
+        rows.append((level, name, sum(ns for ns, _ in changes), rung, most_ns))
     rows.sort(key=lambda row: (LEVELS.index(row[0]), -abs(row[2])))
-    levels, names, deltas, most, most_ns = (list(column) for column in zip(*rows, strict=True))
+    levels, names, deltas, most, most_deltas = (list(column) for column in zip(*rows, strict=True))
+    total_ns = sum(delta for level, delta in zip(levels, deltas, strict=True) if level == LEVELS[0])
     return {
         "level": levels,
         "name": names,
         "delta_ns": deltas,
         "share": [delta / total_ns if total_ns else 0.0 for delta in deltas],
         "most": most,
-        "most_delta_ns": most_ns,
+        "most_delta_ns": most_deltas,
     }
-
-
-def _summed(waterfall: Table) -> Iterator[tuple[str, str, int, str, int]]:
-    """(level, name, total difference, rung with the largest change, that change) of each part."""
-    keys = zip(waterfall.texts("level"), waterfall.texts("name"), strict=True)
-    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for key, ns, rung in zip(
-        keys, waterfall.array("delta_ns").tolist(), waterfall.texts("rung_name"), strict=True
-    ):
-        parts.setdefault(key, []).append((ns, rung))
-    for (level, name), changes in parts.items():
-        most, rung = max(changes, key=lambda change: abs(change[0]))
-        yield level, name, sum(ns for ns, _ in changes), rung, most

@@ -30,40 +30,24 @@ NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
 
 @dataclass(frozen=True)
 class Rung:
-    """One rung as it was run.
-
-    Attributes:
-        name: of the rung.
-        folder: with the traces of its ranks.
-        adds: what it changed, "toggle=value ...".
-        purpose: of the change.
-        timed_ms: slowest rank of each step timed without the profiler; may be empty.
-        peak_bytes: device memory of the worst rank, -1 if not measured.
-    """
+    """One rung as it was run."""
 
     name: str
-    folder: Path
-    adds: str = ""
-    purpose: str = ""
-    timed_ms: tuple[float, ...] = ()
-    peak_bytes: int = -1
+    folder: Path  # with the traces of its ranks
+    adds: str = ""  # what it changed, "toggle=value ..."
+    purpose: str = ""  # of the change
+    timed_ms: tuple[float, ...] = ()  # slowest rank of each step timed without the profiler; may be empty
+    peak_bytes: int = -1  # device memory of the worst rank, -1 if not measured
 
 
 @dataclass(frozen=True)
 class LadderRun:
-    """A ladder as it was run.
+    """A ladder as it was run."""
 
-    Attributes:
-        rungs: from the baseline up, at least two.
-        tokens: per step on all ranks.
-        preset: name of the model.
-        not_run: (name, reason) of rungs that were not run.
-    """
-
-    rungs: tuple[Rung, ...]
-    tokens: int
-    preset: str = ""
-    not_run: tuple[tuple[str, str], ...] = ()
+    rungs: tuple[Rung, ...]  # from the baseline up, at least two
+    tokens: int  # per step on all ranks
+    preset: str = ""  # name of the model
+    not_run: tuple[tuple[str, str], ...] = ()  # (name, reason) of rungs that were not run
 
 
 def read(folder: Path) -> LadderRun:

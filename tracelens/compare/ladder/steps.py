@@ -39,36 +39,18 @@ _TIMES = ("slower", "faster", "other shapes", "other kernels")
 
 
 class AblationStep(NamedTuple):
-    """From one rung to the next.
+    """From one rung to the next."""
 
-    Attributes:
-        base_ns: traced step of the rung before.
-        cand_ns: traced step of this rung.
-        waterfall: of the diff, LEVELS only.
-        calls: edits with most time, in words.
-    """
-
-    base_ns: int
-    cand_ns: int
-    waterfall: dict[str, Any]
-    calls: str
+    base_ns: int  # traced step of the rung before
+    cand_ns: int  # traced step of this rung
+    waterfall: dict[str, Any]  # of the diff, LEVELS only
+    calls: str  # edits with most time, in words
 
 
 def ablation_steps(
     ladder_run: LadderRun, runs: Iterable[Run]
 ) -> tuple[list[AblationStep], list[TraceMeta], list[Skip]]:
-    """Each rung against the one before it.
-
-    Args:
-        ladder_run: the rungs.
-        runs: the traces of each, in order; at most two are held at a time.
-
-    Returns:
-        one ablation step per rung above the baseline; the metas of all traces; skips.
-
-    Raises:
-        TracelensError: a rank has no GPU work.
-    """
+    """Each rung against the one before it, the metas of all traces, and skips; see `ladder`."""
     steps: list[AblationStep] = []
     metas: list[TraceMeta] = []
     skips: dict[str, Skip] = {}
@@ -78,29 +60,21 @@ def ablation_steps(
         if before is not None:
             result = diff(before, run)
             skips |= {skip.subject: skip for skip in result.skips}
-            steps.append(
-                AblationStep(
-                    result.meta["base_ns"],
-                    result.meta["cand_ns"],
-                    _cut(number, rung.name, result.data["waterfall"]),
-                    _edits(result.data["changes"]),
-                )
-            )
+            waterfall = _waterfall(number, rung.name, result.data["waterfall"])
+            edits = _edits(result.data["changes"])
+            steps.append(AblationStep(result.meta["base_ns"], result.meta["cand_ns"], waterfall, edits))
         before = run
     return steps, metas, list(skips.values())
 
 
-def _cut(number: int, name: str, waterfall: Table) -> dict[str, Any]:
+def _waterfall(number: int, name: str, waterfall: Table) -> dict[str, Any]:
     """Rows of WATERFALL of one rung."""
-    level = waterfall.texts("level")
-    rows = np.array(
-        [row for wanted in LEVELS for row, row_level in enumerate(level) if row_level == wanted],
-        dtype=np.int64,
-    )
+    level = np.array(waterfall.texts("level"), dtype=str)
+    rows = np.concatenate([np.flatnonzero(level == name) for name in LEVELS])
     return {
         "rung": np.full(len(rows), number),
         "rung_name": [name] * len(rows),
-        "level": [level[row] for row in rows.tolist()],
+        "level": level[rows].tolist(),
         "name": waterfall.texts("name", rows),
         **{key: waterfall.array(key)[rows] for key in ("base_ns", "cand_ns", "delta_ns")},
         "noise": waterfall.texts("noise", rows),
@@ -124,12 +98,7 @@ def _ms(ns: int) -> str:
 
 
 def in_words(waterfall: dict[str, Any], level: str) -> str:
-    """The parts of a level that changed most, largest first.
-
-    Args:
-        waterfall: of an AblationStep.
-        level: one of LEVELS.
-    """
+    """The parts of one of LEVELS that changed most, largest first; `waterfall` is of an AblationStep."""
     parts = [
         (name.strip("()"), int(ns), noise)
         for row_level, name, ns, noise in zip(

@@ -16,19 +16,12 @@ from tracelens.what_if.graph.windows import StepSpan, windows
 
 
 class Recorded(NamedTuple):
-    """A run as a graph.
-
-    Attributes:
-        graph: its nodes and edges.
-        collectives: matched across its ranks.
-        windows: of each step, its borders on each rank in order of rank.
-        skips: what its graph may lack.
-    """
+    """A run as a graph."""
 
     graph: Graph
-    collectives: RunCollectives
-    windows: list[StepSpan]
-    skips: list[Skip]
+    collectives: RunCollectives  # matched across its ranks
+    windows: list[StepSpan]  # of each step, its borders on each rank in order of rank
+    skips: list[Skip]  # what its graph may lack
 
 
 def build(run: Run) -> Recorded:
@@ -42,25 +35,25 @@ def build(run: Run) -> Recorded:
     """
     for trace in run.traces:
         if not len(trace.work.event):
-            raise TracelensError(f"{trace.meta.path}: no GPU work, so there is nothing to replay")
-    found = run_collectives(run)
+            raise TracelensError(f"{trace.meta.path}: no GPU work to replay")
+    collectives = run_collectives(run)
     draft = Draft()
     hosts, devices = [], []
-    for at, trace in enumerate(run.traces):
-        shared = found.shared(trace.meta.rank, at, len(trace.work.event))
-        hosts.append(host(trace, at, found.shift[at], draft))
-        devices.append(device(trace, at, found.shift[at], shared, hosts[-1], draft))
+    for index, (trace, shift) in enumerate(zip(run.traces, collectives.shift, strict=True)):
+        shared = collectives.shared(trace.meta.rank, index, len(trace.work.event))
+        hosts.append(host(trace, index, shift, draft))
+        devices.append(device(trace, index, shift, shared, hosts[-1], draft))
         order(trace, devices[-1], hosts[-1], draft)
-    meet(run, found, devices, draft)
+    meet(run, collectives, devices, draft)
     borders = windows(run, hosts, devices)
-    graph, place = draft.graph(run, found.shift)
+    graph, number_of = draft.graph(run, collectives.shift)
     skips = [
         Skip(
             f"waits of host threads for each other on rank {trace.meta.rank}",
-            f"{len(one.nodes)} threads launch work: at least {one.unseen:,} pauses of a thread were compared "
+            f"{len(own.nodes)} threads launch work: at least {own.unseen:,} pauses of a thread were compared "
             "only with the threads of the nearest calls",
         )
-        for trace, one in zip(run.traces, hosts, strict=True)
-        if one.unseen
+        for trace, own in zip(run.traces, hosts, strict=True)
+        if own.unseen
     ]
-    return Recorded(graph, found, [window.renumbered(place) for window in borders], skips)
+    return Recorded(graph, collectives, [window.renumbered(number_of) for window in borders], skips)

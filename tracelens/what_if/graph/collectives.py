@@ -11,7 +11,7 @@ from tracelens.analysis.comm import AlignedRun, MatchedCollective, align_run
 from tracelens.arrays import Bool, Int
 from tracelens.trace import WORK_KINDS, Run, rows_by_code
 from tracelens.what_if.graph.device import Device
-from tracelens.what_if.graph.graph import ARRIVAL, MEET, OWN, TRANSFER, Draft
+from tracelens.what_if.graph.graph import Draft, Edge, Node
 
 
 class RunCollectives(NamedTuple):
@@ -55,40 +55,41 @@ def run_collectives(run: Run) -> RunCollectives:
     return RunCollectives(aligned, work, kernels)
 
 
-def meet(run: Run, found: RunCollectives, devices: Sequence[Device], draft: Draft) -> None:
+def meet(run: Run, collectives: RunCollectives, devices: Sequence[Device], draft: Draft) -> None:
     """Add the meetings to the graph.
 
-    All ranks are there when the last of their kernels has started. The transfer lasts from then to the first
-    end of a kernel. A rank whose kernel ends before all are there needed not all of them (the root of a
+    The ranks have met when the last of their kernels has started. The transfer lasts from then to the first
+    end of a kernel. A rank whose kernel ends before all have arrived needs not all of them (the root of a
     broadcast, a small message that is sent without waiting): it takes its own time.
     """
-    place = {trace.meta.rank: at for at, trace in enumerate(run.traces)}
-    members = [
-        (number, place[member.rank], int(found.work[place[member.rank]][member.record.kernel]))
-        for number, instance in enumerate(found.matched)
-        for member in instance.participants
+    index_of = {trace.meta.rank: index for index, trace in enumerate(run.traces)}
+    participants = [
+        (number, index_of[member.rank], int(collectives.work[index_of[member.rank]][member.record.kernel]))
+        for number, collective in enumerate(collectives.matched)
+        for member in collective.participants
     ]
-    if not members:
+    if not participants:
         return
-    number, rank, work = (np.array(column, dtype=np.int64) for column in zip(*members, strict=True))
+    number, rank, work = (np.array(column, dtype=np.int64) for column in zip(*participants, strict=True))
     begin, finish, start, end = (np.empty(len(number), dtype=np.int64) for _ in range(4))
-    for at, mine in rows_by_code(rank).items():
-        one, own = devices[at], run.traces[at].work
-        begin[mine], finish[mine] = one.begin[work[mine]], one.finish[work[mine]]
-        start[mine], end[mine] = (times[work[mine]] + found.shift[at] for times in (own.start, own.end))
-    count = len(found.matched)
-    there = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(there, number, start)
+    for index, rows in rows_by_code(rank).items():
+        device, activities = devices[index], run.traces[index].work
+        begin[rows], finish[rows] = device.begin[work[rows]], device.finish[work[rows]]
+        for column, times in ((start, activities.start), (end, activities.end)):
+            column[rows] = times[work[rows]] + collectives.shift[index]
+    count = len(collectives.matched)
+    met = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(met, number, start)
     done = np.full(count, np.iinfo(np.int64).max)
-    late = end >= there[number]
-    np.minimum.at(done, number[late], end[late])
+    waited = end >= met[number]
+    np.minimum.at(done, number[waited], end[waited])
     lowest = np.full(count, len(run.traces))
     np.minimum.at(lowest, number, rank)
     node = np.empty(count, dtype=np.int64)
-    for at, mine in rows_by_code(lowest).items():
-        node[mine] = draft.add(MEET, at, there[mine], dur=done[mine] - there[mine], collective=mine)
-    draft.join(ARRIVAL, begin, node[number])
-    draft.join(TRANSFER, node[number[late]], finish[late], end[late] - done[number[late]])
+    for index, rows in rows_by_code(lowest).items():
+        node[rows] = draft.add(Node.MEET, index, met[rows], dur=done[rows] - met[rows], collective=rows)
+    draft.join(Edge.ARRIVAL, begin, node[number])
+    draft.join(Edge.TRANSFER, node[number[waited]], finish[waited], end[waited] - done[number[waited]])
     # A kernel may serve several meetings; where one of them holds it up, its own time is part of that.
-    held = np.isin(finish, finish[late])
-    draft.join(OWN, begin, finish, np.where(held, 0, end - start))
+    held = np.isin(finish, finish[waited])
+    draft.join(Edge.OWN, begin, finish, np.where(held, 0, end - start))

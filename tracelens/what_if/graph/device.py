@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import Trace, matching
 from tracelens.what_if.graph.gloo import starts, waited
-from tracelens.what_if.graph.graph import ARRIVE, HOST, LEAVE, OVERLAP_NS, SYNC, WORK, Draft
+from tracelens.what_if.graph.graph import OVERLAP_NS, Draft, Edge, Node
 from tracelens.what_if.graph.host import Host
 
 _WHOLE_DEVICE = re.compile(r"^(?:cuda|hip|cu)(?:Device|Ctx)Synchronize|(?:Free|Malloc)")
@@ -22,43 +22,30 @@ LONG_AGO = np.iinfo(np.int64).min // 4
 
 
 class Device(NamedTuple):
-    """The GPU activities of one rank, aligned with `trace.work`.
+    """The GPU activities of one rank, aligned with `trace.work`."""
 
-    Attributes:
-        begin: node that starts with it.
-        finish: node that ends with it: the same, except for collectives that several ranks recorded.
-        called: start of its launch call, ns by the trace's own clock; LONG_AGO if unknown.
-        call: index of its launch call among the host's calls, -1 if not in the trace.
-        before: index of the previous activity on its stream, -1 for none.
-    """
-
-    begin: Int
-    finish: Int
-    called: Int
-    call: Int
-    before: Int
+    begin: Int  # node that starts with it
+    finish: Int  # node that ends with it: the same, except for collectives that several ranks recorded
+    called: Int  # start of its launch call, ns by the trace's own clock; LONG_AGO if unknown
+    call: Int  # index of its launch call among the host's calls, -1 if not in the trace
+    before: Int  # index of the previous activity on its stream, -1 for none
 
 
 def device(trace: Trace, rank: int, shift: int, shared: Bool, host: Host, draft: Draft) -> Device:
     """Add the GPU activities of one rank to the graph, and the calls that wait for them.
 
-    Args:
-        trace: of the rank.
-        rank: its index in the run.
-        shift: from its clock to that of the first rank, ns.
-        shared: which activities belong to a collective that other ranks recorded too.
-        host: of the rank.
-        draft: receives nodes and edges.
+    `rank` is its index in the run, `shift` ns from its clock to that of the first rank, `shared` which
+    activities belong to a collective that other ranks recorded too.
     """
     work, events = trace.work, trace.arrays
     begin, finish = host.work.copy(), host.work.copy()
     alone = np.flatnonzero((host.work < 0) & ~shared)
     begin[alone] = finish[alone] = draft.add(
-        WORK, rank, work.start[alone] + shift, dur=work.dur[alone], event=work.event[alone], work=alone
+        Node.WORK, rank, work.start[alone] + shift, dur=work.dur[alone], event=work.event[alone], work=alone
     )
     rows = np.flatnonzero(shared)
-    begin[rows] = draft.add(ARRIVE, rank, work.start[rows] + shift, event=work.event[rows], work=rows)
-    finish[rows] = draft.add(LEAVE, rank, work.end[rows] + shift, event=work.event[rows], work=rows)
+    begin[rows] = draft.add(Node.ARRIVE, rank, work.start[rows] + shift, event=work.event[rows], work=rows)
+    finish[rows] = draft.add(Node.LEAVE, rank, work.end[rows] + shift, event=work.event[rows], work=rows)
     call_of_event = np.full(len(events.start), -1, dtype=np.int64)
     call_of_event[host.calls.event] = np.arange(len(host.calls.event))
     call = lookup(call_of_event, work.launch, -1)
@@ -117,15 +104,15 @@ def _return(trace: Trace, gpu: Device, host: Host, draft: Draft) -> None:
         last, done = launched[last_launched[eligible]], work.end[launched[last_launched[eligible]]]
         all_ = whole_device[eligible]
         lag = np.minimum(over[eligible] - done, _RETURN_NS)
-        draft.join(SYNC, gpu.finish[last[all_]], returned[eligible[all_]], lag[all_])
+        draft.join(Edge.SYNC, gpu.finish[last[all_]], returned[eligible[all_]], lag[all_])
         better = (done <= over[eligible]) & (done > latest[eligible])
         best[eligible[better]], latest[eligible[better]] = last[better], done[better]
     resolved = np.flatnonzero((best >= 0) & ~whole_device)
     lag = np.minimum(over[resolved] - latest[resolved], _RETURN_NS)
-    draft.join(SYNC, gpu.finish[best[resolved]], returned[resolved], lag)
+    draft.join(Edge.SYNC, gpu.finish[best[resolved]], returned[resolved], lag)
     least = np.full(len(events.names), np.iinfo(np.int64).max)
     np.minimum.at(least, events.name[rows], over - begun)
     waited = latest > begun
     draft.join(
-        HOST, host.calls.begin[waits], returned, np.where(waited, least[events.name[rows]], over - begun)
+        Edge.HOST, host.calls.begin[waits], returned, np.where(waited, least[events.name[rows]], over - begun)
     )

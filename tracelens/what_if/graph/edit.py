@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from tracelens.arrays import Bool, Int
 from tracelens.what_if.graph.graph import Graph
 
-Float = NDArray[np.floating[Any]]
-
 _MOST_NS = 10**12
 """Longest duration a scenario may set; sums over a recording stay within 64 bits."""
 
@@ -21,36 +19,14 @@ class TooLong(Exception):
     """A scenario sets a duration longer than any step."""
 
 
-def whole_ns(changed: Float, was: Int) -> Int:
-    """Changed durations or lags in whole ns.
-
-    Args:
-        changed: ns.
-        was: before the change, ns; a duration that does not grow is never too long.
-
-    Raises:
-        TooLong: one grows beyond 1,000 s.
-    """
-    if ((changed > _MOST_NS) & (changed > was)).any():
-        raise TooLong
-    return np.rint(changed).astype(np.int64)
-
-
 @dataclass
 class Edit:
-    """Editable copies of a graph's arrays; scenarios change them in place, one after the other.
+    """Editable copies of a graph's arrays, which scenarios change in place, one after the other."""
 
-    Attributes:
-        dur: duration of each node, ns.
-        delay: unexplained delay of each node, ns.
-        lag: of each edge, ns.
-        kept: which edges are there.
-    """
-
-    dur: Int
-    delay: Int
-    lag: Int
-    kept: Bool
+    dur: Int  # duration of each node, ns
+    delay: Int  # unexplained delay of each node, ns
+    lag: Int  # of each edge, ns
+    kept: Bool  # which edges are there
 
     @staticmethod
     def of(graph: Graph) -> Edit:
@@ -58,3 +34,23 @@ class Edit:
         return Edit(
             graph.dur.copy(), graph.delay.copy(), graph.lag.copy(), np.ones(len(graph.edge), dtype=bool)
         )
+
+    def set_dur(self, nodes: Int, ns: NDArray[np.floating[Any]]) -> None:
+        """Set durations, rounded to whole ns.
+
+        Raises:
+            TooLong: one grows beyond 1,000 s.
+        """
+        self.dur[nodes] = _whole_ns(ns, self.dur[nodes])
+
+    def set_lag(self, edges: Int | Bool, ns: NDArray[np.floating[Any]]) -> None:
+        """Set lags; see `set_dur`."""
+        self.lag[edges] = _whole_ns(ns, self.lag[edges])
+
+
+def _whole_ns(changed: NDArray[np.floating[Any]], before: Int) -> Int:
+    """A duration that does not grow is never too long."""
+    if ((changed > _MOST_NS) & (changed > before)).any():
+        raise TooLong
+    whole: Int = np.rint(changed).astype(np.int64)
+    return whole

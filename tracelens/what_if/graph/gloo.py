@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.trace import WORK_KINDS, Trace, Union, union
-from tracelens.what_if.graph.graph import LAUNCH, SYNC, Draft
+from tracelens.what_if.graph.graph import Draft, Edge
 
 _HALF = 0.5
 
@@ -23,17 +23,11 @@ class Chain(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """Where a thread resumes when a collective is done.
+    """Where a thread resumes when a collective is done."""
 
-    Attributes:
-        work: the collective, index into the trace's `work`.
-        after: index in the thread's chain of the node after the wait.
-        lag: from the collective's end to that node, ns: host time.
-    """
-
-    work: Int
-    after: Int
-    lag: Int
+    work: Int  # the collective, index into the trace's `work`
+    after: Int  # index in the thread's chain of the node after the wait
+    lag: Int  # from the collective's end to that node, ns: host time
 
 
 def returns(trace: Trace, chains: Mapping[int, Chain]) -> dict[int, Returns]:
@@ -54,7 +48,7 @@ def _returns(chain: Chain, rows: Int, ends: Int, running: Union) -> Returns:
         return Returns(*(np.empty(0, dtype=np.int64) for _ in range(3)))
     low, high = chain.end[:-1], chain.start[1:]
     last = np.searchsorted(ends, high, side="right") - 1
-    done = ends[np.maximum(last, 0)]
+    done = ends[last]
     busy = running.covered(low, np.maximum(high, low))
     gaps = np.flatnonzero((last >= 0) & (done > low) & (busy >= _HALF * (high - low)))
     return Returns(rows[last[gaps]], gaps + 1, (high - done)[gaps])
@@ -71,10 +65,10 @@ def starts(trace: Trace, chains: dict[int, Chain], thread: Int, begin: Int, draf
         started = parts.get(number, rows[:0])
         before = np.searchsorted(chain.end, work.start[started], side="right") - 1
         started, before = started[before >= 0], before[before >= 0]
-        draft.join(LAUNCH, chain.node[before], begin[started], work.start[started] - chain.end[before])
+        draft.join(Edge.LAUNCH, chain.node[before], begin[started], work.start[started] - chain.end[before])
 
 
 def waited(chains: dict[int, Chain], waits: dict[int, Returns], finish: Int, draft: Draft) -> None:
     """Edges from collectives to the nodes that waited for them."""
     for number, wait in waits.items():
-        draft.join(SYNC, finish[wait.work], chains[number].node[wait.after], wait.lag)
+        draft.join(Edge.SYNC, finish[wait.work], chains[number].node[wait.after], wait.lag)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
@@ -18,28 +19,32 @@ import numpy as np
 from tracelens.arrays import Bool, Int
 from tracelens.trace import Run, rows_by_code
 
-NODES = ("point", "waited", "work", "arrive", "meet", "leave")
-"""Kinds of nodes: the start of a call or step mark on a host thread; the end of a call that waits for a GPU;
-a kernel, memcpy or memset (an op in a CPU-only run); of a collective the start of a rank's kernel, the moment
-all ranks have arrived plus the transfer that follows, and the end of a rank's kernel."""
 
-POINT, WAITED, WORK, ARRIVE, MEET, LEAVE = range(len(NODES))
+class Node(IntEnum):
+    """Kinds of nodes."""
 
-EDGES = {
-    "host": "the host's own time between two points of a thread",
-    "handover": "one host thread goes on where another one stops",
-    "launch": "from the call to its GPU work; the lag is what that takes at least",
-    "stream": "GPU work of one stream follows each other",
-    "wait": "one stream waits for another one",
-    "sync": "a call returns when the GPU work that it waits for is done",
-    "arrival": "a collective needs all its ranks",
-    "transfer": "a rank has its data when the collective has moved it",
-    "own": "a rank's part of a collective ends after it starts",
-    "order": "nothing in the trace says why a thread began here; it keeps its place behind the other ones",
-}
-"""Kinds of edges."""
+    POINT = 0  # start of a call or step mark on a host thread
+    WAITED = 1  # end of a call that waits for a GPU
+    WORK = 2  # kernel, memcpy or memset; an op in a CPU-only run
+    ARRIVE = 3  # start of a rank's kernel of a collective
+    MEET = 4  # all ranks of a collective have arrived; its duration is the transfer that follows
+    LEAVE = 5  # end of a rank's kernel of a collective
 
-HOST, HANDOVER, LAUNCH, STREAM, WAIT, SYNC, ARRIVAL, TRANSFER, OWN, ORDER = range(len(EDGES))
+
+class Edge(IntEnum):
+    """Kinds of edges."""
+
+    HOST = 0  # the host's own time between two points of a thread
+    HANDOVER = 1  # one host thread resumes where another stops
+    LAUNCH = 2  # from the call to its GPU work; the lag is the minimum launch latency
+    STREAM = 3  # GPU work on one stream runs in order
+    WAIT = 4  # one stream waits for another
+    SYNC = 5  # a call returns when the GPU work it waits for is done
+    ARRIVAL = 6  # a collective needs all its ranks
+    TRANSFER = 7  # a rank has its data when the collective has moved it
+    OWN = 8  # a rank's part of a collective ends after it starts
+    ORDER = 9  # a thread without a known cause keeps its position behind the others
+
 
 OVERLAP_NS = 2_000
 """Tolerated overlap of kernels on one stream: launches that do not wait, or rounded clocks."""
@@ -50,42 +55,24 @@ _TIES = 64
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes in an order in which each comes after all that it waits for, and their edges in order of `dst`.
-
-    Attributes:
-        run: what was recorded.
-        kind: of each node, code into NODES.
-        rank: index of its trace in `run.traces`; of a meeting that of its lowest rank.
-        event: row in the trace's events, -1 for a meeting.
-        work: index into the trace's `work`, -1 for none.
-        collective: of a meeting, index into `RunCollectives.matched`; else -1.
-        start: measured, ns, by the clock of the first rank.
-        dur: of work, and of a meeting the transfer; else 0.
-        delay: measured start less what the edges say; 0 where there is no edge.
-        src, dst: nodes of each edge.
-        lag: ns of each edge, negative only where kernels of a stream overlap.
-        edge: kind of each edge, code into EDGES.
-        first: edges of node i are first[i] to first[i + 1].
-        shift: per trace, what to add to its times to get the first trace's clock.
-        dropped: kind of edge to how many the measurement contradicts.
-    """
+    """Nodes, each after all that it waits for, and their edges in order of `dst`."""
 
     run: Run
-    kind: Int
-    rank: Int
-    event: Int
-    work: Int
-    collective: Int
-    start: Int
-    dur: Int
-    delay: Int
-    src: Int
+    kind: Int  # of each node, a Node
+    rank: Int  # index of its trace in `run.traces`; of a meeting that of its lowest rank
+    event: Int  # row in the trace's events, -1 for a meeting
+    work: Int  # index into the trace's `work`, -1 for none
+    collective: Int  # of a meeting, index into `RunCollectives.matched`; else -1
+    start: Int  # measured, ns, by the clock of the first rank
+    dur: Int  # of work, and of a meeting the transfer; else 0
+    delay: Int  # measured start less what the edges say; 0 where there is no edge
+    src: Int  # nodes of each edge
     dst: Int
-    lag: Int
-    edge: Int
-    first: Int
-    shift: tuple[int, ...]
-    dropped: dict[str, int]
+    lag: Int  # ns of each edge, negative only where kernels of a stream overlap
+    edge: Int  # kind of each edge, an Edge
+    first: Int  # edges of node i are first[i] to first[i + 1]
+    shift: tuple[int, ...]  # per trace, what to add to its times to get the first trace's clock
+    dropped: dict[str, int]  # kind of edge to how many the measurement contradicts
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -97,23 +84,22 @@ class Graph:
         none = np.zeros(0, dtype=np.int64)
         return tuple(by_rank.get(rank, none) for rank in range(len(self.run.traces)))
 
+    def nodes(self, rank: int, *kinds: Node) -> Int:
+        """Nodes of these kinds of one rank, ascending."""
+        nodes = self.of_rank[rank]
+        return nodes[np.isin(self.kind[nodes], kinds)]
+
     @property
     def end(self) -> Int:
         """Measured end of each node, ns."""
         return self.start + self.dur
-
-    @property
-    def source(self) -> Bool:
-        """Nodes that wait for nothing: they start when they did."""
-        waits: Bool = self.first[1:] == self.first[:-1]
-        return waits
 
 
 @dataclass
 class Draft:
     """A graph in the making: nodes and edges in any order.
 
-    `add` and `join` take arrays; node numbers are those of the order of adding.
+    Node numbers are those of the order of adding.
     """
 
     nodes: list[tuple[Int, ...]] = field(default_factory=list)
@@ -153,48 +139,32 @@ class Draft:
 
     def graph(self, run: Run, shift: Sequence[int]) -> tuple[Graph, Int]:
         """The graph: nodes in order, contradicted edges dropped; and each node's number in it."""
-        kind, rank, event, work, collective, start, dur = _columns(self.nodes, 7)
+        columns = _columns(self.nodes, 7)
+        start, dur = columns[-2:]
         src, dst, lag, edge = _columns(self.edges, 4)
         slack = start[dst] - (start + dur)[src]
-        allowed = np.where(edge == STREAM, -OVERLAP_NS, 0)
+        allowed = np.where(edge == Edge.STREAM, -OVERLAP_NS, 0)
         order = _order(start, dur, src, dst, slack >= allowed)
         number_of = np.empty_like(order)
         number_of[order] = np.arange(len(order))
         src, dst = number_of[src], number_of[dst]
         kept = (slack >= allowed) & (src < dst)
-        dropped = np.bincount(edge[~kept], minlength=len(EDGES)).tolist()
-        src, dst, lag, edge, slack = (
-            column[kept] for column in (src, dst, np.minimum(lag, slack), edge, slack)
-        )
-        by_node = np.argsort(dst, kind="stable")
-        src, dst, lag, edge = (column[by_node] for column in (src, dst, lag, edge))
-        start, dur = start[order], dur[order]
+        dropped = np.bincount(edge[~kept], minlength=len(Edge)).tolist()
+        by_node = np.flatnonzero(kept)[np.argsort(dst[kept], kind="stable")]
+        src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
+        kind, rank, event, work, collective, start, dur = (column[order] for column in columns)
         first = np.searchsorted(dst, np.arange(len(order) + 1))
-        graph = Graph(
-            run,
-            kind[order],
-            rank[order],
-            event[order],
-            work[order],
-            collective[order],
-            start,
-            dur,
-            _delay(start, dur, src, dst, lag, first),
-            src,
-            dst,
-            lag,
-            edge,
-            first,
-            tuple(shift),
-            {name: number for name, number in zip(EDGES, dropped, strict=True) if number},
-        )
-        return graph, number_of
+        delay = _delay(start, dur, src, dst, lag, first)
+        counts = {
+            edge_kind.name.lower(): number for edge_kind, number in zip(Edge, dropped, strict=True) if number
+        }
+        nodes = kind, rank, event, work, collective, start, dur, delay
+        return Graph(run, *nodes, src, dst, lag, edge, first, tuple(shift), counts), number_of
 
 
 def _columns(parts: Sequence[tuple[Int, ...]], count: int) -> list[Int]:
-    if not parts:
-        return [np.empty(0, dtype=np.int64) for _ in range(count)]
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+    empty = (np.empty(0, dtype=np.int64),) * count
+    return [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
 
 
 def _order(start: Int, dur: Int, src: Int, dst: Int, possible: Bool) -> Int:

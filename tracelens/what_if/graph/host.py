@@ -11,77 +11,52 @@ from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Work, matching
 from tracelens.what_if.graph.gloo import Chain, Returns, returns
-from tracelens.what_if.graph.graph import HANDOVER, HOST, ORDER, POINT, WAITED, WORK, Draft
+from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.graph.handovers import handovers
 
 
 class Calls(NamedTuple):
-    """The calls of one rank that are nodes.
+    """The calls of one rank that are nodes."""
 
-    Attributes:
-        event: row of each call, ascending in time.
-        begin: node of its start.
-        returned: node of its end where it waits for a GPU, else -1.
-    """
-
-    event: Int
-    begin: Int
-    returned: Int
+    event: Int  # row of each call, ascending in time
+    begin: Int  # node of its start
+    returned: Int  # node of its end where it waits for a GPU, else -1
 
 
 class Host(NamedTuple):
-    """The host of one rank.
+    """The host of one rank."""
 
-    Attributes:
-        calls: launches and calls that wait.
-        marks: (row of the step mark, node of its start, node of its end), ascending.
-        work: node of each piece of work that runs on a host thread itself, -1 for all other work.
-        thread: number of the thread of each event.
-        nodes: thread to its nodes in order, with the times at which they begin and end.
-        returns: thread to its waits for collectives of the host.
-        unseen: as in Handovers.
-    """
-
-    calls: Calls
-    marks: tuple[Int, Int, Int]
-    work: Int
-    thread: Int
-    nodes: dict[int, Chain]
-    returns: dict[int, Returns]
-    unseen: int
+    calls: Calls  # launches and calls that wait
+    marks: tuple[Int, Int, Int]  # (row of the step mark, node of its start, node of its end), ascending
+    work: Int  # node of each activity that runs on a host thread itself, -1 for all others
+    thread: Int  # number of the thread of each event
+    nodes: dict[int, Chain]  # thread to its nodes in order, with the times at which they begin and end
+    returns: dict[int, Returns]  # thread to its waits for collectives of the host
+    unseen: int  # as in Handovers
 
 
 def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
     """Add the host of one rank to the graph.
 
     A call is a point where it starts; the time until the next point of its thread is the host's own. A call
-    that waits for a GPU has a second point where it returns. Where one thread falls silent while another one
-    works and then goes on (the backward pass has a thread of its own), it waited for that one, see
-    `handovers`.
+    that waits for a GPU has a second point where it returns. A thread that is silent while another works and
+    then resumes (the backward pass has its own thread) waited for it, see `handovers`.
 
-    Args:
-        trace: of the rank.
-        rank: its place in the run.
-        shift: from its clock to that of the first rank, ns.
-        draft: what is added to.
+    `rank` is its index in the run, `shift` ns from its clock to that of the first rank.
     """
     events, work, thread = trace.arrays, trace.work, threads(trace.arrays)
-    event, waits = _chosen(trace, work, thread)
-    begin = draft.add(POINT, rank, events.start[event] + shift, event=event)
+    event, waits = _calls(trace, work, thread)
+    begin = draft.add(Node.POINT, rank, events.start[event] + shift, event=event)
     returned = np.full(len(event), -1, dtype=np.int64)
-    returned[waits] = draft.add(WAITED, rank, events.end[event[waits]] + shift, event=event[waits])
+    returned[waits] = draft.add(Node.WAITED, rank, events.end[event[waits]] + shift, event=event[waits])
     mark = np.flatnonzero(matching(events.names, STEP_MARK)[events.name] & events.where("annotation"))
     mark = mark[np.argsort(events.start[mark], kind="stable")]
-    opened = draft.add(POINT, rank, events.start[mark] + shift, event=mark)
-    closed = draft.add(POINT, rank, events.end[mark] + shift, event=mark)
+    opened = draft.add(Node.POINT, rank, events.start[mark] + shift, event=mark)
+    closed = draft.add(Node.POINT, rank, events.end[mark] + shift, event=mark)
     own = np.full(len(work.event), -1, dtype=np.int64)
-    rows = (
-        np.flatnonzero(work.kind != WORK_KINDS.index("comm"))
-        if work.cpu_only
-        else np.empty(0, dtype=np.int64)
-    )
+    rows = np.flatnonzero(work.cpu_only & (work.kind != WORK_KINDS.index("comm")))
     own[rows] = draft.add(
-        WORK, rank, work.start[rows] + shift, dur=work.dur[rows], event=work.event[rows], work=rows
+        Node.WORK, rank, work.start[rows] + shift, dur=work.dur[rows], event=work.event[rows], work=rows
     )
     parts = (
         (begin, event, events.start[event], events.start[event]),
@@ -96,11 +71,10 @@ def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
     return Host(Calls(event, begin, returned), (mark, opened, closed), own, thread, chains, back, unseen)
 
 
-def _chosen(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
+def _calls(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
     """Rows of the calls that are nodes, and which of them wait for a GPU.
 
-    Threads that launch nothing (the watchdog of a communication library asks for events all the time) make
-    nobody wait.
+    Threads that launch nothing, such as a communication library's watchdog that polls events, do not count.
     """
     events = trace.arrays
     if work.cpu_only:
@@ -136,27 +110,23 @@ def _join(
 ) -> int:
     """Host time within threads, and what one thread waits for in another.
 
-    What the host itself does in a call that waits is told with what the call waits for, see `device`.
-
-    Returns:
-        silences that were not held against all threads, as in Handovers.
+    `device` adds the host time of blocking calls. Returns `unseen` of Handovers.
     """
     links = handovers(trace, thread, chains)
-    replaced = links.after
-    told = np.zeros(draft.count, dtype=bool)
-    told[replaced] = told[returned] = True
+    explained = np.zeros(draft.count, dtype=bool)
+    explained[links.after] = explained[returned] = True
     for number, chain in chains.items():
         src, dst, lag = chain.node[:-1], chain.node[1:], chain.start[1:] - chain.end[:-1]
         lag[back[number].after - 1] = back[number].lag
-        keep = ~told[dst]
-        draft.join(HOST, src[keep], dst[keep], lag[keep])
-    draft.join(HANDOVER, links.before, links.after, links.lag)
-    _openings(chains, replaced, draft)
+        keep = ~explained[dst]
+        draft.join(Edge.HOST, src[keep], dst[keep], lag[keep])
+    draft.join(Edge.HANDOVER, links.before, links.after, links.lag)
+    _openings(chains, links.after, draft)
     return links.unseen
 
 
 def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
-    """Threads that nobody handed over to keep their place behind what other threads did before."""
+    """Threads without a handover start keep their position behind what other threads did before."""
     if not chains:
         return
     node = np.concatenate([chain.node for chain in chains.values()])
@@ -167,9 +137,9 @@ def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
     order = np.lexsort((node, end))
     # What ended last before each thread began, on another thread: the thread itself had not begun then, but
     # for nodes without extent at that very time.
-    at = np.searchsorted(end[order], opened, side="right") - 1
+    before = np.searchsorted(end[order], opened, side="right") - 1
     own = np.arange(len(chains))
-    while (same := lookup(lane[order], at, -1) == own).any():
-        at[same] -= 1
-    rows = np.flatnonzero((at >= 0) & ~np.isin(first, replaced))
-    draft.join(ORDER, node[order[at[rows]]], first[rows])
+    while (same := lookup(lane[order], before, -1) == own).any():
+        before[same] -= 1
+    rows = np.flatnonzero((before >= 0) & ~np.isin(first, replaced))
+    draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])

@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.arrays import Int, lookup
 from tracelens.trace import Trace, matching
 from tracelens.what_if.graph.device import LONG_AGO, Device
-from tracelens.what_if.graph.graph import LAUNCH, STREAM, WAIT, Draft
+from tracelens.what_if.graph.graph import Draft, Edge
 from tracelens.what_if.graph.host import Host
 
 _WAITS = re.compile(r"^(?:cuda|hip|cu)StreamWaitEvent")
@@ -36,11 +36,11 @@ def order(trace: Trace, device: Device, host: Host, draft: Draft) -> None:
         return
     lane = work.lane
     after, before = _held_up(trace, device, lane)
-    draft.join(WAIT, device.finish[before], device.begin[after])
+    draft.join(Edge.WAIT, device.finish[before], device.begin[after])
     _follow(trace, device, host.calls.begin, after, draft)
     after, before = _stream_waits(trace, device, lane, host.thread)
     possible = work.end[before] <= work.start[after]
-    draft.join(WAIT, device.finish[before[possible]], device.begin[after[possible]])
+    draft.join(Edge.WAIT, device.finish[before[possible]], device.begin[after[possible]])
 
 
 def _follow(trace: Trace, device: Device, begin: Int, held_up: Int, draft: Draft) -> None:
@@ -55,7 +55,7 @@ def _follow(trace: Trace, device: Device, begin: Int, held_up: Int, draft: Draft
     gap = work.start[behind] - work.end[ahead]
     queued = device.called[behind] < work.start[ahead]
     usual = int(np.median(np.maximum(gap[queued], 0))) if queued.any() else 0
-    draft.join(STREAM, device.finish[ahead], device.begin[behind], np.minimum(np.maximum(usual, 0), gap))
+    draft.join(Edge.STREAM, device.finish[ahead], device.begin[behind], np.minimum(np.maximum(usual, 0), gap))
     launched = np.flatnonzero(device.call >= 0)
     launch_ns = work.start[launched] - device.called[launched]
     idle = lookup(work.end, device.before, LONG_AGO)[launched]
@@ -69,14 +69,13 @@ def _follow(trace: Trace, device: Device, begin: Int, held_up: Int, draft: Draft
         same_call = name == code
         free_same = same_call & free
         least[same_call] = np.median(launch_ns[free_same]) if free_same.any() else usual
-    draft.join(LAUNCH, begin[device.call[launched]], device.begin[launched], least)
+    draft.join(Edge.LAUNCH, begin[device.call[launched]], device.begin[launched], least)
 
 
 def _held_up(trace: Trace, device: Device, lane: Int) -> tuple[Int, Int]:
     """(activity, what it waited for) by the first rule."""
     work = trace.work
-    own_end = lookup(work.end, device.before, device.called)
-    ready = np.maximum(device.called, own_end)
+    ready = np.maximum(device.called, lookup(work.end, device.before, device.called))
     late = np.flatnonzero((work.start - ready > _SHORT_NS) & (device.called > work.start.min() - _SOON_NS))
     best, ended = (np.full(len(late), fill, dtype=np.int64) for fill in (-1, np.iinfo(np.int64).min))
     for number in np.unique(lane).tolist():
@@ -135,5 +134,5 @@ def _pairs(known: Int, called: Int, lane: Int, wait_ns: Int, target: Int, swap: 
             column[(behind < len(late)) & (ahead >= 0)] for column in (rows, behind, ahead)
         )
         after[rows], before[rows] = late[behind], early[ahead]
-    apart = (after >= 0) & (lane[np.maximum(after, 0)] != lane[np.maximum(before, 0)])
+    apart = (after >= 0) & (lane[after] != lane[before])
     return after[apart], before[apart]

@@ -16,15 +16,10 @@ from tracelens.what_if.graph.host import Host
 
 
 class Border(NamedTuple):
-    """A point in time of one rank: the last end of its nodes, or their first start.
-
-    Attributes:
-        node: its nodes.
-        starts: whether their start counts, not their end.
-    """
+    """A point in time of one rank: the last end of its nodes, or their first start."""
 
     node: Int
-    starts: bool = False
+    starts: bool = False  # whether their start counts, not their end
 
     def time(self, start: Int, end: Int) -> int:
         """The point in time, ns, given the start and end of all nodes."""
@@ -32,16 +27,10 @@ class Border(NamedTuple):
 
 
 class StepSpan(NamedTuple):
-    """One step: where it begins and ends on each rank, in order of rank.
-
-    Attributes:
-        label: name of the step.
-        begin: border of each rank.
-        end: border of each rank.
-    """
+    """One step: where it begins and ends on each rank, in order of rank."""
 
     label: str
-    begin: tuple[Border, ...]
+    begin: tuple[Border, ...]  # of each rank
     end: tuple[Border, ...]
 
     def renumbered(self, number_of: Int) -> StepSpan:
@@ -51,12 +40,7 @@ class StepSpan(NamedTuple):
 
     def borders(self, start: Int, end: Int) -> Int:
         """Begin and end on each rank, ns, given the start and end of all nodes; one row per rank."""
-        return np.array(
-            [
-                (low.time(start, end), high.time(start, end))
-                for low, high in zip(self.begin, self.end, strict=True)
-            ]
-        )
+        return np.array([[border.time(start, end) for border in side] for side in (self.begin, self.end)]).T
 
     def spans(self, start: Int, end: Int) -> Int:
         """Duration of the step on each rank, ns, given the start and end of all nodes."""
@@ -73,24 +57,20 @@ def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[
     Raises:
         TracelensError: no step is on all ranks, or the order of steps differs between ranks.
     """
-    of_rank = [_of_rank(*rank_parts) for rank_parts in zip(run.traces, hosts, devices, strict=True)]
+    of_rank = [_of_rank(*parts) for parts in zip(run.traces, hosts, devices, strict=True)]
     common = [label for label in of_rank[0] if all(label in steps for steps in of_rank)]
     if not common:
         raise TracelensError("the ranks recorded different steps; give traces of the same steps of one job")
     for trace, steps in zip(run.traces, of_rank, strict=True):
-        if [label for label in steps if label in of_rank[0]] != [
-            label for label in of_rank[0] if label in steps
+        shared = steps.keys() & of_rank[0].keys()
+        if [label for label in steps if label in shared] != [
+            label for label in of_rank[0] if label in shared
         ]:
             raise TracelensError(
                 f"rank {trace.meta.rank} ran its steps in a different order than rank {run.ranks[0]}; "
                 "give traces of the same steps of one job"
             )
-    return [
-        StepSpan(
-            label, tuple(steps[label][0] for steps in of_rank), tuple(steps[label][1] for steps in of_rank)
-        )
-        for label in common
-    ]
+    return [StepSpan(label, *zip(*(steps[label] for steps in of_rank), strict=True)) for label in common]
 
 
 def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.trace import rows_by_code
-from tracelens.what_if.graph import LAUNCH, Edit, Graph
+from tracelens.what_if.graph import Edge, Edit, Graph
 from tracelens.what_if.replay.schedule import binding
 
 
@@ -17,7 +17,7 @@ def typical_launches(graph: Graph) -> Edit:
     """
     edit = Edit.of(graph)
     last = binding(graph)
-    launches = graph.edge == LAUNCH
+    launches = graph.edge == Edge.LAUNCH
     held = np.zeros(len(graph.edge), dtype=bool)
     held[last[last >= 0]] = True
     # Kernels of a graph after its first wait for others of the graph.

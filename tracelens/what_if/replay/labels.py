@@ -9,20 +9,16 @@ import numpy as np
 from tracelens.arrays import Int, lookup
 from tracelens.table import Coded
 from tracelens.trace import enclosing_op
-from tracelens.what_if.graph import MEET, Recorded
+from tracelens.what_if.graph import Node, Recorded
 
 
 class Labels(NamedTuple):
-    """Names of all nodes, by dictionary.
+    """Names of all nodes."""
 
-    Attributes:
-        name: of an activity its kernel or op, of a meeting its collective, of a host point the enclosing op,
-            else the call or mark itself.
-        category: kernel class of an activity and of a collective's kernels, "communication" of a meeting,
-            else "".
-    """
-
+    # of an activity its kernel or op, of a meeting its collective, of a host point the enclosing op,
+    # else the call or mark itself
     name: Coded
+    # kernel class of an activity and of a collective's kernels, "communication" of a meeting, else ""
     category: Coded
 
 
@@ -34,23 +30,20 @@ def labels(recorded: Recorded) -> Labels:
     name, category = (np.zeros(len(graph), dtype=np.int64) for _ in range(2))
     rows = []
     for nodes, trace in zip(graph.of_rank, graph.run.traces, strict=True):
-        rank_nodes = nodes[graph.kind[nodes] != MEET]
+        rank_nodes = nodes[graph.kind[nodes] != Node.MEET]
         events, work = trace.arrays, trace.work
-        around = trace.once(enclosing_op)[graph.event[rank_nodes]]
-        work_row = graph.work[rank_nodes]
-        shown = np.where((work_row < 0) & (around >= 0), around, graph.event[rank_nodes])
-        name[rank_nodes] = events.name[shown]
+        event, work_row = graph.event[rank_nodes], graph.work[rank_nodes]
+        around = trace.once(enclosing_op)[event]
+        name[rank_nodes] = events.name[np.where((work_row < 0) & (around >= 0), around, event)]
         texts.append(events.names)
-        none = len(work.categories)
-        category[rank_nodes] = lookup(work.category, work_row, none)
+        category[rank_nodes] = lookup(work.category, work_row, len(work.categories))
         classes.append([*work.categories, ""])
         rows.append(rank_nodes)
-    meetings = np.flatnonzero(graph.kind == MEET)
+    meetings = np.flatnonzero(graph.kind == Node.MEET)
     collectives = [collective.collective for collective in recorded.collectives.matched]
     known = list(dict.fromkeys(collectives))
-    code = {text: number for number, text in enumerate(known)}
-    collective_code = np.array([code[text] for text in collectives], dtype=np.int64)
-    name[meetings] = collective_code[graph.collective[meetings]] if len(meetings) else 0
+    code = np.array([known.index(text) for text in collectives], dtype=np.int64)
+    name[meetings] = code[graph.collective[meetings]]
     rows.append(meetings)
     order = np.concatenate(rows)
     return Labels(

@@ -7,19 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.what_if.graph import (
-    HANDOVER,
-    HOST,
-    LAUNCH,
-    ORDER,
-    OWN,
-    STREAM,
-    SYNC,
-    TRANSFER,
-    WAIT,
-    Graph,
-    StepSpan,
-)
+from tracelens.what_if.graph import Edge, Graph, StepSpan
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.schedule import Times
 
@@ -32,49 +20,35 @@ CATEGORIES = {
 }
 """Parts of the path besides kernel classes."""
 
-_OF_EDGE = {
-    HOST: HOST_TIME,
-    HANDOVER: HOST_TIME,
-    ORDER: HOST_TIME,
-    LAUNCH: STARTING,
-    STREAM: STARTING,
-    WAIT: STARTING,
-    SYNC: STARTING,
-    TRANSFER: COMMUNICATION,
-    OWN: COMMUNICATION,
+_OF_EDGE: dict[int, str] = {
+    Edge.HOST: HOST_TIME,
+    Edge.HANDOVER: HOST_TIME,
+    Edge.ORDER: HOST_TIME,
+    Edge.LAUNCH: STARTING,
+    Edge.STREAM: STARTING,
+    Edge.WAIT: STARTING,
+    Edge.SYNC: STARTING,
+    Edge.TRANSFER: COMMUNICATION,
+    Edge.OWN: COMMUNICATION,
 }
 
 
 class Piece(NamedTuple):
-    """One part of a critical path.
+    """One part of a critical path."""
 
-    Attributes:
-        node: that ran or waited.
-        category: kernel class, or one of CATEGORIES.
-        start: ns.
-        end: ns.
-    """
-
-    node: int
-    category: str
+    node: int  # that ran or waited
+    category: str  # kernel class, or one of CATEGORIES
     start: int
     end: int
 
 
 class Path(NamedTuple):
-    """The critical path of a step, from its end backwards.
+    """The critical path of a step, from its end backwards."""
 
-    Attributes:
-        rank: index of the rank that ends the step last; the path is that rank's step.
-        start: of the step, ns.
-        end: of the step, ns.
-        pieces: without gaps between start and end, the last one first.
-    """
-
-    rank: int
-    start: int
-    end: int
-    pieces: list[Piece]
+    rank: int  # index of the rank that ends the step last; the path is that rank's step
+    start: int  # of the step, ns
+    end: int  # of the step, ns
+    pieces: list[Piece]  # without gaps between start and end, the last one first
 
     def by_category(self) -> dict[str, int]:
         """Category to ns, most first."""
@@ -85,15 +59,7 @@ class Path(NamedTuple):
 
 
 def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, lag: Int) -> Path:
-    """The chain of last dependencies, from the end of the step back to its begin.
-
-    Args:
-        graph: what was recorded.
-        names: of its nodes.
-        window: the step.
-        times: the schedule.
-        lag: of each edge in it, ns.
-    """
+    """The chain of last dependencies, from the end of the step back to its begin; `lag` is of each edge."""
     borders = window.borders(times.start, times.end)
     rank = int(np.argmax(borders[:, 1]))
     begin, cursor = borders[rank].tolist()
@@ -116,8 +82,7 @@ def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, l
         cursor = cut(node, UNEXPLAINED, int(times.ready[node]), cursor)
         kind = int(graph.edge[via])
         edge_category = _OF_EDGE.get(kind, STARTING)
-        on_host = graph.run.traces[int(graph.rank[node])].meta.cpu_only
-        if on_host and edge_category == STARTING:
+        if edge_category == STARTING and graph.run.traces[int(graph.rank[node])].meta.cpu_only:
             edge_category = HOST_TIME
         cursor = cut(node, edge_category, int(times.ready[node] - lag[via]), cursor)
         node = int(graph.src[via])

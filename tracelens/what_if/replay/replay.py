@@ -48,23 +48,14 @@ REPLAYS = {
 
 
 class Outcome(NamedTuple):
-    """The result of one scenario: rows of the tables of these names.
+    """The result of one scenario: rows of the tables of these names."""
 
-    Attributes:
-        projected_ns: of the step.
-        whatif: one row.
-        assumptions: one row.
-        critical_path: one row per category.
-        bottlenecks: one row per name.
-        ranks: one row per rank.
-    """
-
-    projected_ns: int
+    projected_ns: int  # of the step
     whatif: Rows
     assumptions: Rows
-    critical_path: Rows
-    bottlenecks: Rows
-    ranks: Rows
+    critical_path: Rows  # one row per category
+    bottlenecks: Rows  # one row per name
+    ranks: Rows  # one row per rank
 
 
 class Replay:

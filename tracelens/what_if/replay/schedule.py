@@ -28,29 +28,16 @@ for points in time: both ends of a step move.
 
 
 class Times(NamedTuple):
-    """One schedule.
+    """One schedule."""
 
-    Attributes:
-        start: of each node, ns by the clock of the first rank.
-        end: of each node.
-        ready: when the edges of each node allowed it to start.
-        via: the edge that each node waited for last, -1 for none.
-    """
-
-    start: Int
+    start: Int  # of each node, ns by the clock of the first rank
     end: Int
-    ready: Int
-    via: Int
+    ready: Int  # when the edges of each node allowed it to start
+    via: Int  # the edge that each node waited for last, -1 for none
 
 
 def schedule(graph: Graph, edit: Edit, delays: Delays = "typical") -> Times:
-    """Start and end of each node.
-
-    Args:
-        graph: what was recorded.
-        edit: what is otherwise.
-        delays: see Delays.
-    """
+    """Start and end of each node of the edited graph."""
     kept = np.flatnonzero(edit.kept)
     first = np.searchsorted(graph.dst[kept], np.arange(len(graph) + 1)).tolist()
     src, lag = graph.src[kept].tolist(), edit.lag[kept].tolist()

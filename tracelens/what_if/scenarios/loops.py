@@ -1,193 +1,173 @@
-"""Loops over experts: which work, calls and reads of the host each of their turns repeats.
+"""Loops over experts: which work, calls and host reads each iteration repeats.
 
-Experts computed one by one repeat a sequence of ops, one turn an expert. What of it one turn over all rows
-would need is found by counting: of the ops of one name (and one op of the forward pass behind them) among a
-pass's experts, as many as there are turns or more are the loop's, and one in as many stays.
+Experts computed one by one repeat a sequence of ops, one iteration per expert. What a single iteration over
+all rows would need is decided by counting: ops of one name (and of one forward op) that occur among a pass's
+experts at least once per iteration belong to the loop, and one in as many is kept.
 
-- Work that moves or computes the rows takes what it took together, less the fixed cost of the calls that go.
-  That cost is where a line through the times over the bytes begins; where all move the same it is what is
-  above the bandwidth of the memory.
-- Reads of sizes by the host, and the ops around them, go altogether.
-- Work of the size of all experts' weights that each turn repeats goes altogether as well: that is how
-  autograd puts together the gradients of views of one parameter, which a grouped product writes at once.
+- Work that moves or computes rows keeps its total time, less the fixed cost of the removed calls. The fixed
+  cost is the intercept of a line through the times over the bytes; if all calls move the same number of
+  bytes, it is the time above what memory bandwidth explains.
+- Host reads of sizes, and the ops around them, are removed altogether.
+- Work of the size of all experts' weights that each iteration repeats is removed altogether as well: autograd
+  assembles the gradients of views of one parameter this way, and a grouped GEMM writes them at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, PHASES, LayerPass, Regions, blocking, regions
-from tracelens.analysis.roofline import Costing
 from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
-from tracelens.what_if.scenarios.devices import counted
+from tracelens.what_if.scenario import work_costs
 
 _LOOP = 4
-"""So many products with weights of one size in one pass are a loop over experts."""
+"""GEMMs of one weight size in one pass that make a loop over experts."""
 _MOST = 0.75
-"""An op that so many of the turns have is part of the loop: experts without rows may be left out."""
-_PRODUCTS = ("gemm", "grouped_gemm")
+"""Share of iterations that must have an op of the loop: experts without rows may be left out."""
+_GEMMS = ("gemm", "grouped_gemm")
+_NONE = np.empty(0, dtype=np.int64)
 
 
 class Loop(NamedTuple):
-    """One pass, forward or backward, through the experts of one layer.
-
-    Attributes:
-        layer_pass: what was computed.
-        phase: code into PHASES.
-        products: positions in the trace's work of the experts' products that stay.
-        gone: positions of what is not there any more.
-        stays: positions of other work of the loop that stays, with `ns`.
-        ns: duration of each of those with the rows of all turns, ns.
-        calls: event rows of the calls by which the host waits in the loop.
-    """
+    """One pass, forward or backward, through the experts of one layer; rows are those of the trace's work."""
 
     layer_pass: LayerPass
-    phase: int
-    products: Int
-    gone: Int
-    stays: Int
-    ns: Float
-    calls: Int
+    phase: int  # code into PHASES
+    gemms: Int  # expert GEMMs that stay
+    removed: Int  # work that a single iteration does not need
+    kept: Int  # other work of the loop that stays
+    kept_ns: Float  # its durations with the rows of all iterations
+    blocking_calls: Int  # event rows of the calls by which the host waits in the loop
 
 
-def turns(layer_pass: LayerPass) -> int:
-    """Number of experts that a pass computes one by one, 0 where it does not."""
-    if layer_pass.grouped or not layer_pass.gemms or min(one.rows for one in layer_pass.gemms) < 0:
+def iterations(layer_pass: LayerPass) -> int:
+    """Number of experts that a pass computes one by one, 0 if it does not."""
+    if layer_pass.grouped or min((gemm.rows for gemm in layer_pass.gemms), default=-1) < 0:
         return 0
-    sizes: dict[tuple[int, int], int] = {}
-    for one in layer_pass.gemms:
-        sizes[one.depth, one.columns] = sizes.get((one.depth, one.columns), 0) + 1
-    many = [count for count in sizes.values() if count >= _LOOP]
-    return min(many, default=0)
+    sizes = Counter((gemm.depth, gemm.columns) for gemm in layer_pass.gemms)
+    return min((count for count in sizes.values() if count >= _LOOP), default=0)
 
 
 def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
-    """The loops over experts of one rank.
-
-    Args:
-        trace: of the rank.
-        bytes_per_s: bandwidth of its memory, 0 where it is not known.
-    """
-    found = trace.once(regions)
-    counts = np.array([turns(layer_pass) for layer_pass in found.passes], dtype=np.int64)
-    inside = np.flatnonzero((found.layer_pass >= 0) & np.isin(found.stage, (EXPERTS, PERMUTATION)))
-    inside = inside[counts[found.layer_pass[inside]] > 0]
+    """The loops over experts of one rank; `bytes_per_s` is its memory bandwidth, 0 if unknown."""
+    layers, work = trace.once(regions), trace.work
+    counts = np.array([iterations(layer_pass) for layer_pass in layers.passes], dtype=np.int64)
+    inside = np.flatnonzero((layers.layer_pass >= 0) & np.isin(layers.stage, (EXPERTS, PERMUTATION)))
+    inside = inside[counts[layers.layer_pass[inside]] > 0]
     if not len(inside):
         return []
-    cell = found.layer_pass[inside] * len(PHASES) + found.phase[inside]
-    order = np.lexsort((_asked(trace)[inside], cell))
-    inside, cell = inside[order], cell[order]
-    reader = _Reader(trace, found, bytes_per_s)
+    launch_ns = lookup(trace.arrays.start, work.launch_call, work.start)
+    inside = inside[np.argsort(launch_ns[inside], kind="stable")]
+    group, (layer_pass, phase) = codes(layers.layer_pass[inside], layers.phase[inside])
+    reader = _Reader(trace, layers, bytes_per_s)
     return [
-        reader.loop(int(cell[rows[0]]) // len(PHASES), int(cell[rows[0]]) % len(PHASES), inside[rows])
-        for rows in np.split(np.arange(len(cell)), np.flatnonzero(np.diff(cell)) + 1)
+        reader.loop(int(layer_pass[cell]), int(phase[cell]), inside[rows])
+        for cell, rows in rows_by_code(group).items()
     ]
-
-
-def _asked(trace: Trace) -> Int:
-    """When the host asked for each piece of work, ns."""
-    work = trace.work
-    return lookup(trace.arrays.start, work.launch_call, work.start)
 
 
 class _Reader:
     """Reads the loops of one rank."""
 
-    def __init__(self, trace: Trace, found: Regions, bytes_per_s: float) -> None:
-        self.trace, self.found, self.bytes_per_s = trace, found, bytes_per_s
-        self.work = trace.work
-        self.dur = trace.work.dur
+    def __init__(self, trace: Trace, layers: Regions, bytes_per_s: float) -> None:
+        self.work, self.name = trace.work, trace.arrays.name
+        self.layers, self.bytes_per_s = layers, bytes_per_s
         self.reads = trace.once(blocking)
-        cell = np.where(
-            self.reads.layer_pass >= 0, self.reads.layer_pass * len(PHASES) + self.reads.phase, -1
+        in_layer = self.reads.layer_pass >= 0
+        self.reads_of = rows_by_code(
+            np.where(in_layer, self.reads.layer_pass * len(PHASES) + self.reads.phase, -1)
         )
-        self.reads_of = rows_by_code(cell)
         self.read_op = trace.once(enclosing_op)[self.reads.event]
-        self.moved, self.written = _bytes(trace.once(counted))
-        kinds = [place for place, name in enumerate(self.work.categories) if name in _PRODUCTS]
-        self.multiplies = np.isin(self.work.category, kinds)
+        costing = trace.once(work_costs)
+        moved = np.array(
+            [item.cost.read_bytes + item.cost.write_bytes for item in costing.items], dtype=np.int64
+        )
+        written = np.array([item.cost.write_bytes for item in costing.items], dtype=np.int64)
+        self.moved, self.written = lookup(moved, costing.item, -1), lookup(written, costing.item, -1)
+        gemms = [code for code, name in enumerate(self.work.categories) if name in _GEMMS]
+        self.is_gemm = np.isin(self.work.category, gemms)
 
-    def loop(self, layer_pass: int, phase: int, rows: Int) -> Loop:
+    def loop(self, pass_number: int, phase: int, rows: Int) -> Loop:
         """The loop of one pass and phase, from its work among the experts in order of launch."""
-        one, work = self.found.passes[layer_pass], self.work
-        count = turns(one)
-        reads = self.reads_of.get(layer_pass * len(PHASES) + phase, np.empty(0, dtype=np.int64))
-        asked_for = self._of_loop(self.reads.event[reads], self.read_op[reads], count)
-        whole = self._whole(rows, one)
-        products, gone, stays, ns = [], [rows[whole]], [], []
-        rows = rows[~whole]
-        name = self.trace.arrays.name
-        keys = np.stack([_named(name, work.op[rows]), _named(name, work.forward[rows])], axis=1)
-        _, group = np.unique(keys, axis=0, return_inverse=True)
-        group = group.ravel()
-        for number in range(int(group.max(initial=-1)) + 1):
-            mine = rows[group == number]
-            calls = len(np.unique(work.op[mine])) if (work.op[mine] >= 0).all() else len(mine)
+        layer_pass, work = self.layers.passes[pass_number], self.work
+        count = iterations(layer_pass)
+        reads = self._repeated_reads(self.reads_of.get(pass_number * len(PHASES) + phase, _NONE), count)
+        all_weights = self._all_weights(rows, layer_pass)
+        gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
+        rows = rows[~all_weights]
+        group, _ = codes(lookup(self.name, work.op[rows], -1), lookup(self.name, work.forward[rows], -1))
+        for members in rows_by_code(group).values():
+            same = rows[members]
+            calls = len(np.unique(work.op[same])) if (work.op[same] >= 0).all() else len(same)
             if calls < _MOST * count:
                 continue
-            keep = self._last(mine, max(round(calls / count), 1))
-            if np.isin(work.op[mine], asked_for.op).any():
-                gone.append(mine)
-            elif self.multiplies[mine].any():
-                products.append(mine[keep])
-                gone.append(mine[~keep])
+            if np.isin(work.op[same], self.read_op[reads]).any():
+                removed.append(same)
+                continue
+            keep = self._last_calls(same, max(round(calls / count), 1))
+            removed.append(same[~keep])
+            if self.is_gemm[same].any():
+                gemms.append(same[keep])
             else:
-                gone.append(mine[~keep])
-                stays.append(mine[keep])
-                ns.append(self._together(mine, keep))
-        took = np.concatenate(ns) if ns else np.empty(0)
-        return Loop(one, phase, _join(products), _join(gone), _join(stays), took, asked_for.calls)
+                kept.append(same[keep])
+                kept_ns.append(self._in_one_iteration(same, keep))
+        return Loop(
+            layer_pass,
+            phase,
+            np.concatenate(gemms),
+            np.concatenate(removed),
+            np.concatenate(kept),
+            np.concatenate(kept_ns),
+            self.reads.event[reads],
+        )
 
-    def _of_loop(self, calls: Int, op: Int, count: int) -> _Reads:
-        """Of the blocking calls of a pass those that each turn repeats, by the name of the op around."""
-        named = _named(self.trace.arrays.name, op)
-        chosen = np.zeros(len(calls), dtype=bool)
-        for code in np.unique(named[named >= 0]).tolist():
-            mine = named == code
-            if mine.sum() >= _MOST * count:
-                chosen |= mine
-        return _Reads(calls[chosen], np.unique(op[chosen]))
+    def _repeated_reads(self, reads: Int, count: int) -> Int:
+        """Of the blocking calls of a pass those that each iteration repeats, by the name of the op around."""
+        op_name = lookup(self.name, self.read_op[reads], -1)
+        names, calls = np.unique(op_name, return_counts=True)
+        return reads[np.isin(op_name, names[(names >= 0) & (calls >= _MOST * count)])]
 
-    def _whole(self, rows: Int, one: LayerPass) -> Bool:
-        """Which work writes as much as all experts' weights have, and what goes with it by its forward op.
+    def _all_weights(self, rows: Int, layer_pass: LayerPass) -> Bool:
+        """Which work writes as much as all experts' weights, and what has the same forward op.
 
-        Work on rows may be as large, but not of one size in all turns that is a multiple of a weight's.
+        Work on rows may be as large, but not of one size in all iterations that is a multiple of a weight's.
         """
-        work, count = self.work, turns(one)
-        size, place, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
-        whole = np.zeros(len(size), dtype=bool)
-        for weight in {part.depth * part.columns * one.itemsize for part in one.gemms}:
-            whole |= (size % weight == 0) & (size >= count * weight)
-        large = (whole & (times >= _MOST * count))[place.ravel()] & ~self.multiplies[rows]
+        work, count = self.work, iterations(layer_pass)
+        size, index, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
+        is_multiple = np.zeros(len(size), dtype=bool)
+        for weight in {gemm.depth * gemm.columns * layer_pass.itemsize for gemm in layer_pass.gemms}:
+            is_multiple |= (size % weight == 0) & (size >= count * weight)
+        large = (is_multiple & (times >= _MOST * count))[index.ravel()] & ~self.is_gemm[rows]
         forward = work.forward[rows]
-        found: Bool = large | ((forward >= 0) & np.isin(forward, forward[large]))
-        return found
+        result: Bool = large | ((forward >= 0) & np.isin(forward, forward[large]))
+        return result
 
-    def _last(self, mine: Int, calls: int) -> Bool:
-        """The work of the last so many calls."""
-        op = self.work.op[mine]
+    def _last_calls(self, rows: Int, calls: int) -> Bool:
+        """Which work belongs to the last `calls` calls."""
+        op = self.work.op[rows]
         if (op < 0).any():
-            return np.arange(len(mine)) >= len(mine) - calls
+            return np.arange(len(rows)) >= len(rows) - calls
         _, first = np.unique(op[::-1], return_index=True)
         return np.isin(op, op[::-1][np.sort(first)[:calls]])
 
-    def _together(self, mine: Int, keep: Bool) -> Float:
-        """Durations of what is kept if it does all that was done, in the proportion of what it took."""
+    def _in_one_iteration(self, rows: Int, keep: Bool) -> Float:
+        """Durations of the kept work if it does all the work, in proportion to its measured ones."""
         total = 0.0
-        names = self.work.name[mine]
-        for name in np.unique(names).tolist():
-            one = names == name
-            dur = self.dur[mine[one]].astype(float)
-            left = (keep & one).sum() or min(keep.sum(), one.sum()) / max(len(np.unique(names)), 1)
-            total += dur.sum() - max(one.sum() - left, 0) * self._fixed(self.moved[mine[one]], dur)
-        own = self.dur[mine[keep]].astype(float)
-        shares: Float = total * own / max(own.sum(), 1)
-        return shares
+        kernels = rows_by_code(self.work.name[rows])
+        for same in kernels.values():
+            dur = self.work.dur[rows[same]].astype(float)
+            calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
+            total += dur.sum() - max(len(same) - calls_left, 0) * self._fixed_ns(self.moved[rows[same]], dur)
+        own = self.work.dur[rows[keep]].astype(float)
+        kept_ns: Float = total * own / max(own.sum(), 1)
+        return kept_ns
 
-    def _fixed(self, moved: Int, dur: Float) -> float:
+    def _fixed_ns(self, moved: Int, dur: Float) -> float:
         """Ns that a call takes however little it moves."""
         least = float(dur.min())
         if (moved < 0).any():
@@ -197,26 +177,3 @@ class _Reader:
         if (spread != 0).any():
             per_byte = max(per_byte, float((spread * dur).sum() / (spread * spread).sum()))
         return float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, least))
-
-
-class _Reads(NamedTuple):
-    """Blocking calls of a loop: their event rows, and those of the ops around them."""
-
-    calls: Int
-    op: Int
-
-
-def _bytes(found: Costing) -> tuple[Int, Int]:
-    """Bytes that the call of each piece of work moves, and those that it writes; -1 where not counted."""
-    moved = np.array([one.cost.read_bytes + one.cost.write_bytes for one in found.items] + [-1])
-    written = np.array([one.cost.write_bytes for one in found.items] + [-1])
-    return moved[found.item], written[found.item]
-
-
-def _named(name: Int, rows: Int) -> Int:
-    """Code of the name of each event, -1 for none."""
-    return lookup(name, rows, -1)
-
-
-def _join(parts: list[Int]) -> Int:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -9,129 +9,122 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.serving import GlobalStep
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.table import codes, sums
-from tracelens.what_if.graph import MEET, WORK, Edit, Graph, whole_ns
+from tracelens.what_if.graph import Edit, Graph, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.scenarios.ticks import Ticks, ticks
+from tracelens.what_if.scenarios.serving_steps import ServingSteps, serving_steps
 
 _PREFILLS = ("prefill", "mixed")
 
 
-class Fate(NamedTuple):
-    """What becomes of a step.
+class StepOutcome(NamedTuple):
+    """What becomes of a step."""
 
-    Attributes:
-        decodes: all ranks decode, and what was prefilled in it waits.
-        tokens: times the tokens that the rank with most of them prefills in it.
-    """
-
-    decodes: bool
-    tokens: float = 1.0
+    decodes: bool  # all ranks decode, and its prompts wait
+    token_factor: float = 1.0  # growth of the most tokens that a rank prefills in it
 
 
 @scenario("prefill_delayer")
-def prefill_delayer(scene: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Serving ranks keep prompts back until others prefill too: nobody decodes beside a prefill."""
-    graph, found = scene.recorded.graph, ticks(scene)
-    if not any(one.mismatch for one in found.steps):
-        raise NotApplicable("the ranks are in one phase in all steps")
-    fates = aligned(found.steps)
-    if not any(one.decodes for one in fates):
-        raise NotApplicable("no prefill beside decoding meets a prefill of another rank in the recording")
-    usual, how = _decoding_ns(scene, found)
-    dur_ns = np.array([step.dur_ns for step in found.steps], dtype=np.int64)
-    decodes = np.array([fate.decodes for fate in fates], dtype=bool)
-    gained = int(dur_ns[decodes].sum())
-    # The last element is for nodes that are in no step.
-    shorter = np.append(np.where(decodes, np.minimum(usual / np.maximum(dur_ns, 1), 1.0), 1.0), 1.0)
-    nodes = np.flatnonzero(np.append(decodes, False)[found.of])
+def prefill_delayer(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Serving ranks hold prompts back until others prefill too: no rank decodes beside a prefill."""
+    graph, serving = context.graph, serving_steps(context)
+    mismatched = sum(step.mismatch for step in serving.steps)
+    if not mismatched:
+        raise NotApplicable("all ranks are in the same phase in every step")
+    outcomes = delayed(serving.steps)
+    decodes = np.array([outcome.decodes for outcome in outcomes], dtype=bool)
+    if not decodes.any():
+        raise NotApplicable("no prefill beside decoding is followed by a prefill of another rank")
+    decode_ns, source = _decode_ns(context, serving)
+    dur_ns = np.array([step.dur_ns for step in serving.steps], dtype=np.int64)
+    shrink = np.where(decodes, np.minimum(decode_ns / np.maximum(dur_ns, 1), 1.0), 1.0)
+    factor = lookup(shrink, serving.of_node, 1.0)
+    affected = lookup(decodes, serving.of_node, False)
+    nodes = np.flatnonzero(affected)
     for values in (edit.dur, edit.delay):
-        values[nodes] = np.rint(values[nodes] * shorter[found.of[nodes]]).astype(np.int64)
-    inside = np.flatnonzero(
-        np.append(decodes, False)[found.of[graph.src]] & (found.of[graph.src] == found.of[graph.dst])
-    )
-    factor = shorter[found.of[graph.src[inside]]]
-    edit.lag[inside] = np.rint(edit.lag[inside] * factor).astype(np.int64)
-    longer = np.array([1.0 if fate.decodes else max(fate.tokens, 1.0) for fate in fates] + [1.0])
-    busy = np.flatnonzero((longer[found.of] > 1) & np.isin(graph.kind, (WORK, MEET)))
-    edit.dur[busy] = whole_ns(edit.dur[busy] * longer[found.of[busy]], edit.dur[busy])
-    moved = sum(one.decodes for one in fates)
-    left = sum(step.mismatch for step in found.steps) - moved
+        values[nodes] = np.rint(values[nodes] * factor[nodes]).astype(np.int64)
+    step_of = serving.of_node
+    inside = np.flatnonzero(affected[graph.src] & (step_of[graph.src] == step_of[graph.dst]))
+    edit.lag[inside] = np.rint(edit.lag[inside] * factor[graph.src[inside]]).astype(np.int64)
+    growth = np.array([1.0 if step.decodes else max(step.token_factor, 1.0) for step in outcomes])
+    longer = lookup(growth, step_of, 1.0)
+    busy = np.flatnonzero((longer > 1) & np.isin(graph.kind, (Node.WORK, Node.MEET)))
+    edit.set_dur(busy, edit.dur[busy] * longer[busy])
     return (
-        f"{moved} of {moved + left} steps with prefill beside decoding ({gained / 1e6:,.1f} ms) "
-        f"become decoding, {how}; their prompts join the next step in which another rank prefills, whose GPU "
-        "work and transfers grow with the tokens of the rank with most, without a limit on tokens; requests "
-        "arrive as they did, and what meets no partner stays where it is"
+        f"{decodes.sum()} of {mismatched} steps with prefill beside decoding "
+        f"({dur_ns[decodes].sum() / 1e6:,.1f} ms) become pure decode steps, {source}; their prompts join the "
+        "next step in which another rank prefills, whose GPU work and transfers grow with the tokens of the "
+        "rank with most, without a token limit; requests arrive as recorded; prompts without a partner stay"
     )
 
 
-def aligned(steps: Sequence[GlobalStep]) -> list[Fate]:
+def delayed(steps: Sequence[GlobalStep]) -> list[StepOutcome]:
     """What a delayer makes of the steps: prompts wait for the next step in which another rank prefills.
 
-    A step with prefill beside decoding becomes decoding if its prompts find such a step later on; one in
-    which waiting ranks and others prefill together takes as long as the rank with most tokens needs.
+    A step with prefill beside decoding becomes a decode step if its prompts meet such a step later on; one
+    in which waiting ranks and others prefill together takes as long as the rank with most tokens needs.
     """
-    fates = [Fate(False) for _ in steps]
+    outcomes = [StepOutcome(False) for _ in steps]
     waiting: dict[int, int] = {}
     since: list[int] = []
     for number, step in enumerate(steps):
         prefills = {
-            one.rank: max(one.step.label.tokens, 0)
-            for one in step.rank_steps
-            if one.step.label.kind in _PREFILLS and not one.step.label.dummy
+            rank: max(rank_step.label.tokens, 0)
+            for rank, rank_step in step.rank_steps
+            if rank_step.label.kind in _PREFILLS and not rank_step.label.dummy
         }
         if not prefills:
             continue
-        partners = set(waiting) - set(prefills)
-        if step.mismatch and not partners:
+        if step.mismatch and set(waiting) <= set(prefills):
             for rank, tokens in prefills.items():
                 waiting[rank] = waiting.get(rank, 0) + tokens
             since.append(number)
-            continue
-        if waiting:
+        elif waiting:
             most = max(prefills.values())
-            together = {rank: prefills.get(rank, 0) + waiting.get(rank, 0) for rank in {*prefills, *waiting}}
-            fates[number] = Fate(False, max(together.values()) / max(most, 1))
-            for place in since:
-                fates[place] = Fate(True)
+            together = max(
+                prefills.get(rank, 0) + waiting.get(rank, 0) for rank in prefills.keys() | waiting.keys()
+            )
+            outcomes[number] = StepOutcome(False, together / max(most, 1))
+            for waiting_step in since:
+                outcomes[waiting_step] = StepOutcome(True)
             waiting, since = {}, []
-    return fates
+    return outcomes
 
 
-def _decoding_ns(scene: ScenarioContext, found: Ticks) -> tuple[float, str]:
-    """What a step takes in which all ranks decode, ns, and where that is from.
+def _decode_ns(context: ScenarioContext, serving: ServingSteps) -> tuple[float, str]:
+    """Duration of a step in which all ranks decode, ns, and its source.
 
-    The median of those in the recording. Without one: of the mismatched steps the one in which a decoding
-    rank had least work, and that work and its transfers alone, as a graph would replay them. Beside a
+    The median of those in the recording. Without any: of the mismatched steps the one in which a decoding
+    rank had least work, and that work and its transfers alone, as a CUDA graph would replay them. Beside a
     prefill ranks replay no graphs, and compute its tokens in their experts; so it is an upper bound of the
     work.
     """
-    pure = [step.dur_ns for step in found.steps if step.phases == {"decode"}]
-    if pure:
-        usual = float(median(pure))
-        return usual, f"as long as the steps in which all ranks do ({usual / 1e6:,.2f} ms)"
-    graph = scene.recorded.graph
-    place = {rank: at for at, rank in enumerate(graph.run.ranks)}
-    work_ns = _sums_ns(graph, found.of, graph.rank, WORK)
-    transfer_ns = _sums_ns(graph, found.of, np.zeros_like(graph.rank), MEET)
-    work = [
-        float(work_ns.get((number, place[one.rank]), 0) + transfer_ns.get((number, 0), 0))
-        for number, step in enumerate(found.steps)
+    decode_steps = [step.dur_ns for step in serving.steps if step.phases == {"decode"}]
+    if decode_steps:
+        typical_ns = float(median(decode_steps))
+        return typical_ns, f"as long as the recorded ones ({typical_ns / 1e6:,.2f} ms)"
+    graph = context.graph
+    index_of = {rank: index for index, rank in enumerate(graph.run.ranks)}
+    work_ns = _sums_ns(graph, serving.of_node, graph.rank, Node.WORK)
+    transfer_ns = _sums_ns(graph, serving.of_node, np.zeros_like(graph.rank), Node.MEET)
+    decode_work = [
+        float(work_ns.get((number, index_of[rank]), 0) + transfer_ns.get((number, 0), 0))
+        for number, step in enumerate(serving.steps)
         if step.mismatch
-        for one in step.rank_steps
-        if one.step.label.kind == "decode" and not one.step.label.dummy
+        for rank, rank_step in step.rank_steps
+        if rank_step.label.kind == "decode" and not rank_step.label.dummy
     ]
-    if not work:
+    if not decode_work:
         raise NotApplicable("no rank decodes in the steps whose ranks are in different phases")
-    usual = min(work)
-    return usual, (
-        f"as long as the least GPU work of a rank that decoded ({usual / 1e6:,.2f} ms), replayed by a graph, "
-        "since in no step all decode"
+    least_ns = min(decode_work)
+    return least_ns, (
+        f"as long as the least GPU work of a decoding rank ({least_ns / 1e6:,.2f} ms), replayed as a CUDA "
+        "graph, since no pure decode step is recorded"
     )
 
 
-def _sums_ns(graph: Graph, step: Int, part: Int, kind: int) -> dict[tuple[int, int], int]:
+def _sums_ns(graph: Graph, step: Int, part: Int, kind: Node) -> dict[tuple[int, int], int]:
     """(step, part) to the duration of all its nodes of a kind."""
     nodes = np.flatnonzero((step >= 0) & (graph.kind == kind))
     group, (steps, parts) = codes(step[nodes], part[nodes])

@@ -14,9 +14,8 @@ from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner import Rates, all_to_all_seconds, ring_seconds
 from tracelens.planner.step_time import Machine
-from tracelens.what_if.graph import ARRIVAL, MEET, Edit, Graph
+from tracelens.what_if.graph import Edge, Edit, Graph
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.scenarios.devices import device_of
 
 _TIMES = re.compile(r"x?([1-9]\d{0,5})$")
 # What programs call their groups: Megatron-LM's parallel_state and torch's meshes, by words.
@@ -39,36 +38,26 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
             f"scenario ranks={argument}: write ranks=x4 for four times the ranks, at least x2"
         )
     times, machine = int(parsed[1]), Machine()
-    graph, matched = context.recorded.graph, context.recorded.collectives.matched
-    if all(trace.meta.cpu_only for trace in graph.run.traces):
-        raise NotApplicable("CPU-only run: its messages use no GPU links")
-    meetings = np.flatnonzero(graph.kind == MEET)
-    collectives = [matched[number] for number in graph.collective[meetings].tolist()]
+    graph, (meetings, collectives) = context.gpu_graph(), context.meetings()
     larger = np.array([_grows(collective) for collective in collectives], dtype=bool)
     if not larger.any():
         raise NotApplicable("no collective of a data or expert group recorded on several ranks")
     factors, waits, spread = np.ones(len(collectives)), np.zeros(len(collectives)), _spread(graph, meetings)
     for meeting in np.flatnonzero(larger).tolist():
         collective = collectives[meeting]
-        device = device_of(context, graph.run.traces[int(graph.rank[meetings[meeting]])])
+        device = context.device_of(graph.run.traces[int(graph.rank[meetings[meeting]])])
         size = collective.participants[0].record.size
         factors[meeting] = transfer_ratio(collective, times, device, machine)
         waits[meeting] = spread[meeting] * (expected_maximum(size * times) - expected_maximum(size))
     # The later arrival prolongs the meeting: no rank resumes before the transfer is over.
     edit.dur[meetings] = np.rint(edit.dur[meetings] * factors + waits).astype(np.int64)
-    sizes = [
-        collective.participants[0].record.size
-        for collective, grown in zip(collectives, larger, strict=True)
-        if grown
-    ]
+    sizes = [collectives[meeting].participants[0].record.size for meeting in np.flatnonzero(larger).tolist()]
     return (
         f"{len(sizes):,} collectives over {_range(sizes)} ranks grow by {times}x; nodes have {machine.node} "
-        "GPUs "
-        f"with {machine.nic_bytes_per_s / 1e9:g} GB/s network each; messages keep their efficiency, latency "
-        "included; arrivals are normally distributed with the measured spread of each collective, so the "
-        "last "
-        f"rank arrives {waits[larger].mean() / 1e3:,.0f} us later on average; tensor, context and pipeline "
-        "groups and all kernels stay the same"
+        f"GPUs with {machine.nic_bytes_per_s / 1e9:g} GB/s network each; messages keep their efficiency, "
+        "latency included; arrivals are normally distributed with the measured spread of each collective, so "
+        f"the last rank arrives {waits[larger].mean() / 1e3:,.0f} us later on average; tensor, context and "
+        "pipeline groups and all kernels stay the same"
     )
 
 
@@ -142,10 +131,8 @@ def _seconds(collective: str, count: int, near: int, device: Device | None, mach
 
 def _spread(graph: Graph, meetings: Int) -> Float:
     """Standard deviation of the ranks' arrivals at each meeting, ns."""
-    meeting_of = np.full(len(graph), -1, dtype=np.int64)
-    meeting_of[meetings] = np.arange(len(meetings))
-    edges = np.flatnonzero(graph.edge == ARRIVAL)
-    meeting = meeting_of[graph.dst[edges]]
+    edges = np.flatnonzero(graph.edge == Edge.ARRIVAL)
+    meeting = np.searchsorted(meetings, graph.dst[edges])
     late = (graph.start[graph.dst[edges]] - graph.start[graph.src[edges]]).astype(float)
     count = np.bincount(meeting, minlength=len(meetings))
     mean = np.bincount(meeting, late, len(meetings)) / np.maximum(count, 1)

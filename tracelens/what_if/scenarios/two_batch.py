@@ -5,59 +5,49 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.trace import WORK_KINDS, rows_by_code
-from tracelens.what_if.graph import HOST, MEET, WORK, Edit
+from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario
-from tracelens.what_if.scenarios.ticks import ticks
+from tracelens.what_if.scenarios.serving_steps import serving_steps
 
 
 @scenario("two_batch_overlap", argument="=EFFICIENCY")
-def two_batch_overlap(scene: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Prefill steps run as two batches, one of which computes while the other one communicates."""
+def two_batch_overlap(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Prefill steps run as two batches: one computes while the other communicates."""
     share = efficiency(argument, f"two_batch_overlap={argument}") if argument else 1.0
-    graph, found = scene.recorded.graph, ticks(scene)
-    chosen = [
-        place
-        for place, step in enumerate(found.steps)
-        if step.phases == {"prefill"} and not any(one.step.two_batches for one in step.rank_steps)
+    graph, serving = context.graph, serving_steps(context)
+    prefills = [
+        number
+        for number, step in enumerate(serving.steps)
+        if step.phases == {"prefill"} and not any(rank_step.step.two_batches for rank_step in step.rank_steps)
     ]
-    if not chosen:
-        raise NotApplicable("no step in which all ranks prefill, and none of them as two batches")
-    split = np.isin(found.of, chosen)
-    if not (split & (graph.kind == MEET)).any():
-        raise NotApplicable("no collective that several ranks recorded in the steps that prefill")
-    computes = _computes(scene)
-    for trace, nodes in zip(graph.run.traces, graph.of_rank, strict=True):
-        mine = nodes[split[nodes] & computes[nodes]]
-        kernels = trace.work.dur[trace.work.is_kernel & (trace.work.dur > 0)]
-        edit.dur[mine] += int(kernels.min()) if len(kernels) else 0
-    launched = (graph.edge == HOST) & split[graph.src] & split[graph.dst]
-    edit.lag[launched] *= 2
-    moved, hidden = 0.0, 0.0
-    for nodes in rows_by_code(np.where(split, found.of, -1)).values():
-        if not split[nodes[0]]:
-            continue
-        meetings, computing = nodes[graph.kind[nodes] == MEET], nodes[computes[nodes]]
-        transfer = float(edit.dur[meetings].sum())
-        computed = [
+    if not prefills:
+        raise NotApplicable("no step in which all ranks prefill and none already runs two batches")
+    split = np.isin(serving.of_node, prefills)
+    if not (split & (graph.kind == Node.MEET)).any():
+        raise NotApplicable("no collective recorded on several ranks in the prefill steps")
+    computes = np.zeros(len(graph), dtype=bool)
+    for rank, trace in enumerate(graph.run.traces):
+        nodes = graph.nodes(rank, Node.WORK)
+        computes[nodes] = trace.work.kind[graph.work[nodes]] != WORK_KINDS.index("comm")
+        kernel_ns = trace.work.dur[trace.work.is_kernel & (trace.work.dur > 0)]
+        edit.dur[nodes[split[nodes] & computes[nodes]]] += int(kernel_ns.min()) if len(kernel_ns) else 0
+    edit.lag[(graph.edge == Edge.HOST) & split[graph.src] & split[graph.dst]] *= 2
+    transfer_ns, hidden_ns = 0.0, 0.0
+    split_nodes = np.flatnonzero(split)
+    for rows in rows_by_code(serving.of_node[split_nodes]).values():
+        nodes = split_nodes[rows]
+        meetings, computing = nodes[graph.kind[nodes] == Node.MEET], nodes[computes[nodes]]
+        step_ns = float(edit.dur[meetings].sum())
+        rank_ns = [
             float(edit.dur[computing[rows]].sum()) for rows in rows_by_code(graph.rank[computing]).values()
         ]
-        behind = share * min(transfer, *computed) if computed else 0.0
-        edit.dur[meetings] = np.rint(edit.dur[meetings] * (1 - behind / max(transfer, 1))).astype(np.int64)
-        moved, hidden = moved + transfer, hidden + behind
-    how = "all that computation has room for, an upper bound" if not argument else f"{share:g} of that"
+        overlap_ns = share * min(step_ns, *rank_ns) if rank_ns else 0.0
+        edit.set_dur(meetings, edit.dur[meetings] * (1 - overlap_ns / max(step_ns, 1)))
+        transfer_ns, hidden_ns = transfer_ns + step_ns, hidden_ns + overlap_ns
+    bound = f"{share:g} of what fits" if argument else "all that fits, an upper bound"
     return (
-        f"in {len(chosen)} prefill steps {hidden / 1e6:,.2f} of {moved / 1e6:,.2f} ms of transfers hide "
-        f"behind the other half's computation ({how}), waiting for late ranks does not; each half is "
-        "launched for itself, in twice the host's time, and each kernel takes the shortest one's time more"
+        f"in {len(prefills)} prefill steps {hidden_ns / 1e6:,.2f} of {transfer_ns / 1e6:,.2f} ms of "
+        f"transfers hide behind the other half's computation ({bound}); waiting for late ranks does not; "
+        "each half is launched separately (2x host time), and each kernel takes the shortest kernel's time "
+        "longer"
     )
-
-
-def _computes(scene: ScenarioContext) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Nodes of work that is no communication."""
-    graph = scene.recorded.graph
-    found = np.zeros(len(graph), dtype=bool)
-    for at, trace in enumerate(graph.run.traces):
-        mine = graph.of_rank[at]
-        mine = mine[graph.kind[mine] == WORK]
-        found[mine] = trace.work.kind[graph.work[mine]] != WORK_KINDS.index("comm")
-    return found

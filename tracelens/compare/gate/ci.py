@@ -1,19 +1,35 @@
-"""A verdict as JUnit XML: one test case per rule."""
+"""A verdict for CI systems: annotations of GitHub Actions, and JUnit XML with one test case per rule."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from tracelens.compare.gate.gate import Verdict
-from tracelens.compare.gate.verdict import sentence
+from tracelens.compare.gate.verdict import headline, sentence
 from tracelens.printable import printable
+
+
+def commands(verdict: Verdict) -> Iterator[str]:
+    """The verdict as GitHub Actions workflow commands, one line each: errors, warnings, and a notice."""
+    for outcome in verdict.outcomes:
+        if outcome.status != "pass":
+            level = "error" if outcome.status == "fail" else "warning"
+            title = _escaped(f"tracelens gate: {outcome.rule}").replace(":", "%3A").replace(",", "%2C")
+            yield f"::{level} title={title}::{_escaped(sentence(outcome))}"
+    yield f"::notice title=tracelens gate::{_escaped(headline(verdict))}"
+
+
+def _escaped(text: str) -> str:
+    """Text for workflow commands; it has no line ends."""
+    return printable(text).replace("%", "%25")
 
 
 def junit(verdict: Verdict) -> bytes:
     """The verdict as JUnit XML, which CI systems show as tests.
 
     A failed rule is a failure, a rule that could not be checked is skipped; the values are each case's
-    output.
+    output. `printable` leaves the characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets).
     """
     counts = {
         "tests": str(len(verdict.outcomes) + len(verdict.skips)),
@@ -26,23 +42,17 @@ def junit(verdict: Verdict) -> bytes:
     suite = ElementTree.SubElement(root, "testsuite", {"name": "tracelens gate", **counts})
     for outcome in verdict.outcomes:
         case = _case(suite, str(outcome.rule))
-        text = _plain(sentence(outcome))
+        text = printable(sentence(outcome))
         if outcome.status == "fail":
             failure = ElementTree.SubElement(case, "failure", {"message": text, "type": "regression"})
             failure.text = text
         ElementTree.SubElement(case, "system-out").text = f"{outcome.status}: {text}"
     for skip in verdict.skips:
-        ElementTree.SubElement(_case(suite, skip.subject), "skipped", {"message": _plain(skip.reason)})
+        ElementTree.SubElement(_case(suite, skip.subject), "skipped", {"message": printable(skip.reason)})
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(
-        suite, "testcase", {"classname": "tracelens.gate", "name": _plain(name), "time": "0"}
-    )
-
-
-def _plain(text: str) -> str:
-    """Text of characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets)."""
-    return printable(text)
+    attributes = {"classname": "tracelens.gate", "name": printable(name), "time": "0"}
+    return ElementTree.SubElement(suite, "testcase", attributes)

@@ -8,6 +8,9 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Models of tests are tiny, and tests run side by side: a second thread for each would only wait for a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadlines: a shared machine is slow at times. In CI the examples are the same every time, so that a red
 # run is about the change; HYPOTHESIS_PROFILE=thorough looks further.
 settings.register_profile(

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tracelens
 from tests.recording.traces import Scope, names, only, read, scopes
 from tracelens.recording.scopes import scoped
-from tracelens.recording.warning import RecordingWarning
+from tracelens.recording.window import RecordingWarning
 
 STEPS = 2
 pytestmark = [

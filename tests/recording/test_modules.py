@@ -96,13 +96,13 @@ def test_other_choices(wanted: Names, chosen: set[str]) -> None:
         (
             nn.Linear(1, 1),
             None,
-            "no module of Linear looks like a block of a transformer; pass names, a regular ",
+            "no module of Linear looks like a transformer block; pass names, a regular ",
         ),
-        (tree("a"), "b", "no module of Module is chosen by names; pass names, a regular expression"),
+        (tree("a"), "b", "no module of Module matches names; pass names, a regular expression"),
         (
             tree("a"),
             "(",
-            "names is no regular expression (missing ), unterminated subpattern at position 0): '('",
+            "names is not a regular expression (missing ), unterminated subpattern at position 0): '('",
         ),
         ("model", None, "model must be a torch.nn.Module, not str"),
     ],

@@ -21,7 +21,7 @@ import tracelens
 from tests.recording.traces import names, only, read, scopes
 from tracelens.errors import TracelensError
 from tracelens.recording.scopes import recording
-from tracelens.recording.warning import RecordingWarning
+from tracelens.recording.window import RecordingWarning
 
 # torch warns of its own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch.*")
@@ -303,7 +303,7 @@ def test_what_is_wrong_as_the_loop_begins(tmp_path: Path) -> None:
         tracelens.record(tmp_path / "file").__enter__()
     with pytest.raises(TracelensError, match="ranks contains 1, but the job has ranks 0 to 0"):
         tracelens.record(tmp_path, ranks=[1]).__enter__()
-    with pytest.raises(TracelensError, match="no module of Linear looks like a block"):
+    with pytest.raises(TracelensError, match="no module of Linear looks like a transformer block"):
         tracelens.record(tmp_path, model=nn.Linear(1, 1)).__enter__()
     with pytest.raises(TracelensError, match="outside of `with"):
         tracelens.record(tmp_path).step()
@@ -312,7 +312,7 @@ def test_what_is_wrong_as_the_loop_begins(tmp_path: Path) -> None:
         r.__enter__()
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
-        pytest.raises(TracelensError, match="another torch profiler runs"),
+        pytest.raises(TracelensError, match="another torch profiler is running"),
     ):
         tracelens.record(tmp_path).__enter__()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from tests.builders import aligned, draw, draw_run
 from tests.reproducers.calls import H100, called, trace_of
@@ -58,7 +59,7 @@ def test_scripts_come_in_order_of_time(tmp_path: Path) -> None:
 def test_the_list_says_the_same(tmp_path: Path) -> None:
     replay(run_of(called(*MM, us=120), called(*RELU, us=40), INDEX), tmp_path)
     first, second = read(tmp_path)
-    assert first._asdict() == {
+    assert asdict(first) == {
         "file": "01_aten_mm.py",
         "kind": "op",
         "subject": "aten::mm",

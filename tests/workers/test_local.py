@@ -11,7 +11,7 @@ from tests.builders import aligned, events, write
 from tracelens.errors import TracelensError
 from tracelens.table.result import Report
 from tracelens.workers import children
-from tracelens.workers.executor import start
+from tracelens.workers.children import start
 from tracelens.workers.local import Local
 from tracelens.workers.task import Task
 

@@ -16,6 +16,10 @@ from tracelens.workload.launch import rendezvous
 
 TIMEOUT_S = 120
 
+# Ranks without a GPU are forked from one process that has imported what they all need: torch alone takes
+# seconds to import, longer than most of them run.
+mp.set_forkserver_preload(["tracelens.workload.launch", "tracelens.workload.serving.serve", "pytest"])
+
 
 def run_ranks(
     world: int, job: Callable[..., Any], *arguments: Any, folder: Path, device: str = "cpu"
@@ -30,7 +34,12 @@ def run_ranks(
         device: "cpu", or "cuda": then rank r has GPU r as its current one.
     """
     with rendezvous() as store:
-        mp.spawn(_rank, (world, store, job, arguments, folder, device), nprocs=world)
+        mp.start_processes(
+            _rank,
+            (world, store, job, arguments, folder, device),
+            nprocs=world,
+            start_method="spawn" if device == "cuda" else "forkserver",
+        )
     return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world)]
 
 

@@ -289,9 +289,9 @@ class OfSize:
 @pytest.mark.parametrize(
     ("ranks", "fields", "message"),
     [
-        (2, ["dtype=bfloat16"], "needs the library DeepEP .*install it, or take dispatch=dedup"),
+        (2, ["dtype=bfloat16"], "needs the library DeepEP .*install it, or use dispatch=dedup"),
         (2, [], "takes dtype=bfloat16, not float32"),
-        (2, ["dtype=bfloat16", "hidden=24"], "needs a hidden of 16 x n, not 24"),
+        (2, ["dtype=bfloat16", "hidden=24"], "needs hidden to be a multiple of 16, not 24"),
         (1, ["dtype=bfloat16"], "needs experts over several ranks"),
         (16, ["dtype=bfloat16", "experts_count=16", "experts=grouped", "sync_free=3"], "ep of at most 8"),
     ],

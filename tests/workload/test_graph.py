@@ -60,9 +60,7 @@ def graphed(*fields: str) -> Config:
 
 def test_a_cpu_is_refused_before_anything_is_trained() -> None:
     config = graphed()
-    with pytest.raises(
-        TracelensError, match="graph=step needs a GPU, and this run is on cpu: take graph=off"
-    ):
+    with pytest.raises(TracelensError, match="graph=step needs a GPU, and this run is on cpu: use graph=off"):
         Trainer(config, Groups(config.layout), torch.device("cpu"))
 
 
@@ -186,7 +184,7 @@ class Device:
         else:
             self.capturing.append(work)
 
-    def graph(self, graph: Graph, stream: object, capture_error_mode: str) -> Any:
+    def graph(self, graph: Graph, stream: object, capture_error_mode: str, pool: object) -> Any:
         device = self
 
         class Capture:
@@ -296,7 +294,7 @@ def test_another_shape_is_refused(device: Device) -> None:
 def test_a_capture_that_fails_says_why_in_one_line(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, device.fails = Steps(device), True
     steps.run(1)
-    with pytest.raises(TracelensError, match=r"failed \(the capture was broken\): take graph=off") as caught:
+    with pytest.raises(TracelensError, match=r"failed \(the capture was broken\): use graph=off") as caught:
         steps.run(1)
     assert "\n" not in str(caught.value)
 

@@ -84,15 +84,15 @@ def test_rungs_as_text_begin_with_a_baseline() -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["experts=grouped"], "no name in front of a colon"),
-        (["a b: gc=manual"], "rung 'a b': a name has letters, digits"),
-        (["../a: gc=manual"], "a name has letters, digits"),
+        (["experts=grouped"], "missing the name before a colon"),
+        (["a b: gc=manual"], "rung 'a b': a name may only have letters, digits"),
+        (["../a: gc=manual"], "a name may only have letters, digits"),
         (["a: expert=grouped"], "rung 'a': unknown toggle 'expert'; did you mean 'experts'?"),
         (["a: seq=64"], "rung 'a': unknown toggle 'seq'"),
         (["a: experts"], "rung 'a': 'experts' is not of the form toggle=value"),
-        (["a: gc=manual", "a: gc=auto"], "rung 'a': two have this name"),
+        (["a: gc=manual", "a: gc=auto"], "rung 'a': two rungs have this name"),
         (["a:"], "a ladder needs a rung above its baseline"),
-        (["baseline: gc=manual"], "rung 'baseline': two have this name"),
+        (["baseline: gc=manual"], "rung 'baseline': two rungs have this name"),
     ],
 )
 def test_texts_that_are_no_rungs(texts: list[str], said: str) -> None:
@@ -104,8 +104,8 @@ def test_texts_that_are_no_rungs(texts: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("rung = 3", "no tables [[rung]]"),
-        ("[[rung]", "correct it"),
+        ("rung = 3", "no [[rung]] tables"),
+        ("[[rung]", "not a TOML file"),
         ("[[rung]]\nname = 'a'\ntoggles = 'gc=manual'", "has no key 'toggles'; known: name, adds, purpose"),
         ("[[rung]]\nname = 'a'\nadds = ['gc=manual']", "adds of a [[rung]] is not text"),
         ("[[rung]]\nname = 'a'\nadds = 'gcc=manual'", "ladder.toml: rung 'a': unknown toggle 'gcc'"),

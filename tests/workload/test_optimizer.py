@@ -318,7 +318,7 @@ def test_nodes_of_a_group() -> None:
     assert by_node(range(4), 2) == [(0, 1), (2, 3)]
     assert by_node([1, 3, 5, 7], 4) == [(1, 3), (5, 7)]
     assert by_node([0, 4], 4) == [(0,), (4,)]
-    with pytest.raises(TracelensError, match="some nodes of 4 hold 2, others 4"):
+    with pytest.raises(TracelensError, match="some nodes of 4 have 2 of them, others 4"):
         by_node(range(6), 4)
 
 

@@ -253,5 +253,5 @@ def ask_for_symmetric() -> list[str]:
 
 
 def test_symmetric_is_refused_without_a_gpu(found: dict[int, list[Found]]) -> None:
-    message = "tp_overlap=symmetric needs GPUs, and the tensors are on cpu: take tp_overlap=chunked"
+    message = "tp_overlap=symmetric needs GPUs, and the tensors are on cpu: use tp_overlap=chunked"
     assert all(rank.refused == [message] * 3 for rank in found[2])

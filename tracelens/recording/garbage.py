@@ -24,7 +24,6 @@ class Collections:
         gc.callbacks.append(self._collected)
 
     def remove(self) -> None:
-        """Record no further collection."""
         if self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 

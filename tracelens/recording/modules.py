@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from tracelens.errors import TracelensError
@@ -36,29 +37,29 @@ def choose(model: Any, names: Names | None = None) -> dict[str, Any]:
         raise TracelensError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     scoped: dict[str, Any] = {}
     for name, module in model.named_modules():
-        wanted = _wanted(model, name, module, names) if name else None
-        if wanted:
-            scoped[wanted if isinstance(wanted, str) else name] = module
+        scope = _scope(model, name, module, names) if name else None
+        if scope:
+            scoped[scope if isinstance(scope, str) else name] = module
     if not scoped:
-        problem = "looks like a block of a transformer" if names is None else "is chosen by names"
+        problem = "looks like a transformer block" if names is None else "matches names"
         raise TracelensError(
             f"no module of {type(model).__name__} {problem}; pass names, a regular expression"
         )
     return scoped
 
 
-def _wanted(model: Any, name: str, module: Any, names: Names | None) -> str | bool | None:
+def _scope(model: Any, name: str, module: Any, names: Names | None) -> str | bool | None:
     if callable(names):
         return names(name, module)
     if names is None:
-        return _looks_right(model, name)
+        return _is_known_part(model, name)
     try:
         return re.search(names, name) is not None
     except re.error as error:
-        raise TracelensError(f"names is no regular expression ({error}): {names!r}") from None
+        raise TracelensError(f"names is not a regular expression ({error}): {names!r}") from None
 
 
-def _looks_right(model: Any, name: str) -> bool:
+def _is_known_part(model: Any, name: str) -> bool:
     *parents, last = name.split(".")
     if not any(parent in _BLOCKS for parent in parents) or _INSIDE_EXPERTS.search(name):
         return False
@@ -70,25 +71,16 @@ def _looks_right(model: Any, name: str) -> bool:
 
 
 class Hooks:
-    """Hooks on modules, until removed.
-
-    Args:
-        modules: as `choose` returns them.
-    """
+    """Hooks on modules as `choose` returns them, until removed."""
 
     def __init__(self, modules: dict[str, Any]) -> None:
         self._calls = threading.local()
-        self._handles = []
+        handles = ExitStack()
         for name, module in modules.items():
-            self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+            handles.enter_context(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
             # Always: recomputation leaves a forward by an exception once it has what it needs.
-            self._handles.append(module.register_forward_hook(self._after, always_call=True))
-
-    def remove(self) -> None:
-        """Take the hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            handles.enter_context(module.register_forward_hook(self._after, always_call=True))
+        self.remove = handles.close
 
     def _before(self, name: str) -> Callable[..., tuple[Any, Any] | None]:
         def before(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

@@ -22,8 +22,7 @@ from tracelens.recording.job_rank import JobRank, find_job_rank
 from tracelens.recording.modules import Hooks, choose
 from tracelens.recording.pack import Packed, pack
 from tracelens.recording.scrub import scrub
-from tracelens.recording.warning import RecordingWarning
-from tracelens.recording.window import RecordingWindow
+from tracelens.recording.window import RecordingWarning, RecordingWindow
 
 
 class Recorder:
@@ -49,7 +48,7 @@ class Recorder:
         self._state = "new"
         self._recorded = range(0)
         self._profiler: Any = None
-        self._hooks: list[Hooks | Collections] = []
+        self._hooks = contextlib.ExitStack()
         self._modules: dict[str, Any] = {}
 
     @property
@@ -59,11 +58,11 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
-            raise TracelensError("a recorder records one loop: call tracelens.record again for another")
+            raise TracelensError("a recorder records one loop: call tracelens.record again for another one")
         self.job_rank = find_job_rank()
         records = self.job_rank.records(self.options.ranks)
         if records and _autograd_profiler._is_profiler_enabled:
-            raise TracelensError("another torch profiler runs in this process: stop it, or do not record")
+            raise TracelensError("another torch profiler is running in this process: stop it first")
         if self.options.scrub:
             scrub(json.dumps(metadata(self.job_rank, self.window, self.options)), "config or mesh")
         if self.options.model is not None:
@@ -90,11 +89,9 @@ class Recorder:
             self._tell()
 
     def span(self, name: str) -> AbstractContextManager[Any]:
-        """As `tracelens.recording.scopes.span`."""
         return scopes.span(name)
 
     def region(self, name: str) -> scopes.Region:
-        """As `tracelens.recording.scopes.region`."""
         return scopes.region(name)
 
     def __exit__(
@@ -145,9 +142,9 @@ class Recorder:
             experimental_config=software.experimental_config(options.stack, options.memory),
         )
         if self._modules:
-            self._hooks.append(Hooks(self._modules))
+            self._hooks.callback(Hooks(self._modules).remove)
         if not (options.stack and software.has_option("record_python_gc_info")):
-            self._hooks.append(Collections())
+            self._hooks.callback(Collections().remove)
         self._profiler.__enter__()
 
     def _stop(self) -> None:
@@ -160,9 +157,7 @@ class Recorder:
         except RuntimeError as error:
             self.notes.append(f"torch's profiler could not be stopped: {error}")
         finally:
-            for hooks in self._hooks:
-                hooks.remove()
-            self._hooks.clear()
+            self._hooks.close()
 
     def _write(self) -> None:
         """Write the trace and the sidecar. What goes wrong is noted: it must not end the training."""
@@ -218,7 +213,7 @@ class Recorder:
 
 
 def _cut_short(window: RecordingWindow, finished: int, steps: int) -> str:
-    """What was recorded of a loop that ended too early, and what to do about it."""
+    """Note on a loop that ended too early: what was recorded, and what to do."""
     ended = f"the loop ended after {finished} {'step' if finished == 1 else 'steps'}"
     if steps:
         return f"{ended}: {steps} of {window.steps} steps recorded, from step {window.first} on"

@@ -24,7 +24,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -59,9 +58,7 @@ class Region:
     def __enter__(self) -> Region:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def enter(self, value: T) -> T:
@@ -93,14 +90,7 @@ def region(name: str) -> Region:
 
 
 def scoped(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function as a region: its arguments enter, its result leaves.
-
-    Args:
-        name: of the region.
-        function: what to call.
-        args: handed to it.
-        kwargs: handed to it.
-    """
+    """Call a function as a region: its arguments enter, its result leaves."""
     if not recording():
         return function(*args, **kwargs)
     with _Recorded(name) as part:
@@ -118,10 +108,8 @@ class _Recorded(Region):
         self._scope.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._scope.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._scope.__exit__(*error)
 
     def enter(self, value: T) -> T:
         return _mapped(value, self._backward.enter) if torch.is_grad_enabled() else value

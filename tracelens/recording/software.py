@@ -54,11 +54,7 @@ def experimental_config(stack: bool, memory: bool = False) -> Any:
 
     - Garbage collections, which torch records only together with Python frames.
     - Threads that were started before the profiler and not by autograd. Recording those loses the events of
-      `memory`, which is asked for by name and so goes first.
-
-    Args:
-        stack: whether Python frames are recorded.
-        memory: whether allocations are recorded.
+      `memory`, which the user chose and so goes first.
     """
-    wanted = {"record_python_gc_info": stack, "profile_all_threads": not memory}
-    return _ExperimentalConfig(**{name: True for name, want in wanted.items() if want and has_option(name)})
+    options = {"record_python_gc_info": stack, "profile_all_threads": not memory}
+    return _ExperimentalConfig(**{name: True for name, on in options.items() if on and has_option(name)})

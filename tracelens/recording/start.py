@@ -79,7 +79,6 @@ def record(
 
 
 def _torch_part() -> ModuleType:
-    """The module that needs torch."""
     try:
         return import_module("tracelens.recording.recorder")
     except ModuleNotFoundError as error:

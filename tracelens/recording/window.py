@@ -1,4 +1,4 @@
-"""Which steps of a training loop are recorded."""
+"""Which steps of a training loop are recorded, and the warning where they were not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ Phase = Literal["wait", "warmup", "record", "done"]
 
 WARMUP = 2
 """Steps with the profiler running and nothing kept: the first pays for the tracing library's start."""
+
+
+class RecordingWarning(UserWarning):
+    """A recording is incomplete; the training goes on."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 import orjson
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from tracelens.errors import TracelensError
 from tracelens.outputs import FolderKind, Output, TraceFiles, check_folder, check_outputs, write_folder
@@ -17,13 +19,6 @@ from tracelens.version import __version__
 
 LIST = "replay.json"
 Kind = Literal["op", "collective", "sequence"]
-_FIELDS: dict[str, Any] = {
-    "file": str, "kind": str, "subject": str, "shapes": str, "count": int, "traced_us": (float, int),
-    "total_us": (float, int), "processes": int, "sha256": str,
-}  # fmt: skip
-_LARGEST = {"count": 1 << 53, "traced_us": 1e15, "total_us": 1e15, "processes": 1 << 20}
-_HASH = re.compile(r"[0-9a-f]{64}")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.py")
 
 
 class Script(NamedTuple):
@@ -52,22 +47,34 @@ class Script(NamedTuple):
     processes: int = 1
 
 
-class Entry(NamedTuple):
+_Us = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class Entry(Struct, frozen=True):
     """A script in a directory; attributes as in Script.
 
     Attributes:
+        file: in the directory itself: nothing else is ever run.
         sha256: of the file's bytes, in hexadecimal; "" in lists of an older version.
     """
 
-    file: str
-    kind: str
+    file: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.py\Z")]
+    kind: Kind
     subject: str
     shapes: str
-    count: int  # type: ignore[assignment]  # tuple.count is not used
-    traced_us: float
-    total_us: float
-    processes: int
-    sha256: str
+    count: Annotated[int, Meta(ge=0, le=1 << 53)]
+    traced_us: _Us
+    total_us: _Us
+    processes: Annotated[int, Meta(ge=0, le=1 << 20)]
+    sha256: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
+
+    def __post_init__(self) -> None:
+        if self.processes > 1 and self.kind != "collective":
+            raise ValueError("only a collective has several processes")
+
+
+class _List(Struct):
+    scripts: list[Entry]
 
 
 def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> list[Entry]:
@@ -93,7 +100,7 @@ def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> lis
     ]
     listed = {
         "tracelens": __version__,
-        "scripts": [entry._asdict() for entry in entries],
+        "scripts": [asdict(entry) for entry in entries],
         "skips": [{"subject": skip.subject, "reason": skip.reason} for skip in skips],
     }
     contents = {entry.file: script.text.encode() for entry, script in zip(entries, scripts, strict=True)}
@@ -131,29 +138,11 @@ def _listed(folder: Path) -> list[Entry]:
     """The scripts of a directory; those that an older version wrote have no hash."""
     path = folder / LIST
     try:
-        listed = orjson.loads(path.read_bytes())
-        entries = [_entry(fields) for fields in listed["scripts"]]
+        return msgspec.json.decode(path.read_bytes(), type=_List).scripts
     except OSError:
         raise TracelensError(f"{folder}: no {LIST}; make one with tracelens replay TRACE -o DIR") from None
-    except (KeyError, TypeError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise TracelensError(f"{path}: not a script list that tracelens wrote") from None
-    return entries
-
-
-def _entry(fields: Any) -> Entry:
-    fields = {"sha256": "", **fields}
-    if not all(isinstance(fields[name], kind) for name, kind in _FIELDS.items()):
-        raise ValueError
-    if fields["kind"] not in get_args(Kind) or (fields["processes"] > 1 and fields["kind"] != "collective"):
-        raise ValueError
-    if not all(0 <= fields[name] <= most for name, most in _LARGEST.items()):
-        raise ValueError
-    if fields["sha256"] and not _HASH.fullmatch(fields["sha256"]):
-        raise ValueError
-    # Only what lies in the directory itself is ever run.
-    if not _FILE.fullmatch(fields["file"]):
-        raise ValueError
-    return Entry(**{name: fields[name] for name in Entry._fields})
 
 
 FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in _listed(folder)])

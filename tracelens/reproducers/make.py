@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -42,8 +42,6 @@ SCRIPTS = Schema(
 
 
 class _Candidate(NamedTuple):
-    """A possible script and the time it represents."""
-
     worth_us: float
     origin: Case | Script
 
@@ -90,7 +88,8 @@ def replay(
     works = [selected_work(trace, selection) for trace in run.traces]
     calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
     calls = [case for case in calls if fits(case, selection)]
-    candidates = _by_time(calls) if order == "time" else _recoverable(run, calls, device)
+    by_time = [_Candidate(case.total_ns / 1e3, case) for case in calls]
+    candidates = by_time if order == "time" else _recoverable(run, calls, device)
     if order == "time" and not selection.ops_only:
         progress("finding collectives")
         scripts, skips = collectives(run, ranks=first_ranks)
@@ -123,10 +122,6 @@ def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) ->
     if not scripts:
         raise TracelensError("; ".join(dict.fromkeys(f"{skip.subject}: {skip.reason}" for skip in skips)))
     return _written(run, folder, scripts, skips, 0)
-
-
-def _by_time(selected: Iterable[Case]) -> list[_Candidate]:
-    return [_Candidate(case.total_ns / 1e3, case) for case in selected]
 
 
 def _recoverable(run: Run, selected: Sequence[Case], device: Device | None) -> list[_Candidate]:
@@ -162,14 +157,12 @@ def _scripts_of(
 
 
 def _refusal(op: str, refused_cases: Sequence[Case]) -> str:
-    """Calls of an op that cannot be made scripts."""
     shapes = describe(refused_cases[0].call.shapes, refused_cases[0].call.dtypes)
     more = f" and {len(refused_cases) - 1} more of other shapes" if len(refused_cases) > 1 else ""
     return f"{op} {shapes}".strip() + more
 
 
 def _why_nothing(run: Run, selection: Selection) -> str:
-    """Why there is nothing to replay."""
     if selection.selects_all:
         skips = [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
         reason = f"{skips[0].subject}: {skips[0].reason}" if skips else "there is no GPU work"

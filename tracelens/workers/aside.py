@@ -14,11 +14,7 @@ _WORTH_EVENTS = 100_000
 
 
 class ForkedWork:
-    """Work that a forked copy of this process does; only for processes without threads.
-
-    Args:
-        work: what is done; its result can be pickled.
-    """
+    """Work that a forked copy of this process does; only for processes without threads."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         source, target = os.pipe()
@@ -62,11 +58,6 @@ def _do(work: Callable[[], Any], target: int) -> None:
 @contextmanager
 def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callable[[], tuple[Any, ...]]]:
     """Do some work beside what the `with` block does, where that is possible and worth it.
-
-    Args:
-        work: what is done.
-        events: number of events that it goes through.
-        cores: that this process may use.
 
     Yields:
         a function that waits for the result: (result,), or () where the work is still to be done.

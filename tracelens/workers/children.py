@@ -10,18 +10,24 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from tracelens.errors import TracelensError
 from tracelens.read import is_url
+
+if TYPE_CHECKING:
+    from tracelens.workers.task import Executor
 
 _JOBS = re.compile(r"0*[1-9][0-9]{0,2}", re.ASCII)
 
 DECODE = "from tracelens.read.json.worker import main; main()"
 """What a child that decodes runs: it serves one trace after the other (see worker.py)."""
+
+_SERVE = "from tracelens.workers.local import serve; serve()"
 
 # Ended at once: taking its dictionaries apart would keep the parent waiting.
 _CODE = "import os, sys; sys.path[:] = sys.argv[1:]; {serve}; os._exit(0)"
@@ -74,6 +80,26 @@ class Children:
                     with suppress(BrokenPipeError):  # a child that died has unread bytes in its pipe
                         stream.close()
             process.wait()
+
+
+@contextmanager
+def start(files: Sequence[str], dask: str | None = None) -> Iterator[Executor]:
+    """Something that carries tasks out, for as long as the context lasts.
+
+    Raises:
+        TracelensError: the library is not installed, or nobody answers at that address.
+    """
+    if dask is not None:
+        from tracelens.workers.dask import cluster
+
+        with cluster(dask) as on_workers:
+            yield on_workers
+        return
+    # The children start up while this process imports what it needs itself.
+    with Children(files, _SERVE, len(files) - 1) as children:
+        from tracelens.workers.local import Local
+
+        yield Local(children.processes)
 
 
 def _start(serve: str) -> subprocess.Popen[bytes]:

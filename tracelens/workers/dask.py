@@ -21,9 +21,6 @@ _LOOK_S = 0.05
 def cluster(address: str) -> Iterator[Executor]:
     """An executor on the cluster of a scheduler.
 
-    Args:
-        address: of the scheduler, tcp://host:port.
-
     Raises:
         TracelensError: distributed is not installed, nobody answers, or the cluster has no worker.
     """

@@ -18,11 +18,7 @@ Answer = list[Portion] | TracelensError
 
 
 class Local:
-    """Carries tasks out in order of the files; children do some of them while this process does others.
-
-    Args:
-        processes: idle children that run `serve`.
-    """
+    """Carries tasks out in order of the files; children do some of them while this process does others."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         self.processes = processes

@@ -61,10 +61,6 @@ Executor = Callable[[Sequence[Task]], Iterator[Portion]]
 def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
     """Read a file and analyze each trace in it.
 
-    Args:
-        task: the file and what is asked of it.
-        processes: see parsers.parse.
-
     Raises:
         TracelensError: it cannot be read, or has no such step.
     """

@@ -12,49 +12,42 @@ from tracelens.errors import TracelensError
 SYSTEM = Path("/sys")
 
 
-def bind(rank: int, device: torch.device) -> list[int]:
-    """Bind this process to the cores of one NUMA node: the GPU's; without a GPU, nodes are dealt out in turn.
-
-    Args:
-        rank: on this machine.
-        device: of the rank.
-
-    Returns:
-        the cores.
+def bind(local_rank: int, device: torch.device) -> list[int]:
+    """Bind this process to the cores of one NUMA node: the GPU's, or round-robin by rank without one.
 
     Raises:
-        TracelensError: the machine does not say, or this process may not use any of these cores.
+        TracelensError: the machine does not report its nodes, or this process may not use any of the cores.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise TracelensError("numa=bind needs Linux")
-    where = _gpu_cores(device) if device.type == "cuda" else _node_cores(rank)
-    allowed = sorted(parse_cores(_text(where)) & os.sched_getaffinity(0))
+    path = _gpu_cores(device) if device.type == "cuda" else _node_cores(local_rank)
+    allowed = sorted(parse_cores(_text(path)) & os.sched_getaffinity(0))
     if not allowed:
-        raise TracelensError(f"numa=bind: this process may use none of the cores that {where} names")
+        raise TracelensError(f"numa=bind: this process may use none of the cores listed in {path}")
     os.sched_setaffinity(0, allowed)
     return allowed
 
 
 def _gpu_cores(device: torch.device) -> Path:
     properties = torch.cuda.get_device_properties(device)
-    address = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
-    if address[1] is None:
+    domain, bus = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
+    if bus is None:
         raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
-    name = f"{address[0]:04x}:{address[1]:02x}:{properties.pci_device_id:02x}.0"
-    return SYSTEM / "bus" / "pci" / "devices" / name / "local_cpulist"
+    address = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+    return SYSTEM / "bus" / "pci" / "devices" / address / "local_cpulist"
 
 
 def nodes() -> list[Path]:
-    """Folders of the NUMA nodes that this machine names, in order of their numbers."""
+    """Folders of this machine's NUMA nodes, by number."""
     folders = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
     return sorted(folders, key=lambda node: int(node.name[4:]))
 
 
-def _node_cores(rank: int) -> Path:
+def _node_cores(local_rank: int) -> Path:
     folders = nodes()
     if not folders:
         raise TracelensError("numa=bind: this machine reports no NUMA nodes")
-    return folders[rank % len(folders)] / "cpulist"
+    return folders[local_rank % len(folders)] / "cpulist"
 
 
 def _text(path: Path) -> str:

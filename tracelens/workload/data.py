@@ -10,13 +10,7 @@ from tracelens.workload.parallel import Groups
 
 
 class Batches:
-    """Micro-batches of one rank, step by step.
-
-    Args:
-        config: sizes and seed.
-        groups: of the rank.
-        pin: page-locked memory, from which a copy to the device does not make the host wait.
-    """
+    """Micro-batches of one rank, step by step; from pinned memory a copy does not block the host."""
 
     def __init__(self, config: Config, groups: Groups, pin: bool) -> None:
         self.config, self.groups, self.pin = config, groups, pin

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,33 +26,29 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.recording import span
 
-INSTEAD = "take graph=off"
+INSTEAD = "use graph=off"
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def require(config: Config, device: torch.device) -> None:
-    """Check that a step can be captured, as far as that can be told before it runs.
+def require(config: Config, device: torch.device, toggle: str = "graph=step") -> None:
+    """Check that a run can be captured, as far as that is known before it starts.
 
     Raises:
         TracelensError: no GPU, or a dtype for which torch's grouped GEMM reads the sizes of groups.
     """
     if device.type != "cuda":
-        raise TracelensError(f"graph=step needs a GPU, and this run is on {device}: {INSTEAD}")
+        raise TracelensError(f"{toggle} needs a GPU, and this run is on {device}: {INSTEAD}")
     dtype = config.training.dtype
     if config.model.moe_layers and dtype != "bfloat16":
         raise TracelensError(
-            f"graph=step needs dtype=bfloat16, not {dtype}, for which torch's grouped GEMM makes the host "
-            f"wait for the sizes of experts: {INSTEAD}"
+            f"{toggle} needs dtype=bfloat16, not {dtype}: there torch's grouped GEMM makes the host wait for "
+            f"the group sizes; {INSTEAD}"
         )
 
 
 class StepGraph:
-    """One step's forward and backward, as one launch from the second call on.
-
-    Args:
-        device: a GPU.
-    """
+    """One step's forward and backward, as one launch from the second call on."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -79,18 +76,19 @@ class StepGraph:
         inputs = (token_MSB, target_MSB)
         if not self.inputs:
             self.inputs = tuple(x.clone() for x in inputs)
-            return self._first(step)
+            # Memory of the side stream, which may use it again as soon as this one is gone.
+            return warm_up(lambda: step(*self.inputs), self.stream, self.device).clone()
         for static, x in zip(self.inputs, inputs, strict=True):
             if static.shape != x.shape:
                 raise TracelensError(
-                    f"graph=step got {tuple(x.shape)} tokens after {tuple(static.shape)}: a graph has "
-                    f"one shape, {INSTEAD}"
+                    f"graph=step got {tuple(x.shape)} tokens after {tuple(static.shape)}, but a graph has "
+                    f"one shape: {INSTEAD}"
                 )
             static.copy_(x)
-        if self.graph is None:
-            self._capture(step)
-        assert self.graph is not None
-        assert self.loss is not None
+        if self.graph is None or self.loss is None:
+            self.graph, self.loss = capture(
+                lambda: step(*self.inputs), self.stream, self.device, "graph=step: the capture of the step"
+            )
         with span("graph"):
             self.graph.replay()
         # The next replay writes to the same place.
@@ -106,28 +104,35 @@ class StepGraph:
             self.graph.reset()
             self.graph = self.loss = None
 
-    def _first(self, step: Step) -> Tensor:
-        current = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            loss = step(*self.inputs)
-        current.wait_stream(self.stream)
-        # Memory of the side stream, which may use it again as soon as this one is gone.
-        return loss.clone()
 
-    def _capture(self, step: Step) -> None:
-        graph = torch.cuda.CUDAGraph()
-        # A failed capture leaves its own stream the current one.
-        with torch.cuda.stream(torch.cuda.current_stream(self.device)), no_collection():
-            try:
-                # What other threads do, as NCCL's that looks after earlier collectives, is no part of it.
-                with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                    loss = step(*self.inputs)
-            except RuntimeError as error:
-                raise TracelensError(
-                    f"graph=step: the capture of the step failed ({cause(error)}): {INSTEAD}"
-                ) from error
-        self.graph, self.loss = graph, loss
+def warm_up(run: Callable[[], Tensor], stream: torch.cuda.Stream, device: torch.device) -> Tensor:
+    """Run on the stream of a later capture, which must find kernels, workspaces and connections ready."""
+    current = torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        result = run()
+    current.wait_stream(stream)
+    return result
+
+
+def capture(
+    run: Callable[[], Tensor], stream: torch.cuda.Stream, device: torch.device, what: str, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of `run`, and where each replay writes its result; graphs of one pool share their memory.
+
+    Raises:
+        TracelensError: `what` failed, and why.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # A failed capture leaves its own stream the current one.
+    with torch.cuda.stream(torch.cuda.current_stream(device)), no_collection():
+        try:
+            # What other threads do, as NCCL's that looks after earlier collectives, is no part of it.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                result = run()
+        except RuntimeError as error:
+            raise TracelensError(f"{what} failed ({cause(error)}): {INSTEAD}") from error
+    return graph, result
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tracelens.planner.config import Config, Toggles, override
 BASELINE = "baseline"
 _KEYS = ("name", "adds", "purpose")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_LIKE = "write it like 'grouped: experts=grouped'"
+_LIKE = "example: 'grouped: experts=grouped'"
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Rung:
     purpose: str = ""
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for a name that is none of a folder, or something that is no toggle."""
         if not _NAME.fullmatch(self.name):
             raise TracelensError(
-                f"rung {self.name!r}: a name has letters, digits and _.- only, as it names a folder; {_LIKE}"
+                f"rung {self.name!r}: a name may only have letters, digits and _.- (it names a "
+                f"folder); {_LIKE}"
             )
         known = [item.name for item in fields(Toggles)]
         for text in self.adds:
@@ -79,10 +79,10 @@ def from_file(path: Path) -> tuple[Rung, ...]:
     except OSError as error:
         raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:  # no TOML, or no UTF-8
-        raise TracelensError(f"{path}: {error}; correct it") from None
+        raise TracelensError(f"{path}: not a TOML file ({error})") from None
     tables = document.get("rung")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise TracelensError(f"{path}: no tables [[rung]]; write one for each rung, with name and adds")
+        raise TracelensError(f"{path}: no [[rung]] tables; write one per rung, with name and adds")
     return with_baseline([_from_table(path, table) for table in tables])
 
 
@@ -108,7 +108,7 @@ def from_texts(texts: Iterable[str]) -> tuple[Rung, ...]:
     for text in texts:
         name, separator, adds = text.partition(":")
         if not separator:
-            raise TracelensError(f"rung {text!r}: no name in front of a colon; {_LIKE}")
+            raise TracelensError(f"rung {text!r}: missing the name before a colon; {_LIKE}")
         rungs.append(Rung(name.strip(), tuple(adds.split())))
     return with_baseline(rungs)
 
@@ -122,9 +122,9 @@ def with_baseline(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
     complete = tuple(rungs) if rungs and not rungs[0].adds else (Rung(BASELINE), *rungs)
     names = [rung.name for rung in complete]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise TracelensError(f"rung {twice[0]!r}: two have this name; rename one")
+        raise TracelensError(f"rung {twice[0]!r}: two rungs have this name; rename one")
     if len(complete) < 2:
-        raise TracelensError("a ladder needs a rung above its baseline: give one that adds a toggle")
+        raise TracelensError("a ladder needs a rung above its baseline: add one that changes a toggle")
     return complete
 
 
@@ -147,18 +147,18 @@ def plan_ladder(
     skipped: list[SkippedRung] = []
     for rung in rungs:
         try:
-            wanted = override(steps[-1].config if steps else config, rung.adds)
+            rung_config = override(steps[-1].config if steps else config, rung.adds)
         except TracelensError as error:
             if strict or not steps:
                 raise TracelensError(f"rung {rung.name!r}: {error}") from None
             skipped.append(SkippedRung(rung, str(error)))
             continue
-        if reason := lacks(wanted):
+        if reason := lacks(rung_config):
             if not steps:
                 raise TracelensError(f"rung {rung.name!r}: {reason}")
             skipped.append(SkippedRung(rung, reason))
         else:
-            steps.append(PlannedRung(rung, wanted))
+            steps.append(PlannedRung(rung, rung_config))
     if len(steps) < 2:
         reasons = "; ".join(f"{skip.rung.name}: {skip.reason}" for skip in skipped)
         raise TracelensError(f"no rung above the baseline can run here: {reasons}")

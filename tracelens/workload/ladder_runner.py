@@ -65,11 +65,7 @@ class Ladder:
 
 
 def lacking(device: str) -> Callable[[Config], str]:
-    """What this machine lacks for a config, for `ladder.plan_ladder`.
-
-    Args:
-        device: "cuda" or "cpu".
-    """
+    """What this machine lacks for a config, for `ladder.plan_ladder`."""
 
     def lacks(config: Config) -> str:
         toggles = config.toggles
@@ -95,14 +91,7 @@ def run_ladder(
     preset: str,
     progress: Callable[[str], None],
 ) -> Path:
-    """Run the rungs one after the other.
-
-    Args:
-        ladder: how.
-        steps: the rungs, from the baseline up.
-        skipped: rungs that are not run, to be noted.
-        preset: name of the model, to be noted.
-        progress: called with a line of text before each rung and after it.
+    """Run the rungs from the baseline up; `preset` and the skipped ones are only noted.
 
     Returns:
         path of NAME, which is complete up to the last rung that ran, also after an error.

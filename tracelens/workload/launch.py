@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +34,6 @@ from tracelens.workload.train import Measured, Trainer
 
 # A published workaround for slow launches on AMD GPUs: a larger pool for kernels' arguments.
 KERNARG_POOL = {"HSA_KERNARG_POOL_SIZE": "12582912"}
-
 
 STORE = "TRACELENS_STORE"
 """Environment variable of a spawned rank: where it meets the others."""
@@ -76,12 +76,11 @@ class Job:
     inject: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for steps that cannot be."""
         object.__setattr__(self, "device", resolve_device(self.device))
         if self.memory and self.config.toggles.overlap_exchange != "off":
             raise TracelensError(
-                "--memory cannot be recorded with overlap_exchange=1f1b: torch's profiler then leaves out "
-                "the thread of the backward pass"
+                "--memory cannot be recorded with overlap_exchange=1f1b: torch's profiler would miss the "
+                "thread of the backward pass"
             )
         for fault in self.inject:
             fault.check(self.config)
@@ -94,12 +93,12 @@ class Job:
         return RecordingWindow.between(self.start, self.end)
 
     def timed(self) -> range:
-        """The steps whose time says something: after the first few, and without a profiler."""
+        """The steps after warm-up and without a profiler."""
         return range(UNTIMED, self.steps if self.out is None else self.window.wait)
 
 
 def resolve_device(device: str | None) -> str:
-    """The device of that name, by default what is there; raises TracelensError for another name."""
+    """The device of that name, by default a GPU if there is one; raises TracelensError for another name."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cuda", "cpu"):
@@ -108,7 +107,7 @@ def resolve_device(device: str | None) -> str:
 
 
 def check_recorded(window: RecordingWindow, count: int, unit: str) -> None:
-    """Raise TracelensError for a run of so many steps, or ticks, that ends before its recording does."""
+    """Raise TracelensError for a run whose steps, or ticks, end before its recording does."""
     if window.end > count:
         raise TracelensError(f"the recording needs {window.end} {unit}, the run has {count}: raise --{unit}")
 
@@ -119,15 +118,7 @@ def launched() -> bool:
 
 
 def run_job(job: Job, *, apart: bool = False) -> list[Measured]:
-    """Run the job; what each rank of it measured, or this one alone where a launcher started it.
-
-    Args:
-        job: what to run.
-        apart: whether a single rank, too, gets a process of its own, with which what it set up ends.
-
-    Raises:
-        TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
-    """
+    """Run the job: `on_ranks` with `run_rank`."""
     if job.config.toggles.kernarg_pool:
         os.environ |= KERNARG_POOL
     return on_ranks(job.config.layout.ranks, run_rank, job, apart=apart)
@@ -141,7 +132,7 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
         run: called on each of them with its rank, its number on its machine, and the job; a function of a
             module, for it has to travel to other processes, as the job and what is returned.
         job: with the `device`.
-        apart: as for `run_job`.
+        apart: whether a single rank, too, gets a process of its own, with which its set-up ends.
 
     Raises:
         TracelensError: fewer GPUs than ranks, or another number of ranks than was launched.
@@ -163,7 +154,6 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
 
 
 def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
-    """Start all ranks on this machine, and collect what they return."""
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
@@ -175,8 +165,7 @@ def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
         if failure and isinstance(failure[0][1], str):
             raise TracelensError(f"rank {failure[0][0]}: {failure[0][1]}") from None
         raise
-    result_of: dict[int, Any] = dict(results.get() for _ in range(ranks))
-    return [result_of[rank] for rank in range(ranks)]
+    return [result for _, result in sorted((results.get() for _ in range(ranks)), key=itemgetter(0))]
 
 
 @contextmanager
@@ -265,8 +254,8 @@ def measure(trainer: Trainer, job: Job) -> Measured:
         scrub=job.scrub,
     )
     # In the steps of a graph no router is called, nor is there an op for what is expected of each scope.
-    graphed = trainer.config.toggles.graph != "off"
-    log = None if graphed else RoutingLog(trainer.model, trainer.config, trainer.groups)
+    is_graphed = trainer.config.toggles.graph != "off"
+    log = None if is_graphed else RoutingLog(trainer.model, trainer.config, trainer.groups)
     with recorder as recording:
         for step in range(job.steps):
             with log if log and window.phase(step) == "record" else nullcontext():
@@ -285,7 +274,7 @@ def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str
         `expected.summary` says; nothing on other ranks.
     """
     rank, ranks = trainer.groups.rank, trainer.config.layout.ranks
-    # A rank without experts has no routing to tell of.
+    # A rank without experts has no routing.
     routings: list[Routing | None] = [*log.read()] or [None] * steps
     tables = [
         {"step": step, "rank": rank, **expected_summary(trainer.config, rank, trainer.device.type, routing)}

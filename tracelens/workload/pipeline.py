@@ -30,12 +30,7 @@ from tracelens.workload.parallel import Groups, interleave
 
 
 class Part(nn.Module):
-    """A chunk of the model as a schedule runs it: behind the last one comes the loss.
-
-    Args:
-        chunk: of the model.
-        config: of the run.
-    """
+    """A chunk of the model as a schedule runs it: behind the last one comes the loss."""
 
     def __init__(self, chunk: Transformer, config: Config) -> None:
         super().__init__()
@@ -52,12 +47,7 @@ class Part(nn.Module):
 
 
 class Schedule:
-    """One micro-batch after the other, forward and backward.
-
-    Args:
-        config: of the run.
-        groups: of this rank.
-        device: on which the chunks are made, in the dtype of the run; their matrices are not filled yet.
+    """One micro-batch after the other, forward and backward; the matrices of its chunks are not filled yet.
 
     Attributes:
         chunks: parts of the model that this rank holds, by their number in the whole model.
@@ -100,13 +90,11 @@ class Schedule:
         return losses
 
     def forward(self, number: int, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
-        """Loss of one micro-batch through the whole model."""
         with span(f"mb{number}.chunk0.F"):
             loss: Tensor = self.parts[0](token_MSB[number : number + 1], target_MSB[number : number + 1])
         return loss
 
     def backward(self, number: int, loss: Tensor) -> None:
-        """Backward of one micro-batch through the whole model."""
         with span(f"mb{number}.chunk0.B"):
             loss.backward()
 
@@ -120,7 +108,6 @@ class GraphedSchedule(Schedule):
         self.graph = StepGraph(device)
 
     def step(self, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
-        """Add this step's gradients to those of the parameters."""
         return self.graph.run(super().step, token_MSB, target_MSB)
 
     def close(self) -> None:
@@ -131,7 +118,6 @@ class OverlappedSchedule(Schedule):
     """Collectives of a micro-batch's forward under the backward of the one before, and the reverse."""
 
     def run(self, token_MSB: Tensor, target_MSB: Tensor) -> list[Tensor]:
-        """The loss of each micro-batch."""
         losses = []
 
         def forward(number: int) -> Tensor:
@@ -152,13 +138,13 @@ class PipelinedSchedule(Schedule):
         # Stages would make the group's communicator at their first mixed send and receive, all at another
         # time; here they do it together.
         dist.all_reduce(torch.zeros(1, device=device), group=groups.pp)
-        how: dict[str, Any] = {
-            "n_microbatches": config.training.micro_batches,
-            "loss_fn": _same,
-            "scale_grads": False,
-        }
+        # The last chunk's output is the loss already.
+        options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
+        batches = config.training.micro_batches
         self.schedule = (
-            Schedule1F1B(*stages, **how) if len(stages) == 1 else ScheduleInterleaved1F1B(stages, **how)
+            Schedule1F1B(stages[0], batches, **options)
+            if len(stages) == 1
+            else ScheduleInterleaved1F1B(stages, batches, **options)
         )
 
     def stage(self, number: int, group: dist.ProcessGroup) -> Stage:
@@ -194,29 +180,22 @@ class Stage(PipelineStage):
     """torch's, with a scope around each forward and each backward."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Forward of one micro-batch through one chunk."""
         with span(f"mb{fwd_chunk_id}.chunk{self.stage_index}.F"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Backward of one micro-batch through one chunk."""
         with span(f"mb{bwd_chunk_id}.chunk{self.stage_index}.B"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 def make_schedule(config: Config, groups: Groups, device: torch.device) -> Schedule:
-    """The schedule that layout and toggles ask for; every rank must make it at the same time."""
+    """The schedule that layout and toggles select; every rank must make it at the same time."""
     if config.layout.pp > 1:
         return PipelinedSchedule(config, groups, device)
     if config.toggles.graph == "step":
         return GraphedSchedule(config, groups, device)
     kind = Schedule if config.toggles.overlap_exchange == "off" else OverlappedSchedule
     return kind(config, groups, device)
-
-
-def _same(loss: Tensor, _: Tensor) -> Tensor:
-    """The last chunk's output is the loss already."""
-    return loss
 
 
 @contextmanager

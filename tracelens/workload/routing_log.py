@@ -11,7 +11,7 @@ A log holds T * K * 8 bytes for each layer with experts and micro-batch.
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -47,19 +47,15 @@ class RoutingLog:
         named = ((name, part) for name, part in model.named_modules() if isinstance(part, Router))
         self.routers = {_layer(name): router for name, router in named}
         self.choices: dict[int, list[Tensor]] = {layer: [] for layer in sorted(self.routers)}
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
 
     def __enter__(self) -> RoutingLog:
         for layer, router in self.routers.items():
-            self._hooks.append(router.register_forward_hook(self._keeper(layer)))
+            self._hooks.enter_context(router.register_forward_hook(self._keeper(layer)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
 
     def _keeper(self, layer: int) -> Any:
         def keep(_: nn.Module, __: Any, output: tuple[Tensor, Tensor]) -> None:
@@ -93,10 +89,10 @@ class RoutingLog:
 
     def _routed(self, choices: list[Tensor]) -> list[Routed]:
         """The routing of one layer, one micro-batch after the other."""
-        ranks, model = self.config.layout.experts_over, self.config.model
+        ranks, E = self.config.layout.experts_over, self.config.model.experts_count
         own_rank = self.groups.coordinate("ep")
-        counts_ME = torch.stack([_times(expert_TK, model.experts_count) for expert_TK in choices])
-        copies_MP = torch.stack([_copies(expert_TK, model.experts_count, ranks) for expert_TK in choices])
+        counts_ME = torch.stack([expert_TK.flatten().bincount(minlength=E) for expert_TK in choices])
+        copies_MP = torch.stack([_copies(expert_TK, E, ranks) for expert_TK in choices])
         rows_PMPe, copies_PMP = (
             self._of_all_ranks(counts).tolist() for counts in (counts_ME.unflatten(1, (ranks, -1)), copies_MP)
         )
@@ -129,11 +125,6 @@ def _layer(name: str) -> int:
     if "layers" not in parts[:-1]:
         raise TracelensError(f"the router {name} is in no numbered layer, so its routing cannot be assigned")
     return int(parts[parts.index("layers") + 1])
-
-
-def _times(expert_TK: Tensor, experts: int) -> Tensor:
-    """How often each expert was chosen."""
-    return torch.bincount(expert_TK.flatten(), minlength=experts)
 
 
 def _copies(expert_TK: Tensor, experts: int, ranks: int) -> Tensor:

@@ -21,13 +21,7 @@ STEPS_A_COLLECTION = 100
 
 
 class Trainer:
-    """Model, optimizer and data of one rank.
-
-    Args:
-        config: what to build; the same config trains on the same numbers in every layout.
-        groups: of this rank.
-        device: where: "cuda" (NVIDIA and AMD alike) or "cpu".
-    """
+    """Model, optimizer and data of one rank."""
 
     def __init__(self, config: Config, groups: Groups, device: torch.device) -> None:
         self.config, self.groups, self.device = config, groups, device

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracelens.workload.serving.delayer import PrefillDelayer
 from tracelens.workload.serving.measure import Ticks
-from tracelens.workload.serving.plan import make_plan, propose
-from tracelens.workload.serving.requests import Traffic
-from tracelens.workload.serving.scheduler import Scheduler
+from tracelens.workload.serving.plan import PrefillDelayer, make_plan, propose
+from tracelens.workload.serving.scheduler import Scheduler, Traffic
 from tracelens.workload.serving.settings import Serving
 
 VOCAB = 16

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from tests.workload.serving.simulate import VOCAB, simulate
 from tracelens.analysis.serving.labels import grammar
 from tracelens.errors import TracelensError
-from tracelens.workload.serving.delayer import PrefillDelayer
-from tracelens.workload.serving.labels import half_label, label
 from tracelens.workload.serving.measure import Ticks, latencies, summary
-from tracelens.workload.serving.plan import Plan, Proposal, make_plan
-from tracelens.workload.serving.requests import Request, Traffic
-from tracelens.workload.serving.scheduler import Running, Scheduler
+from tracelens.workload.serving.plan import Plan, PrefillDelayer, Proposal, half_label, label, make_plan
+from tracelens.workload.serving.scheduler import Request, Running, Scheduler, Traffic
 from tracelens.workload.serving.settings import Serving, model_config, override_serving, serving_preset
 from tracelens.workload.serving.split import Batch, Piece, halves, size
 
@@ -270,7 +267,7 @@ def test_bad_settings_are_one_line(fields: dict[str, str], message: str) -> None
 
 
 def test_fields_of_training_are_refused() -> None:
-    with pytest.raises(TracelensError, match="node is a field of training runs: serving knows"):
+    with pytest.raises(TracelensError, match="node is a field of training runs: serving takes"):
         model_config("tiny", ["node=1"], TINY)
     with pytest.raises(TracelensError, match="dispatch is a field of training runs"):
         model_config("tiny", ["dispatch=dedup"], TINY)

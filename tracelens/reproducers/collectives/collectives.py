@@ -136,7 +136,6 @@ def _script(traced: Message, cut: Message, same_message: Sequence[Batch], device
 
 
 def _about(traced: Message, cut: Message, same_message: Sequence[Batch], devices: Sequence[str]) -> list[str]:
-    """What the script is of, as far as the trace says."""
     times = [batch.latency_ns / 1e3 for batch in same_message]
     names = dict.fromkeys(name.partition("(")[0] for batch in same_message for name in batch.kernels)
     groups = dict.fromkeys(batch.record.description or batch.record.group for batch in same_message)

@@ -46,7 +46,6 @@ class Message(NamedTuple):
         return elements * element_bytes(self.dtype)
 
     def cut(self, ranks: int) -> Message:
-        """The same among the first ranks of the group."""
         if self.ranks <= ranks:
             return self
         elements = self.elements

@@ -55,7 +55,6 @@ class Tensor:
         return prod(self.shape)
 
     def made(self, maker: str, *maker_args: Any) -> Tensor:
-        """The same with other values."""
         return replace(self, maker=maker, maker_args=maker_args)
 
 
@@ -65,13 +64,6 @@ Argument = Tensor | list[Any] | bool | int | float | str | None
 
 def read(shapes: str, dtypes: str, strides: str, values: str, of_lists: str) -> list[Argument]:
     """The arguments of a call, from the texts of the ops table.
-
-    Args:
-        shapes: JSON text of the dimensions.
-        dtypes: of the types.
-        strides: of the strides.
-        values: of the scalars.
-        of_lists: element type of tensors in lists, which the profiler does not record.
 
     Raises:
         Unreplayable: something is missing, or is nothing that a call can take.
@@ -149,7 +141,6 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def _value(text: Any, index: int) -> Argument:
-    """A recorded number, truth value or list of them."""
     words = str(text).strip()
     if words in ("", "None"):
         return None

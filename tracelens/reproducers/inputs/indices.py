@@ -31,11 +31,6 @@ _THREADS = 256
 def grids(trace: Trace, work: Work, op: Int) -> tuple[Int, Int]:
     """Kernel and its thread blocks, of work whose op has index tensors that are not recorded.
 
-    Args:
-        trace: of the rank.
-        work: GPU work.
-        op: event row of the op of each piece, -1 for none.
-
     Returns:
         code into the trace's names and number of blocks of each piece, -1 for all other work.
     """

@@ -20,10 +20,6 @@ EVEN_GROUPS = "group sizes live on the GPU and are not in the trace: even sizes 
 def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
     """The arguments with what makes the values of each tensor.
 
-    Args:
-        op: name.
-        arguments: of a call.
-
     Raises:
         Unreplayable: the trace does not say enough.
     """
@@ -205,38 +201,22 @@ _RULES: dict[str, Rule] = {
     "_efficient_attention_backward": _packed(6, 7, backward=True),
     "_cudnn_attention_forward": _packed(4, 5),
     "_cudnn_attention_backward": _packed(9, 10, backward=True),
-    "index_select": _along(2),
-    "index_add": _along(2),
-    "index_fill": _along(2),
-    "index_copy": _along(2, distinct=True),
-    "gather": _along(2),
-    "scatter": _along(2, distinct=True),
-    "scatter_add": _along(2),
-    "scatter_reduce": _along(2),
-    "index": _index,
-    "_unsafe_index": _index,
-    "index_put": _index_put,
-    "_unsafe_index_put": _index_put,
-    "_index_put_impl": _index_put,
+    **dict.fromkeys(
+        ("index_select", "index_add", "index_fill", "gather", "scatter_add", "scatter_reduce"),
+        _along(2),
+    ),
+    **dict.fromkeys(("index_copy", "scatter"), _along(2, distinct=True)),
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
+    **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl"), _index_put),
     "masked_scatter": _masked_scatter,
-    "embedding": _into(1, 0, 0),
-    "embedding_renorm": _into(1, 0, 0),
+    **dict.fromkeys(("embedding", "embedding_renorm"), _into(1, 0, 0)),
     "embedding_dense_backward": _below(1, 2),
-    "nll_loss_forward": _into(1, 0, 1),
-    "nll_loss2d_forward": _into(1, 0, 1),
-    "nll_loss_backward": _into(2, 1, 1),
-    "nll_loss2d_backward": _into(2, 1, 1),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _into(1, 0, 1)),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _into(2, 1, 1)),
     "div": _divided,
-    "multinomial": _positive(0),
-    "sqrt": _positive(0),
-    "rsqrt": _positive(0),
-    "log": _positive(0),
-    "log2": _positive(0),
+    **dict.fromkeys(("multinomial", "sqrt", "rsqrt", "log", "log2", "_foreach_sqrt"), _positive(0)),
     "native_batch_norm": _positive(4),
     "native_batch_norm_backward": _positive(4, 6),
-    "_scaled_mm": _positive(2, 3),
-    "_scaled_grouped_mm": _positive(2, 3),
-    "_fused_adam": _optimizer,
-    "_fused_adamw": _optimizer,
-    "_foreach_sqrt": _positive(0),
+    **dict.fromkeys(("_scaled_mm", "_scaled_grouped_mm"), _positive(2, 3)),
+    **dict.fromkeys(("_fused_adam", "_fused_adamw"), _optimizer),
 }

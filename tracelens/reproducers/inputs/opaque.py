@@ -74,7 +74,6 @@ class Account(NamedTuple):
     names: list[str]
 
     def total(self, kind: str) -> int:
-        """Time of one kind, ns; 0 where there is none."""
         if kind not in self.kinds:
             return 0
         return int(self.ns[self.kind == self.kinds.index(kind)].sum())
@@ -82,10 +81,6 @@ class Account(NamedTuple):
 
 def callable_op(trace: Trace, work: Work) -> Int:
     """The op to call again for each piece of GPU work: the innermost one, else a registered one around it.
-
-    Args:
-        trace: of the rank.
-        work: its GPU work, or a part of it.
 
     Returns:
         event row of an op with a registered-looking name (namespace::name) and recorded arguments, -1 for
@@ -128,12 +123,7 @@ def account(trace: Trace, work: Work) -> Account:
 
 
 def unreplayed(trace: Trace, work: Work) -> list[Skip]:
-    """GPU work that neither scripts of ops nor of collectives stand for, one Skip a reason, largest first.
-
-    Args:
-        trace: of the rank.
-        work: its GPU work.
-    """
+    """GPU work that neither scripts of ops nor of collectives stand for, one Skip a reason, largest first."""
     accounted = account(trace, work)
     total_ns = max(int(accounted.ns.sum()), 1)
     times = sums(accounted.kind, accounted.ns, len(accounted.kinds))

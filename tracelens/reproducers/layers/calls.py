@@ -45,7 +45,6 @@ class TracedCalls(NamedTuple):
 
     @property
     def calls(self) -> int:
-        """How many calls are not left out."""
         return sum(line.arguments is not None for line in self.lines)
 
     @property
@@ -58,13 +57,7 @@ class TracedCalls(NamedTuple):
 
 
 def traced(trace: Trace, phase_work: PhaseWork, max_elements: int | None) -> TracedCalls:
-    """The calls of a pass.
-
-    Args:
-        trace: of the rank.
-        phase_work: the pass.
-        max_elements: scale sizes down until no tensor has more elements.
-    """
+    """The calls of a pass."""
     launched = pass_calls(trace, phase_work)
     arguments = _typed(
         launched, [_arguments(pass_call) for pass_call in launched], _list_types(trace, phase_work)

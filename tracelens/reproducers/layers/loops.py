@@ -60,15 +60,9 @@ def form(name: tuple[str, ...], arguments: Sequence[Argument] | None) -> Form:
     return Form((name, alike), numbers, arguments is not None)
 
 
-def with_numbers(argument: Argument, numbers: Iterator[int]) -> Argument:
-    """The argument with other numbers, in the order of Form.numbers."""
-    renumbered: Argument = _with(argument, numbers)
-    return renumbered
-
-
 def columns(forms: Sequence[Form], loop: Loop) -> list[list[tuple[int, ...]]]:
     """Of each call of the first round its numbers, each with what it is in the other rounds."""
-    sizes = [form_.numbers for form_ in forms[loop.first : loop.behind]]
+    sizes = [call_form.numbers for call_form in forms[loop.first : loop.behind]]
     return [list(zip(*sizes[call :: loop.period], strict=True)) for call in range(loop.period)]
 
 
@@ -83,7 +77,7 @@ def loops(forms: Sequence[Form]) -> Iterator[Loop]:
     while position < len(code):
         saved = {period: int(lengths[position]) // period * period for period, lengths in reach.items()}
         loop = None
-        for period in sorted(saved, key=lambda call_form: (-saved[call_form], call_form)):
+        for period in sorted(saved, key=lambda period: (-saved[period], period)):
             if saved[period] < max(SAVED, period * (LEAST - 1)):
                 continue
             loop = _turned(forms, position, period, int(reach[period][position]) + period)
@@ -149,14 +143,15 @@ def _alike(argument: Any, numbers: list[int]) -> Any:
     return repr(argument)
 
 
-def _with(argument: Any, numbers: Iterator[int]) -> Any:
+def with_numbers(argument: Any, numbers: Iterator[int]) -> Any:
+    """The argument with other numbers, in the order of Form.numbers."""
     if isinstance(argument, Tensor):
-        shape = tuple(_with(part, numbers) for part in argument.shape)
-        stride = dense(shape) if _plain(argument) else tuple(_with(part, numbers) for part in argument.stride)
-        maker_args = tuple(_with(part, numbers) for part in argument.maker_args)
+        shape = with_numbers(argument.shape, numbers)
+        stride = dense(shape) if _plain(argument) else with_numbers(argument.stride, numbers)
+        maker_args = with_numbers(argument.maker_args, numbers)
         return replace(argument, shape=shape, stride=stride, maker_args=maker_args)
     if isinstance(argument, list | tuple):
-        return type(argument)(_with(part, numbers) for part in argument)
+        return type(argument)(with_numbers(part, numbers) for part in argument)
     if isinstance(argument, int) and not isinstance(argument, bool):
         return next(numbers)
     return argument

@@ -109,9 +109,9 @@ def same_ops(trace: Trace, phase_work: PhaseWork, candidates: Sequence[PhaseWork
         name, *recorded = ops.keys(event)
         return tuple(name.tolist()), tuple(tuple(key.tolist()) for key in recorded)
 
-    own_signature, signatures = signature(phase_work), [signature(signature_) for signature_ in candidates]
-    alike = [signature_ for signature_ in signatures if signature_[0] == own_signature[0]]
-    return len(alike), sum(signature_ == own_signature for signature_ in alike)
+    ops_and_arguments = signature(phase_work)
+    same = [other for other in map(signature, candidates) if other[0] == ops_and_arguments[0]]
+    return len(same), sum(other == ops_and_arguments for other in same)
 
 
 def pass_calls(trace: Trace, phase_work: PhaseWork) -> list[PassCall]:

@@ -145,7 +145,6 @@ def _origin(trace: Trace, median: PhaseWork, calls: TracedCalls) -> list[str]:
 
 
 def _coverage(median: PhaseWork, candidates: Sequence[PhaseWork], alike: int, equal: int) -> list[str]:
-    """Lines on the passes that it stands for."""
     times = sorted(candidate.compute_ns / 1e3 for candidate in candidates)
     return [
         f"Median of {len(candidates)} passes ({times[0]:,.1f} to {times[-1]:,.1f} us without communication);",

@@ -44,10 +44,6 @@ _CACHES, _LARGE = 1 << 29, 8 << 30
 def script(case: Case, max_elements: int | None = None) -> Script:
     """A script that runs, checks and times the call of `case`.
 
-    Args:
-        case: all calls with the same arguments.
-        max_elements: scale sizes down until no tensor has more elements.
-
     Raises:
         Unreplayable: the trace does not say enough, what it says is nothing that can be called, or the script
             would be more than its template and data.
@@ -134,7 +130,6 @@ def _of_lists(case: Case) -> str:
 
 
 def _about(case: Case, unscaled: bool) -> list[str]:
-    """What the script is of, as far as the trace says."""
     return [
         f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
         f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",

@@ -61,7 +61,6 @@ class Case(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Time of all calls together."""
         return int(self.times.sum())
 
 
@@ -114,7 +113,6 @@ def cases(trace: Trace, work: Work) -> list[Case]:
 
 
 def _largest(values: Int, op_of: Int, calls: Int) -> Int:
-    """The largest value among the pieces of each call."""
     largest = np.full(len(calls), -1, dtype=np.int64)
     np.maximum.at(largest, np.searchsorted(calls, op_of), values)
     return largest

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tracelens.analysis import ANALYZERS
+from tracelens.analysis.common import own_device
 from tracelens.arrays import Bool, lookup
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
+from tracelens.findings import RankContext
+from tracelens.findings.detectors import DETECTORS, JOB, Detection
 from tracelens.reproducers.inputs import Unreplayable, read, tensors
 from tracelens.reproducers.select.cases import Call, Case
 from tracelens.table import nearest
-from tracelens.trace import Trace, Union, Work, matching, wildcards
+from tracelens.trace import Run, Trace, Union, Work, matching, wildcards
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,11 @@ class Selection:
 
     @property
     def selects_all(self) -> bool:
-        """Whether nothing is asked for in particular."""
         return not (self.op or self.ops_only)
 
     @property
     def ops_only(self) -> bool:
-        """Whether anything is asked that only calls of ops can meet, not collectives."""
+        """Whether a condition applies to calls of ops only, not to collectives."""
         has_rank = self.rank >= 0 or self.at_ns is not None
         return bool(has_rank or self.ops or self.shapes or self.module or self.during is not None)
 
@@ -60,7 +64,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def selected_work(trace: Trace, selection: Selection) -> Work:
-    """The GPU work of the calls that are asked for; shapes are for `fits`."""
+    """The GPU work of the selected calls; `fits` checks the shapes."""
     work = trace.work
     if selection.rank >= 0 and trace.meta.rank != selection.rank:
         return work.take(np.zeros(len(work.event), dtype=bool))
@@ -81,7 +85,7 @@ def selected_work(trace: Trace, selection: Selection) -> Work:
 
 
 def fits(case: Case, selection: Selection) -> bool:
-    """Whether the arguments of a case have the shapes that are asked for."""
+    """Whether the arguments of a case have the selected shapes."""
     return not selection.shapes or set(selection.shapes) <= _shapes(case.call)
 
 
@@ -115,7 +119,32 @@ def _at_time(trace: Trace, work: Work, time: int) -> Bool:
 
 
 def _during(work: Work, when: Union | None) -> Bool:
-    """Work that runs at these times."""
     if when is None or not len(when.start):
         return np.zeros(len(work.event), dtype=bool)
     return np.asarray(when.covered(work.start, work.end) > 0)
+
+
+def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Union]:
+    """When time is lost to what a detector finds, by rank.
+
+    Raises:
+        TracelensError: no such detector, or it finds nothing; the message says why.
+    """
+    detector = DETECTORS.get(name)
+    outcome: Mapping[int, Detection] | str
+    if detector.needs:
+        outcome = detector.of_run({need: ANALYZERS.get(need)(run) for need in detector.needs})
+    else:
+        per_rank = {
+            trace.meta.rank: detector.of_rank(RankContext(trace, device or own_device(trace)))
+            for trace in run.traces
+        }
+        detections = {
+            rank: detection for rank, detection in per_rank.items() if isinstance(detection, Detection)
+        }
+        outcome = detections or "; ".join(dict.fromkeys(str(reason) for reason in per_rank.values()))
+    if isinstance(outcome, str):
+        raise TracelensError(f"no finding {name!r} in this trace: {outcome}")
+    if JOB in outcome:
+        return dict.fromkeys(run.ranks, outcome[JOB].where)
+    return {rank: detection.where for rank, detection in outcome.items()}

@@ -79,7 +79,6 @@ class Row(NamedTuple):
 
     @property
     def compared(self) -> bool:
-        """Whether both times are known."""
         return self.replayed_us > 0 and self.traced_us > 0
 
 
@@ -89,13 +88,7 @@ def unrun(entry: Entry, status: str, note: str) -> Row:
 
 
 def judged(entry: Entry, ran: Ran, tolerance: float) -> Row:
-    """The row of a script that was run.
-
-    Args:
-        entry: which.
-        ran: what came of it.
-        tolerance: allowed relative deviation from the traced time.
-    """
+    """The row of a script that was run."""
     if ran.code is None:
         return unrun(entry, "timeout", _last_words(ran) or STATUSES["timeout"])
     report = _result(ran.output)

@@ -84,12 +84,7 @@ def one_line(error: BaseException) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the other side closes the socket.
-
-    Args:
-        arguments: number of the socket, name of the library that all scripts import, and "gpu" if they may
-            use one.
-    """
+    """Serve until the other side closes the socket."""
     descriptor, library, gpu = arguments
     os.set_inheritable(int(descriptor), False)
     with Connection(int(descriptor)) as client, suppress(EOFError, OSError):

@@ -73,6 +73,13 @@ NOTES = Schema(
 )
 
 
+_TIMES = {
+    "traced_ns": "traced_us", "replayed_ns": "replayed_us", "elapsed_ns": "elapsed_us", "p10_ns": "low_us",
+    "p90_ns": "high_us", "warm_ns": "warm_us",
+}  # fmt: skip
+"""Columns of SCRIPTS to attributes of Row."""
+
+
 def _quiet(_: str) -> None:
     """Report nothing."""
 
@@ -179,13 +186,7 @@ def _together(command: Sequence[str], arguments: Sequence[str], timeout_s: float
 
 
 def _too_many(entry: Entry, gpus: int, ranks: int | None) -> str:
-    """Why a script starts more processes than it may; "" if it does not.
-
-    Args:
-        entry: which.
-        gpus: GPUs that it can use; 0: it runs on the CPU.
-        ranks: processes that were allowed, None where nothing was said.
-    """
+    """Why a script starts more processes than it may; "" if it does not."""
     if 0 < gpus < entry.processes:
         return f"needs {entry.processes} GPUs, found {gpus}; --device cpu runs it on gloo"
     most = ranks if ranks is not None else gpus or RANKS
@@ -251,24 +252,12 @@ def _notes(rows: Sequence[Row]) -> Table:
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:
-    def ns(times: list[float]) -> Any:
-        return np.array([1e3 * time if time > 0 else -1.0 for time in times])
-
-    return {
-        "status": [row.status for row in rows],
-        "file": [row.entry.file for row in rows],
-        "subject": [row.entry.subject for row in rows],
-        "shapes": [row.entry.shapes for row in rows],
-        "count": [row.entry.count for row in rows],
-        "traced_ns": ns([row.traced_us for row in rows]),
-        "replayed_ns": ns([row.replayed_us for row in rows]),
-        "ratio": [row.ratio for row in rows],
-        "elapsed_ns": ns([row.elapsed_us for row in rows]),
-        "p10_ns": ns([row.low_us for row in rows]),
-        "p90_ns": ns([row.high_us for row in rows]),
-        "warm_ns": ns([row.warm_us for row in rows]),
-        "roofline": [row.of_roofline for row in rows],
-        "flops_per_s": [row.flops_per_s for row in rows],
-        "bytes_per_s": [row.bytes_per_s for row in rows],
-        "check": [row.check for row in rows],
-    }
+    columns: dict[str, Any] = {"roofline": [row.of_roofline for row in rows]}
+    for name in ("file", "subject", "shapes", "count"):
+        columns[name] = [getattr(row.entry, name) for row in rows]
+    for name in ("status", "ratio", "flops_per_s", "bytes_per_s", "check"):
+        columns[name] = [getattr(row, name) for row in rows]
+    for name, times in _TIMES.items():
+        us = np.array([getattr(row, times) for row in rows], dtype=float)
+        columns[name] = np.where(us > 0, 1e3 * us, -1.0)
+    return columns

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,10 +39,6 @@ class Machine(NamedTuple):
 
 class Worker:
     """One process that has imported torch.
-
-    Args:
-        python: interpreter.
-        gpu: whether scripts may use a GPU.
 
     Attributes:
         machine: what it found.
@@ -87,7 +82,6 @@ class Worker:
         return Machine(reply["torch"], tuple(reply["devices"]))
 
     def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:
-        """Run one script to its end, or to that of its time."""
         self.used = True
         self._logs.clear()
         try:
@@ -132,19 +126,11 @@ class Worker:
         return self._process.returncode
 
     def close(self) -> None:
-        """End the process, and all that scripts left behind."""
         self._stack.close()
 
 
 class Workers:
     """A worker, or another one in its place: scripts never notice each other. A context manager.
-
-    Args:
-        python: interpreter.
-        gpu: whether scripts may use a GPU.
-
-    Attributes:
-        machine: what the first one found.
 
     Raises:
         TracelensError: the first one does not start, or has no torch.
@@ -158,9 +144,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:

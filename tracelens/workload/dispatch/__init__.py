@@ -8,7 +8,24 @@
 N is the number of tokens, or of copies of tokens, that reach this rank. See `rows` for the other letters.
 """
 
-from tracelens.workload.dispatch.base import enter
-from tracelens.workload.dispatch.choice import make_dispatcher
+from tracelens.planner.config import Config, DispatchName
+from tracelens.workload.dispatch.allgather import AllGatherDispatch
+from tracelens.workload.dispatch.alltoall import AllToAllDispatch
+from tracelens.workload.dispatch.base import Dispatcher, enter
+from tracelens.workload.dispatch.dedup import DedupDispatch
+from tracelens.workload.dispatch.deepep import DeepEPDispatch
+from tracelens.workload.parallel import Groups
 
 __all__ = ["enter", "make_dispatcher"]
+
+DISPATCHERS: dict[DispatchName, type[Dispatcher]] = {
+    "alltoall": AllToAllDispatch,
+    "allgather": AllGatherDispatch,
+    "dedup": DedupDispatch,
+    "deepep": DeepEPDispatch,
+}
+
+
+def make_dispatcher(config: Config, groups: Groups, layer: str) -> Dispatcher:
+    """The dispatcher that the toggles select, for the layer of this name."""
+    return DISPATCHERS[config.toggles.dispatch](config, groups, layer)

@@ -22,23 +22,17 @@ OnTheWay = Any
 
 @dataclass(kw_only=True)
 class Sent:
-    """Tokens on their way to the experts; a dispatcher adds what it needs to bring results back.
-
-    Attributes:
-        tokens: x_ND on its way.
-    """
+    """Tokens x_ND on their way to the experts; a dispatcher adds what it needs to bring results back."""
 
     tokens: OnTheWay
 
 
-def enter(handed: object, change: Callable[[Any], Any]) -> None:
+def enter(value: object, change: Callable[[Any], Any]) -> None:
     """Let what is on its way enter a region of the trace, whose backward scope ends with its gradient.
 
-    Args:
-        handed: anything that `receive` or `combine` is given; what is not on its way stays as it is.
-        change: Region.enter.
+    `value` is whatever a stage of the MoE layer takes; only what is on its way changes.
     """
-    parts = vars(handed).values() if isinstance(handed, Sent) else handed if isinstance(handed, tuple) else ()
+    parts = vars(value).values() if isinstance(value, Sent) else value if isinstance(value, tuple) else ()
     for part in parts:
         if hasattr(part, "enter"):
             part.enter(change)
@@ -62,13 +56,7 @@ class Routed:
 
 
 class Dispatcher:
-    """One way to bring tokens to experts; a subclass says how they travel.
-
-    Args:
-        config: of the run.
-        groups: of this rank.
-        name: of the layer, for the names of scopes.
-    """
+    """One way to bring tokens to experts; a subclass says how they travel."""
 
     def __init__(self, config: Config, groups: Groups, name: str) -> None:
         self.toggles, self.group = config.toggles, groups.ep

@@ -19,7 +19,7 @@ from tracelens.workload.rows import RowMap, spread_rows
 
 @dataclass(kw_only=True)
 class _Sent(Sent):
-    """With what `send` has to say of the copies.
+    """With what `send` knows of the copies.
 
     Attributes:
         rows: which token each copy is of.

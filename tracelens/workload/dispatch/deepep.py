@@ -136,17 +136,18 @@ class DeepEPDispatch(Dispatcher):
 
     def __init__(self, config: Config, groups: Groups, name: str) -> None:
         super().__init__(config, groups, name)
-        instead = "or take dispatch=dedup"
+        instead = "or use dispatch=dedup"
         if config.training.dtype != "bfloat16":
             raise TracelensError(
                 f"dispatch=deepep takes dtype=bfloat16, not {config.training.dtype}; {instead}"
             )
         if config.model.hidden % ALIGNMENT:
             raise TracelensError(
-                f"dispatch=deepep needs a hidden of {ALIGNMENT} x n, not {config.model.hidden}; {instead}"
+                f"dispatch=deepep needs hidden to be a multiple of {ALIGNMENT}, not {config.model.hidden}; "
+                f"{instead}"
             )
         if self.group is None:
-            raise TracelensError(f"dispatch=deepep needs experts over several ranks (ep above 1); {instead}")
+            raise TracelensError(f"dispatch=deepep needs experts over several ranks (ep > 1); {instead}")
         if self.static and self.ranks > NODE_RANKS:
             raise TracelensError(
                 f"dispatch=deepep with sync_free=3 needs ep of at most {NODE_RANKS}, one node, not "
@@ -229,8 +230,8 @@ def _library() -> Any:
         except ImportError as error:
             reasons.append(str(error))
     raise TracelensError(
-        f"dispatch=deepep needs the library DeepEP ({'; '.join(reasons)}): install it, or take "
-        "dispatch=dedup, which does the same in torch's ops"
+        f"dispatch=deepep needs the library DeepEP ({'; '.join(reasons)}): install it, or use "
+        "dispatch=dedup, which does the same in torch ops"
     )
 
 

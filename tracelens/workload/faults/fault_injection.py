@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -34,11 +35,7 @@ _BEHIND, _LAST = 10, 19
 
 @contextmanager
 def inject_faults(trainer: Trainer, faults: Sequence[Fault]) -> Iterator[None]:
-    """Injects these faults into the trainer's rank for the length of a block.
-
-    Args:
-        trainer: of this rank; all ranks must pass the same faults.
-        faults: of the whole run.
+    """Injects these faults into the trainer's rank for the length of a block; all ranks pass the same ones.
 
     Raises:
         TracelensError: this machine cannot do one of them.
@@ -47,7 +44,7 @@ def inject_faults(trainer: Trainer, faults: Sequence[Fault]) -> Iterator[None]:
         for fault in faults:
             is_target = fault.rank == trainer.groups.rank
             if fault.kind == "token_skew":
-                stack.enter_context(_skewed(trainer, fault))
+                _skew_routing(trainer, fault, stack)
             elif is_target and fault.kind == "slow_kernels":
                 stack.enter_context(_shared(trainer.device, fault))
             elif is_target:
@@ -55,27 +52,22 @@ def inject_faults(trainer: Trainer, faults: Sequence[Fault]) -> Iterator[None]:
                     # What is alive already would make every collection longer than requested.
                     gc.freeze()
                     stack.callback(gc.unfreeze)
-                stack.enter_context(_before_layers(trainer.model, HOST[fault.kind](fault.amount / 1e3)))
+                _delay_layers(trainer.model, HOST[fault.kind](fault.amount / 1e3), stack)
         yield
 
 
 Delay = Callable[[Tensor], None]
 
 
-@contextmanager
-def _before_layers(model: nn.Module, delay: Delay) -> Iterator[None]:
-    """Call it with the input of each layer before its forward."""
+def _delay_layers(model: nn.Module, delay: Delay, stack: ExitStack) -> None:
+    """Call `delay` with the input of each layer before its forward, until the stack is closed."""
 
     def before(_: nn.Module, inputs: tuple[Tensor]) -> None:
         delay(inputs[0])
 
-    layers = [part for part in model.modules() if isinstance(part, Layer)]
-    hooks = [layer.register_forward_pre_hook(before) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for module in model.modules():
+        if isinstance(module, Layer):
+            stack.enter_context(module.register_forward_pre_hook(before))
 
 
 def sleeping(seconds: float) -> Delay:
@@ -112,17 +104,11 @@ def _heap(seconds: float) -> list[list[Any]]:
     heap: list[list[Any]] = []
     while True:
         heap.extend([heap] for _ in range(max(len(heap), _LIVING)))
-        collection_s = min(_collection() for _ in range(_TRIES))
+        collection_s = min(timeit.repeat(gc.collect, number=1, repeat=_TRIES))
         if collection_s >= seconds:
             # The last doubling may be too much.
             del heap[max(int(len(heap) * seconds / collection_s), 1) :]
             return heap
-
-
-def _collection() -> float:
-    begin = time.perf_counter()
-    gc.collect()
-    return time.perf_counter() - begin
 
 
 HOST: dict[str, Callable[[float], Delay]] = {
@@ -133,9 +119,8 @@ HOST: dict[str, Callable[[float], Delay]] = {
 """What the host does before each layer, from seconds."""
 
 
-@contextmanager
-def _skewed(trainer: Trainer, fault: Fault) -> Iterator[None]:
-    """Routers that send more tokens to the experts of one rank.
+def _skew_routing(trainer: Trainer, fault: Fault, stack: ExitStack) -> None:
+    """Let routers send more tokens to the experts of one rank, until the stack is closed.
 
     Of N ranks each is sent 1/N of the tokens where the routing is even. Of those that go elsewhere a share q
     is sent there instead: 1/N + q (1 - 1/N) = factor / N, so q = (factor - 1) / (N - 1).
@@ -143,7 +128,6 @@ def _skewed(trainer: Trainer, fault: Fault) -> Iterator[None]:
     config, groups = trainer.config, trainer.groups
     over, target = config.layout.experts_over, _expert_rank(groups, fault.rank)
     if target < 0:
-        yield
         return
     share = (fault.amount - 1) / (over - 1)
     held = config.model.experts_count // over
@@ -155,13 +139,9 @@ def _skewed(trainer: Trainer, fault: Fault) -> Iterator[None]:
         forced_NK = (index_NK % held + target * held).to(expert_TK.dtype)
         return weight_TK, torch.cat([forced_NK, expert_TK[len(forced_NK) :]])
 
-    routers = [part for part in trainer.model.modules() if isinstance(part, Router)]
-    hooks = [router.register_forward_hook(skew) for router in routers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for module in trainer.model.modules():
+        if isinstance(module, Router):
+            stack.enter_context(module.register_forward_hook(skew))
 
 
 def _expert_rank(groups: Groups, rank: int) -> int:
@@ -190,7 +170,7 @@ def _one_core(fault: Fault) -> Iterator[int]:
     Of equal priority, a crowd on one core would drive what else runs on the machine to those of other ranks.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise TracelensError(f"--inject {fault} on a CPU needs Linux, which lets a thread choose its core")
+        raise TracelensError(f"--inject {fault} on a CPU needs Linux (CPU affinity)")
     before = os.sched_getaffinity(0)
     # Delayed ranks of one machine take a core each.
     core = sorted(before)[fault.rank % len(before)]
@@ -213,7 +193,7 @@ def _neighbour(where: str, fault: Fault) -> Iterator[None]:
     try:
         assert process.stdout is not None
         if process.stdout.readline() != READY:
-            raise TracelensError(f"--inject {fault}: no process could compute on {where} beside the rank")
+            raise TracelensError(f"--inject {fault}: could not start a competing process on {where}")
         yield
     finally:
         process.kill()

@@ -19,11 +19,11 @@ class FaultKind(NamedTuple):
     """One way of making a rank late.
 
     Attributes:
-        cause: what the analyzer of stragglers calls it.
+        cause: its name in the stragglers analysis.
         setting: the key of `amount` in the text.
-        usual: the amount where none is given.
-        above: what the amount must be more than.
-        effect: it does, for people.
+        usual: the default amount.
+        above: exclusive lower bound of the amount.
+        effect: in words.
     """
 
     cause: str
@@ -36,16 +36,16 @@ class FaultKind(NamedTuple):
 KINDS = {
     "host_delay": FaultKind("late_launch", "ms", 4, 0, "its host sleeps for ms before each layer"),
     "token_skew": FaultKind(
-        "token_load", "factor", 1.5, 1, "its experts are sent factor times their share of the tokens"
+        "token_load", "factor", 1.5, 1, "its experts get factor times their share of the tokens"
     ),
     "slow_kernels": FaultKind(
-        "slow_kernels", "processes", 1, 0, "so many other processes compute on its GPU, or its core"
+        "slow_kernels", "processes", 1, 0, "other processes compete for its GPU, or its core"
     ),
     "blocking_call": FaultKind(
         "blocking_call", "ms", 4, 0, "its host reads from the device for ms before each layer"
     ),
     "gc": FaultKind(
-        "garbage_collection", "ms", 4, 0, "its host collects garbage before each layer, which takes about ms"
+        "garbage_collection", "ms", 4, 0, "its host collects garbage for about ms before each layer"
     ),
 }
 
@@ -97,7 +97,6 @@ class Fault:
         return cls(_integer(text, "rank", settings["rank"]), name, amount)
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for an amount that cannot be."""
         if self.kind not in KINDS:
             raise UnknownName("kind of fault", self.kind, KINDS)
         kind = KINDS[self.kind]
@@ -122,7 +121,7 @@ class Fault:
             self._check_skew(config)
         elif self.kind != "slow_kernels" and config.toggles.graph != "off":
             raise TracelensError(
-                f"--inject {self} needs graph=off: in a graph the host does nothing before a layer"
+                f"--inject {self} needs graph=off: with a graph the host does nothing before a layer"
             )
 
     def _check_skew(self, config: Config) -> None:

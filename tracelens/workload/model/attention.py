@@ -33,12 +33,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """What both kinds share: output projection, rotary positions, the sequence spread over ranks.
-
-    Args:
-        config: of the run.
-        groups: of this rank, which computes a share of the heads for its positions.
-    """
+    """Output projection, rotary positions, context parallelism; a rank has a share of the heads."""
 
     def __init__(self, config: Config, groups: Groups) -> None:
         super().__init__()
@@ -53,9 +48,8 @@ class Attention(nn.Module):
         self.register_buffer("cos", cos_Sr[:, None, None].to(dtype), persistent=False)
         self.register_buffer("sin", sin_Sr[:, None, None].to(dtype), persistent=False)
         self.part = (groups.coordinate("tp"), layout.tp)
-        self.out = shard(
-            nn.Parameter(torch.empty(model.hidden, self.heads * self.value_dim)), "dense", 1, *self.part
-        )
+        out = nn.Parameter(torch.empty(model.hidden, self.heads * self.value_dim))
+        self.out = shard(out, "dense", 1, *self.part)
 
     def by_head(self, rows: int, columns: int) -> nn.Parameter:
         """A matrix whose rows are heads of this rank."""
@@ -151,6 +145,5 @@ def rotary_tables(first: int, positions: int, width: int) -> tuple[Tensor, Tenso
 
 
 def make_attention(config: Config, groups: Groups) -> Attention:
-    """The kind that the model has."""
-    kinds = {"mla": LatentAttention, "gqa": GroupedQueryAttention}
-    return kinds[config.model.attention](config, groups)
+    """The kind of attention that the model has."""
+    return (LatentAttention if config.model.attention == "mla" else GroupedQueryAttention)(config, groups)

@@ -23,12 +23,7 @@ STREAMS = 4
 
 
 class Experts(nn.Module):
-    """SwiGLU experts with stacked weights; a subclass says how they are multiplied.
-
-    Args:
-        config: sizes, and what the host may wait for.
-        groups: of this rank, whose share of the experts this is.
-    """
+    """A rank's SwiGLU experts with stacked weights; a subclass says how they are multiplied."""
 
     def __init__(self, config: Config, groups: Groups) -> None:
         super().__init__()
@@ -61,7 +56,7 @@ class LoopExperts(Experts):
         return torch.cat(outputs)
 
     def streams(self, x_RD: Tensor) -> AbstractContextManager[list[AbstractContextManager[object]]]:
-        """Where to run the experts, one after the other."""
+        """Contexts in which the experts run, in turn."""
         return nullcontext([nullcontext()])
 
 
@@ -74,11 +69,7 @@ class MultistreamExperts(LoopExperts):
 
 
 class Fork:
-    """Side streams of a device, joined again at the end.
-
-    Args:
-        x: what is read on them, here and in the backward pass.
-    """
+    """Side streams of the device of `x`, which they read; joined again at the end."""
 
     _made: dict[torch.device, list[torch.cuda.Stream]] = {}  # noqa: RUF012 streams live as long as the process
 
@@ -87,8 +78,8 @@ class Fork:
             self._made[x.device] = [torch.cuda.Stream(x.device) for _ in range(STREAMS)]
         self.side, self.main = self._made[x.device], torch.cuda.current_stream(x.device)
         for stream in self.side:
-            # Its memory must not be given away while a side stream may still read it: the allocator knows
-            # only of the stream that x was made on.
+            # The allocator knows only of the stream that x was made on, and must not reuse its memory while a
+            # side stream may still read it.
             x.record_stream(stream)
 
     def __enter__(self) -> list[AbstractContextManager[object]]:

@@ -7,6 +7,7 @@ letters of shapes. With a pipeline a rank holds some of the layers; see `pipelin
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -70,12 +71,9 @@ class Transformer(nn.Module):
             x = scoped("embedding", F.embedding, x, self.embedding)
         for number, layer in self.layers.items():
             is_recomputed = int(number) in self.recomputed and self.training
-            # Nothing in a layer is random, and a graph's capture may not ask for the state of random numbers.
-            x = (
-                checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
-                if is_recomputed
-                else layer(x)
-            )
+            # Nothing in a layer is random, and a graph's capture may not read the random state.
+            run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
+            x = run(x) if is_recomputed else layer(x)
         return scoped("head", self.logits, x) if self.is_last else x
 
     def logits(self, x_SBD: Tensor) -> Tensor:
@@ -95,14 +93,12 @@ class Layer(nn.Module):
         self.ffn = MoE(config, groups, self.name) if self.moe else SwiGLU(config, groups, model.dense_ffn)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        """The stream after this layer."""
         x_SBD = x_SBD + scoped(f"{self.name}.attention", self.attend, x_SBD)
         if self.moe:
             return x_SBD + self.ffn(self.ffn_norm(x_SBD))
         return x_SBD + scoped(f"{self.name}.mlp", self.feed_forward, x_SBD)
 
     def attend(self, x_SBD: Tensor) -> Tensor:
-        """Normalisation and attention."""
         return self.attention(self.attention_norm(x_SBD))
 
     def feed_forward(self, x_SBD: Tensor) -> Tensor:
@@ -110,13 +106,7 @@ class Layer(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP: of the dense layers, and the shared expert.
-
-    Args:
-        config: of the run.
-        groups: of this rank.
-        ffn: inner width.
-    """
+    """Gated MLP of inner width `ffn`: of the dense layers, and the shared expert."""
 
     def __init__(self, config: Config, groups: Groups, ffn: int) -> None:
         super().__init__()
@@ -160,7 +150,6 @@ class MoE(nn.Module):
         return 0.0 if self.shared is None else self.stage(spans.SHARED, self.shared, x_SBD)
 
     def stage(self, name: str, run: Callable[P, T], *inputs: P.args, **named: P.kwargs) -> T:
-        """Run a stage of the layer in a scope of its name."""
         with region(f"{self.name}.{name}") as part:
             for tensor in inputs:
                 enter(tensor, part.enter)

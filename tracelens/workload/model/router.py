@@ -20,12 +20,7 @@ SKEW = 1.0
 
 
 class Router(nn.Module):
-    """Scores of all experts, the best of them, and their weights.
-
-    Args:
-        config: of the run.
-        groups: of this rank.
-    """
+    """Scores of all experts, the best of them, and their weights."""
 
     def __init__(self, config: Config, groups: Groups) -> None:
         super().__init__()

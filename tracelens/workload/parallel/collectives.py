@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -45,11 +46,9 @@ class AllToAll:
 
     @property
     def transposed(self) -> AllToAll:
-        """What brings the gradients back."""
         return AllToAll(self.group, self.receive, self.send)
 
     def launch(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Result, there when the handle says so, and the handle."""
         rows = x.shape[0] if self.receive is None else sum(self.receive)
         y = x.new_empty(rows, *x.shape[1:])
         work = dist.all_to_all_single(
@@ -66,11 +65,9 @@ class AllGather:
 
     @property
     def transposed(self) -> ReduceScatter:
-        """What brings the gradients back."""
         return ReduceScatter(self.group)
 
     def launch(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Result, there when the handle says so, and the handle."""
         y = x.new_empty(x.shape[0] * self.group.size(), *x.shape[1:])
         return y, all_gather_into(y, x.contiguous(), group=self.group, async_op=True)
 
@@ -83,16 +80,15 @@ class ReduceScatter:
 
     @property
     def transposed(self) -> AllGather:
-        """What brings the gradients back."""
         return AllGather(self.group)
 
     def launch(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Result, there when the handle says so, and the handle."""
         y = x.new_empty(x.shape[0] // self.group.size(), *x.shape[1:])
         return y, reduce_scatter_into(y, x.contiguous(), group=self.group, async_op=True)
 
 
 Collective = AllToAll | AllGather | ReduceScatter
+"""`launch` returns the result and the handle to wait for it by; `transposed` brings the gradients back."""
 
 
 @dataclass
@@ -197,9 +193,5 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 
 def host(*tensors: Tensor) -> list[list[int]]:
     """Values of device tensors, one list each: one copy, for which the host waits."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).tolist()
-    lists = []
-    for tensor in tensors:
-        lists.append(flat[: tensor.numel()])
-        flat = flat[tensor.numel() :]
-    return lists
+    flat = iter(torch.cat([tensor.flatten() for tensor in tensors]).tolist())
+    return [list(islice(flat, tensor.numel())) for tensor in tensors]

@@ -167,7 +167,6 @@ class ShardedAdamW:
                 buffer.data_n.copy_(main_n)
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero, in place."""
         for buffer in self.buffers:
             buffer.grad_N.zero_()
         self._summed = False

@@ -80,7 +80,7 @@ def _on_this_stream(run: Callable[[], T]) -> Callable[[], T]:
 
 
 class _Ended(Exception):
-    """The other one has failed: this one has nothing to go on for."""
+    """The other one has failed."""
 
 
 class _Baton:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch.distributed as dist
@@ -106,25 +107,19 @@ def share(flat_N: Tensor, part: int, parts: int) -> Tensor:
 
 
 def by_node(ranks: Sequence[int], node: int) -> list[tuple[int, ...]]:
-    """Ranks of a group that are on one machine together, machine by machine.
-
-    Args:
-        ranks: ascending.
-        node: ranks of a machine.
+    """Ranks of a group, ascending, by node of so many ranks.
 
     Raises:
-        TracelensError: one machine holds more of them than another.
+        TracelensError: one node holds more of them than another.
     """
-    nodes: dict[int, list[int]] = {}
-    for rank in ranks:
-        nodes.setdefault(rank // node, []).append(rank)
-    if len(sizes := sorted({len(ranks) for ranks in nodes.values()})) > 1:
+    nodes = [tuple(on_node) for _, on_node in groupby(ranks, lambda rank: rank // node)]
+    if len(sizes := sorted(set(map(len, nodes)))) > 1:
         raise TracelensError(
-            f"grad_reduce=hierarchical: of the ranks {', '.join(map(str, ranks))}, which hold the same "
-            f"parameters, some nodes of {node} hold {sizes[0]}, others {sizes[-1]}: choose a layout or a "
-            "node that shares them out evenly, or another grad_reduce"
+            f"grad_reduce=hierarchical: ranks {', '.join(map(str, ranks))} hold the same parameters, but "
+            f"some nodes of {node} have {sizes[0]} of them, others {sizes[-1]}: choose a layout or node size "
+            "that spreads them evenly, or another grad_reduce"
         )
-    return [tuple(ranks) for ranks in nodes.values()]
+    return nodes
 
 
 def full_team(groups: Groups, replicas: str) -> Team | None:
@@ -139,10 +134,6 @@ def make_reductions(kind: ReductionName, groups: Groups) -> dict[str, list[Move]
     """For each of REPLICAS the moves that sum gradients over it; no moves where there is one rank.
 
     Every rank must call it at the same time if `kind` is hierarchical, which makes process groups.
-
-    Args:
-        kind: which way.
-        groups: of this rank.
 
     Raises:
         TracelensError: hierarchical, and the ranks of a group lie unevenly on nodes.

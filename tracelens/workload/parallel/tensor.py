@@ -32,11 +32,6 @@ _VARIANTS: dict[TensorOverlapName, ModuleType] = {"chunked": tensor_chunked, "sy
 def require(overlap: TensorOverlapName, group: Group, device: torch.device) -> None:
     """Check that a variant can run, before anything is trained; all ranks of the group must call it.
 
-    Args:
-        overlap: the toggle.
-        group: tensor-parallel ranks.
-        device: of the tensors.
-
     Raises:
         TracelensError: this device, torch or group cannot do it.
     """
@@ -47,16 +42,7 @@ def require(overlap: TensorOverlapName, group: Group, device: torch.device) -> N
 def gather_matmul(
     x_SBD: Tensor, weights: Sequence[Tensor], group: Group, overlap: TensorOverlapName
 ) -> list[Tensor]:
-    """The positions of all ranks times each weight.
-
-    Args:
-        x_SBD: this rank's positions.
-        weights: matrices N x D.
-        group: tensor-parallel ranks.
-        overlap: how gathering and GEMMs overlap.
-
-    Returns:
-        for each weight y_SBN with the positions of all ranks.
+    """For each weight y_SBN: the positions of all ranks times that weight.
 
     Raises:
         TracelensError: this device, torch or group cannot do it in that way.
@@ -71,12 +57,6 @@ def gather_matmul(
 
 def matmul_scatter(x_SBN: Tensor, weight_DN: Tensor, group: Group, overlap: TensorOverlapName) -> Tensor:
     """y_SBD: this rank's positions of the sum over ranks of x times weight.
-
-    Args:
-        x_SBN: all positions.
-        weight_DN: the matrix.
-        group: tensor-parallel ranks.
-        overlap: how GEMMs and scattering overlap.
 
     Raises:
         TracelensError: this device, torch or group cannot do it in that way.

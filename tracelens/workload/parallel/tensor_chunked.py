@@ -34,16 +34,7 @@ CHUNKS = 4
 
 
 def gather_gemms(x_TD: Tensor, matrices: Sequence[Tensor], group: Group) -> tuple[Tensor, list[Tensor]]:
-    """The rows of all ranks, and these times each matrix.
-
-    Args:
-        x_TD: this rank's rows.
-        matrices: D x N each.
-        group: ranks.
-
-    Returns:
-        x_AD, and y_AN for each matrix.
-    """
+    """x_AD, the rows of all ranks, and y_AN, these times each matrix (D x N)."""
     ranks, own_rank = group.size(), group.rank()
     x_PTD = x_TD.new_empty(ranks, *x_TD.shape)
     x_PTD[own_rank] = x_TD
@@ -76,6 +67,6 @@ def scatter_gemms(x_AN: Tensor, matrix_ND: Tensor, group: Group) -> Tensor:
 
 
 def pieces(rows: int) -> Iterator[slice]:
-    """So many rows in CHUNKS pieces as equal as can be, or in fewer where there are fewer rows."""
+    """Rows in CHUNKS pieces of about the same size, or in fewer where there are fewer rows."""
     ends = [rows * piece // CHUNKS for piece in range(CHUNKS + 1)]
     return (slice(start, end) for start, end in pairwise(ends) if start < end)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tracelens.errors import TracelensError
 from tracelens.workload.parallel.collectives import Group
 
-INSTEAD = "take tp_overlap=chunked"
+INSTEAD = "use tp_overlap=chunked"
 
 # torch's buffer of a group grows on demand; this much shows whether there can be one.
 PROBE_BYTES = 1 << 20
@@ -43,14 +43,14 @@ def require(group: Group, device: torch.device) -> None:
         _ = torch.ops.symm_mem.fused_all_gather_matmul, torch.ops.symm_mem.fused_matmul_reduce_scatter
     except (ImportError, AttributeError) as error:
         raise TracelensError(
-            f"torch {torch.__version__} cannot do tp_overlap=symmetric: {INSTEAD}"
+            f"torch {torch.__version__} lacks the ops of tp_overlap=symmetric: {INSTEAD}"
         ) from error
     try:
         symmetric.get_symm_mem_workspace(group.group_name, min_size=PROBE_BYTES)
     except RuntimeError as error:
         raise TracelensError(
-            f"tp_overlap=symmetric: the GPUs of this group cannot read each other's memory, {INSTEAD} "
-            f"({str(error).splitlines()[0]})"
+            f"tp_overlap=symmetric: the GPUs of this group cannot read each other's memory "
+            f"({str(error).splitlines()[0]}): {INSTEAD}"
         ) from error
     _ready.add(group.group_name)
 

@@ -5,8 +5,8 @@ shared one and a dense layer's MLP are cut along their inner width over all rank
 ranks gather all tokens, and scatter the sums of their results: they go through the layers side by side, and
 what one of them runs concerns all.
 
-`settings`, `requests`, `scheduler`, `delayer`, `plan`, `split` and `labels` need nothing but the standard
-library; the rest needs torch. Begin with `engine`.
+`settings`, `scheduler`, `plan`, `split` and `measure` need nothing but the standard library; the rest needs
+torch. Begin with `engine`.
 """
 
 from tracelens.workload.serving.settings import HELP, Serving, model_config, override_serving, serving_preset

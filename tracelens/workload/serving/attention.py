@@ -55,13 +55,7 @@ def look_up(q_Bghq: Tensor, k_BgLq: Tensor, v_BgLv: Tensor, position_B: Tensor, 
 
 
 class CachedGroupedQueryAttention(GroupedQueryAttention):
-    """Keys and values of each group of heads are kept.
-
-    Args:
-        config: of one rank; its `seq` is the longest context.
-        groups: of one rank.
-        slots: of the cache.
-    """
+    """Keys and values of each group of heads are kept; `seq` is the longest context."""
 
     def __init__(self, config: Config, groups: Groups, slots: int) -> None:
         super().__init__(config, groups)
@@ -97,13 +91,7 @@ class CachedGroupedQueryAttention(GroupedQueryAttention):
 
 
 class CachedLatentAttention(LatentAttention):
-    """The latent of keys and values is kept, and the rotary key that all heads share.
-
-    Args:
-        config: of one rank; its `seq` is the longest context.
-        groups: of one rank.
-        slots: of the cache.
-    """
+    """The latent of keys and values is kept, and the shared rotary key; `seq` is the longest context."""
 
     def __init__(self, config: Config, groups: Groups, slots: int) -> None:
         super().__init__(config, groups)
@@ -157,7 +145,6 @@ class CachedLatentAttention(LatentAttention):
 def make_cached_attention(
     config: Config, groups: Groups, slots: int
 ) -> CachedGroupedQueryAttention | CachedLatentAttention:
-    """The kind that the model has."""
-    if config.model.attention == "mla":
-        return CachedLatentAttention(config, groups, slots)
-    return CachedGroupedQueryAttention(config, groups, slots)
+    """The kind of attention that the model has."""
+    kind = CachedLatentAttention if config.model.attention == "mla" else CachedGroupedQueryAttention
+    return kind(config, groups, slots)

@@ -1,12 +1,12 @@
 """The loop of one serving rank: tick by tick, what all ranks run together.
 
-    engine = Engine(config, serving, place, device)
+    engine = Engine(config, serving, ranks, device)
     for tick in range(ticks):
         engine.tick()
 
 In a tick the ranks tell each other what each could run: a few numbers over the host's network, not the
-device's. From them each finds the same plan (see `plan`, `delayer`), runs its part of it, and reads the
-tokens that were made. Decoding is greedy: the token with the highest logit.
+device's. From them each makes the same plan (see `plan`), runs its part of it, and reads the tokens. Decoding
+is greedy: the token with the highest logit.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ from tracelens.planner.config import Config
 from tracelens.recording import span
 from tracelens.workload.parallel import Group, all_gather_into
 from tracelens.workload.pipeline import default_dtype
-from tracelens.workload.serving.delayer import PrefillDelayer
 from tracelens.workload.serving.graphs import DecodeGraphs, require
-from tracelens.workload.serving.labels import half_label, label
 from tracelens.workload.serving.model import ServingModel
 from tracelens.workload.serving.passes import eager, overlapped
-from tracelens.workload.serving.plan import Kind, Plan, Proposal, make_plan, propose
-from tracelens.workload.serving.requests import Traffic
-from tracelens.workload.serving.scheduler import Scheduler
+from tracelens.workload.serving.plan import (
+    Kind,
+    Plan,
+    PrefillDelayer,
+    Proposal,
+    half_label,
+    label,
+    make_plan,
+    propose,
+)
+from tracelens.workload.serving.scheduler import Scheduler, Traffic
 from tracelens.workload.serving.settings import Serving
 from tracelens.workload.serving.split import Batch, Piece, halves
 
@@ -60,16 +66,10 @@ def make_ranks(rank: int, count: int) -> Ranks:
 
 
 class Engine:
-    """One serving rank.
-
-    Args:
-        config: of the model on one rank, `seq` the longest context.
-        serving: what is served.
-        ranks: this rank and the others.
-        device: of this rank.
+    """One serving rank, of a model whose `seq` is the longest context.
 
     Raises:
-        TracelensError: graphs are asked for that this device or model cannot have.
+        TracelensError: graphs are on, and this device or model cannot have them.
     """
 
     def __init__(self, config: Config, serving: Serving, ranks: Ranks, device: torch.device) -> None:
@@ -100,7 +100,6 @@ class Engine:
         return plan
 
     def all_gather(self, proposal: Proposal) -> list[Proposal]:
-        """The proposals of all ranks, in their order."""
         if self.ranks.host is None:
             return [proposal]
         with span("wishes"):
@@ -109,7 +108,6 @@ class Engine:
         return [Proposal(*row) for row in gathered.view(self.ranks.count, -1).tolist()]
 
     def run(self, plan: Plan) -> None:
-        """Run this rank's part of a plan."""
         kind = plan.kinds[self.ranks.rank]
         batch = self.batch(kind)
         with span(label(kind, batch, plan)), torch.inference_mode():

@@ -47,11 +47,6 @@ class Ticks:
 def latencies(requests: Iterable[Running], ticks: Ticks, timed: range) -> dict[str, list[float]]:
     """Of requests that came and were answered in timed ticks, the waits for their tokens.
 
-    Args:
-        requests: running and finished ones of one rank.
-        ticks: of the run.
-        timed: ticks that count.
-
     Returns:
         ttft_ms and ttft_ticks: from the begin of the tick of its arrival to its first token; tpot_ms and
         tpot_ticks: mean time of the other tokens; tokens: made in timed ticks, one number.
@@ -76,11 +71,6 @@ def latencies(requests: Iterable[Running], ticks: Ticks, timed: range) -> dict[s
 def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range) -> dict[str, Any]:
     """A run in numbers.
 
-    Args:
-        ticks: of the run.
-        ranks: latencies of each rank.
-        timed: ticks that they are of.
-
     Returns:
         ticks; timed_ticks; tokens_per_s (of output, of all ranks); medians ttft_ms, ttft_ticks, tpot_ms and
         tpot_ticks over the requests of all ranks; None where nothing was timed. Of all ticks: prefill_ticks,
@@ -88,13 +78,13 @@ def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range)
         prefill and others decode; padding_fraction, 1 - tokens / (ranks x tokens of the rank with most).
     """
     run = [plan for plan in ticks.plans if plan is not None]
-    tokens, slots = sum(map(tokens_of, run)), sum(map(slots_of, run))
-    spent = ticks.end_ms[timed[-1]] - ticks.begin_ms[timed[0]] if timed else 0.0
+    tokens, padded = sum(plan.request_tokens for plan in run), sum(plan.padded_tokens for plan in run)
+    spent_ms = ticks.end_ms[timed[-1]] - ticks.begin_ms[timed[0]] if timed else 0.0
     made = sum(sum(rank["tokens"]) for rank in ranks)
     timings: dict[str, Any] = {
         "ticks": len(ticks.plans),
         "timed_ticks": len(timed),
-        "tokens_per_s": made / spent * 1e3 if spent else None,
+        "tokens_per_s": made / spent_ms * 1e3 if spent_ms else None,
     }
     for name in ("ttft_ms", "ttft_ticks", "tpot_ms", "tpot_ticks"):
         values = [value for rank in ranks for value in rank[name]]
@@ -107,16 +97,5 @@ def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range)
         "split_ticks": sum(plan.split for plan in run),
         "graph_ticks": sum(plan.graph > 0 for plan in run),
         "mismatched_ticks": sum(plan.mismatched for plan in run),
-        "padding_fraction": 1 - tokens / slots if slots else None,
+        "padding_fraction": 1 - tokens / padded if padded else None,
     }
-
-
-def tokens_of(plan: Plan) -> int:
-    """Tokens of all requests."""
-    real = (sum(two) for kind, two in zip(plan.kinds, plan.tokens, strict=True) if "dummy" not in kind)
-    return sum(real)
-
-
-def slots_of(plan: Plan) -> int:
-    """Tokens of the rank with most of them, times ranks."""
-    return len(plan.kinds) * max(map(sum, plan.tokens))

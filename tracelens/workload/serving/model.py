@@ -102,7 +102,6 @@ class Layer(nn.Module):
         )
 
     def run(self, x_TD: Tensor, rows: BatchTensors, padded: int, alone: bool) -> Waits:
-        """The stream after this layer."""
         x_TD = x_TD + scoped(f"{self.name}.attention", self.attend, x_TD, rows)
         own_TD = self.ffn_norm(x_TD)
         if padded > len(own_TD):
@@ -112,18 +111,11 @@ class Layer(nn.Module):
         return x_TD + y_TD[: len(x_TD)]
 
     def attend(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
-        """Normalisation and attention."""
         return self.attention.run(self.attention_norm(x_TD), rows)
 
 
 class SlicedMLP(nn.Module):
-    """A slice of a gated MLP.
-
-    Args:
-        config: of the model.
-        ffn: inner width of the whole.
-        group: ranks with the other slices.
-    """
+    """A slice of a gated MLP of inner width `ffn`, its other slices on the ranks of `group`."""
 
     def __init__(self, config: Config, ffn: int, group: Group) -> None:
         super().__init__()
@@ -167,13 +159,7 @@ class SlicedExperts(GroupedExperts):
 
 
 class SlicedMoE(nn.Module):
-    """Router of this rank's tokens, then a slice of all experts for the tokens of all ranks.
-
-    Args:
-        config: of the model on one rank.
-        alone: the same rank's groups.
-        group: ranks with the other slices.
-    """
+    """Router of this rank's tokens, then a slice of all experts for the tokens of all ranks."""
 
     def __init__(self, config: Config, alone: Groups, group: Group) -> None:
         super().__init__()

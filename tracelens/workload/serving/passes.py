@@ -14,15 +14,7 @@ from tracelens.workload.serving.split import Batch
 
 
 def eager(model: ServingModel, batch: Batch, prefill: bool, padded: int, device: torch.device) -> Tensor:
-    """Logits_RV of a batch.
-
-    Args:
-        model: of this rank.
-        batch: of this rank.
-        prefill: whether it is one; else it is a decode, of one token a request.
-        padded: tokens of each rank where all meet.
-        device: of the model.
-    """
+    """Logits_RV of a prefill or a decode, which has `padded` tokens on each rank where all meet."""
     return together([model.run(make_rows(batch, prefill, device), padded)])[0]
 
 
@@ -37,13 +29,6 @@ def overlapped(
 
     The halves take turns: where one waits for other ranks, the other one goes on. As the first is always a
     turn ahead, what it puts into the cache in a layer is there when the second half looks at it.
-
-    Args:
-        model: of this rank.
-        batches: label and batch of each half.
-        prefill: as for `eager`, as are the others.
-        padded: of each half.
-        device: of the model.
     """
     runs = [
         model.run(make_rows(batch, prefill, device), tokens, alone=False)
@@ -55,9 +40,7 @@ def overlapped(
 def together(runs: Sequence[Waits], labels: Sequence[str] | None = None) -> list[Tensor]:
     """Run computations in turns, each as far as its next wait for other ranks; what each made.
 
-    Args:
-        runs: that all wait as often.
-        labels: names of the scopes of their turns.
+    All wait as often; the scopes of their turns have the names in `labels`.
     """
     made: list[Tensor] = []
     while len(made) < len(runs):

@@ -1,7 +1,8 @@
-"""What all ranks run in a tick, as each of them finds out from what all could run. No torch here."""
+"""What all ranks run in a tick, as each works out from what all could run, and its label in traces."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,9 @@ Kind = Literal["prefill", "decode", "dummy_prefill", "dummy_decode"]
 
 DUMMY_TOKENS = (0, 1)
 """Of the two halves of a pass without a request."""
+
+SHOWN = 3
+"""Context lengths that a label spells out."""
 
 
 class Proposal(NamedTuple):
@@ -38,7 +42,6 @@ class Proposal(NamedTuple):
 
     @property
     def can_decode(self) -> bool:
-        """Whether it has requests to decode."""
         return self.decode_first + self.decode_second > 0
 
 
@@ -81,6 +84,17 @@ class Plan(NamedTuple):
         return "prefill" in self.kinds
 
     @property
+    def request_tokens(self) -> int:
+        """Tokens of all requests."""
+        pairs = zip(self.kinds, self.tokens, strict=True)
+        return sum(sum(tokens) for kind, tokens in pairs if "dummy" not in kind)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of the rank with most of them, times ranks."""
+        return len(self.kinds) * max(map(sum, self.tokens))
+
+    @property
     def mismatched(self) -> bool:
         """Whether some ranks prefill and others decode."""
         return {"prefill", "decode"} <= set(self.kinds)
@@ -92,11 +106,6 @@ def make_plan(proposals: Sequence[Proposal], prefill: bool, settings: Serving) -
     Ranks that have no prefill decode meanwhile, eagerly: the others could not replay a graph. Ranks that have
     nothing compute one token for nobody, for all have to meet. Ticks with a prefill are cut in two where
     every rank's prefill can be; a decode is so small that its halves would take longer.
-
-    Args:
-        proposals: of all ranks.
-        prefill: whether prefills are allowed.
-        settings: two-batch overlap and graphs.
     """
     prefill = prefill and any(proposal.can_prefill for proposal in proposals)
     if not prefill and not any(proposal.can_decode for proposal in proposals):
@@ -117,9 +126,68 @@ def make_plan(proposals: Sequence[Proposal], prefill: bool, settings: Serving) -
 
 
 def _choice(proposal: Proposal, prefill: bool) -> tuple[Kind, tuple[int, int]]:
-    """What one rank runs, and its tokens."""
     if prefill and proposal.can_prefill:
         return "prefill", (proposal.prefill_first, proposal.prefill_second)
     if proposal.can_decode:
         return "decode", (proposal.decode_first, proposal.decode_second)
     return "dummy_prefill" if prefill else "dummy_decode", DUMMY_TOKENS
+
+
+class PrefillDelayer:
+    """Holds prefills back until most ranks have one.
+
+    A rank in prefill lets all others wait in every layer. So ranks had better prefill in the same ticks, and
+    in the others all decode. Each rank has an object of its own; all see the same proposals, so all decide
+    alike.
+
+    Waiting ends when enough ranks have a prefill; when it has lasted for the most ticks; or when a rank that
+    could prefill has so little in its cache that it would decode next to nothing meanwhile.
+
+    Attributes:
+        waited: ticks in a row in which prefills were held back.
+    """
+
+    def __init__(self, settings: Serving) -> None:
+        self.settings = settings
+        self.waited = 0
+
+    def allow(self, proposals: Sequence[Proposal]) -> bool:
+        """Whether prefills run in this tick; to be called once a tick."""
+        ready = [proposal for proposal in proposals if proposal.can_prefill]
+        if not ready or self._has_quorum(proposals, ready) or self._is_exhausted(ready):
+            self.waited = 0
+            return bool(ready)
+        self.waited += 1
+        return False
+
+    def _has_quorum(self, proposals: Sequence[Proposal], ready: Sequence[Proposal]) -> bool:
+        """Whether most of the ranks that have requests could prefill; those without wait for nobody."""
+        busy = sum(proposal.can_prefill or proposal.can_decode for proposal in proposals)
+        return len(ready) >= math.ceil(self.settings.delay_quorum * busy)
+
+    def _is_exhausted(self, ready: Sequence[Proposal]) -> bool:
+        least_used = min(proposal.used for proposal in ready) / self.settings.slots
+        return self.waited >= self.settings.delay_ticks or least_used < self.settings.delay_watermark
+
+
+def label(kind: Kind, batch: Batch, plan: Plan) -> str:
+    """Label of one rank's forward pass in ATOM's grammar: see serving_labels.toml."""
+    tokens, name, requests = size(batch), str(kind), str(len(batch))
+    if plan.graph:
+        return f"{name}[bs={requests}/{plan.graph} tok={tokens} d={tokens}]"
+    if kind.endswith("decode"):
+        name = name.replace("decode", "eager_decode")
+    lengths = [piece.first + len(piece.tokens) for piece in batch]
+    return f"{name}[bs={requests} tok={tokens} ctx={_shown(lengths)}]" + (" tbo=1" if plan.split else "")
+
+
+def half_label(number: int, batch: Batch) -> str:
+    """Label of one half of a pass under two-batch overlap."""
+    return f"ub{number}[tok={size(batch)}]"
+
+
+def _shown(lengths: list[int]) -> str:
+    if len(lengths) == 1:
+        return str(lengths[0])
+    more = len(lengths) - SHOWN
+    return f"[{', '.join(map(str, lengths[:SHOWN]))}]" + (f"...+{more}" if more > 0 else "")

@@ -35,7 +35,7 @@ class BatchTensors:
         token_T: int64 ids.
         slot_T: int64 slots of the cache.
         position_T: int64 positions in their requests.
-        answer_R: int64, which tokens are followed by one that is to be told.
+        answer_R: int64, tokens whose logits yield a new one.
         stretches: of a prefill, requests; None in a decode, where each token is of another request.
         longest: of a decode, rows of the cache that it looks at.
     """
@@ -65,13 +65,7 @@ def numbers(batch: Batch) -> list[list[int]]:
 
 
 def make_rows(batch: Batch, prefill: bool, device: torch.device) -> BatchTensors:
-    """A batch on the device.
-
-    Args:
-        batch: pieces; of a decode one token each.
-        prefill: whether it is one.
-        device: where.
-    """
+    """A batch on the device; a decode has one token a request."""
     columns = numbers(batch)
     flat = torch.tensor([number for column in columns for number in column], dtype=torch.int64)
     if device.type == "cuda":

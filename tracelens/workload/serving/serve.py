@@ -50,7 +50,6 @@ class ServeJob:
     scrub: bool = False
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be run."""
         object.__setattr__(self, "device", resolve_device(self.device))
         at_least_one(self, ("ranks", "ticks"))
         if self.out is not None:
@@ -76,7 +75,7 @@ class ServeJob:
         return RecordingWindow.between(self.start, self.end)
 
     def settings(self) -> dict[str, Any]:
-        """What is run, as plain values: model, serving, and what it shares with training."""
+        """Model, serving and what it shares with training, as plain values."""
         config = self.config
         return {
             "model": asdict(config.model),
@@ -86,7 +85,7 @@ class ServeJob:
         }
 
     def timed(self) -> range:
-        """The ticks whose time says something: after the first few, and without a profiler."""
+        """The ticks after warm-up and without a profiler."""
         return range(WARM_UP, self.ticks if self.out is None else max(self.window.wait, WARM_UP))
 
 

@@ -15,23 +15,23 @@ SplitName = Literal["off", "request", "token"]
 LengthsName = Literal["lognormal", "uniform"]
 
 HELP = {
-    "rate": "requests that arrive on a rank in a tick, on average",
-    "requests": "requests that arrive in all; 0 for as many as the ticks bring",
-    "lengths": "of prompts and outputs between their bounds: lognormal or uniform",
-    "prompt_min": "tokens of the shortest prompt",
-    "prompt_max": "tokens of the longest prompt",
-    "output_min": "tokens of the shortest output",
-    "output_max": "tokens of the longest output",
-    "slots": "requests per rank that fit in the cache",
+    "rate": "mean arrival rate, in requests per rank per tick",
+    "requests": "total requests; 0: no limit",
+    "lengths": "distribution of prompt and output lengths between their bounds: lognormal or uniform",
+    "prompt_min": "minimum prompt length in tokens",
+    "prompt_max": "maximum prompt length in tokens",
+    "output_min": "minimum output length in tokens",
+    "output_max": "maximum output length in tokens",
+    "slots": "KV cache slots (requests) per rank",
     "prefill_tokens": "maximum tokens of a rank's prefill in one tick",
-    "prefill_delayer": "on: a prefill waits until most ranks have one",
-    "delay_ticks": "maximum ticks that a prefill waits for other ranks",
-    "delay_quorum": "fraction of the busy ranks that must have a prefill",
-    "delay_watermark": "fraction of its cache that a rank must use before its prefill waits",
-    "tbo": "two-batch overlap of ticks with a prefill: halves of whole requests (request), or of equal "
-    "tokens, splitting a request (token)",
+    "prefill_delayer": "on: delay a prefill until most ranks have one",
+    "delay_ticks": "maximum ticks to delay a prefill",
+    "delay_quorum": "fraction of busy ranks that must have a prefill",
+    "delay_watermark": "cache utilization below which a rank's prefill is not delayed",
+    "tbo": "two-batch overlap of prefill ticks: split between requests (request), or at half of the tokens, "
+    "through a request (token)",
     "graph": "on: replay decodes from graphs, one per batch size, when all ranks decode; needs a GPU",
-    "seed": "of weights, requests and their prompts",
+    "seed": "random seed of weights, arrivals and prompts",
 }
 
 
@@ -57,7 +57,6 @@ class Serving:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise TracelensError for what cannot be."""
         switch = get_args(SwitchName)
         known: dict[str, Any] = {"prefill_delayer": switch, "graph": switch, "tbo": get_args(SplitName)}
         one_of(self, known | {"lengths": get_args(LengthsName)})
@@ -67,8 +66,8 @@ class Serving:
                 raise TracelensError(f"{high} ({getattr(self, high)}) is below {low} ({getattr(self, low)})")
         if self.prefill_tokens < self.prompt_max:
             raise TracelensError(
-                f"prefill_tokens ({self.prefill_tokens}) must be at least prompt_max ({self.prompt_max}): a "
-                "prompt is computed in one tick"
+                f"prefill_tokens ({self.prefill_tokens}) must be at least prompt_max ({self.prompt_max}): "
+                "prompts are not chunked across ticks"
             )
         for name in ("rate", "requests", "delay_ticks"):
             if getattr(self, name) < 0:
@@ -134,11 +133,6 @@ TRAINING = ("dtype", "routing")
 def model_config(name: str, assignments: Iterable[str], serving: Serving) -> Config:
     """The model of a preset as one rank's: whole experts, in grouped GEMMs, sizes known without asking.
 
-    Args:
-        name: of the preset.
-        assignments: texts `field=value` of the model, or of what serving shares with training.
-        serving: longest context, and seed.
-
     Raises:
         TracelensError: a field says nothing about serving, or see `config.override`.
     """
@@ -146,7 +140,7 @@ def model_config(name: str, assignments: Iterable[str], serving: Serving) -> Con
     unknown = TRAINING_HELP.keys() - {*TOGGLES, *TRAINING}
     if wrong := [text.partition("=")[0] for text in texts if text.partition("=")[0] in unknown]:
         raise TracelensError(
-            f"{wrong[0]} is a field of training runs: serving knows those of the model, and "
+            f"{wrong[0]} is a field of training runs: serving takes those of the model, and "
             f"{', '.join((*TOGGLES, *TRAINING))}"
         )
     config = override(preset(name), texts)

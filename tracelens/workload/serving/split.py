@@ -15,7 +15,7 @@ class Piece(NamedTuple):
         slot: of the cache.
         first: position of the first of them: so many are in the cache already.
         tokens: one after the other.
-        answers: whether the next token is to be told; not of the front part of a prompt that was cut.
+        answers: whether it yields a token; the front part of a prompt that was cut does not.
     """
 
     slot: int

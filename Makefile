@@ -32,10 +32,10 @@ demo: $(VENV)/.core ## make a report of four GPUs that train together: demo_repo
 	@echo "The report is $(CURDIR)/demo_report.html - open it in a browser."
 
 test: lint ## run the linters, the type checker and the whole test suite
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording and of replayed scripts
-	$(BIN)/python -m pytest -n 2 tests/workload tests/planner/config tests/planner/expected tests/recording tests/reproducers tests/cli/test_replay.py \
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/workload tests/planner/config tests/planner/expected tests/recording tests/reproducers tests/cli/test_replay.py \
 		tests/cli/test_workload.py tests/cli/test_workload_serve.py tests/conformance/test_replay.py \
 		tests/notebooks tests/test_readme.py --ignore tests/workload/test_faults.py
 	$(BIN)/python -m pytest tests/workload/test_faults.py  # alone: who else computes makes ranks late, too

@@ -21,13 +21,15 @@ COMMANDS = {
 FILES = sorted(path.name for path in (ROOT / "reports").iterdir())
 
 
-@pytest.fixture
-def remade(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A report made from the repository's root as `make reports` does."""
-    monkeypatch.chdir(ROOT)
-    target = tmp_path / request.param
-    assert run([*COMMANDS[target.stem], "-o", str(target)]) == 0
-    return target
+@pytest.fixture(scope="module", params=COMMANDS)
+def remade(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The reports of one command, made from the repository's root as `make reports` does, but at once."""
+    folder = tmp_path_factory.mktemp("reports")
+    targets = [folder / name for name in FILES if name.partition(".")[0] == request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert run([*COMMANDS[request.param], *(word for path in targets for word in ("-o", str(path)))]) == 0
+    return targets
 
 
 def test_there_is_a_report_of_each_command() -> None:
@@ -35,15 +37,14 @@ def test_there_is_a_report_of_each_command() -> None:
     assert len(COMMANDS) > 3
 
 
-@pytest.mark.parametrize("remade", [name for name in FILES if name.endswith(".md")], indirect=True)
-def test_markdown_is_current(remade: Path) -> None:
-    assert remade.read_text() == (ROOT / "reports" / remade.name).read_text()
-
-
-@pytest.mark.parametrize("remade", [name for name in FILES if name.endswith(".json")], indirect=True)
-def test_json_is_current(remade: Path) -> None:
-    """Integers and texts exactly; floats to rounding, which differs between builds of numpy."""
-    _same(json.loads(remade.read_text()), json.loads((ROOT / "reports" / remade.name).read_text()), "")
+def test_reports_are_current(remade: list[Path]) -> None:
+    """In JSON integers and texts exactly; floats to rounding, which differs between builds of numpy."""
+    for path in remade:
+        current = (ROOT / "reports" / path.name).read_text()
+        if path.suffix == ".json":
+            _same(json.loads(path.read_text()), json.loads(current), "")
+        else:
+            assert path.read_text() == current
 
 
 def _same(new: Any, old: Any, where: str) -> None:

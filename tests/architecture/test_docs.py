@@ -2,8 +2,6 @@
 
 import ast
 
-import pytest
-
 from tests.architecture.source import Definition, Function, Module, modules
 
 
@@ -46,21 +44,24 @@ def unannotated(node: Function, is_method: bool) -> list[str]:
 MODULES = [module for module in modules() if all(is_public(part) for part in module.name.split("."))]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_docstrings(module: Module) -> None:
-    wrong = [] if ast.get_docstring(module.tree) else [f"{module}:1: the module has no docstring"]
-    for name, node, is_method in public(module):
-        if is_method or "overload" in decorators(node):  # a method's name may say it all
-            continue
-        if not ast.get_docstring(node):
-            wrong.append(f"{module.at(node)}: {name} has no docstring")
+def test_docstrings() -> None:
+    wrong = [
+        f"{module}:1: the module has no docstring" for module in MODULES if not ast.get_docstring(module.tree)
+    ]
+    wrong += [
+        f"{module.at(node)}: {name} has no docstring"
+        for module in MODULES
+        for name, node, is_method in public(module)
+        # A method's name may say it all.
+        if not is_method and "overload" not in decorators(node) and not ast.get_docstring(node)
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_annotations(module: Module) -> None:
+def test_annotations() -> None:
     wrong = [
         f"{module.at(node)}: {name} has no type for {', '.join(missing)}"
+        for module in MODULES
         for name, node, is_method in public(module)
         if isinstance(node, Function) and (missing := unannotated(node, is_method))
     ]

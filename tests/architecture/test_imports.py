@@ -12,8 +12,10 @@ the rooms inside it only. Every import counts: at the top, inside functions, and
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -118,7 +120,8 @@ def layer(name: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def imports(module: Module) -> Iterator[Import]:
+@cache
+def imports(module: Module) -> tuple[Import, ...]:
     """Every import in a module, with the function or class it stands in ('' at the top)."""
 
     def walk(node: ast.AST, inside: str, typing_only: bool) -> Iterator[Import]:
@@ -132,7 +135,7 @@ def imports(module: Module) -> Iterator[Import]:
                 typed = True
             yield from walk(child, name, typed)
 
-    return walk(module.tree, "", False)
+    return tuple(walk(module.tree, "", False))
 
 
 def targets(module: Module, node: ast.AST) -> list[str]:
@@ -160,37 +163,39 @@ def own(module: Module) -> list[Import]:
     return [found for found in imports(module) if found.target.split(".")[0] == PACKAGE]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_only_allowed_arrows(module: Module) -> None:
-    here = layer(module.name)
-    assert here in ALLOWED, f"{module}: {here!r} is no known part of tracelens; add its arrows to ALLOWED"
+def test_only_allowed_arrows() -> None:
+    unknown = {layer(module.name) for module in MODULES} - set(ALLOWED)
+    assert not unknown, "no known parts of tracelens; add their arrows to ALLOWED"
     wrong = [
         f"{found.where}: {module.name} imports {found.target}, but {here} may import "
         f"{', '.join(sorted(ALLOWED[here])) or 'nothing'}"
+        for module in MODULES
+        if (here := layer(module.name))
         for found in own(module)
         if layer(found.target) != here and layer(found.target) not in ALLOWED[here]
     ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_the_workload_is_imported_by_its_command_only(module: Module) -> None:
-    if layer(module.name) == "workload":
-        return
+def test_the_workload_is_imported_by_its_command_only() -> None:
     wrong = [
         f"{found.where}: {found.target} outside a function of tracelens.cli.workload"
+        for module in MODULES
         for found in own(module)
-        if layer(found.target) == "workload"
+        if layer(found.target) == "workload" != layer(module.name)
         and not (module.name.startswith("tracelens.cli.workload") and (found.inside or found.typing_only))
     ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_torch_is_imported_where_traces_are_made_only(module: Module) -> None:
-    if layer(module.name) in ("recording", "workload"):
-        return
-    wrong = [found.where for found in imports(module) if found.target.split(".")[0] == "torch"]
+def test_torch_is_imported_where_traces_are_made_only() -> None:
+    wrong = [
+        found.where
+        for module in MODULES
+        if layer(module.name) not in ("recording", "workload")
+        for found in imports(module)
+        if found.target.split(".")[0] == "torch"
+    ]
     assert not wrong, f"torch is an optional library of recording and workload: {', '.join(wrong)}"
 
 
@@ -210,13 +215,12 @@ def room(name: str) -> str:
     return name if name in ROOMS else name.rpartition(".")[0]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_rooms_are_entered_by_the_door(module: Module) -> None:
-    here = room(module.name)
+def test_rooms_are_entered_by_the_door() -> None:
     wrong = [
         f"{found.where}: {found.target} is internal to {room(found.target)}; import what that exports"
+        for module in MODULES
         for found in own(module)
-        if found.target not in ROOMS and not f"{here}.".startswith(f"{room(found.target)}.")
+        if found.target not in ROOMS and not f"{room(module.name)}.".startswith(f"{room(found.target)}.")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -229,10 +233,11 @@ def floor(name: str) -> int:
     return next(number for number, rooms in enumerate(FLOORS) if parts[2] in rooms)
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if floor(module.name) >= 0], ids=str)
-def test_rooms_of_the_analysis_are_built_on_lower_ones(module: Module) -> None:
+def test_rooms_of_the_analysis_are_built_on_lower_ones() -> None:
     wrong = [
         f"{found.where}: {module.name} imports {found.target}, which is not on a lower floor"
+        for module in MODULES
+        if floor(module.name) >= 0
         for found in own(module)
         if room(found.target) != room(module.name) and floor(found.target) >= floor(module.name)
     ]
@@ -269,20 +274,28 @@ def test_no_cycles_between_rooms() -> None:
     assert cycle(graph) == []
 
 
-@pytest.mark.parametrize("folder", sorted(ROOMS))
-def test_rooms_are_small(folder: str) -> None:
-    files = [module for module in MODULES if room(module.name) == folder and not module.is_package]
-    assert len(files) <= MOST_MODULES, f"{folder} has {len(files)} modules: divide it"
+def test_rooms_are_small() -> None:
+    files = Counter(room(module.name) for module in MODULES if not module.is_package)
+    large = {name: count for name, count in files.items() if count > MOST_MODULES}
+    assert not large, "divide these rooms"
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.is_package], ids=str)
-def test_no_export_is_hidden_by_a_module(module: Module) -> None:
-    """Importing `room/name.py` binds `room.name` to the module, unless `__init__` has bound the name."""
-    lazy = not any(
+def is_lazy(module: Module) -> bool:
+    """Whether an `__init__` imports nothing of its room."""
+    return not any(
         found.target.startswith(f"{module.name}.") and not found.typing_only for found in imports(module)
     )
-    hidden = {name for name in exported(module) if lazy and f"{module.name}.{name}" in NAMES}
-    assert not hidden, f"{module}: {hidden} are names of modules as well"
+
+
+def test_no_export_is_hidden_by_a_module() -> None:
+    """Importing `room/name.py` binds `room.name` to the module, unless `__init__` has bound the name."""
+    hidden = {
+        f"{module.name}.{name}"
+        for module in MODULES
+        if module.is_package and is_lazy(module)
+        for name in exported(module)
+    }
+    assert not hidden & NAMES, "exports that are names of modules as well"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,9 @@ def test_a_roofline_is_the_source_of_times(capfd: pytest.CaptureFixture[str]) ->
     assert given[0]["peak_bytes"] == 4 * round(4e9 * 7 / 27)
 
 
-def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    targets = [tmp_path / name for name in ("p.html", "p.md", "p.json", "p.xlsx", "csv")]
-    assert run_cli([*GIVEN, "--vpp", "2", *(part for path in targets for part in ("-o", str(path)))]) == 0
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.splitlines() == [f"wrote {path}" for path in targets]
-    assert "1f1b: each micro-batch on each stage" in targets[0].read_text()
+def test_every_format_is_written(written: Callable[..., Path]) -> None:
+    folder = written(*GIVEN, "--vpp", "2")
+    assert "1f1b: each micro-batch on each stage" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +140,5 @@ def test_every_format_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[st
         ([*GIVEN, "-o", "p.doc"], "no format is written as '.doc'"),
     ],
 )
-def test_errors_are_one_line(arguments: list[str], problem: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(arguments) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert problem in err
-    assert len(err.splitlines()) == 1
+def test_errors_are_one_line(arguments: list[str], problem: str, refused: Callable[..., str]) -> None:
+    assert problem in refused(*arguments)

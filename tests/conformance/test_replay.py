@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +14,7 @@ import tracelens
 from tracelens.reproducers.make import replay
 from tracelens.reproducers.verify.verify import BROKEN, verify
 from tracelens.table.result import Result
+from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 
 
@@ -45,17 +45,23 @@ TRACES = {
 COVERED = 0.95
 SMALL = 1 << 16
 
-every = pytest.mark.parametrize("name", TRACES)
+
+class Replayed(NamedTuple):
+    """A trace with the scripts made of it, and their folder."""
+
+    known: Known
+    run: Run
+    folder: Path
+    result: Result
 
 
-@cache
-def trace_of(path: Path) -> Trace:
-    (trace,) = tracelens.load(path).traces
-    return trace
-
-
-def made(corpus: Path, name: str, folder: Path, **options: Any) -> Result:
-    return replay(tracelens.load(corpus / TRACES[name].path), folder, top=None, **options)
+@pytest.fixture(scope="module", params=TRACES)
+def replayed(
+    request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Replayed:
+    known = TRACES[request.param]
+    run, folder = tracelens.load(corpus / known.path), tmp_path_factory.mktemp(request.param)
+    return Replayed(known, run, folder, replay(run, folder, top=None))
 
 
 def carrying(trace: Trace) -> dict[str, int]:
@@ -74,12 +80,10 @@ def carrying(trace: Trace) -> dict[str, int]:
     return found
 
 
-@every
-def test_scripts_stand_for_the_time_of_ops_with_shapes(name: str, corpus: Path, tmp_path: Path) -> None:
-    wanted = carrying(trace_of(corpus / TRACES[name].path))
-    table = made(corpus, name, tmp_path)["scripts"]
+def test_scripts_stand_for_the_time_of_ops_with_shapes(replayed: Replayed) -> None:
+    wanted = carrying(replayed.run.traces[0])
     time: dict[str, int] = {}
-    for row in table.itertuples():
+    for row in replayed.result["scripts"].itertuples():
         # The profiler's op around each collective.
         op = row.subject if "::" in row.subject else "record_param_comms"
         time[op] = time.get(op, 0) + row.total_ns
@@ -89,21 +93,19 @@ def test_scripts_stand_for_the_time_of_ops_with_shapes(name: str, corpus: Path, 
     assert sum(time.values()) <= 1.02 * sum(wanted.values())
 
 
-@every
-def test_the_rest_is_accounted_for(name: str, corpus: Path, tmp_path: Path) -> None:
-    found = made(corpus, name, tmp_path)
+def test_the_rest_is_accounted_for(replayed: Replayed) -> None:
+    found = replayed.result
     subjects = [skip.subject for skip in found.skips]
-    assert len(subjects) == len(TRACES[name].skips)
-    for subject, part in zip(subjects, TRACES[name].skips, strict=True):
+    assert len(subjects) == len(replayed.known.skips)
+    for subject, part in zip(subjects, replayed.known.skips, strict=True):
         assert part in subject
     told = sum(float(share[1]) for subject in subjects if (share := re.match(r"([\d.]+)% of GPU", subject)))
     assert 100 * found.meta["fraction"] + told == pytest.approx(100, abs=0.3)
 
 
-@every
-def test_each_different_call_is_a_script(name: str, corpus: Path, tmp_path: Path) -> None:
-    known, trace = TRACES[name], trace_of(corpus / TRACES[name].path)
-    found = made(corpus, name, tmp_path)["scripts"]
+def test_each_different_call_is_a_script(replayed: Replayed) -> None:
+    known, trace = replayed.known, replayed.run.traces[0]
+    found = replayed.result["scripts"]
     collective = ~found["subject"].str.contains("::")
     assert ((~collective).sum(), collective.sum()) == (known.ops, known.collectives)
     ops = trace.ops.set_index("event_id").loc[trace.links["op_id"].loc[lambda op: op >= 0].unique()]
@@ -116,42 +118,32 @@ def test_each_different_call_is_a_script(name: str, corpus: Path, tmp_path: Path
     assert len(different) <= known.ops <= len(different) + 5
 
 
-@every
-def test_every_file_is_one_that_can_be_read(name: str, corpus: Path, tmp_path: Path) -> None:
-    found = made(corpus, name, tmp_path)["scripts"]
-    for file in found["file"]:
-        text = (tmp_path / file).read_text(encoding="utf-8")
+def test_every_file_is_one_that_can_be_read(replayed: Replayed) -> None:
+    long = set()
+    for file in replayed.result["scripts"]["file"]:
+        text = (replayed.folder / file).read_text(encoding="utf-8")
         compile(text, file, "exec")
-        assert len(text.splitlines()) <= 148
-        assert max(map(len, text.splitlines())) <= 110
-    long = [file for file in found["file"] if len((tmp_path / file).read_text().splitlines()) >= 134]
-    assert {re.sub(r"^\d+_|\.py$", "", file) for file in long} <= {
+        lines = text.splitlines()
+        assert len(lines) <= 148
+        assert max(map(len, lines)) <= 110
+        if len(lines) >= 134:
+            long.add(re.sub(r"^\d+_|\.py$", "", file))
+    assert long <= {
         "aten__cudnn_attention_backward",
         "aten_histc",
     }
 
 
-def run(corpus: Path, name: str, folder: Path, of_three: int) -> None:
-    """Run all scripts on the CPU, or one of three, with small tensors; none is wrong or fails."""
-    files = made(corpus, name, folder, max_elements=SMALL)["scripts"]["file"].tolist()
-    some = re.compile("|".join(f"^{re.escape(file)}$" for file in files[:: of_three or 1]))
-    found = verify(folder, device="cpu", iters=1, python=sys.executable, only=some)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (known.ops > 100)) for name, known in TRACES.items()],
+)
+def test_scripts_run_and_are_right(name: str, corpus: Path, tmp_path: Path) -> None:
+    """All scripts on the CPU, with small tensors."""
+    pytest.importorskip("torch")
+    made = replay(tracelens.load(corpus / TRACES[name].path), tmp_path, top=None, max_elements=SMALL)
+    found = verify(tmp_path, device="cpu", iters=1, python=sys.executable)
     table = found["scripts"]
-    assert len(table) == len(files[:: of_three or 1])
+    assert len(table) == len(made["scripts"])
     assert not set(table["status"]) & {*BROKEN, "skipped"}, found["notes"].to_string()
     assert set(table["check"]) == {"ok"}, found["notes"].to_string()
-
-
-@pytest.mark.parametrize(
-    ("name", "of_three"), [("qwen", 1), ("timesformer", 1), ("resnet", 3), ("dsv2_grouped", 3)]
-)
-def test_scripts_run_and_are_right(name: str, of_three: int, corpus: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    run(corpus, name, tmp_path, of_three)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet", "dsv2_grouped"])
-def test_all_scripts_run_and_are_right(name: str, corpus: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    run(corpus, name, tmp_path, 1)

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -164,11 +165,11 @@ def same(left: Mapping[Any, Any], right: Mapping[Any, Any]) -> bool:
 
 @analyzers
 @cases
-@pytest.mark.parametrize("scope", SCOPES)
-def test_tables_fit_their_schemas(name: str, case: str, scope: str) -> None:
-    result = result_of(name, case, scope)
-    assert isinstance(result, Result)
-    for table_name, table in result.data.items():
+def test_tables_fit_their_schemas(name: str, case: str) -> None:
+    results = [result_of(name, case, scope) for scope in SCOPES]
+    assert all(isinstance(result, Result) for result in results)
+    tables = [(result, *item) for result in results for item in result.data.items()]
+    for result, table_name, table in tables:
         frame = result[table_name]
         assert list(frame.columns) == table.schema.names
         assert not frame.isna().to_numpy().any(), table_name
@@ -189,61 +190,56 @@ def test_tables_fit_their_schemas(name: str, case: str, scope: str) -> None:
 
 
 @analyzers
-@cases
-@pytest.mark.parametrize("scope", SCOPES)
-def test_what_is_missing_has_a_reason(name: str, case: str, scope: str) -> None:
-    result = result_of(name, case, scope)
-    for skip in result.skips:
-        assert skip.subject.strip()
-        assert len(skip.reason) > 5
-        assert "\n" not in skip.subject + skip.reason
-    missing = {table for table in table_names(name) if not len(result.data.get(table, ()))}
-    missing -= {table for owner, table in NOTHING_TO_TELL if owner == name}
-    assert not missing or result.skips, f"{sorted(missing)} empty or absent without a word"
+def test_what_is_missing_has_a_reason(name: str) -> None:
+    for case, scope in product(CASES, SCOPES):
+        result = result_of(name, case, scope)
+        for skip in result.skips:
+            assert skip.subject.strip()
+            assert len(skip.reason) > 5
+            assert "\n" not in skip.subject + skip.reason
+        missing = {table for table in table_names(name) if not len(result.data.get(table, ()))}
+        missing -= {table for owner, table in NOTHING_TO_TELL if owner == name}
+        assert not missing or result.skips, (
+            f"{case}, {scope}: {sorted(missing)} empty or absent without a word"
+        )
 
 
 @analyzers
-@cases
-def test_a_rank_is_in_the_headline_table_or_in_a_skip(name: str, case: str) -> None:
-    result = result_of(name, case)
-    for rank in run_of(case).ranks:
+def test_a_rank_is_in_the_headline_table_or_in_a_skip(name: str) -> None:
+    for case in CASES:
+        result = result_of(name, case)
         ranked = [frame for frame in result.tables.values() if "rank" in frame]
-        shown = any(rank in frame["rank"].tolist() for frame in ranked)
-        assert shown or any(skip.subject.startswith(f"rank {rank}") for skip in result.skips)
+        for rank in run_of(case).ranks:
+            shown = any(rank in frame["rank"].tolist() for frame in ranked)
+            assert shown or any(skip.subject.startswith(f"rank {rank}") for skip in result.skips), case
 
 
 @analyzers
 @cases
-def test_the_trace_stays_as_it_is(name: str, case: str) -> None:
+def test_it_comes_again_and_the_trace_stays_as_it_is(name: str, case: str) -> None:
     run = CASES[case]()
     before = [copied(trace.tables) for trace in run.traces]
-    analyze(run, name)
+    first, second = result_of(name, case), analyze(run, name, **options_of(name, "all"))
     assert all(same(a, copied(trace.tables)) for a, trace in zip(before, run.traces, strict=True))
-
-
-@analyzers
-@cases
-def test_the_same_again(name: str, case: str) -> None:
-    first, second = result_of(name, case), analyze(CASES[case](), name, **options_of(name, "all"))
     assert same(copied(first.data), copied(second.data))
     assert replace(first, data={}) == replace(second, data={})
 
 
 @analyzers
 @cases
-@pytest.mark.parametrize("scope", SCOPES)
-def test_ranks_analyzed_apart_give_the_same(name: str, case: str, scope: str) -> None:
+def test_ranks_analyzed_apart_give_the_same(name: str, case: str) -> None:
     """What a part holds can travel, and from the parts of all ranks comes what the run itself gives."""
-    whole = result_of(name, case, scope)
-    item = ANALYZERS.get(name)
-    parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
-    required = {need: result_of(need, case, scope) for need in item.needs}
-    required |= {name: shared_apart(name, case, scope) for name in item.shared}
-    apart = item.combine(parts, required, scope=scope)
-    apart = noted(apart, [trace.meta for trace in run_of(case).traces])
-    assert same(plain(apart), plain(whole))
-    assert list(apart.data) == list(whole.data)
-    assert replace(apart, data={}) == replace(whole, data={})
+    item, traces = ANALYZERS.get(name), run_of(case).traces
+    for scope in SCOPES:
+        whole = result_of(name, case, scope)
+        parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in traces]
+        required = {need: result_of(need, case, scope) for need in item.needs}
+        required |= {shared: shared_apart(shared, case, scope) for shared in item.shared}
+        apart = item.combine(parts, required, scope=scope)
+        apart = noted(apart, [trace.meta for trace in traces])
+        assert same(plain(apart), plain(whole))
+        assert list(apart.data) == list(whole.data)
+        assert replace(apart, data={}) == replace(whole, data={})
 
 
 def shared_apart(name: str, case: str, scope: str) -> object:
@@ -303,9 +299,9 @@ def test_options_it_does_not_have_are_refused(name: str) -> None:
 
 
 @analyzers
-@cases
-def test_meta_is_json(name: str, case: str) -> None:
-    json.dumps(dict(result_of(name, case).meta), allow_nan=False)
+def test_meta_is_json(name: str) -> None:
+    for case in CASES:
+        json.dumps(dict(result_of(name, case).meta), allow_nan=False)
 
 
 @pytest.mark.parametrize("case", CASES)

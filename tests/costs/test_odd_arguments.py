@@ -58,7 +58,7 @@ def test_the_same_for_all(arguments: tuple[Any, Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_any(name: str, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 18))

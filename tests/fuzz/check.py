@@ -45,9 +45,17 @@ OPEN = {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}
 """Environment of a check: no guard makes a skip of an exception, and no other process hides one."""
 PACKAGE = str(Path(tracelens.__file__).parent)
 FORMATS = ("html", "markdown", "json", "csv", "console", "xlsx")
-STAGES = (*FORMATS, "diff", "gate", "replay", "fuse", "whatif")
+REPLAYS: dict[str, Callable[[Run, Path], Any]] = {
+    "replay": lambda run, path: replay(run, path, top=None),
+    "replay recoverable": lambda run, path: replay(
+        run, path, order="recoverable", device=known_device("mi300x"), top=5
+    ),
+    "replay scaled": lambda run, path: replay(run, path, max_elements=1000, first_ranks=2, top=5),
+    "replay sequence": replay_layers,
+}
+STAGES = (*FORMATS, "diff", "gate", *REPLAYS, "fuse", "whatif")
 LIMIT_S = 60
-_OFTEN = {"html": 0.3, "console": 0.03, "xlsx": 0.03, "replay": 0.15}
+_OFTEN = {"html": 0.3, "console": 0.03, "xlsx": 0.03, **dict.fromkeys(REPLAYS, 0.06)}
 """How often a stage is taken where stages rotate; _RATHER_OFTEN for those that are not named."""
 _RATHER_OFTEN = 0.35
 
@@ -161,8 +169,9 @@ def check(
                 _render(checker, report, form)
         if "fuse" in stages:
             _fuse(checker, run, folder)
-        if "replay" in stages:
-            _replay(checker, run, folder)
+        for stage in REPLAYS:
+            if stage in stages:
+                _replay(checker, stage, run, folder)
         if "whatif" in stages:
             _whatif(checker, run)
         twin = intact or read(source)
@@ -236,22 +245,13 @@ def _fuse(checker: Checker, run: Run, folder: Path) -> None:
             )
 
 
-def _replay(checker: Checker, run: Run, folder: Path) -> None:
-    device = known_device("mi300x")
-    kinds: dict[str, Callable[[Path], Any]] = {
-        "replay": lambda path: replay(run, path, top=None),
-        "replay recoverable": lambda path: replay(run, path, order="recoverable", device=device, top=5),
-        "replay scaled": lambda path: replay(run, path, max_elements=1000, first_ranks=2, top=5),
-        "replay sequence": lambda path: replay_layers(run, path),
-    }
-    for stage, write in kinds.items():
-        path = folder / stage.replace(" ", "_")
-        with patch("tracelens.reproducers.scripts.render.difference", _difference):
-            result = checker.attempt(stage, lambda write=write, path=path: write(path))  # type: ignore[misc]
-        if result is not None:
-            report = Report((result,))
-            checker.hold(stage, invariants.of_report(report))
-            checker.hold(f"{stage}, compiled", _compiled(path))
+def _replay(checker: Checker, stage: str, run: Run, folder: Path) -> None:
+    path = folder / stage.replace(" ", "_")
+    with patch("tracelens.reproducers.scripts.render.difference", _difference):
+        result = checker.attempt(stage, lambda: REPLAYS[stage](run, path))
+    if result is not None:
+        checker.hold(stage, invariants.of_report(Report((result,))))
+        checker.hold(f"{stage}, compiled", _compiled(path))
 
 
 _difference = lru_cache(maxsize=4096)(outline.difference)

@@ -130,7 +130,7 @@ def _cut_texts(name: str) -> tuple[bytes, ...]:
 
 def documents(name: str) -> list[Document]:
     """Fresh copies of the cut ranks of a source, as decoded JSON."""
-    return [json.loads(text) for text in _cut_texts(name)]
+    return [msgspec.json.decode(text) for text in _cut_texts(name)]
 
 
 def _read(path: Path) -> Document:

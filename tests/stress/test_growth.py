@@ -20,7 +20,7 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "nested_ops": (1000, ("breakdown", "ops", "diff")),
     "ranks": (40, ("stragglers", "timeline", "diff", "whatif", "gate", "fuse", "replay")),
     "moe_layers": (500, ("moe",)),
-    "routed_layers": (1500, ("moe", "grouped_gemm")),
+    "routed_layers": (800, ("moe", "grouped_gemm")),
     "serving_steps": (400, ("serving", "whatif")),
     "no_durations": (1500, ("diff", "diff_back")),
     "microbatches": (500, ("collectives", "stragglers", "pipeline")),

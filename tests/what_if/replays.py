@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+import tracelens
 from tests.builders import aligned, draw_run
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import Recorded, build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import Edge, Node
-from tracelens.what_if.replay.schedule import schedule
+from tracelens.what_if.replay.schedule import Times, schedule
 from tracelens.what_if.whatif import whatif
 
 Interval = tuple[float, float, float]
@@ -56,3 +59,33 @@ def assert_identity(run: Run) -> Recorded:
     assert (graph.dur >= 0).all()
     assert (graph.src < graph.dst).all()
     return recorded
+
+
+def check_identity(run: Run) -> None:
+    """Each step of each rank is what the analyzer `steps` measures, and with nothing changed stays so."""
+    recorded = assert_identity(run)
+    steps = tracelens.analyze(run, "steps")["steps"]
+    measured = steps.pivot(index="step", columns="rank", values="dur_ns")
+    graph = recorded.graph
+    times = Times(graph.start, graph.end, graph.start, graph.first[:-1])
+    assert recorded.windows
+    for window in recorded.windows:
+        assert window.spans(times.start, times.end).tolist() == measured.loc[window.label].tolist()
+
+
+def check_explained(run: Run, unexplained: float) -> None:
+    """The step is projected exactly.
+
+    With one latency for all launches, and without any unexplained delay, it stays within 1 %.
+    """
+    result = whatif(run, ["identity"])
+    explained, path = result["explained"], result["critical_path"]
+    (row,) = result["whatif"].itertuples()
+    assert row.low_ns <= row.projected_ns == row.base_ns <= row.high_ns
+    assert result["ranks"]["projected_ns"].tolist() == result["ranks"]["base_ns"].tolist()
+    assert explained["replay"].tolist() == ["as measured", "typical launches", "no unexplained delays"]
+    assert explained["error"].abs().max() < 0.01
+    assert explained["unexplained_fraction"][0] < unexplained
+    whole = path[path["scenario"] == "identity"]["dur_ns"].sum()
+    assert whole in result["ranks"]["base_ns"].tolist()
+    assert path[path["scenario"] == "(measured)"]["fraction"].sum() == pytest.approx(1)

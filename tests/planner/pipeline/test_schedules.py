@@ -84,8 +84,8 @@ def test_each_pass_runs_once_and_after_what_it_needs(
         assert (simulated.start[rows_of][1:] >= simulated.start[rows_of][:-1]).all()
 
 
-@pytest.mark.parametrize("chunks", range(1, 9))
-@pytest.mark.parametrize("stages", range(2, 33))
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("stages", [*range(2, 9), 12, 13, 16, 24, 32])
 def test_interleaved_1f1b_is_its_closed_form(stages: int, chunks: int) -> None:
     for rounds, forward, backward in ((1, 3, 7), (2, 5, 2)):
         microbatches = rounds * stages

@@ -156,14 +156,14 @@ def test_a_detector_does_not_take_the_findings_along(ranks: Path, monkeypatch: p
         "detector small_kernels": "StopIteration",
         "detector stragglers": "StopIteration",
     }
-    checked = report["findings"]["checked"]
+    checked = report["findings"]["checks"]
     assert set(checked["detector"]) == {name for name, _ in DETECTORS.items()}
 
 
 def test_a_detector_is_not_blamed_for_an_analyzer(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, ANALYZERS, "stragglers", function=stop)
     report = tracelens.report(tracelens.load(ranks), ["findings"])
-    checked = report["findings"]["checked"].set_index("detector")["verdict"]
+    checked = report["findings"]["checks"].set_index("detector")["verdict"]
     assert checked["stragglers"] == "needs stragglers, which failed"
 
 

@@ -52,7 +52,7 @@ def test_the_detector_of_the_readme_is_one_file(tmp_path: Path) -> None:
     done = subprocess.run(
         command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
     )
-    signals = json.loads(done.stdout)["tables"]["signals"]
+    signals = json.loads(done.stdout)["tables"]["measurements"]
     assert [row["value"] for row in signals if row["detector"] == "fills" and row["measure"] == "fills"] > [0]
 
 

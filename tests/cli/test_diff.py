@@ -48,9 +48,9 @@ def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
     rows = value["tables"]["waterfall"]
     for level in {row["level"] for row in rows}:
         assert sum(row["delta_ns"] for row in rows if row["level"] == level) == delta
-    assert {"rank", "base_rank", "base_at_ns"} & set(value["tables"]["changes"][0]) == {
+    assert {"rank", "base_rank", "base_ts_ns"} & set(value["tables"]["changes"][0]) == {
         "base_rank",
-        "base_at_ns",
+        "base_ts_ns",
     }
 
 

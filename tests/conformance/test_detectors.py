@@ -29,7 +29,7 @@ SAMPLES = [
 HEAD = """# What the detectors measure on real traces
 
 One section a trace, one row a detector that found its signature there: figures of a step on the rank that
-loses most, the saving as mean of the ranks. Of the others the trace has no signature; the table `checked` of
+loses most, the saving as mean of the ranks. Of the others the trace has no signature; the table `checks` of
 `tracelens analyze findings --json` says why. Findings are those above {shown:.1%} of a step.
 
 """
@@ -37,7 +37,7 @@ loses most, the saving as mean of the ranks. Of the others the trace has no sign
 
 def section(name: str, result: Result) -> str:
     """The table of one trace."""
-    checked, signals = result["checked"], result["signals"]
+    checked, signals = result["checks"], result["measurements"]
     step = signals[signals["measure"] == "step"]["value"].mean()
     rows = ["| detector | ranks | saving | of the step | finding | measured |", "|---|--:|--:|--:|---|---|"]
     for row in checked[checked["ranks"] > 0].itertuples():
@@ -89,7 +89,7 @@ def test_a_sample_trace_shows_what_it_did(name: str) -> None:
 
 def test_no_finding_without_a_signature(case: Case) -> None:
     result = case.result("findings")
-    checked, found = result["checked"], result["findings"]
+    checked, found = result["checks"], result["findings"]
     assert set(checked["detector"]) == {name for name, _ in DETECTORS.items()}
     seen = checked[checked["ranks"] > 0]
     assert set(found["detector"]) <= set(seen["detector"])
@@ -100,7 +100,7 @@ def test_no_finding_without_a_signature(case: Case) -> None:
 
 def test_savings_together_are_no_longer_than_a_step(case: Case) -> None:
     result = case.result("findings")
-    signals = result["signals"]
+    signals = result["measurements"]
     step = signals[signals["measure"] == "step"]["value"].mean()
     assert result["findings"]["additional_ns"].sum() <= step * 1.001
 
@@ -110,7 +110,7 @@ def test_what_the_expert_loop_is_projected_to_save_is_what_grouping_saved() -> N
         tracelens.analyze(tracelens.load(SAMPLE_TRACES / "one_gpu" / name), "findings")
         for name in ("loop", "grouped")
     ]
-    steps = [one["signals"].set_index("measure").loc["step", "value"] for one in results]
+    steps = [one["measurements"].set_index("measure").loc["step", "value"] for one in results]
     found = results[0]["findings"].set_index("detector")
     assert "expert_loop" not in set(results[1]["findings"]["detector"])
     assert found.loc["expert_loop", "saving_ns"] == pytest.approx(steps[0] - steps[1], rel=0.1)

@@ -50,7 +50,7 @@ def without_last_step(trace: Trace) -> Work:
     """The GPU work of a trace that the tool looks at."""
     work = gpu_work(trace)
     steps = steps_of(trace)
-    marks = [edge for label, edge in zip(steps.labels, steps.edges, strict=False) if STEP_MARK.match(label)]
+    marks = [edge for label, edge in zip(steps.labels, steps.marks, strict=False) if STEP_MARK.match(label)]
     if len(marks) < 2:
         return work
     called = trace.events["ts_ns"].to_numpy()[np.maximum(work.launch, 0)]

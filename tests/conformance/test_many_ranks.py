@@ -30,7 +30,7 @@ def reference(case: Case, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A table of the other tool, and our instances in the same order: matched by group, name and time."""
     theirs = pd.read_csv(case.path.with_name(case.path.name + "_collectives") / f"{name}.csv")
     first = theirs[[column for column in theirs.columns if column.endswith("_ts")]].min(axis=1)
-    ours = case.result("collectives")["instances"].set_index("ts_ns")
+    ours = case.result("collectives")["collectives"].set_index("ts_ns")
     place = [int(np.abs(ours.index - round(ts * 1000)).argmin()) for ts in first]
     assert len(set(place)) == len(place)
     found = ours.iloc[place].reset_index()
@@ -58,7 +58,7 @@ def test_latencies_and_skews(case: Case, name: str, latency: str) -> None:
 @tabulated
 def test_every_instance_is_in_one_of_their_tables(case: Case) -> None:
     counted = sum(len(reference(case, name)[0]) for name in ("nccl_implicit_sync", "nccl_all2allv"))
-    assert counted == len(case.table("collectives", "instances"))
+    assert counted == len(case.table("collectives", "collectives"))
 
 
 @tabulated
@@ -115,7 +115,7 @@ def test_batched_sends_and_receives_have_their_kernels(corpus: Path) -> None:
 def test_what_is_waited_for_is_caused(case: Case) -> None:
     """The waiting of all instances is that of their last ranks' causing."""
     result = case.result("collectives")
-    instances, ranks = result["instances"], result["ranks"]
+    instances, ranks = result["collectives"], result["ranks"]
     assert ranks["last_count"].sum() == len(instances)
     counted = instances.groupby("last_rank").size()
     for rank, count in counted.items():
@@ -179,6 +179,6 @@ def test_ranks_of_several_hosts_on_a_cluster(tmp_path: Path) -> None:
     same(on_workers, here)
     assert here.meta["ranks"] == list(range(4 * HOSTS))
     found = next(result for result in here.results if result.analyzer == "collectives")
-    of_one_host = tracelens.analyze(tracelens.load(EP4), "collectives")["instances"]
+    of_one_host = tracelens.analyze(tracelens.load(EP4), "collectives")["collectives"]
     expected = Counter(HOSTS * of_one_host["latency_ns"].tolist())
-    assert Counter(found["instances"]["latency_ns"].tolist()) == expected
+    assert Counter(found["collectives"]["latency_ns"].tolist()) == expected

@@ -169,7 +169,7 @@ def step_ns(trace: Any) -> float:
 
 @only(GROUPED)
 def test_grouped_experts_are_no_loop(case: Case) -> None:
-    checked = findings(case)["checked"].set_index("detector")
+    checked = findings(case)["checks"].set_index("detector")
     assert checked.loc["expert_loop", "verdict"] == "the expert GEMMs are grouped"
     assert case.result("moe").meta["sync_free_stage"] == 3
 

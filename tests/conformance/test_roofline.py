@@ -107,7 +107,7 @@ def test_coverage(case: Case) -> None:
     """At least 95 % counted or with a reason that lies in the trace; where the trace has what it takes, 90 %
     counted outright."""
     table = measured(case)["coverage"]
-    share = table.groupby(["rank", table["how"].astype(str)])["fraction"].sum().unstack()
+    share = table.groupby(["rank", table["status"].astype(str)])["fraction"].sum().unstack()
     assert (share["no cost model"] <= 0.05).all()
     counted = share["cost model"] + share["cost model, arguments of a repeat"]
     assert (counted >= (0.90 if case.name.startswith(COVERED) else 0)).all()
@@ -119,7 +119,7 @@ def test_coverage_and_uncovered_work_add_up(case: Case) -> None:
     assert by_how == {rank: int(work.dur.sum()) for rank, _, work in case.each()}
     holes = result["uncovered"].groupby("rank")["dur_ns"].sum()
     table = result["coverage"]
-    reasons = table[~table["how"].astype(str).str.startswith("cost model")]
+    reasons = table[~table["status"].astype(str).str.startswith("cost model")]
     for rank, dur in reasons.groupby("rank")["dur_ns"].sum().items():
         assert holes.get(rank, 0) == dur
 

@@ -66,11 +66,11 @@ def test_the_largest_saving_comes_first(ranked: Any) -> None:
     result = ranked(
         {"small": detection(100, (0, 100)), "large": detection(300, (200, 600)), "none": "not there"}
     )
-    assert records(result["findings"], "place", "finding", "saving_ns", "fraction", "additional_ns") == [
+    assert records(result["findings"], "position", "finding", "saving_ns", "fraction", "additional_ns") == [
         (1, "Large", 300, 0.3, 300),
         (2, "Small", 100, 0.1, 100),
     ]
-    assert records(result["findings"], "evidence", "remedy", "worst_rank", "at_ns", "detector") == [
+    assert records(result["findings"], "evidence", "remedy", "worst_rank", "ts_ns", "detector") == [
         ("seen", "mend large", 0, 200, "large"),
         ("seen", "mend small", 0, 0, "small"),
     ]
@@ -110,7 +110,7 @@ def test_ranks_are_averaged_and_overlap_each_by_itself(ranked: Any) -> None:
         {"a": "not here", "b": detection(60, (0, 100))},
     )
     # b saves (80 + 60) / 2, a (100 + 0) / 2; of a's time on rank 0 half is b's.
-    columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "evidence", "at_ns")
+    columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "evidence", "ts_ns")
     assert records(result["findings"], *columns) == [
         ("b", 70, 70, 0, "rank 0: seen", 100),
         ("a", 50, 25, 0, "rank 0: seen", 0),
@@ -119,14 +119,14 @@ def test_ranks_are_averaged_and_overlap_each_by_itself(ranked: Any) -> None:
 
 def test_where_it_is_worst_is_told_since_that_ranks_first_event(ranked: Any) -> None:
     result = ranked({"a": detection(10, (5, 10))}, {"a": detection(90, (20, 30), (40, 90))})
-    row = records(result["findings"], "worst_rank", "evidence", "at_ns")[0]
+    row = records(result["findings"], "worst_rank", "evidence", "ts_ns")[0]
     assert row == (1, "rank 1: seen", 30)  # its longest window begins at 40, its first event is at 10
 
 
 def test_what_is_of_the_job_counts_as_it_is(ranked: Any) -> None:
     whole = {"job": {JOB: detection(40, (0, 10))}, "none": "no such thing"}
     result = ranked({"a": detection(60, (0, 10))}, {"a": "not here"}, whole=whole)
-    columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "at_ns", "evidence")
+    columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "ts_ns", "evidence")
     assert records(result["findings"], *columns) == [
         ("job", 40, 40, -1, -1, "seen"),
         ("a", 30, 30, 0, 0, "rank 0: seen"),
@@ -137,7 +137,7 @@ def test_signals_of_some_ranks_from_the_whole_run(ranked: Any) -> None:
     whole = {"late": {1: detection(40, (100, 200)), 3: detection(20, (0, 50))}}
     nothing = {"a": "not here"}
     result = ranked(nothing, nothing, nothing, nothing, whole=whole)
-    assert records(result["findings"], "saving_ns", "worst_rank", "at_ns") == [(15, 1, 90)]
+    assert records(result["findings"], "saving_ns", "worst_rank", "ts_ns") == [(15, 1, 90)]
 
 
 def test_what_saves_next_to_nothing_is_no_finding(ranked: Any) -> None:
@@ -146,7 +146,7 @@ def test_what_saves_next_to_nothing_is_no_finding(ranked: Any) -> None:
         {"at": detection(border, (0, 9)), "over": detection(border + 1, (0, 9)), "zero": detection(0)}
     )
     assert result["findings"]["detector"].tolist() == ["over"]
-    verdicts = dict(records(result["checked"], "detector", "verdict"))
+    verdicts = dict(records(result["checks"], "detector", "verdict"))
     assert verdicts == {"at": "below 0.5% of a step", "over": "finding", "zero": "below 0.5% of a step"}
 
 
@@ -154,13 +154,13 @@ def test_without_a_finding_there_is_a_reason(ranked: Any) -> None:
     result = ranked({"a": "not here"})
     assert not len(result["findings"])
     assert [(skip.subject, skip.reason) for skip in result.skips] == [
-        ("findings", "nothing costs more than 0.5% of a step, see `checked`")
+        ("findings", "nothing costs more than 0.5% of a step, see `checks`")
     ]
 
 
 def test_a_saving_without_a_place_is_not_cut(ranked: Any) -> None:
     result = ranked({"a": detection(60), "b": detection(100, (0, 50))})
-    assert records(result["findings"], "detector", "additional_ns", "at_ns") == [("b", 100, 0), ("a", 60, -1)]
+    assert records(result["findings"], "detector", "additional_ns", "ts_ns") == [("b", 100, 0), ("a", 60, -1)]
 
 
 def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:
@@ -169,7 +169,7 @@ def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:
         {"a": detection(40, (0, 9)), "b": "nor here"},
         whole={"c": "too few ranks"},
     )
-    assert records(result["signals"]) == [
+    assert records(result["measurements"]) == [
         (0, "", "step", 1000.0, "ns"),
         (1, "", "step", 1000.0, "ns"),
         (0, "a", "so many", 3.0, "count"),
@@ -177,7 +177,7 @@ def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:
         (1, "a", "so many", 3.0, "count"),
         (1, "a", "saving", 40.0, "ns"),
     ]
-    assert records(result["checked"]) == [
+    assert records(result["checks"]) == [
         ("a", "the sign of a", 2, 50, "finding"),
         ("b", "the sign of b", 0, 0, "no sign; nor here"),
         ("c", "the sign of c", 0, 0, "too few ranks"),
@@ -206,9 +206,9 @@ def report() -> Result:
 
 
 def test_no_finding_without_numbers(report: Result) -> None:
-    table, measured = report["findings"], report["signals"]
+    table, measured = report["findings"], report["measurements"]
     assert len(table) >= 4
-    assert table["place"].tolist() == list(range(1, len(table) + 1))
+    assert table["position"].tolist() == list(range(1, len(table) + 1))
     assert (table["saving_ns"] > 0).all()
     assert (table["additional_ns"] <= table["saving_ns"]).all()
     assert (table["additional_ns"].diff().dropna() <= 0).all()
@@ -223,7 +223,7 @@ def test_no_finding_without_numbers(report: Result) -> None:
 
 
 def test_every_detector_gives_a_verdict(report: Result) -> None:
-    checked = report["checked"]
+    checked = report["checks"]
     assert checked["detector"].tolist() == [name for name, _ in DETECTORS.items()]
     assert (checked["verdict"].str.len() > 0).all()
     shown = set(checked[checked["verdict"] == "finding"]["detector"])
@@ -240,7 +240,7 @@ def test_a_trace_of_an_unknown_device_has_findings() -> None:
     run, _ = recorded(Model(rows=lambda *_: [1, 2, 3, 4, 1, 2, 3, 0]))
     report = analyze(run, "findings")
     assert len(report["findings"]) > 0
-    checked = report["checked"].set_index("detector")
+    checked = report["checks"].set_index("detector")
     assert checked.loc["expert_loop", "ranks"] == 1
 
 

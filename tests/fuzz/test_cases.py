@@ -109,7 +109,7 @@ def test_one_rank_of_a_pipeline_calls_its_step_otherwise(source: str) -> None:
 
 
 def test_a_stage_without_a_step_is_named() -> None:
-    steps = [("ProfilerStep#1", 0, 12)], [("ProfilerStep#2", 0, 12)]
+    steps = [("ProfilerStep#1", -1, 12)], [("ProfilerStep#2", -1, 12)]
     lines = ("0011..aa..bb", "..00aa11bb..")
     run = make_run(
         stage(line, rank, 2, steps=marks) for rank, (line, marks) in enumerate(zip(lines, steps, strict=True))

@@ -185,8 +185,8 @@ def test_steps_are_a_row_of_their_own(tmp_path: Path) -> None:
     fuse(drawn(), path)
     found = slices(load_json(path))
     assert found["rank 0: overview", "steps"] == [
-        ("ProfilerStep#1", 0, 19_000),
-        ("ProfilerStep#2", 19_000, 10_000),
+        ("ProfilerStep#1", 0, 23_000),
+        ("ProfilerStep#2", 23_000, 6_000),
     ]
     assert found["rank 1: overview", "steps"] == [("ProfilerStep#1", 0, 19_000)]
 

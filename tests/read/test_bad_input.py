@@ -182,7 +182,7 @@ def test_an_intact_event_gives_a_report_with_its_losses(
     if gpu_events < 30:
         assert row["gpu_events"] == gpu_events
     assert row["events_read"] == row["events_kept"] + row["events_dropped"]
-    losses = " | ".join(loss["what"] for loss in found.get("losses", []))
+    losses = " | ".join(loss["problem"] for loss in found.get("losses", []))
     if said:
         assert said in losses
     elif "truncated" not in path.name and gpu_events < 30:
@@ -224,7 +224,7 @@ def test_a_trace_cut_at_any_byte_keeps_what_is_whole(
         if whole:
             found = json.loads(out)["tables"]
             assert found["input"][0]["gpu_events"] == whole
-            assert any("cut off" in loss["what"] for loss in found["losses"])
+            assert any("cut off" in loss["problem"] for loss in found["losses"])
 
 
 def test_several_traces_in_a_zip_are_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

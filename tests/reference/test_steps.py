@@ -2,7 +2,6 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.reference.traces import (
     PP2EP4,
     PP2VPP2EP4,
     path_of,
-    wrong,
 )
 from tracelens.trace.run import Run
 from tracelens.trace.steps import select_step
@@ -46,20 +44,6 @@ IN_STEP = [
 ]
 TRACES = [*TAIL, *BACKLOG, *IN_STEP]
 ANALYZERS = ["steps", "timeline", "breakdown", "roofline", "--step"]
-
-
-def compared() -> list[Any]:
-    """Every trace with every analyzer, with what is known to be wrong marked."""
-    rows = []
-    for name in TRACES:
-        for analyzer in ANALYZERS:
-            if name in TAIL and analyzer == "steps":
-                rows.append(wrong("waits for the busiest stream only", name, analyzer))
-            elif name not in IN_STEP and analyzer != "steps":
-                rows.append(wrong("cuts GPU work at the marks of the host", name, analyzer))
-            else:
-                rows.append(pytest.param(name, analyzer))
-    return rows
 
 
 @cache
@@ -136,7 +120,8 @@ def step_names(run: Run) -> list[str]:
     return [name for name in run.traces[0].arrays.names if name.startswith("ProfilerStep#")]
 
 
-@pytest.mark.parametrize(("name", "analyzer"), compared())
+@pytest.mark.parametrize("analyzer", ANALYZERS)
+@pytest.mark.parametrize("name", TRACES)
 def test_every_analyzer_has_the_same_steps(name: str, analyzer: str) -> None:
     path = path_of(name)
     assert lengths_of(analyzer, loaded(path)) == step_lengths(path)

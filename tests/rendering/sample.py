@@ -560,9 +560,9 @@ def _changes(rows: int, names: tuple[str, ...]) -> Table:
         Column("cand", "str", prose=True),
         Column("delta_ns", "int64", NS),
         Column("base_rank", "int64"),
-        Column("base_at_ns", "int64", NS, "of one of them"),
+        Column("base_ts_ns", "int64", NS, "of one of them"),
         Column("cand_rank", "int64"),
-        Column("cand_at_ns", "int64", NS, "the same in the candidate"),
+        Column("cand_ts_ns", "int64", NS, "the same in the candidate"),
     )
     data = {
         "kind": [("exchanged", "removed")[place % 2] for place in range(rows)],
@@ -570,9 +570,9 @@ def _changes(rows: int, names: tuple[str, ...]) -> Table:
         "cand": ["" if place % 2 else "aten::_grouped_mm" for place in range(rows)],
         "delta_ns": -90_000 // (at + 1),
         "base_rank": at % 4,
-        "base_at_ns": 551_890_123 + at,
+        "base_ts_ns": 551_890_123 + at,
         "cand_rank": np.where(at % 2, -1, 0),
-        "cand_at_ns": np.where(at % 2, -1, 57_000_000),
+        "cand_ts_ns": np.where(at % 2, -1, 57_000_000),
     }
     return table("What changed", columns, data, doc="Calls are matched by names.", kind="entries")
 

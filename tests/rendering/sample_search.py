@@ -25,14 +25,14 @@ def search(layouts: int = 3, devices: int = 2, fits: bool = True) -> Result:
                 "Parts",
                 (
                     Column("device", "category"),
-                    Column("place", "int64", "count"),
+                    Column("position", "int64", "count"),
                     Column("layout", "str"),
                     Column("part", "category"),
                     Column("ns", "int64", NS),
                 ),
                 {
                     "device": [device for device, *_ in rows],
-                    "place": [place + 1 if fits else -1 for _, place, *_ in rows],
+                    "position": [place + 1 if fits else -1 for _, place, *_ in rows],
                     "layout": [layout for *_, layout, _ in rows],
                     "part": [PARTS[part] for *_, part in rows],
                     "ns": [(3 - part + place) * 1_000_000 for _, place, _, part in rows],

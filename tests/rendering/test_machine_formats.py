@@ -23,7 +23,7 @@ from tracelens.table.schema import Column, Schema
 def test_one_result_is_the_contract_of_the_command_line() -> None:
     meta = {"version": "1.2", "inputs": ["a.json", "b.json"], "device": "mi355x"}
     found = json.loads(one_result(sample.timeline(2, 3), meta))
-    assert list(found) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert list(found) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert (found["analyzer"], found["version"], found["inputs"]) == ("timeline", "1.2", ["a.json", "b.json"])
     assert found["meta"] == {"device": "mi355x", "scope": "all", "step_ns": 103_086_419}
     row = found["tables"]["timeline"][0]
@@ -38,7 +38,7 @@ def test_a_report_is_the_contract_of_the_command_line() -> None:
     first = Result("findings", "What to fix first", {"findings": table})
     report = Report((first, sample.timeline(), sample.unknown()), meta={"version": "1"})
     found = json.loads(json_files(report)["report.json"])
-    assert list(found) == ["results", "findings", "meta"]
+    assert list(found) == ["schema_version", "results", "findings", "meta"]
     assert list(found["results"]) == ["findings", "timeline", "brand_new"]
     assert {"tables", "skips"} <= set(found["results"]["timeline"])
     assert (found["findings"], found["meta"]) == ([{"what": "idle"}], {"version": "1"})

@@ -70,11 +70,11 @@ def _gate(both: Sides, folder: Path) -> None:
 
 
 def _fuse(both: Sides, folder: Path) -> None:
-    from tracelens.analysis.comm.collectives import alignment
+    from tracelens.analysis.comm import align_run
     from tracelens.merge.merge import fuse
 
-    clocks = alignment(both.run)
-    fuse(both.run, folder / "fused.json", offsets=clocks.offsets, waits=clocks.waits)
+    aligned = align_run(both.run)
+    fuse(both.run, folder / "fused.json", offsets=aligned.shift, waits=aligned.waits())
 
 
 def _replay(both: Sides, folder: Path) -> None:

@@ -114,7 +114,7 @@ def _run(folder: Path) -> Run:
 
 def signals(found: Result, detector: str) -> list[dict[str, float]]:
     """What a detector measured, by rank."""
-    table = found["signals"]
+    table = found["measurements"]
     table = table[table["detector"].eq(detector)]
     return [
         dict(zip(rows["measure"].astype(str), rows["value"], strict=True))
@@ -124,7 +124,7 @@ def signals(found: Result, detector: str) -> list[dict[str, float]]:
 
 def verdict(found: Result, detector: str) -> str:
     """What a detector says."""
-    table = found["checked"]
+    table = found["checks"]
     (text,) = table[table["detector"].eq(detector)]["verdict"]
     return str(text)
 

@@ -69,7 +69,7 @@ def is_named(kind: str, run: Run) -> bool:
 
 def worst(run: Run) -> tuple[object, ...]:
     """Rank, cause, whether beyond noise, share of that cause and share of all waiting."""
-    columns = ("rank", "cause", "beyond_noise", "cause_fraction", "fraction")
+    columns = ("rank", "cause", "significant", "cause_fraction", "fraction")
     return records(analyze(run, "stragglers")["stragglers"], *columns)[0]
 
 

@@ -54,7 +54,7 @@ def test_the_late_rank_is_named_with_its_cause(kind: str) -> None:
 @there
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_beyond_noise_and_nobody_else_is(kind: str) -> None:
-    beyond = found(kind, "stragglers")["stragglers"]["beyond_noise"].tolist()
+    beyond = found(kind, "stragglers")["stragglers"]["significant"].tolist()
     assert beyond[0]
     assert not any(beyond[1:])
 
@@ -71,5 +71,5 @@ def test_the_finding_names_it_too(kind: str) -> None:
 
 @there
 def test_without_a_fault_no_rank_is_named() -> None:
-    assert not found(CONTROL, "stragglers")["stragglers"]["beyond_noise"].any()
+    assert not found(CONTROL, "stragglers")["stragglers"]["significant"].any()
     assert not findings(CONTROL) & {"stragglers", "stragglers_load", "stragglers_unexplained"}

@@ -63,7 +63,7 @@ def test_a_rung_that_a_run_cannot_have_is_left_out_and_those_above_go_on() -> No
 
 
 def test_ones_own_rungs_must_fit() -> None:
-    with pytest.raises(TracelensError, match="rung 'late': sync_free=3 leaves the sizes"):
+    with pytest.raises(TracelensError, match="rung 'late': sync_free=3"):
         plan_ladder(tiny(), from_texts(["late: sync_free=3"]), anything, strict=True)
     with pytest.raises(TracelensError, match="no rung above the baseline can run here: a: no such"):
         plan_ladder(

@@ -35,13 +35,13 @@ def found(variant: str, analyzer: str) -> Result:
 
 def measured(variant: str, detector: str) -> dict[str, float]:
     """What a detector measured; nothing where it found no signature."""
-    table = found(variant, "findings")["signals"]
+    table = found(variant, "findings")["measurements"]
     table = table[table["detector"].eq(detector)]
     return dict(zip(table["measure"].astype(str), table["value"], strict=True))
 
 
 def verdict(variant: str, detector: str) -> str:
-    table = found(variant, "findings")["checked"]
+    table = found(variant, "findings")["checks"]
     (text,) = table[table["detector"].eq(detector)]["verdict"]
     return str(text)
 

@@ -24,7 +24,7 @@ SHOWN = 0.005
 FINDINGS = Schema(
     "What to fix first",
     (
-        Column("place", "int64", "count"),
+        Column("position", "int64", "count"),
         Column("finding", "str"),
         Column("saving_ns", "int64", "ns", "per step, if only this is fixed; mean of the ranks"),
         Column("fraction", "float64", "fraction", "of the step"),
@@ -34,7 +34,7 @@ FINDINGS = Schema(
         Column("evidence", "str", doc="on the rank that loses most", prose=True),
         Column("remedy", "str", prose=True),
         Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
-        Column("at_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
+        Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category"),
     ),
     kind="entries",
@@ -42,7 +42,7 @@ FINDINGS = Schema(
     "several findings counts for the first of them.",
 )  # fmt: skip
 
-SIGNALS = Schema(
+MEASUREMENTS = Schema(
     "Measurements of the detectors",
     (
         Column("rank", "int64", doc="-1 for the whole job"),
@@ -54,7 +54,7 @@ SIGNALS = Schema(
     detail=True,
 )
 
-CHECKED = Schema(
+CHECKS = Schema(
     "Checks",
     (
         Column("detector", "category"),
@@ -117,7 +117,7 @@ def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> 
         results: of the analyzers that detectors read.
 
     Returns:
-        tables `findings`, `signals` and `checked`.
+        tables `findings`, `measurements` and `checks`.
 
     Raises:
         TracelensError: no such device, or the file is no device file.
@@ -150,12 +150,10 @@ def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> 
     }
     tables = {
         "findings": FINDINGS.from_rows(rows),
-        "signals": SIGNALS.from_rows([*_steps(ranks), *_measured(candidates)]),
-        "checked": CHECKED.from_rows(_checked(outcomes, candidates, verdicts)),
+        "measurements": MEASUREMENTS.from_rows([*_steps(ranks), *_measured(candidates)]),
+        "checks": CHECKS.from_rows(_checked(outcomes, candidates, verdicts)),
     }
-    skips = (
-        [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checked`")]
-    )
+    skips = [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checks`")]
     reasons = [*outcomes.values(), *(reason for rank in ranks for reason in rank.outcomes.values())]
     failures = {reason.part: reason for reason in reasons if isinstance(reason, Failure)}
     skips += [Skip(part, failure) for part, failure in failures.items()]
@@ -214,7 +212,7 @@ def _row(
         longest = int(np.argmax(detection.where.end - detection.where.start))
         at_ns = int(detection.where.start[longest]) - ranks[worst].origin
     return {
-        "place": position,
+        "position": position,
         "finding": candidate.detector.title,
         "saving_ns": round(candidate.saving_ns),
         "fraction": min(candidate.saving_ns / max(step_ns, 1), 1.0),
@@ -223,7 +221,7 @@ def _row(
         "evidence": f"{prefix}{detection.evidence}",
         "remedy": (cpu_only and candidate.detector.host_remedy) or candidate.detector.remedy,
         "worst_rank": worst,
-        "at_ns": at_ns,
+        "ts_ns": at_ns,
         "detector": candidate.detector.name,
     }
 

@@ -16,5 +16,5 @@ def in_steps(table: Table) -> Bool:
 
 def step_count(results: Mapping[str, Result]) -> int:
     """Number of steps in the recording, by the collectives of all ranks; 1 where steps are not marked."""
-    participants = results["collectives"].data["members"]
+    participants = results["collectives"].data["participants"]
     return max(len({label for label in participants.texts("step") if is_step(label)}), 1)

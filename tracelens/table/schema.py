@@ -130,7 +130,7 @@ class Schema:
     def _checked(self, column: Column, values: Any) -> Any:
         if column.is_text:
             texts = values.values if isinstance(values, Coded) else values
-            if not all(isinstance(text, str) for text in texts):
+            if not all(issubclass(kind, str) for kind in set(map(type, texts))):
                 raise SchemaError(f"table {self.title!r}: {column.name} has values that are no text")
             return values if isinstance(values, Coded | list) else list(values)
         array = np.asarray(values)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import TracelensError
 from tracelens.table import codes, sums
 from tracelens.trace.activities import WORK_KINDS, Work
@@ -17,6 +17,7 @@ from tracelens.trace.names import STEP_MARK, matching
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace, TraceWindow
 
+_NEVER = np.iinfo(np.int64).max
 WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
 
 
@@ -98,9 +99,7 @@ def _steps(trace: Trace) -> Steps:
     # Number of the step that launched each piece: 0 for what comes before the first, count + 1 after all.
     launched = np.searchsorted(marks, _launched(trace, int(marks[0])), side="right")
     closes = _closing(work, launched, count)
-    done = np.full(count + 2, np.iinfo(np.int64).min)
-    np.maximum.at(done, closes, work.end)
-    edges = np.maximum(marks, np.maximum.accumulate(done)[:-1])
+    edges = np.maximum(marks, _finished(closes, work.end, count)[:-1])
     before, after = int(begin < edges[0]), int(finish > edges[-1])
     labels = [BEFORE] * before + labels + [AFTER] * after
     edges = np.array([begin] * before + edges.tolist() + [finish] * after)
@@ -138,7 +137,7 @@ def _launched(trace: Trace, begin: int) -> Int:
         linked, loose = np.flatnonzero(is_linked[rows]), np.flatnonzero(~is_linked[rows])
         if not len(linked) or not len(loose):
             continue
-        following = np.append(launched[rows[linked]], launched[rows[linked[-1]]])
+        following = np.append(launched[rows[linked]], _NEVER)
         latest = np.minimum(work.start[rows[loose]], following[np.searchsorted(linked, loose)])
         launched[rows[loose]] = np.where(loose < linked[0], np.minimum(latest, begin - 1), latest)
     return launched
@@ -147,26 +146,34 @@ def _launched(trace: Trace, begin: int) -> Int:
 def _closing(work: Work, launched: Int, count: int) -> Int:
     """The step that each piece of work closes: that which launched it.
 
-    Work that is still running when the main stream has finished the step after, such as a kernel that
-    stays on the GPU for good, ends a later step: the first that is not over by then.
+    Work that is still running when the main stream has finished the step after, such as a kernel that stays
+    on the GPU for good, ends a later step: the first that is not over by then. Copies on other streams, as of
+    a checkpoint or of the next batch, run beside the steps and end the last one only.
     """
-    main = _main_stream(work)
-    done = np.full(count + 2, np.iinfo(np.int64).min)
-    np.maximum.at(done, launched[main], work.end[main])
-    until = np.maximum.accumulate(done)[1:]
-    until[count:] = np.iinfo(np.int64).max
-    until = np.append(until, until[-1])
-    has_next = np.append(done[1:] > np.iinfo(np.int64).min, False)
+    is_main = _on_main_stream(work)
+    until = np.append(_finished(launched[is_main], work.end[is_main], count)[1:], _NEVER)
+    until[count:] = _NEVER
+    has_next = np.isin(np.arange(1, count + 3), launched[is_main])
     outlasts = (work.end > until[launched]) & has_next[launched]
-    return np.where(outlasts, np.searchsorted(until, work.end), launched)
+    beside = ~is_main & ~np.isin(work.kind, [WORK_KINDS.index(kind) for kind in ("computation", "comm")])
+    closes = np.where(outlasts, np.searchsorted(until, work.end), launched)
+    return np.where(beside, np.maximum(closes, count), closes)
 
 
-def _main_stream(work: Work) -> Int:
-    """Positions of the work on the stream that runs most computation, else most of all."""
+def _finished(step: Int, end: Int, count: int) -> Int:
+    """When all work of each step and those before it has ended, for step 0 to `count` + 1."""
+    done = np.full(count + 2, -_NEVER, dtype=np.int64)
+    np.maximum.at(done, step, end)
+    return np.maximum.accumulate(done)
+
+
+def _on_main_stream(work: Work) -> Bool:
+    """Which work is on the stream that runs most computation, else most of all."""
     group, (streams, _) = codes(work.stream.astype(np.int64), work.device.astype(np.int64))
     computes = work.kind == WORK_KINDS.index("computation")
     pieces = computes if computes.any() else np.ones_like(computes)
-    return np.flatnonzero(group == np.argmax(sums(group, pieces.astype(np.int64), len(streams))))
+    is_main: Bool = group == np.argmax(sums(group, pieces.astype(np.int64), len(streams)))
+    return is_main
 
 
 def select_step(run: Run, step: str) -> Run:

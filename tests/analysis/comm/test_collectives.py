@@ -44,7 +44,7 @@ def test_the_last_rank_waits_for_nobody() -> None:
         ]
     )
     columns = ("collective", "ranks", "bytes", "latency_ns", "start_skew_ns", "end_skew_ns", "last_rank")
-    assert records(result["instances"], *columns) == [("allreduce", 3, 100, 4000, 5000, 1000, 2)]
+    assert records(result["collectives"], *columns) == [("allreduce", 3, 100, 4000, 5000, 1000, 2)]
     rows = records(result["ranks"], "rank", "kernel_ns", "comm_ns", "sync_ns", "last_count", "caused_wait_ns")
     # Rank 2 arrives at 10: rank 0 has waited 5 by then, rank 1 one.
     assert rows == [
@@ -62,7 +62,7 @@ def test_a_wait_is_no_longer_than_the_kernel() -> None:
 
 def test_bandwidths() -> None:
     (row,) = records(
-        collectives([comm("    aaaa"), comm("    aaaa")])["instances"],
+        collectives([comm("    aaaa"), comm("    aaaa")])["collectives"],
         "algbw_bytes_per_s",
         "busbw_bytes_per_s",
     )
@@ -91,14 +91,14 @@ def test_bus_bandwidth_by_the_conventions_of_nccl_tests(name: str, size: int, fa
 
 def test_instances_follow_one_another() -> None:
     result = collectives([comm("      aaaa   bb"), comm("       aaa  bbb")])
-    assert records(result["instances"], "order", "last_rank", "latency_ns") == [(0, 1, 3000), (1, 0, 2000)]
+    assert records(result["collectives"], "order", "last_rank", "latency_ns") == [(0, 1, 3000), (1, 0, 2000)]
     assert records(result["ranks"], "sync_ns") == [(1000,), (1000,)]
 
 
 def test_a_recording_that_begins_later_is_shifted() -> None:
     """Rank 1 has not recorded the first collective: its first one is everybody's second."""
     result = collectives([comm("        aaaa   bb    cc"), comm("               bbb   cc")])
-    assert records(result["instances"], "order", "ranks", "latency_ns", "end_skew_ns") == [
+    assert records(result["collectives"], "order", "ranks", "latency_ns", "end_skew_ns") == [
         (1, 2, 2000, 1000),
         (2, 2, 2000, 0),
     ]
@@ -107,7 +107,7 @@ def test_a_recording_that_begins_later_is_shifted() -> None:
 def test_ranks_that_disagree_are_told_and_not_paired() -> None:
     other = "op record_param_comms collective=broadcast group=0 ranks=[0,1] size=2 in=50 out=50 dtype=Half"
     result = collectives([comm("    aaa"), comm("    aaa", record=other)])
-    assert len(result["instances"]) == 0
+    assert len(result["collectives"]) == 0
     (skip,) = (skip for skip in result.skips if "disagree" in skip.reason)
     assert "rank 0 allreduce Half 100 bytes; rank 1 broadcast Half 100 bytes" in skip.reason
     # What cannot be compared counts as communication, and is said to.
@@ -132,7 +132,7 @@ def test_ranks_without_communication_are_named() -> None:
 
 def test_groups_of_which_ranks_are_missing_are_told() -> None:
     result = collectives([comm("    aaa", size=4), comm("     aa", size=4)])
-    assert records(result["instances"], "ranks", "group_size") == [(2, 4)]
+    assert records(result["collectives"], "ranks", "group_size") == [(2, 4)]
     assert any("some ranks of the group are not in the run" in skip.reason for skip in result.skips)
 
 
@@ -163,7 +163,7 @@ def test_sends_meet_their_receives() -> None:
         "last_rank",
         "busbw_bytes_per_s",
     )
-    rows = records(result["instances"], *columns)
+    rows = records(result["collectives"], *columns)
     assert [row[:-1] for row in rows] == [
         ("send/recv", 0, 2, 2000, 4000, 0),
         ("send/recv", 1, 2, 2000, 1000, 1),
@@ -184,7 +184,7 @@ def test_a_batch_of_sends_and_receives_has_one_kernel() -> None:
         """)
 
     result = collectives([batch("     aaaaaa"), batch("        aaa")])
-    assert records(result["instances"], "collective", "last_rank") == [("send/recv", 1)] * 2
+    assert records(result["collectives"], "collective", "last_rank") == [("send/recv", 1)] * 2
     # One kernel in two pairs counts once.
     assert records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns") == [
         (6000, 3000, 3000),
@@ -211,7 +211,7 @@ def test_clocks_of_other_hosts_are_set_right() -> None:
         (2, 1, 1_000_000_000, 0),
         (3, 1, 1_000_000_000, 0),
     ]
-    assert records(result["instances"], "start_skew_ns", "end_skew_ns", "latency_ns") == [
+    assert records(result["collectives"], "start_skew_ns", "end_skew_ns", "latency_ns") == [
         (1000, 0, 3000),
         (1000, 0, 2000),
     ]
@@ -224,14 +224,14 @@ def test_offsets_are_exact_since_1970() -> None:
     traces = [draw(text, rank=rank, start_ns=now + 77_001 * rank) for rank, text in enumerate(texts)]
     result = analyze(make_run(traces), "collectives")
     assert records(result["clocks"], "offset_ns", "residual_ns") == [(0, 0), (77_001, 0)]
-    assert records(result["instances"], "start_skew_ns", "end_skew_ns") == [(0, 0), (0, 0)]
+    assert records(result["collectives"], "start_skew_ns", "end_skew_ns") == [(0, 0), (0, 0)]
 
 
 def test_ranks_of_one_host_keep_their_clock() -> None:
     """Ends that differ by microseconds are no reason to move anything."""
     result = collectives([comm("   aaaa    bb"), comm("   aaaaa   bbb")])
     assert records(result["clocks"], "offset_ns") == [(0,), (0,)]
-    assert records(result["instances"], "end_skew_ns") == [(1000,), (1000,)]
+    assert records(result["collectives"], "end_skew_ns") == [(1000,), (1000,)]
 
 
 def exchange(rank: int, sent: list[int], received: list[int]) -> str:
@@ -285,10 +285,10 @@ def test_latency_and_bandwidth_are_fitted() -> None:
 
 
 def test_one_step_only() -> None:
-    steps = "step 1 | ----------\n        step 2 |           ----------"
+    steps = "step 1 | --\n        step 2 |   ---"
     run = draw_run(comm("      aaaa   bb", more=steps), comm("       aaa  bbb", more=steps))
     whole = analyze(run, "collectives")
-    assert records(whole["instances"], "step") == [("ProfilerStep#1",), ("ProfilerStep#2",)]
+    assert records(whole["collectives"], "step") == [("ProfilerStep#1",), ("ProfilerStep#2",)]
     (second,) = report(run, ["collectives"], step="2").results
-    assert records(second["instances"], "latency_ns") == [(2000,)]
+    assert records(second["collectives"], "latency_ns") == [(2000,)]
     assert records(second["ranks"], "kernel_ns") == [(2000,), (3000,)]

@@ -226,8 +226,8 @@ def test_every_rank_has_its_rows() -> None:
 
 
 STEPS = """
-    step 1           | ----------
-    step 2           |           ----------
+    step 1           | --------
+    step 2           |         ------------
     s7 gemm          |   ===   =====    ===
     s8 ncclAllReduce |    =====  ======
 """
@@ -235,12 +235,15 @@ STEPS = """
 
 def test_a_step_is_seen_alone() -> None:
     run = make_run([draw(STEPS)])
-    # Computation 2-5, 8-13, 16-19; communication 3-8, 10-16; step 1 ends where step 2 begins, at 10.
-    for step, want in (("1", (1, 5_000, 2_000, 3_000)), ("2", (1, 6_000, 3_000, 3_000))):
+    # Computation 2-5, 8-13, 16-19; communication 3-8, 10-16; step 1 ends where step 2 begins, at 8.
+    for step, want, share in (
+        ("1", (1, 5_000, 2_000, 3_000), 3 / 8),
+        ("2", (1, 6_000, 3_000, 3_000), 3 / 12),
+    ):
         result = report(run, ["overlap"], step=step)["overlap"]
         assert times(result)[0][2:] == want
         (fraction,) = result["overlap"]["exposed_fraction_of_total"][:1]
-        assert fraction == pytest.approx(0.3)
+        assert fraction == pytest.approx(share)
 
 
 SLOWED = """
@@ -360,11 +363,12 @@ def test_kernels_that_a_step_cuts_are_not_compared() -> None:
         draw("""
             step 1           | ----------------------
             step 2           |                       ----------
-            s7 k             | == == ==   = = =    ====
+            s7 k             | == == ==   = = =        =
+            s8 k             |                     ======
             s9 ncclAllReduce |            ===============
         """)
     ])  # fmt: skip
-    assert counts(analyze(run, "overlap")) == [(4, 3)]
+    assert counts(analyze(run, "overlap")) == [(5, 3)]
     assert counts(analyze(select_step(run, "1"), "overlap")) == [(3, 3)]
 
 

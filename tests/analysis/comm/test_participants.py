@@ -13,7 +13,7 @@ BESIDE = "s7 gemm    |        ===="
 def lost(*ranks: str) -> list[tuple[int, ...]]:
     """Rank, whom it waits for, start and length of each piece in us."""
     rows = records(
-        analyze(draw_run(*ranks), "stragglers")["lost"], "rank", "late_rank", "own_ts_ns", "dur_ns"
+        analyze(draw_run(*ranks), "stragglers")["lost"], "rank", "late_rank", "local_ts_ns", "dur_ns"
     )
     return [(rank, late, start // 1000, dur // 1000) for rank, late, start, dur in rows]
 
@@ -22,11 +22,11 @@ def test_members() -> None:
     # Rank 0 arrives at 5, rank 1 at 9; the data moves until 15, on rank 0 beside a kernel from 7 to 11.
     result = analyze(draw_run(comm("     aaaaaaaaaa", more=BESIDE), comm("         aaaaaa")), "collectives")
     columns = ("rank", "host", "group", "first_rank", "bytes", "group_size", "kernel")
-    assert records(result["members"], *columns) == [
+    assert records(result["participants"], *columns) == [
         (rank, "", "0", 0, 100, 2, "ncclDevKernel_AllReduce") for rank in (0, 1)
     ]
-    columns = ("own_ts_ns", "ts_ns", "dur_ns", "wait_ns", "exposed_ns")
-    assert records(result["members"], *columns) == [
+    columns = ("local_ts_ns", "ts_ns", "dur_ns", "wait_ns", "exposed_ns")
+    assert records(result["participants"], *columns) == [
         (5_000, 5_000, 10_000, 4_000, 4_000),
         (9_000, 9_000, 6_000, 0, 6_000),
     ]
@@ -40,8 +40,8 @@ def test_members_by_the_clock_of_the_trace_and_of_the_first_rank() -> None:
             (1, "         aaaaaa", 7_000_000, "b"),
         )
     )
-    table = analyze(run, "collectives")["members"]
-    assert records(table, "host", "own_ts_ns", "ts_ns", "wait_ns") == [
+    table = analyze(run, "collectives")["participants"]
+    assert records(table, "host", "local_ts_ns", "ts_ns", "wait_ns") == [
         ("a", 5_000, 5_000, 4_000),
         ("b", 7_009_000, 9_000, 0),
     ]

@@ -158,7 +158,7 @@ def test_reads_belong_to_the_part_that_they_stand_in() -> None:
 def test_collectives_are_matched_across_ranks() -> None:
     result = analyze(ranks(STEP, LATE), "collectives")
     columns = ("collective", "group", "ranks", "bytes", "start_skew_ns", "last_rank")
-    assert records(result["instances"], *columns) == [("allreduce", "0", 2, 24, 2000, 1)]
+    assert records(result["collectives"], *columns) == [("allreduce", "0", 2, 24, 2000, 1)]
     assert records(result["ranks"], "rank", "kernel_ns", "sync_ns") == [(0, 4000, 2000), (1, 2000, 0)]
 
 
@@ -228,7 +228,7 @@ def test_roofline_counts_without_a_roof() -> None:
     ["launch_bound", "small_kernels", "moe_blocking_calls", "other_blocking_calls", "deepep_busy_wait"],
 )
 def test_detectors_of_launching_are_silent(name: str) -> None:
-    checked = analyze(rank(STEP), "findings")["checked"]
+    checked = analyze(rank(STEP), "findings")["checks"]
     assert dict(records(checked, "detector", "verdict"))[name] == NO_LAUNCH
 
 
@@ -276,7 +276,7 @@ def test_messages_of_a_pipeline_meet_by_their_ranks() -> None:
         draw(aligned(text), distributedInfo=info | {"rank": number}) for number, text in enumerate(texts)
     )
     result = analyze(run, "collectives")
-    assert records(result["instances"], "collective", "ranks", "bytes", "last_rank") == [
+    assert records(result["collectives"], "collective", "ranks", "bytes", "last_rank") == [
         ("send/recv", 2, 36, 0),
         ("send/recv", 2, 36, 1),
     ]

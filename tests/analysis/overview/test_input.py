@@ -36,7 +36,7 @@ def test_losses_are_counted_by_reason() -> None:
     assert (read_, kept, dropped) == (11, 7, 4)
     outcome = {
         what: (outcome, count)
-        for what, outcome, count in records(result["losses"], "what", "outcome", "count")
+        for what, outcome, count in records(result["losses"], "problem", "outcome", "count")
     }
     assert outcome == {
         "complete event without duration": ("dropped", 1),

@@ -65,7 +65,7 @@ def test_kernels_of_one_kind_on_two_streams_count_once() -> None:
     assert columns_of(result)["computation"] == 6
 
 
-def test_work_that_crosses_a_border_counts_where_it_runs() -> None:
+def test_work_counts_in_the_step_that_launched_it() -> None:
     result = timeline("""
                 | 0    5    10   15   20
         step 1  | ----------
@@ -74,11 +74,12 @@ def test_work_that_crosses_a_border_counts_where_it_runs() -> None:
         s7 gemm |    aaa   bbbbbb cc
         s8 copy |                   ==
     """)
-    # Step 1 is 0-10: kernels 3-6 and 9-10. Step 2 is 10-20: kernels 10-15, 16-18, a copy 18-20 of no call.
+    # Step 1 launched the kernels 3-6 and 9-15, so it is 0-15. Step 2 is 15-20: a kernel 16-18, a copy 18-20
+    # that nothing in the trace launched.
     shown = ("step", "total_ns", "busy_ns", "idle_ns", "computation_ns", "memcpy_ns", "unlinked_ns")
     assert records(result["steps"], *shown, "idle_fraction") == [
-        ("ProfilerStep#1", 10_000, 4_000, 6_000, 4_000, 0, 0, 0.6),
-        ("ProfilerStep#2", 10_000, 9_000, 1_000, 7_000, 2_000, 2_000, 0.1),
+        ("ProfilerStep#1", 15_000, 9_000, 6_000, 9_000, 0, 0, 0.4),
+        ("ProfilerStep#2", 5_000, 4_000, 1_000, 2_000, 2_000, 2_000, 0.2),
     ]
     # The whole is from the first start to the last end, not from mark to mark.
     assert columns_of(result)["total"] == 17

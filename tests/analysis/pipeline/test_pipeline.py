@@ -128,7 +128,7 @@ def test_gradient_sync_is_no_part_of_a_backward() -> None:
     """It runs beside the cool-down of other stages, inside the bubble."""
     result = pipeline(UNIFORM[0], "..00aa11bb==")
     assert bubbles(result)[1] == (4, 4, 0, 0, 0)
-    assert result["bubble"]["beside_ns"].tolist() == [0, 2000]
+    assert result["bubble"]["overlapped_ns"].tolist() == [0, 2000]
     assert result["bubble"]["other_ns"].tolist() == [0, 0]
 
 
@@ -301,9 +301,9 @@ def test_steps_are_measured_apart() -> None:
     assert records(table, "rank", "step", "microbatches") == [
         (rank, step, 2) for rank in (0, 1) for step in ("ProfilerStep#1", "ProfilerStep#2")
     ]
-    # From the first mark to the second, less the phase; the last step ends with its mark.
-    assert table["step_ns"].tolist() == [15_500, 12_500] * 2
-    assert table["other_ns"].tolist() == [3500, 500] * 2
+    # From the first mark until its work has ended, less the phase; the last step ends with its mark.
+    assert table["step_ns"].tolist() == [16_000, 12_000] * 2
+    assert table["other_ns"].tolist() == [4000, 0] * 2
 
 
 def test_without_marks_the_optimizer_ends_a_step() -> None:

@@ -213,17 +213,19 @@ def test_calls_that_a_step_cuts_off_are_not_counted(device_file: str) -> None:
     drawing = aligned(f"""
         step 1  | ----------
         step 2  |           ----------
-        {MM}    |  --     --  --
-        launch  |  a      b   c
-        s7 gemm |   aaa    bbb ccc
+        step 3  |                     ----------
+        {MM}    |  --     --  --        --
+        launch  |  a      b   c         d
+        s7 gemm |   aaa        ccc           ddd
+        s9 gemm |          bbbbbbbbbbbbbbbb
     """)
     run = make_run([draw(drawing)])
     (whole,) = report(run, ["roofline"], device_file=device_file).results
-    assert records(whole["roofline"], "count", "dur_ns") == [(3, 9000)]
+    assert records(whole["roofline"], "count", "dur_ns") == [(4, 25_000)]
     (second,) = report(run, ["roofline"], step="2", device_file=device_file).results
     assert records(second["roofline"], "count", "dur_ns") == [(1, 3000)]
     assert records(second["uncovered"], "reason", "dur_ns") == [
-        ("cut off by the border of the chosen step", 2000)
+        ("cut off by the border of the chosen step", 15_000)
     ]
 
 

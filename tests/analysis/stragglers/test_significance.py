@@ -34,7 +34,7 @@ def drawn(late: Sequence[tuple[int, int]], length: int) -> list[tuple[int, float
         texts.append(f"op {FOUR} | {asks}\nlaunch{'':{len(FOUR) - 3}} | {launches}\n")
         texts[-1] += f"s9 ncclDevKernel_AllReduce{'':{len(FOUR) - 23}} | {kernels}\n"
     table = analyze(draw_run(*texts, ns_per_char=COLUMN), "stragglers")["stragglers"]
-    return records(table, "rank", "chance", "beyond_noise")
+    return records(table, "rank", "p_value", "significant")
 
 
 def test_always_the_same_rank() -> None:
@@ -73,7 +73,7 @@ def test_always_last_by_little_is_how_devices_differ() -> None:
 def test_of_few_collectives_nobody_can_tell() -> None:
     run = ranks(ORDINARY, ORDINARY, ORDINARY, LATE["late_launch"])
     rank, chance, beyond, fraction = records(
-        analyze(run, "stragglers")["stragglers"], "rank", "chance", "beyond_noise", "time_fraction"
+        analyze(run, "stragglers")["stragglers"], "rank", "p_value", "significant", "time_fraction"
     )[0]
     assert (rank, beyond) == (3, True)
     assert chance > ALPHA

@@ -107,7 +107,7 @@ def edited(old: str, new: str) -> str:
 def test_edits_by_hand(cand: str, expected: tuple[str, str, str]) -> None:
     result = diff(run(ROOT), run(cand))
     assert records(result["changes"], "kind", "base", "cand") == [expected]
-    (around,) = set(result["changes"]["where"])
+    (around,) = set(result["changes"]["location"])
     assert around == "outer"
     back = diff(run(cand), run(ROOT))
     other = {

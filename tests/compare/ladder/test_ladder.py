@@ -100,7 +100,8 @@ def test_each_part_by_hand(result: Result) -> None:
     ]
     total = result["total"]
     whole = {
-        row[0]: row[1:] for row in records(total[total["level"] == "category"], "name", "delta_ns", "most")
+        row[0]: row[1:]
+        for row in records(total[total["level"] == "category"], "name", "delta_ns", "top_rung")
     }
     assert whole["(idle)"] == (4_500, "dedup")
     assert whole["gemm"] == (-8_000, "grouped")

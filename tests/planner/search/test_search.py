@@ -33,7 +33,7 @@ BRIEF = Assumptions(convention="brief")
 
 def first(result: Result, name: str) -> dict[str, Any]:
     rows = result["layouts"]
-    row = rows[(rows["device"] == name) & (rows["place"] == 1)].iloc[0]
+    row = rows[(rows["device"] == name) & (rows["position"] == 1)].iloc[0]
     return {size: int(row[size]) for size in ("pp", "vpp", "ep", "cp")}
 
 
@@ -61,7 +61,7 @@ def test_the_reasons_of_the_choice_are_those_that_were_given() -> None:
     near, far = rows.loc[(24, 8, 1)], rows.loc[(24, 16, 1)]
     deep, shared = rows.loc[(48, 8, 1)], rows.loc[(24, 8, 2)]
     # More ranks for the experts: all-to-all between nodes, and hardly less memory.
-    exchanging = [row["exchanging"] * row["step_ns"] for row in (near, far)]
+    exchanging = [row["comm_fraction"] * row["step_ns"] for row in (near, far)]
     assert exchanging[1] > 3 * exchanging[0]
     assert far["bytes"] > 0.9 * near["bytes"]
     # More stages: a larger bubble and more activations.
@@ -101,11 +101,11 @@ def test_the_first_is_the_fastest_of_all_that_fit() -> None:
                     if worst(config).total <= room(H200, "exact", None).usable:
                         by_hand[pp, cp, tp, ep] = estimate(config, H200).step_ns
     rows = result["layouts"]
-    assert rows["place"].tolist() == list(range(1, len(by_hand) + 1))
+    assert rows["position"].tolist() == list(range(1, len(by_hand) + 1))
     keys = list(zip(rows["pp"], rows["cp"], rows["tp"], rows["ep"], strict=True))
     assert dict(zip(keys, rows["step_ns"], strict=True)) == by_hand
     assert rows["step_ns"].is_monotonic_increasing
-    assert (rows["left_bytes"] >= 0).all()
+    assert (rows["free_bytes"] >= 0).all()
     assert result.meta["fits"] == {"h200": len(by_hand)}
 
 
@@ -127,8 +127,8 @@ def test_of_one_layout_the_least_recomputation_that_fits() -> None:
         question = small(reserve=max(has, whole) - has)
         result = search(question, [lent], [space])
         assert result["layouts"]["recompute"].tolist() == [text]
-        assert result["layouts"]["place"].tolist() == [1]
-        assert result["layouts"]["left_bytes"].tolist() == [has - sizes[text]]
+        assert result["layouts"]["position"].tolist() == [1]
+        assert result["layouts"]["free_bytes"].tolist() == [has - sizes[text]]
 
 
 def test_each_device_takes_as_little_recomputation_as_it_can() -> None:
@@ -176,8 +176,8 @@ def test_layers_of_each_chunk_are_computed_again() -> None:
 def test_where_none_fits_those_that_need_least_are_shown() -> None:
     result = search(Question(MODELS["moe_2t"], 8, global_batch=8), [MI300X, H200], [Space(tp=(1,))])
     rows = result["layouts"]
-    assert set(rows["place"]) == {-1}
-    assert (rows["left_bytes"] < 0).all()
+    assert set(rows["position"]) == {-1}
+    assert (rows["free_bytes"] < 0).all()
     assert [skip.subject for skip in result.skips] == ["layouts on mi300x", "layouts on h200"]
     assert result.meta["best"] == {}
     lowest = rows[rows["device"] == "h200"]["bytes"]
@@ -311,8 +311,8 @@ def test_assumptions_are_told_with_their_source() -> None:
     ]
     texts_ = result.set_index("name")
     assert texts_.loc["matrix_efficiency", "value"] == "0.5"
-    assert texts_.loc["matrix_efficiency", "about"].endswith("; given")
-    assert texts_.loc["nic_bytes_per_s", "about"].startswith("network bandwidth per GPU")
+    assert texts_.loc["matrix_efficiency", "note"].endswith("; given")
+    assert texts_.loc["nic_bytes_per_s", "note"].startswith("network bandwidth per GPU")
     assert (texts_.loc["matrix_flops_per_s", "value"], texts_.loc["matrix_flops_per_s", "device"]) == (
         "4.947e+14", "h200",
     )  # fmt: skip

@@ -21,14 +21,14 @@ class Clock(NamedTuple):
         host: number of the host, 0 for that of the lowest rank; ranks of one host share a clock.
         offset_ns: to be subtracted from the rank's times to get those of host 0.
         residual_ns: how far apart the ends of collectives still are, the median.
-        instances: collectives it is measured by; 0 where none reaches the rank and its offset is unknown.
+        collectives: those that it is measured by; 0 where none reaches the rank and its offset is unknown.
     """
 
     rank: int
     host: int
     offset_ns: int
     residual_ns: int
-    instances: int
+    collectives: int
 
 
 def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]) -> list[Clock]:

@@ -10,14 +10,14 @@ from tracelens.analysis.comm.aligned import AlignedRun
 from tracelens.analysis.comm.clocks import Clock
 from tracelens.analysis.comm.matching import MatchedCollective
 from tracelens.analysis.comm.messages import ALL_TO_ALL, FIT, TRAFFIC, all_to_all, fit, traffic
-from tracelens.analysis.comm.participants import MEMBERS, member_rows
+from tracelens.analysis.comm.participants import PARTICIPANTS, participant_rows
 from tracelens.analysis.comm.records import RankCommunication
 from tracelens.analysis.comm.waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
 from tracelens.dtypes import short_dtype
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
-INSTANCES = Schema(
+COLLECTIVES = Schema(
     "Collectives across ranks",
     (
         Column("collective", "category", doc="send/recv for a send with its receive"),
@@ -47,7 +47,7 @@ CLOCKS = Schema(
         Column("host", "int64", doc="ranks of one host share a clock"),
         Column("offset_ns", "int64", "ns", "against the first host; already subtracted from all times here"),
         Column("residual_ns", "int64", "ns", "median spread of a collective's ends after that"),
-        Column("instances", "int64", "count", "collectives it is measured by"),
+        Column("collectives", "int64", "count", "collectives it is measured by"),
     ),
     doc="Estimated from the ends of collectives, which all ranks reach almost simultaneously.",
 )
@@ -65,8 +65,8 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `ranks` (kernel = comm + sync), `summary`, `instances`, `fit`, `all_to_all`, `traffic`,
-        `clocks` and `members` (each collective by rank).
+        tables `ranks` (kernel = comm + sync), `summary`, `collectives`, `fit`, `all_to_all`, `traffic`,
+        `clocks` and `participants` (each collective by rank).
     """
     ranks, on_one_clock = aligned.ranks, aligned.collectives
     communicating = {rank.rank for rank in ranks if len(rank.start)}
@@ -77,20 +77,20 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     tables = {
         "ranks": RANKS.concat(rank_rows(ranks, waiting)),
         "summary": SUMMARY.concat(summary_rows(on_one_clock)),
-        "instances": INSTANCES.concat(_rows(on_one_clock)),
+        "collectives": COLLECTIVES.concat(_rows(on_one_clock)),
         "fit": FIT.concat(fit_rows),
         "all_to_all": ALL_TO_ALL.concat(all_to_all(on_one_clock)),
         "traffic": TRAFFIC.concat(traffic_rows),
         "clocks": CLOCKS.concat(
             _clock_rows([clock for clock in aligned.clocks if clock.rank in communicating])
         ),
-        "members": MEMBERS.concat(member_rows(ranks, on_one_clock)),
+        "participants": PARTICIPANTS.concat(participant_rows(ranks, on_one_clock)),
     }
     return result(tables, [*skips, *traffic_skips, *fit_skips], scope=scope)
 
 
 def _rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
-    """Rows of INSTANCES, in order of time."""
+    """Rows of COLLECTIVES, in order of time."""
     rows = []
     for collective in collectives:
         record = collective.participants[0].record
@@ -142,8 +142,8 @@ def _nothing(ranks: Sequence[RankCommunication], rank_clocks: Sequence[Clock]) -
         if unrecorded:
             subject = f"rank {rank.rank}: waiting in {unrecorded} communication kernel(s)"
             skips.append(Skip(subject, "the trace does not record their group, size and order"))
-    if any(clock.instances for clock in rank_clocks):
+    if any(clock.collectives for clock in rank_clocks):
         reason = "no collective shared with rank 0's host, so its offset is unknown"
-        unknown = [clock.rank for clock in rank_clocks if not clock.instances and clock.rank not in silent]
+        unknown = [clock.rank for clock in rank_clocks if not clock.collectives and clock.rank not in silent]
         skips += [Skip(f"clock of rank {rank}", reason) for rank in unknown]
     return skips

@@ -44,7 +44,7 @@ FIT = Schema(
     (
         Column("collective", "category"),
         Column("group", "category", doc="process group"),
-        Column("instances", "int64", "count"),
+        Column("collectives", "int64", "count"),
         Column("alpha_ns", "float64", "ns", "latency of an empty message"),
         Column("beta_bytes_per_s", "float64", "bytes/s", "asymptotic bandwidth"),
         Column("residual_ns", "float64", "ns", "RMS residual of the fit"),
@@ -143,7 +143,7 @@ def fit(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]],
             {
                 "collective": [name],
                 "group": [group],
-                "instances": [len(matched)],
+                "collectives": [len(matched)],
                 "alpha_ns": [alpha],
                 "beta_bytes_per_s": [1e9 / slope],
                 "residual_ns": [float(np.sqrt((residual**2).mean()))],

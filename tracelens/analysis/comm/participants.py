@@ -11,7 +11,7 @@ from tracelens.analysis.comm.matching import MatchedCollective, Participant
 from tracelens.analysis.comm.records import RankCommunication
 from tracelens.table import Column, Schema
 
-MEMBERS = Schema(
+PARTICIPANTS = Schema(
     "Collectives by rank",
     (
         Column("rank", "int64"),
@@ -26,9 +26,9 @@ MEMBERS = Schema(
         Column("order", "int64", "count", "position among the collectives of the group"),
         Column("step", "category"),
         Column("kernel", "category"),
-        Column("bytes", "int64", "bytes", "largest message of a rank, as in `instances`; -1 if unknown"),
+        Column("bytes", "int64", "bytes", "largest message of a rank, as in `collectives`; -1 if unknown"),
         Column("group_size", "int64", "count"),
-        Column("own_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
+        Column("local_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
         Column("ts_ns", "int64", "ns", "the same by the clock of the first rank"),
         Column("dur_ns", "int64", "ns"),
         Column("wait_ns", "int64", "ns", "of it, until the last rank arrived"),
@@ -48,10 +48,10 @@ class _Share(NamedTuple):
     wait: int
 
 
-def member_rows(
+def participant_rows(
     ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]
 ) -> list[dict[str, Any]]:
-    """Rows of MEMBERS, by rank.
+    """Rows of PARTICIPANTS, by rank.
 
     Args:
         ranks: of the run.
@@ -83,7 +83,7 @@ def member_rows(
                 "kernel": [rank.kernels[index] for index in kernel.tolist()],
                 "bytes": [share.size for share in shares],
                 "group_size": [share.participant.record.size for share in shares],
-                "own_ts_ns": start,
+                "local_ts_ns": start,
                 "ts_ns": np.array([share.participant.start for share in shares], dtype=np.int64),
                 "dur_ns": end - start,
                 "wait_ns": waited,

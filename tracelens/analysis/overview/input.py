@@ -29,7 +29,7 @@ LOSSES = Schema(
     "Problems in the traces",
     (
         Column("rank", "int64"),
-        Column("what", "str"),
+        Column("problem", "str"),
         Column("outcome", "str", doc="dropped: left out; repaired: used after mending; problem: of the file"),
         Column("count", "int64", "count", "events concerned"),
         Column("first_byte", "int64", "bytes", "where the first one starts, -1 if not known"),
@@ -81,7 +81,7 @@ def inputs(run: Run) -> Result:
         tables["losses"] = LOSSES.table(
             {
                 "rank": np.array(rank),
-                "what": list(loss),
+                "problem": list(loss),
                 "outcome": list(outcome),
                 "count": np.array(count),
                 "first_byte": np.array(first),

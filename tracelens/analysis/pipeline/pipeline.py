@@ -50,7 +50,10 @@ BUBBLE = Schema(
         Column("imbalance_ns", "int64", "ns", "of it, while the stage it waits for computes"),
         Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, nothing launched"),
         Column(
-            "beside_ns", "int64", "ns", "of the bubble, overlapped by other GPU work such as gradient sync"
+            "overlapped_ns",
+            "int64",
+            "ns",
+            "of the bubble, overlapped by other GPU work such as gradient sync",
         ),
         Column("forward_ns", "int64", "ns"),
         Column("backward_ns", "int64", "ns", "without overlap with a forward"),
@@ -92,7 +95,7 @@ WAITS = Schema(
         Column("part", "category", doc=", ".join(PARTS)),
         Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
         Column("dur_ns", "int64", "ns"),
-        Column("own_ts_ns", "int64", "ns", "its begin by the clock of the rank's own trace"),
+        Column("local_ts_ns", "int64", "ns", "its begin by the clock of the rank's own trace"),
     ),
     detail=True,
 )
@@ -189,7 +192,7 @@ def _rows(
                     "part": [wait.part for wait in waits],
                     "ts_ns": [wait.start for wait in waits],
                     "dur_ns": [wait.end - wait.start for wait in waits],
-                    "own_ts_ns": [wait.start - shift[lane.rank] for wait in waits],
+                    "local_ts_ns": [wait.start - shift[lane.rank] for wait in waits],
                 }
             )
 
@@ -220,7 +223,7 @@ def _bubble(
         "bubble_ns": [bubble],
         "bubble_fraction": [bubble / max(line.end - line.start, 1)],
         **parts,
-        "beside_ns": [int(lane.other.covered(low, high).sum())],
+        "overlapped_ns": [int(lane.other.covered(low, high).sum())],
         "expected_fraction": [(size.stages - 1) / (size.stages - 1 + work)],
         "bubble_ideal_ratio": [bubble / max(computed, 1)],
         "expected_ideal_ratio": [(size.stages - 1) / work],

@@ -13,14 +13,16 @@ from tracelens.guard import Failure
 from tracelens.table import Coded, Column, Schema, codes, sums
 from tracelens.trace import Trace, Work
 
-HOW = ("cost model", "cost model, arguments of a repeat", "named reason", "no cost model")
+STATUSES = ("cost model", "cost model, arguments of a repeat", "named reason", "no cost model")
 """How a piece of work is counted or not. The last one is a hole of tracelens, not of the trace."""
 
 COVERAGE = Schema(
     "How much GPU time is counted",
     (
         Column("rank", "int64"),
-        Column("how", "category", doc="counted by its own arguments, by those of a repeat, or not counted"),
+        Column(
+            "status", "category", doc="counted by its own arguments, by those of a repeat, or not counted"
+        ),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
     ),
@@ -40,11 +42,11 @@ UNCOVERED = Schema(
 
 
 def coverage(rank: int, work: Work, costs: Costing) -> dict[str, Any]:
-    """Rows of COVERAGE for one rank: one for each of HOW, in its order."""
-    total = sums(_how(costs), work.dur, len(HOW))
+    """Rows of COVERAGE for one rank: one for each of STATUSES, in its order."""
+    total = sums(_status(costs), work.dur, len(STATUSES))
     return {
-        "rank": np.full(len(HOW), rank),
-        "how": list(HOW),
+        "rank": np.full(len(STATUSES), rank),
+        "status": list(STATUSES),
         "dur_ns": total,
         "fraction": total / max(int(total.sum()), 1),
     }
@@ -69,10 +71,10 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     }
 
 
-def _how(costs: Costing) -> Int:
-    """Code into HOW of each piece of work."""
-    by_item = [HOW[1] if REPEATED in item.note else HOW[0] for item in costs.items]
+def _status(costs: Costing) -> Int:
+    """Code into STATUSES of each piece of work."""
+    by_item = [STATUSES[1] if REPEATED in item.note else STATUSES[0] for item in costs.items]
     holes = [reason == NO_MODEL or isinstance(reason, Failure) for reason in costs.reasons]
-    by_reason = [HOW[3] if hole else HOW[2] for hole in holes]
-    code = np.array([HOW.index(how) for how in (*by_item, *by_reason)], dtype=np.int64)
+    by_reason = [STATUSES[3] if hole else STATUSES[2] for hole in holes]
+    code = np.array([STATUSES.index(how) for how in (*by_item, *by_reason)], dtype=np.int64)
     return code[np.where(costs.item >= 0, costs.item, len(by_item) + costs.reason)]

@@ -9,7 +9,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import choose_device, no_gpu_work, own_device
 from tracelens.analysis.roofline.bounds import bounds, roofs
 from tracelens.analysis.roofline.costing import costing
-from tracelens.analysis.roofline.coverage import COVERAGE, HOW, UNCOVERED, coverage, uncovered
+from tracelens.analysis.roofline.coverage import COVERAGE, STATUSES, UNCOVERED, coverage, uncovered
 from tracelens.analysis.roofline.distance import ROOFLINE, distances
 from tracelens.analysis.roofline.utilisation import UTILISATION, utilisation
 from tracelens.devices import Device, match
@@ -107,8 +107,8 @@ def _listed(names: Iterable[str]) -> str:
 
 def _shares(table: Table) -> dict[str, float]:
     """Shares of all ranks' GPU time, by how it is counted."""
-    how, dur = table.coded("how"), table.array("dur_ns")
-    totals = [int(dur[how.equals(name)].sum()) for name in HOW]
+    how, dur = table.coded("status"), table.array("dur_ns")
+    totals = [int(dur[how.equals(name)].sum()) for name in STATUSES]
     total = max(sum(totals), 1)
     return {
         "coverage": sum(totals[:3]) / total,

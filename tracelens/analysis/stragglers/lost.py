@@ -21,7 +21,7 @@ LOST = Schema(
         Column("cause", "category"),
         Column("collective", "category"),
         Column("step", "category"),
-        Column("own_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
+        Column("local_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns"),
     ),
     doc="Pieces of one rank do not overlap. Waiting hidden by computation or transfers is left out.",
@@ -60,7 +60,7 @@ def lost_rows(aligned: AlignedRun, verdicts: Sequence[Verdict]) -> list[dict[str
                 "cause": [verdicts[index].cause for _, index, _ in waits],
                 "collective": [collectives[index].collective for _, index, _ in waits],
                 "step": [step for _, _, step in waits],
-                "own_ts_ns": start,
+                "local_ts_ns": start,
                 "dur_ns": end - start,
             }
         )

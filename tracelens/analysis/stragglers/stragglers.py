@@ -42,13 +42,13 @@ STRAGGLERS = Schema(
             "time_fraction", "float64", "fraction", "mean waiting of another rank for it, of recorded time"
         ),
         Column(
-            "chance",
+            "p_value",
             "float64",
             doc="p-value: bound of the probability of as much waiting for any rank if all were equal; -1 "
             f"if others wait for less than {ALIKE:.0%} of the time",
         ),
         Column(
-            "beyond_noise",
+            "significant",
             "bool",
             doc=f"significant straggler: p-value below {ALPHA:.0%} (or too few collectives to test), and "
             f"others wait for at least {ALIKE:.0%} of the time, more than equal GPUs cause",
@@ -167,8 +167,8 @@ def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) ->
                 "cause_fraction": main["caused_wait_ns"] / max(wait, 1),
                 "fraction": min(sum(row["fraction"] for row in (main, *minor)), 1.0),
                 "time_fraction": noise_of[rank].fraction,
-                "chance": noise_of[rank].p_value,
-                "beyond_noise": noise_of[rank].beyond,
+                "p_value": noise_of[rank].p_value,
+                "significant": noise_of[rank].beyond,
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"]))

@@ -56,11 +56,11 @@ CHANGES = Schema(
         Column("cand_ns", "int64", "ns"),
         Column("count", "int64", "count", "occurrences in all steps and ranks"),
         Column("noise", "category"),
-        Column("where", "str", doc="enclosing scopes"),
+        Column("location", "str", doc="enclosing scopes"),
         Column("base_rank", "int64"),
-        Column("base_at_ns", "int64", "ns", "longest occurrence, since the trace's first event; -1 for none"),
+        Column("base_ts_ns", "int64", "ns", "longest occurrence, since the trace's first event; -1 for none"),
         Column("cand_rank", "int64"),
-        Column("cand_at_ns", "int64", "ns", "the same in the candidate"),
+        Column("cand_ts_ns", "int64", "ns", "the same in the candidate"),
     ),
     doc="Calls are matched by names and structure, not by position. Nested changes overlap, so times here do "
     "not add up; the waterfall does.",
@@ -132,11 +132,13 @@ def _waits(run: Run) -> dict[int, Union]:
     """When each rank waits for others in collectives."""
     if len(run.traces) < 2:
         return {}
-    participants = ANALYZERS.get("collectives")(run).data["members"]
+    participants = ANALYZERS.get("collectives")(run).data["participants"]
     group, (ranks,) = codes(participants.array("rank"))
     order = np.argsort(group, kind="stable")
     borders = np.cumsum(np.bincount(group))[:-1]
-    starts, waits = (np.split(participants.array(name)[order], borders) for name in ("own_ts_ns", "wait_ns"))
+    starts, waits = (
+        np.split(participants.array(name)[order], borders) for name in ("local_ts_ns", "wait_ns")
+    )
     return {
         rank: union(start_ns, start_ns + wait_ns)
         for rank, start_ns, wait_ns in zip(ranks.tolist(), starts, waits, strict=False)

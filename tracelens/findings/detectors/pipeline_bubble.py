@@ -34,7 +34,7 @@ class _Rank:
     def when(self, part: str) -> Union:
         """When it idles for this reason, by its own clock."""
         waits = self._waits.take(self._waits.coded("part").equals(part))
-        start = waits.array("own_ts_ns")
+        start = waits.array("local_ts_ns")
         return union(start, start + waits.array("dur_ns"))
 
     def quantities(self, part: str) -> tuple[Quantity, ...]:
@@ -85,7 +85,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     detections = {}
     for rank in ranks:
         bubble = _Rank(results, rank)
-        ramp, beside = bubble.mean("ramp_ns"), bubble.mean("beside_ns")
+        ramp, beside = bubble.mean("ramp_ns"), bubble.mean("overlapped_ns")
         stages, work = bubble.first("stages"), bubble.first("microbatches") * bubble.first("chunks")
         # By the formula a ramp lasts (PP - 1)(f + b) / VPP, so with 2 VPP half of it is left. What runs
         # beside the bubble, mostly gradient sync, needs its time in any schedule: it is all taken for part

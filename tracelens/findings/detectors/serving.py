@@ -171,7 +171,7 @@ def _exposed(
 ) -> Detection | None:
     """What a rank's communication in these rows of the steps table costs it, None where that is little."""
     start, dur = table.array("ts_ns"), table.array("dur_ns")
-    exposed, where = _moving(results["collectives"].data["members"], rank, start, dur)
+    exposed, where = _moving(results["collectives"].data["participants"], rank, start, dur)
     basis = "excluding waiting for other ranks"
     if exposed is None:
         exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index"))
@@ -203,12 +203,12 @@ def _moving(participants: Table, rank: int, start: Int, dur: Int) -> tuple[Int |
     """Exposed communication of a rank in each step without waiting, and when; None if none is recorded."""
     kernels = participants.take(participants.array("rank") == rank)
     # A kernel that serves several messages is there with each of them.
-    kernels = kernels.take(np.unique(kernels.array("own_ts_ns"), return_index=True)[1])
+    kernels = kernels.take(np.unique(kernels.array("local_ts_ns"), return_index=True)[1])
     begin = kernels.array("ts_ns")
     order = np.argsort(start, kind="stable")
     step = lookup(order, interval_of(start[order], (start + dur)[order], begin), -1)
     kernels, step = kernels.take(step >= 0), step[step >= 0]
-    own_start = kernels.array("own_ts_ns")
+    own_start = kernels.array("local_ts_ns")
     if not len(kernels):
         return None, union(own_start, own_start)
     total = np.zeros(len(start), dtype=np.int64)

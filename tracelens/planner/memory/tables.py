@@ -41,7 +41,7 @@ MEMORY = Schema(
         Column("component", "category"),
         Column("bytes", "int64", "bytes", "at the peak of a step, on the fullest GPU of the stage"),
         Column("share", "float64", "fraction", "of the rank's bytes"),
-        Column("holds", "category", doc="content"),
+        Column("contents", "category", doc="content"),
     ),
     doc="Worst pipeline rank of each layout first; the rows of a rank add up to its peak.",
 )
@@ -53,7 +53,7 @@ RANKS = Schema(
         Column("layers", "str", doc="layers of the stage; + for embedding or head"),
         Column("in_flight", "int64", "count", "most micro-batch chunks in flight"),
         Column("peak_bytes", "int64", "bytes"),
-        Column("moment", "category", doc="phase of the step with the peak"),
+        Column("peak_phase", "category", doc="phase of the step with the peak"),
         Column("forward_bytes", "int64", "bytes", "peak of a forward"),
         Column("backward_bytes", "int64", "bytes", "peak of a backward"),
         Column("optimizer_bytes", "int64", "bytes", "peak of the optimizer step"),
@@ -87,7 +87,7 @@ def memory_table(stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:
                 "component": name,
                 "bytes": stage.held[name],
                 "share": stage.held[name] / stage.total,
-                "holds": COMPONENTS[name],
+                "contents": COMPONENTS[name],
             }
             for layout, ranks in stages_of.items()
             for pp_rank, stage in ranks.items()
@@ -107,7 +107,7 @@ def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[i
                 "layers": _layers(configs[layout], pp_rank),
                 "in_flight": stage.in_flight,
                 "peak_bytes": stage.total,
-                "moment": stage.moment,
+                "peak_phase": stage.moment,
                 **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
             }
             for layout, ranks in stages_of.items()

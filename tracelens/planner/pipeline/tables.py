@@ -58,7 +58,7 @@ PARTITION = Schema(
     "Partition",
     (
         Column("schedule", "category"),
-        Column("place", "int64", doc="position of the chunk in the model"),
+        Column("position", "int64", doc="position of the chunk in the model"),
         Column("stage", "int64"),
         Column("chunk", "int64", doc="number on its stage"),
         Column("first_layer", "int64", doc="-1 if the chunk has none, or layers are unknown"),
@@ -233,7 +233,7 @@ def partition(cases: Sequence[Case]) -> Table:
             rows.append(
                 {
                     "schedule": case.name,
-                    "place": position,
+                    "position": position,
                     "stage": chunk_at[position][0],
                     "chunk": chunk_at[position][1],
                     "first_layer": first if share > 0 else -1,

@@ -108,7 +108,7 @@ def _row(ranked: Ranked, rank: int, timed: Timed) -> dict[str, Any]:
     layout, training = candidate.config.layout, candidate.config.training
     return {
         "device": ranked.device.name,
-        "place": rank,
+        "position": rank,
         **{name: getattr(layout, name) for name in SIZES},
         "dp": layout.dp,
         "micro_batch": training.micro_batch,
@@ -118,9 +118,9 @@ def _row(ranked: Ranked, rank: int, timed: Timed) -> dict[str, Any]:
         "tokens_per_s": time.tokens_per_s,
         "mfu": time.mfu,
         "bytes": size,
-        "left_bytes": ranked.room - size,
-        "computing": sum(time.parts[name] for name in _COMPUTING) / time.step_ns,
-        "exchanging": sum(time.parts[name] for name in _COMMUNICATION) / time.step_ns,
+        "free_bytes": ranked.room - size,
+        "compute_fraction": sum(time.parts[name] for name in _COMPUTING) / time.step_ns,
+        "comm_fraction": sum(time.parts[name] for name in _COMMUNICATION) / time.step_ns,
         "bubble": time.parts["bubble"] / time.step_ns,
     }
 
@@ -132,7 +132,7 @@ def _parts(shown: Sequence[tuple[Ranked, int, Timed]]) -> Iterator[dict[str, Any
         layout = describe(timed.sized.candidate)
         for part in used:
             ns = round(timed.time.parts[part])
-            yield {"device": ranking.device.name, "place": rank, "layout": layout, "part": part, "ns": ns}
+            yield {"device": ranking.device.name, "position": rank, "layout": layout, "part": part, "ns": ns}
 
 
 def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def _assumed(question: Question, devices: Sequence[Device]) -> list[dict[str, An
     for device in devices:
         lines += [(device.name, line) for line in question.machine.figures(device, question.training.dtype)]
     return [
-        {"name": name, "value": value, "device": device, "about": f"{meaning}; {source}"}
+        {"name": name, "value": value, "device": device, "note": f"{meaning}; {source}"}
         for device, (name, value, meaning, source) in lines
     ]
 

@@ -8,7 +8,7 @@ LAYOUTS = Schema(
     "Layouts",
     (
         Column("device", "category"),
-        Column("place", "int64", "count", "rank by step time among those that fit; -1: does not fit"),
+        Column("position", "int64", "count", "rank by step time among those that fit; -1: does not fit"),
         Column("pp", "int64", doc="pipeline stages"),
         Column("vpp", "int64", doc="model chunks per stage"),
         Column("ep", "int64", doc="ranks that share the experts"),
@@ -20,9 +20,9 @@ LAYOUTS = Schema(
         Column("step_ns", "int64", "ns", "lower bound of the step time"),
         Column("mfu", "float64", "fraction", "model FLOPs / the data-sheet peak"),
         Column("bytes", "int64", "bytes", "of the fullest GPU"),
-        Column("left_bytes", "int64", "bytes", "free after the reserve; negative: does not fit"),
-        Column("computing", "float64", "fraction", "of the step: forward, backward, recomputation"),
-        Column("exchanging", "float64", "fraction", "of the step: exposed communication"),
+        Column("free_bytes", "int64", "bytes", "free after the reserve; negative: does not fit"),
+        Column("compute_fraction", "float64", "fraction", "of the step: forward, backward, recomputation"),
+        Column("comm_fraction", "float64", "fraction", "of the step: exposed communication"),
         Column("bubble", "float64", "fraction", "of the step: waiting for other pipeline stages"),
         Column("tokens_per_s", "float64", doc="per GPU"),
         Column("micro_batches", "int64", doc="per step on each data-parallel rank"),
@@ -33,7 +33,7 @@ PARTS = Schema(
     "Where the time goes",
     (
         Column("device", "category"),
-        Column("place", "int64", "count", "of the layout; -1: does not fit"),
+        Column("position", "int64", "count", "of the layout; -1: does not fit"),
         Column("layout", "str"),
         Column("part", "category", doc="of the slowest stage's step"),
         Column("ns", "int64", "ns"),
@@ -56,6 +56,6 @@ ASSUMED = Schema(
         Column("name", "str"),
         Column("value", "str"),
         Column("device", "category", doc="empty: all"),
-        Column("about", "str", doc="meaning and source", prose=True),
+        Column("note", "str", doc="meaning and source", prose=True),
     ),
 )

@@ -298,13 +298,14 @@ def merge(parts: list[Part]) -> Encoded:
     name, names = _by_appearance(table.name, list(merged["name"]))
     blob, blobs = _by_appearance(op_table.blob, list(merged["blob"]))
     repaired = sum((part.repaired for part in parts), Counter())
-    bounded_names = [_bounded_name(str(value or ""), repaired) for value in names]
-    bounded_blobs = [_bounded_blob(value, repaired) for value in blobs if isinstance(value, bytes)]
+    most = limits().text_bytes
+    bounded_names = [_bounded_name(str(value or ""), most, repaired) for value in names]
+    bounded_blobs = [_bounded_blob(value, most, repaired) for value in blobs if isinstance(value, bytes)]
     return Encoded(
         table._replace(category=category, name=name),
         op_table._replace(blob=blob),
         [str(value) for value in merged["phase"]],
-        [str(value or "")[: limits().text_bytes] for value in categories],
+        [str(value or "")[:most] for value in categories],
         bounded_names,
         [identity(value) for value in merged["pid"]],
         [identity(value) for value in merged["tid"]],
@@ -318,16 +319,15 @@ def merge(parts: list[Part]) -> Encoded:
     )
 
 
-def _bounded_name(name: str, repaired: Counter[str]) -> str:
-    most = limits().text_bytes
+def _bounded_name(name: str, most: int, repaired: Counter[str]) -> str:
     if len(name) <= most:
         return name
     repaired["name over the limit, cut there"] += 1
     return name[:most]
 
 
-def _bounded_blob(blob: bytes, repaired: Counter[str]) -> bytes:
-    if len(blob) <= limits().text_bytes:
+def _bounded_blob(blob: bytes, most: int, repaired: Counter[str]) -> bytes:
+    if len(blob) <= most:
         return blob
     repaired["arguments of an op over the limit, left out"] += 1
     return SEPARATOR * 3

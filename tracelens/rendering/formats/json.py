@@ -22,9 +22,13 @@ _HIDDEN = re.compile(
 )
 
 
+SCHEMA_VERSION = 1
+"""Of all JSON that is written here; goes up when a table or column is renamed or taken out, see CHANGELOG."""
+
+
 @renderer("json", suffix=".json", doc="one object with every table in full, for programs")
 def files(report: Report) -> Mapping[str, bytes]:
-    """{"results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
+    """{"schema_version", "results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
 
     `findings` are the rows of that analyzer's table, empty when it is not part of the report.
     `meta.failures` names the parts that failed because of a bug. An infinite float is null.
@@ -35,11 +39,12 @@ def files(report: Report) -> Mapping[str, bytes]:
     }
     findings = results.get("findings", {}).get("tables", {}).get("findings", [])
     meta = _meta(report.meta, report.failures)
-    return {"report.json": dumps({"results": results, "findings": findings, "meta": meta})}
+    content = {"schema_version": SCHEMA_VERSION, "results": results, "findings": findings, "meta": meta}
+    return {"report.json": dumps(content)}
 
 
 def one_result(result: Result, meta: Mapping[str, Any]) -> bytes:
-    """One result: {"analyzer", "version", "inputs", "tables", "skips", "meta"}.
+    """One result: {"schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"}.
 
     Args:
         result: of any analyzer.
@@ -54,6 +59,7 @@ def one_result(result: Result, meta: Mapping[str, Any]) -> bytes:
     report_meta.pop("version", None)
     return dumps(
         {
+            "schema_version": SCHEMA_VERSION,
             "analyzer": result.analyzer,
             "version": meta.get("version", ""),
             "inputs": inputs,

@@ -11,7 +11,7 @@ from tracelens.rendering.tables.values import column_format
 from tracelens.table import Column, Table
 
 _LEVELS = 12
-_RANK, _AT = "_rank", "_at_ns"
+_RANK, _AT = "_rank", "_ts_ns"
 _CLOCK = "Places are in time since the first event of that trace, as Perfetto shows it."
 
 
@@ -52,7 +52,7 @@ def by_level(name: str, table: Table) -> dict[str, Table]:
 
 
 def with_places(table: Table) -> Table:
-    """A table whose columns `x_rank` and `x_at_ns` are one, `in x`: 'rank 0 at 551.890 ms'."""
+    """A table whose columns `x_rank` and `x_ts_ns` are one, `in x`: 'rank 0 at 551.890 ms'."""
     names = table.schema.names
     stems = [name.removesuffix(_AT) for name in names if name.endswith(_AT)]
     places = {stem: f"in_{stem}" for stem in stems if stem + _RANK in names}

@@ -64,7 +64,7 @@ class _Collectives(NamedTuple):
 )
 def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""
-    participants = results["collectives"].data["members"]
+    participants = results["collectives"].data["participants"]
     if not len(participants):
         return "no collective is recorded on several ranks"
     hosts = set(participants.texts("host"))
@@ -186,7 +186,7 @@ def _detection(
     index = collectives.of_row[rows]
     gain, expected = (values[index] for values in model)
     exposed, wait = participants.array("exposed_ns")[rows], participants.array("wait_ns")[rows]
-    start, dur = participants.array("own_ts_ns")[rows], participants.array("dur_ns")[rows]
+    start, dur = participants.array("local_ts_ns")[rows], participants.array("dur_ns")[rows]
     n, hosts, sent = (
         collectives.ranks[index],
         collectives.hosts[index],

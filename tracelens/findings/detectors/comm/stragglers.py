@@ -94,7 +94,7 @@ def _waiting(
     # What a stage of a pipeline waits in a receive is the pipeline's bubble.
     counted = in_steps(lost) & ~lost.coded("collective").equals(SEND_RECV)
     if not counted.any():
-        if len(results["collectives"].data["members"]):
+        if len(results["collectives"].data["participants"]):
             return "no exposed waiting in collectives"
         return "no collective is recorded on several ranks, so waiting is unknown"
     cause = lost.coded("cause")
@@ -104,7 +104,7 @@ def _waiting(
         return f"the waiting in collectives has other causes: {other_causes}"
     if beyond is not None:
         table = results["stragglers"].data["stragglers"]
-        out = table.array("rank")[table.array("beyond_noise").astype(bool)]
+        out = table.array("rank")[table.array("significant").astype(bool)]
         for_causes &= np.isin(lost.array("late_rank"), out) == beyond
         if not for_causes.any():
             return "no significant straggler" if beyond else "all waiting is for significant stragglers"
@@ -128,7 +128,7 @@ def _detection(
 ) -> Detection:
     """What a rank loses; `masks` are the rows that count and those with one of the causes."""
     counted, for_causes = (mask & (lost.array("rank") == rank) for mask in masks)
-    start, dur, late = (lost.array(name) for name in ("own_ts_ns", "dur_ns", "late_rank"))
+    start, dur, late = (lost.array(name) for name in ("local_ts_ns", "dur_ns", "late_rank"))
     cause = lost.coded("cause")
     by_cause = {name: float(dur[for_causes & cause.equals(name)].sum()) / steps for name in causes}
     by_cause = {name: ns for name, ns in sorted(by_cause.items(), key=lambda item: -item[1]) if ns}

@@ -14,7 +14,7 @@ _DEVICES = 6
 
 
 @figure("search")
-@needs("parts", "device", "place", "layout", "part", "ns")
+@needs("parts", "device", "position", "layout", "part", "ns")
 def search(per_part: Table) -> list[Figure]:
     """Table `parts` as a stacked bar a layout, the shortest step first."""
     devices = per_part.coded("device")
@@ -24,7 +24,7 @@ def search(per_part: Table) -> list[Figure]:
 
 def _drawn(device: str, per_part: Table) -> Figure:
     """The layouts of one device; those that do not fit say so."""
-    times = per_part.pivot("part", ("place", "layout"), "ns")
+    times = per_part.pivot("part", ("position", "layout"), "ns")
     keys = times.columns[:_ROWS]
     parts = {part: ns[:_ROWS] for part, ns in times.by_row().items()}
     total_ns = np.maximum(times.values[:, :_ROWS].sum(axis=0), 1)

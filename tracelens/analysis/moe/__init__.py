@@ -4,6 +4,7 @@ from tracelens.analysis.moe.host_syncs import Blocking, blocking
 from tracelens.analysis.moe.passes import expert_parallel_group, token_messages
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
+from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED, UNATTRIBUTED_NAME
 
 __all__ = [
     "BACKWARD",
@@ -15,6 +16,8 @@ __all__ = [
     "PHASES",
     "ROUTER",
     "STAGES",
+    "UNATTRIBUTED",
+    "UNATTRIBUTED_NAME",
     "Blocking",
     "LayerPass",
     "Regions",

@@ -101,7 +101,7 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tok
     row = np.flatnonzero((caller >= 0) & (~autograd | is_recompute) & ~_of_parameters(trace))
     row = row[np.argsort(events.start[caller[row]], kind="stable")]
     called = events.start[caller[row]]
-    kind = _kinds(trace)[row]
+    kind = trace.once(kinds)[row]
     sent = np.isin(work.event[row], stage_messages(trace, unnamed=True).kernel)
     kind[sent] = BORDER
     segment = np.zeros(len(row), dtype=np.int64)
@@ -129,8 +129,8 @@ def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     return caller, lookup(in_autograd(trace), caller, False), lookup(trace.once(recomputed), caller, False)
 
 
-def _kinds(trace: Trace) -> Int:
-    """Kind of each piece of work."""
+def kinds(trace: Trace) -> Int:
+    """Kind of each piece of work; ask with `trace.once(kinds)`."""
     events, work = trace.arrays, trace.work
     by_category = np.array([_CATEGORIES.get(name, OTHER) for name in work.categories], dtype=np.int64)
     kind = by_category[work.category]

@@ -23,6 +23,7 @@ from tracelens.analysis.moe.balance import (
 from tracelens.analysis.moe.passes import RankPasses, rank_passes
 from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, ROUTER, STAGES
+from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED, UNATTRIBUTED_NAME
 from tracelens.arrays import Int
 from tracelens.table import Column, Result, Schema, Skip, result, sums
 from tracelens.trace import Scope
@@ -73,7 +74,9 @@ PASS_TABLE = Schema(
         Column("layer", "int64"),
         Column("phase", "category", doc=", ".join(PHASES)),
         Column("ts_ns", "int64", "ns", "start of its first GPU work, by the rank's own clock"),
-        Column("dur_ns", "int64", "ns", "to the end of its last"),
+        Column(
+            "dur_ns", "int64", "ns", "to the end of its last; in a compiled graph without other layers' work"
+        ),
         *(Column(name, "int64", "ns") for name in _STAGE_COLUMNS),
         Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
         Column("idle_ns", "int64", "ns", "without any GPU work"),
@@ -98,7 +101,8 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     """Where does the time of the MoE layers go, and how evenly are the tokens spread?
 
     Layers are identified by the program's scopes or modules, else by a router's top-k between two
-    normalisations. Backward work belongs to the stage of its forward op.
+    normalisations. Backward work belongs to the stage of its forward op; that of a compiled region, which has
+    one for several layers, to the stage of its tensors' sizes.
 
     Args:
         ranks: from `rank_passes`.
@@ -134,6 +138,12 @@ def _unknown(ranks: Sequence[RankPasses], any_groups: bool) -> Iterator[Skip]:
     """What is unknown about ranks with MoE layers."""
     if not ranks:
         return
+    compiled = "compiled backward work"
+    if any(rank.no_layer_ns[UNATTRIBUTED] for rank in ranks):
+        reason = "the sizes of its tensors do not tell, or are not recorded; use record_shapes=True"
+        yield Skip(f"stages of some {compiled}", reason)
+    if any(rank.no_layer_ns[:UNATTRIBUTED].any() for rank in ranks):
+        yield Skip(f"layers of some {compiled}", "not every layer has ops of the same sizes")
     if any(layer_pass.grouped for rank in ranks for layer_pass in rank.passes):
         yield Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory")
     if not any_groups:
@@ -175,20 +185,23 @@ def _sync_free(rank: RankPasses) -> int:
 
 
 def _stage_rows(rank: RankPasses) -> dict[str, Any]:
-    """Rows of STAGE_TABLE of one rank."""
+    """Rows of STAGE_TABLE of one rank; the last, of work of no known stage, only where there is any."""
+    names = [*STAGES, UNATTRIBUTED_NAME][: UNATTRIBUTED + bool(rank.no_layer_ns[UNATTRIBUTED])]
     ns = {
-        phase: rank.stage_ns[rank.in_step & (rank.phase == phase)].sum(axis=0) / rank.steps
+        phase: np.append(rank.stage_ns[rank.in_step & (rank.phase == phase)].sum(axis=0), 0)[: len(names)]
+        / rank.steps
         for phase in range(len(PHASES))
     }
+    ns[BACKWARD] += rank.no_layer_ns[: len(names)] / rank.steps
     passes = max(sum(not layer_pass.is_recompute for layer_pass in rank.passes), 1)
     return {
-        "rank": [rank.rank] * len(STAGES),
-        "stage": list(STAGES),
+        "rank": [rank.rank] * len(names),
+        "stage": names,
         "forward_ns": ns[FORWARD].astype(np.int64),
         "backward_ns": ns[BACKWARD].astype(np.int64),
         "recompute_ns": ns[RECOMPUTE].astype(np.int64),
         "fraction": np.minimum(sum(ns.values()) / max(rank.step_ns, 1), 1.0),
-        "blocking_count": rank.blocking.sum(axis=0) / passes,
+        "blocking_count": np.append(rank.blocking.sum(axis=0), 0)[: len(names)] / passes,
     }
 
 
@@ -207,7 +220,7 @@ def _layer_rows(rank: RankPasses) -> dict[str, Any]:
     known = tokens >= 0
     passes, with_tokens = (np.bincount(rows, minlength=len(layers)) for rows in (row, row[known]))
     count = np.maximum(passes, 1)
-    dur, forward = rank.end - rank.start, rank.phase == FORWARD
+    forward = rank.phase == FORWARD
 
     def mean(values: Int) -> Int:
         # In floats: passes whose events lie far apart may add up to more than int64 holds.
@@ -218,8 +231,8 @@ def _layer_rows(rank: RankPasses) -> dict[str, Any]:
         "rank": np.full(len(layers), rank.rank),
         "layer": layers,
         "passes": passes,
-        "forward_ns": mean(np.where(forward, dur, 0)),
-        "backward_ns": mean(np.where(forward, 0, dur)),
+        "forward_ns": mean(np.where(forward, rank.dur, 0)),
+        "backward_ns": mean(np.where(forward, 0, rank.dur)),
         **{name: mean(rank.stage_ns[:, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
         "exposed_ns": mean(rank.exposed_ns),
         "idle_ns": mean(rank.idle_ns),
@@ -244,7 +257,7 @@ def _pass_rows(rank: RankPasses) -> dict[str, Any]:
         "layer": [layer_pass.layer for layer_pass in layer_passes],
         "phase": [PHASES[phase] for phase in rank.phase.tolist()],
         "ts_ns": rank.start,
-        "dur_ns": rank.end - rank.start,
+        "dur_ns": rank.dur,
         **{name: rank.stage_ns[:, stage] for stage, name in enumerate(_STAGE_COLUMNS)},
         "exposed_ns": rank.exposed_ns,
         "idle_ns": rank.idle_ns,

@@ -10,6 +10,7 @@ from tracelens.analysis.common import integers
 from tracelens.analysis.moe.host_syncs import blocking
 from tracelens.analysis.moe.regions import PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
+from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, is_step, steps_of
 
@@ -26,9 +27,13 @@ class RankPasses(NamedTuple):
         number: index into `passes` of each row of the following, one a pass and phase.
         phase: code into PHASES.
         stage_ns: time of each stage, one column each.
+        no_layer_ns: time of each stage in whole steps, in compiled backward work whose layer is not known; at
+            UNATTRIBUTED that whose stage is not known either.
         start: first GPU work of the pass, ns.
         end: end of its last.
-        idle_ns: of the time in between, without any GPU work.
+        dur: from start to end; of a pass in a compiled graph, which interleaves layers, in its own work and
+            idle before each piece of it.
+        idle_ns: of that time, without any GPU work.
         exposed_ns: of the time in between, in its communication and without computation.
         experts_end: end of the last work of the experts.
         blocking: number of blocking calls, one column a stage.
@@ -47,8 +52,10 @@ class RankPasses(NamedTuple):
     number: Int
     phase: Int
     stage_ns: Int
+    no_layer_ns: Int
     start: Int
     end: Int
+    dur: Int
     idle_ns: Int
     exposed_ns: Int
     experts_end: Int
@@ -101,6 +108,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         np.maximum.at(end, pass_row, in_layers.end)
         experts = layers.stage[rows] == EXPERTS
         np.maximum.at(experts_end, pass_row[experts], in_layers.end[experts])
+    dur, idle_ns = _durations(work, rows, pass_row, layers.interleaved[rows], start, end)
     calls, blocked_ns = _blocked(trace, cells)
     return RankPasses(
         rank=trace.meta.rank,
@@ -110,9 +118,11 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         number=cells // len(PHASES),
         phase=cells % len(PHASES),
         stage_ns=stage_ns.reshape(count, width),
+        no_layer_ns=_no_layer_ns(trace, layers, scope),
         start=start,
         end=end,
-        idle_ns=(end - start) - work.union().covered(start, end) if count else start,
+        dur=dur,
+        idle_ns=idle_ns,
         exposed_ns=_exposed(work, in_layers, pass_row, count),
         experts_end=experts_end,
         blocking=calls,
@@ -134,6 +144,46 @@ def _steps(trace: Trace, layers: Regions) -> dict[str, Any]:
         "steps": steps,
         "step_ns": float(windows.edges[in_full.stop] - windows.edges[in_full.start]) / steps,
     }
+
+
+def _durations(
+    work: Work, rows: Int, pass_row: Int, interleaved: Bool, start: Int, end: Int
+) -> tuple[Int, Int]:
+    """Duration and idle time of each pass, see RankPasses.
+
+    Args:
+        work: of the rank.
+        rows: positions of the work of passes.
+        pass_row: of each of these.
+        interleaved: which of these are.
+        start: of each pass.
+        end: of each pass.
+    """
+    if not len(start):
+        return start, start
+    dur = end - start
+    idle = dur - work.union().covered(start, end)
+    if interleaved.any():
+        apart = pass_row[interleaved]
+        rows = rows[interleaved]
+        dur[apart] = idle[apart] = 0
+        done = np.maximum.accumulate(work.end)
+        np.add.at(idle, apart, np.maximum(work.start[rows] - done[np.maximum(rows - 1, 0)], 0))
+        exclusive_start = exclusive(work.start[rows], work.end[rows], apart)
+        np.add.at(dur, apart, work.end[rows] - exclusive_start)
+        dur[np.unique(apart)] += idle[np.unique(apart)]
+    return dur, idle
+
+
+def _no_layer_ns(trace: Trace, layers: Regions, scope: Scope) -> Int:
+    """Time of each stage in whole steps outside of all passes, see RankPasses."""
+    work = trace.work
+    counted = (layers.stage >= 0) & (layers.layer_pass < 0) & (work.linked | (scope == "all"))
+    rows = np.flatnonzero(counted)
+    rows = rows[steps_of(trace).only_whole().of_work[rows] >= 0] if len(rows) else rows
+    stage, total = layers.stage[rows], np.zeros(UNATTRIBUTED + 1, dtype=np.int64)
+    np.add.at(total, stage, work.end[rows] - exclusive(work.start[rows], work.end[rows], stage))
+    return total
 
 
 def _exposed(work: Work, in_layers: Work, pass_row: Int, count: int) -> Int:

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.moe.compiled import compiled_backward
 from tracelens.analysis.moe.kernel_lexer import GEMM, TOPK, Tokens, callers, tokens
 from tracelens.analysis.moe.stages import STAGES, Layer, stages
+from tracelens.analysis.moe.tensor_sizes import OUTSIDE, Routed
 from tracelens.analysis.moe.windows import MAX_EXPERTS, GemmSize, LayerWindow, origins, windows
 from tracelens.analysis.pipeline import gradient_sync
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
 from tracelens.costs import OpCall, OpCost, Uncounted, size
 from tracelens.trace import WORK_KINDS, Steps, Trace, steps_of
 
@@ -65,9 +67,11 @@ class Regions(NamedTuple):
     """The MoE layers of one rank; the arrays are aligned with the trace's work.
 
     Attributes:
-        layer_pass: index into `passes`, -1 for work outside of MoE layers.
-        stage: code into STAGES, -1 outside.
+        layer_pass: index into `passes`, -1 for work outside of MoE layers and of compiled backward work whose
+            layer is not known.
+        stage: code into STAGES, -1 outside; UNATTRIBUTED for compiled backward work whose stage is not known.
         phase: code into PHASES, -1 outside.
+        interleaved: whether a compiled region launched it backward, between work of other layers.
         passes: in order of launch.
         labels: names of the steps.
         framed: whether frames or scopes of the program mark the layers.
@@ -76,6 +80,7 @@ class Regions(NamedTuple):
     layer_pass: Int
     stage: Int
     phase: Int
+    interleaved: Bool
     passes: list[LayerPass]
     labels: list[str]
     framed: bool
@@ -86,7 +91,7 @@ def regions(trace: Trace) -> Regions:
     work = trace.work
     nothing = np.full(len(work.event), -1, dtype=np.int64)
     if not len(work.event):
-        return Regions(nothing, nothing, nothing, [], [], False)
+        return Regions(nothing, nothing, nothing, np.zeros(0, dtype=bool), [], [], False)
     caller, autograd, is_recompute = callers(trace)
     lexed = tokens(trace, caller, autograd, is_recompute)
     reader = _Reader(trace, lexed)
@@ -103,10 +108,14 @@ def regions(trace: Trace) -> Regions:
     phase[lexed.row] = np.where(of_token[0] >= 0, np.where(lexed.is_recompute, RECOMPUTE, FORWARD), -1)
     backward = np.flatnonzero((caller >= 0) & autograd & ~is_recompute)
     layer_pass[backward], stage[backward] = _inherited(trace, backward, caller, lexed, of_token)
-    phase[backward] = np.where(layer_pass[backward] >= 0, BACKWARD, -1)
-    return Regions(
-        layer_pass, stage, phase, passes, steps.labels, any(window.frame for window in layer_windows)
-    )
+    routed = [_routed(layer_pass) for layer_pass in passes]
+    rows, owners = compiled_backward(trace, backward, lexed, of_token, routed, reader.gemm_size)
+    layer_pass[rows], stage[rows] = owners
+    interleaved = np.zeros(len(work.event), dtype=bool)
+    interleaved[rows] = True
+    phase[backward] = np.where(stage[backward] != OUTSIDE, BACKWARD, -1)
+    framed = any(window.frame for window in layer_windows)
+    return Regions(layer_pass, stage, phase, interleaved, passes, steps.labels, framed)
 
 
 def _passes(
@@ -168,6 +177,14 @@ def _pass(
     hidden = gemms[0].depth if gemms else -1
     itemsize = reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2
     return LayerPass(*numbers, is_recompute, experts, top_k, seen, hidden, itemsize, layer.grouped, gemms)
+
+
+def _routed(layer_pass: LayerPass) -> Routed:
+    """Sizes of the tokens of a pass."""
+    rows, gemms = layer_pass.rows, layer_pass.gemms
+    inner = frozenset((gemms[0].columns, gemms[-1].depth) if gemms else ())
+    computed = sum(rows) if rows and min(rows) > 0 else -1
+    return Routed(layer_pass.tokens, layer_pass.top_k, layer_pass.hidden, computed, inner)
 
 
 def _inherited(trace: Trace, backward: Int, caller: Int, lexed: Tokens, of_token: Int) -> tuple[Int, Int]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
-from tracelens.analysis.moe import STAGES, blocking, regions
+from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, gpu_work, shares, steps_of, union
@@ -36,6 +36,7 @@ METRICS = {
     "blocking_calls": "calls in which the host waits for the GPU, or would with one",
     "moe.time": "work of MoE layers runs",
     "moe.STAGE.time": "work of the stage runs: " + ", ".join(name.replace(" ", "_") for name in STAGES),
+    "moe.compiled_unknown.time": "backward work of compiled regions of no known stage runs, if there is any",
     "moe.blocking_calls": "those in MoE layers",
     "memory.peak": "peak GPU memory allocated, if memory events are recorded",
     "category[NAME].time": "exclusive time of a kernel class, see breakdown",
@@ -195,20 +196,21 @@ def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Steps) -> dict[str
 def _moe(trace: Trace, windows: Steps, scope: Scope) -> dict[str, Values] | str:
     """Time of the MoE layers' stages, what overlaps in each of them, and the blocking calls in the layers."""
     work, layers = trace.work, trace.once(regions)
-    counted = (layers.layer_pass >= 0) & (work.linked | (scope == "all"))
+    counted = (layers.stage >= 0) & (work.linked | (scope == "all"))
     if not counted.any():
         return "no MoE layer: no router followed by experts"
 
     def time(mask: Bool) -> Int:
         return union(work.start[mask], work.end[mask]).covered(windows.edges[:-1], windows.edges[1:])
 
-    calls = trace.once(blocking)
+    calls, unknown = trace.once(blocking), counted & (layers.stage == UNATTRIBUTED)
     return {
-        "moe.time": time(counted),
+        "moe.time": time(counted & (layers.stage != UNATTRIBUTED)),
         **{
             f"moe.{name.replace(' ', '_')}.time": time(counted & (layers.stage == stage))
             for stage, name in enumerate(STAGES)
         },
+        **({"moe.compiled_unknown.time": time(unknown)} if unknown.any() else {}),
         "moe.blocking_calls": _count(_step_at(windows, calls.start[calls.layer_pass >= 0]), windows),
     }
 

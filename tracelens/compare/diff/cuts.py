@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import CAUSES as IDLE_CAUSES
-from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, regions
+from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, UNATTRIBUTED_NAME, regions
 from tracelens.analysis.overview import NO_OP, shape_texts
 from tracelens.arrays import Int, lookup
 from tracelens.compare.diff.ledger import Level, Part
@@ -93,7 +93,7 @@ def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]
     if level == "cause":
         return ALL_CAUSES, pieces.cause
     if level == "stage":
-        return (*STAGES, OUTSIDE), side.stage[pieces.piece]
+        return (*STAGES, UNATTRIBUTED_NAME, OUTSIDE), side.stage[pieces.piece]
     if level == "category":
         return work.categories, work.category[pieces.row]
     if level == "kernel":

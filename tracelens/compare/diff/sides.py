@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from tracelens.analysis.host import CAUSES, causes, find_gaps
-from tracelens.analysis.moe import STAGES, regions
+from tracelens.analysis.moe import UNATTRIBUTED, regions
 from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Float, Int, lookup
 from tracelens.compare.diff.forest import Forest, forest
@@ -80,9 +80,9 @@ class Side:
 
     @cached_property
     def stage(self) -> Int:
-        """MoE stage of each piece; len(STAGES) outside of MoE layers."""
+        """MoE stage of each piece; UNATTRIBUTED + 1 outside of MoE layers."""
         stage = self.trace.once(regions).stage[self.row]
-        return np.where(stage >= 0, stage, len(STAGES))
+        return np.where(stage >= 0, stage, UNATTRIBUTED + 1)
 
     @cached_property
     def idle(self) -> Int:

@@ -95,7 +95,8 @@ def permute_unfused(context: RankContext) -> Outcome:
 def _least_bytes(context: RankContext, part: _Part) -> float:
     """Moved at least: tokens read once and written once an expert, and the same back, in each phase."""
     passes = context.trace.once(regions).passes
-    cells = np.unique(part.layer_pass * len(PHASES) + part.phase) // len(PHASES)
+    in_pass = part.layer_pass >= 0
+    cells = np.unique(part.layer_pass[in_pass] * len(PHASES) + part.phase[in_pass]) // len(PHASES)
     total = 0.0
     for layer_pass in (passes[index] for index in cells.tolist()):
         if min(layer_pass.tokens, layer_pass.hidden, layer_pass.top_k) > 0:

@@ -71,8 +71,8 @@ def test_experts_one_after_the_other_and_grouped(recorded: Recorded) -> None:
     assert by_stage(loop)["experts"] == EXPERTS
     assert by_stage(grouped)["experts"] == 1
     measured = recorded.signals("base", "expert_loop")
-    assert [one["products a layer, forward"] for one in measured] == [2 * EXPERTS] * 2
-    assert [one["passes a step"] for one in measured] == [LAYERS * BATCHES] * 2
+    assert [one["GEMMs per layer, forward"] for one in measured] == [2 * EXPERTS] * 2
+    assert [one["passes per step"] for one in measured] == [LAYERS * BATCHES] * 2
     assert recorded.signals("grouped", "expert_loop") == []
     assert recorded.verdict("grouped", "expert_loop") == "the expert GEMMs are grouped"
 
@@ -80,7 +80,7 @@ def test_experts_one_after_the_other_and_grouped(recorded: Recorded) -> None:
 def sent(recorded: Recorded, name: str) -> list[float]:
     """Bytes that each rank sends in forward dispatches of a step."""
     found = recorded.signals(name, "exposed_all_to_all")
-    return [one["sent in forward dispatches, a step"] for one in found]
+    return [one["sent in forward dispatches per step"] for one in found]
 
 
 def test_dedup_sends_a_token_once_to_each_rank(recorded: Recorded) -> None:
@@ -179,13 +179,13 @@ def test_layers_that_are_recomputed(recorded: Recorded, name: str, again: set[in
     assert experts["recompute_ns"].gt(0).all() == bool(again)
     again_in = set(found_again(recorded(name, "scopes")))
     assert again_in == {f"L{layer + 1}" for layer in again} | ({"L0"} if dense else set())
-    nodes = [one["backward nodes that recompute, a step"] for one in recorded.signals(name, "recompute")]
+    nodes = [one["backward nodes that recompute per step"] for one in recorded.signals(name, "recompute")]
     assert nodes == ([BATCHES * (len(again) + dense)] * 2 if again else [])
 
 
 def test_garbage_is_collected_within_steps_or_not(recorded: Recorded) -> None:
     collected = recorded.signals("gc_auto", "garbage_collection")
     assert len(collected) == 2
-    assert all(one["collections a step"] >= 1 for one in collected)
+    assert all(one["collections per step"] >= 1 for one in collected)
     assert recorded.signals("gc_manual", "garbage_collection") == []
     assert recorded.verdict("gc_manual", "garbage_collection").startswith("no garbage collection")

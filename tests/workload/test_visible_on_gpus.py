@@ -73,7 +73,7 @@ def test_experts_on_several_streams() -> None:
     assert streams("baseline") == 1
     assert streams("multistream") == 4
     for variant in ("baseline", "multistream"):
-        assert measured(variant, "expert_loop")["products a layer, forward"] == 2 * EXPERTS
+        assert measured(variant, "expert_loop")["GEMMs per layer, forward"] == 2 * EXPERTS
     assert verdict("sync_free_0", "expert_loop") == "the expert GEMMs are grouped"
 
 

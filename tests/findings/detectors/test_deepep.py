@@ -48,7 +48,7 @@ def test_the_gpu_idles_from_the_end_of_the_counting_to_the_dispatch(notify: str,
     assert isinstance(detection, Detection)
     assert detection.saving_ns == 3_000
     assert [part.tolist() for part in detection.where] == [[6_000], [9_000]]
-    assert of(detection, "spins a step") == of(detection, "dispatches a step") == 1
+    assert of(detection, "spins per step") == of(detection, "dispatches per step") == 1
     assert of(detection, "host time spun") == 5_000
     assert of(detection, "GPU idle after the counting") == 3_000
     assert detection.confidence == "high"
@@ -72,7 +72,7 @@ def test_savings_are_of_one_step() -> None:
     detection = outcome(steps)
     assert isinstance(detection, Detection)
     assert detection.saving_ns == 3_000
-    assert of(detection, "spins a step") == 1
+    assert of(detection, "spins per step") == 1
 
 
 def test_a_host_that_goes_on_before_the_end_does_not_wait() -> None:

@@ -48,7 +48,7 @@ def test_what_collections_cost() -> None:
     assert detection.confidence == "high"
     assert quantities(detection) == {
         "collecting": 6 * COLUMN / 2,
-        "collections a step": 1.0,
+        "collections per step": 1.0,
         "collections called by the program": 0.5,
         "longest collection": 5 * COLUMN,
         "GPU idle while collecting": 4 * COLUMN / 2,
@@ -107,7 +107,7 @@ def test_only_what_lies_in_the_steps_counts() -> None:
         s7 k             |          aaa
     """)
     # The first collection ends before the step; of the second, from 5 to 8, two columns are in it.
-    assert quantities(detection)["collections a step"] == 1
+    assert quantities(detection)["collections per step"] == 1
     assert quantities(detection)["collecting"] == 2 * COLUMN
     assert quantities(detection)["longest collection"] == 3 * COLUMN
     assert detection.saving_ns == 2 * COLUMN

@@ -69,7 +69,7 @@ def test_an_all_reduce_by_levels() -> None:
     )
     detection = detections[3]
     assert [part.tolist() for part in detection.where] == [[15_000], [27_000]]
-    assert of(detection, "collectives a step") == 1
+    assert of(detection, "collectives per step") == 1
     assert of(detection, "bus bandwidth") == pytest.approx(1.5 * SIZE / 12e-6)
     assert of(detection, "bytes a host sends, flat") == 1.5 * SIZE
     assert of(detection, "bytes a host sends, by levels") == SIZE
@@ -123,7 +123,7 @@ def test_trees_beside_rings_are_not_counted() -> None:
     texts = [aligned(rank(number) + repeated) for number in range(4)]
     detections = outcome(run_of(texts))
     assert detections[0].saving_ns == pytest.approx(2_000)
-    assert of(detections[0], "collectives a step") == 1
+    assert of(detections[0], "collectives per step") == 1
     assert [part.tolist() for part in detections[0].where] == [[15_000], [27_000]]
 
 

@@ -51,7 +51,7 @@ def test_what_late_launches_cost() -> None:
         "waiting for a launch, share": 6 / 30,
         # From 4 to 8 nothing is launched, from 8 to 9 only b, from 20 to 21 only d; GPU work spans 1 to 24.
         "idle with at most one launched, share": pytest.approx(6 / 23),
-        "late launches a step": 1.0,
+        "late launches per step": 1.0,
         "of the waiting, gaps over 1.00 ms": 0.0,
         "gap that remains": COLUMN,
         "launch call, p50": COLUMN,

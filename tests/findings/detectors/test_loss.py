@@ -95,8 +95,8 @@ def test_what_the_chain_of_torch_costs() -> None:
     assert detection.confidence == "medium"
     assert quantity(detection, "loss") == 24 * COLUMN
     assert quantity(detection, "share of the step") == 24 / 32
-    assert quantity(detection, "kernels a step") == 7
-    assert quantity(detection, "passes over the logits a step") == 7
+    assert quantity(detection, "kernels per step") == 7
+    assert quantity(detection, "passes over the logits per step") == 7
     # FP32: the copy, the logarithms, and the gradients before and behind the softmax.
     assert quantity(detection, "intermediate copies of the logits") == 4 * ELEMENTS * 4
     assert quantity(detection, "one fused kernel") == pytest.approx(least)
@@ -109,7 +109,7 @@ def test_what_the_chain_of_torch_costs() -> None:
 def test_two_steps_halve_it() -> None:
     detection, both = detect(TORCH), detect(f"{TORCH}step 2 | {' ' * 32}{'-' * 32}")
     assert both.saving_ns == pytest.approx(detection.saving_ns / 2)
-    assert quantity(both, "kernels a step") == 3.5
+    assert quantity(both, "kernels per step") == 3.5
 
 
 def test_where_the_device_is_not_known_the_fastest_kernel_tells_the_rate() -> None:
@@ -143,13 +143,13 @@ def test_logits_that_are_fp32_are_not_converted() -> None:
 
 def test_copies_of_logits_with_the_last_token_belong_to_the_loss() -> None:
     shifted = TORCH.replace("aten::copy_ shapes=[LL,LL", "aten::copy_ shapes=[[2,501,8192],[2,501,8192]")
-    assert quantity(detect(shifted), "kernels a step") == 7
+    assert quantity(detect(shifted), "kernels per step") == 7
     twice = TORCH.replace("aten::copy_ shapes=[LL,LL", "aten::copy_ shapes=[[2,1000,8192],[2,1000,8192]")
-    assert quantity(detect(twice), "kernels a step") == 5
+    assert quantity(detect(twice), "kernels per step") == 5
 
 
 def test_a_copy_that_converts_nothing_is_not_the_losss() -> None:
-    assert quantity(detect(TORCH.replace("types=[FP,BF", "types=[BF,BF")), "kernels a step") == 6
+    assert quantity(detect(TORCH.replace("types=[FP,BF", "types=[BF,BF")), "kernels per step") == 6
 
 
 def test_the_vocabulary_may_come_second() -> None:
@@ -157,7 +157,7 @@ def test_the_vocabulary_may_come_second() -> None:
     second = second.replace(
         "_data shapes=[[4,8192,1,250],[4,8192,1,250]]", "_data shapes=[[4,8192,250],[4,8192,250]]"
     )
-    assert quantity(detect(second), "kernels a step") == 7
+    assert quantity(detect(second), "kernels per step") == 7
 
 
 def test_what_megatrons_function_costs() -> None:
@@ -166,8 +166,8 @@ def test_what_megatrons_function_costs() -> None:
     assert detection.where.end.tolist() == [9 * COLUMN, 13 * COLUMN, 18 * COLUMN, 21 * COLUMN]
     least = 3 * ELEMENTS * 2 / 3.35e12 * 1e9
     assert detection.saving_ns == pytest.approx(15 * COLUMN - least)
-    assert quantity(detection, "kernels a step") == 5
-    assert quantity(detection, "passes over the logits a step") == 4
+    assert quantity(detection, "kernels per step") == 5
+    assert quantity(detection, "passes over the logits per step") == 4
     assert quantity(detection, "intermediate copies of the logits") == ELEMENTS * 4
 
 
@@ -229,7 +229,7 @@ def test_work_outside_of_the_steps_is_not_counted() -> None:
         line.replace("| -----", "|      ") if "step 1" in line else line for line in TORCH.splitlines()
     )
     # The step begins with column 5: what the host launched before is not of it, although it runs later.
-    assert quantity(detect(before), "kernels a step") == 4
+    assert quantity(detect(before), "kernels per step") == 4
 
 
 def test_a_softmax_may_convert_the_logits_itself() -> None:

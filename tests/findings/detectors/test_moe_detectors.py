@@ -71,10 +71,10 @@ def test_a_loop_over_experts() -> None:
     forward = sum(ns for key, ns in times.items() if key[3] == "forward")
     gaps = sum(times.values()) - sum(ns for key, ns in recorder.truth.items() if key[-1] == "experts")
     assert quantities(result) == {
-        "products a layer, forward": 16.0,
-        "passes a step": 3.0,
-        "time of the loops, a step": sum(times.values()),
-        "gaps between their kernels, a step": gaps,
+        "GEMMs per layer, forward": 16.0,
+        "passes per step": 3.0,
+        "time of the loops per step": sum(times.values()),
+        "gaps between their kernels per step": gaps,
         "rate on the summed rows, forward": pytest.approx(3 * flops / forward * 1e9),
         "largest expert against the mean": 2.0,
     }
@@ -87,9 +87,9 @@ def test_a_loop_over_experts() -> None:
 def test_a_loop_that_is_computed_again_counts_a_third_time() -> None:
     recorder = looped(recompute="reentrant")
     result = detect(expert_loop, recorder)
-    assert quantities(result)["passes a step"] == 3.0
+    assert quantities(result)["passes per step"] == 3.0
     total = sum(end - start for start, end in spans(recorder, "experts").values())
-    assert quantities(result)["time of the loops, a step"] == total
+    assert quantities(result)["time of the loops per step"] == total
     assert {key[3] for key in spans(recorder, "experts")} == {"forward", "recompute", "backward"}
 
 
@@ -101,7 +101,7 @@ def test_a_loop_over_equal_experts_is_one_as_well() -> None:
 def test_on_an_unknown_device_only_the_gaps_are_saved() -> None:
     recorder = looped()
     result = detect(expert_loop, recorder, known=False)
-    assert result.saving_ns == quantities(result)["gaps between their kernels, a step"]
+    assert result.saving_ns == quantities(result)["gaps between their kernels per step"]
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_an_exchange_that_nothing_hides() -> None:
     # C(4, 2) / C(8, 2) = 6 / 28.
     sent = 2 * 8 * 2 * HIDDEN * 2
     assert quantities(result) == {
-        "exchange, a step": 16_000,
-        "exposed, a step": 16_000,
+        "all-to-all per step": 16_000,
+        "exposed per step": 16_000,
         "overlap efficiency": 0.0,
         "overlap efficiency, bound": 1.0,
-        "sent in forward dispatches, a step": sent,
+        "sent in forward dispatches per step": sent,
         "of it once to each rank": pytest.approx(2 * (1 - 6 / 28) / 2),
     }
     assert result.confidence == "low"
@@ -188,16 +188,16 @@ def test_blocking_calls_in_moe_layers() -> None:
     # In each layer nonzero, and the sizes that the exchange needs.
     expected = {"": 2.0, ", router": 0.0, ", dispatch": 1.0, ", permute": 1.0, ", experts": 0.0}
     outcome = quantities(result)
-    assert {name: outcome[f"calls a layer and micro-batch{name}"] for name in expected} == expected
+    assert {name: outcome[f"calls per layer and micro-batch{name}"] for name in expected} == expected
     assert result.saving_ns == result.where.total == idle_after_waits(recorder) > 0
-    assert outcome["GPU idle until the next kernel, a step"] == result.saving_ns
+    assert outcome["GPU idle until the next kernel per step"] == result.saving_ns
     assert result.confidence == "high"
     assert "(1 in dispatch, 1 in permute; most in aten::" in result.evidence
 
 
 def test_recompute_adds_blocking_calls_but_no_passes() -> None:
     result = detect(moe_blocking_calls, record(Model(**EP2, recompute="reentrant")))
-    assert quantities(result)["calls a layer and micro-batch"] == 4.0
+    assert quantities(result)["calls per layer and micro-batch"] == 4.0
 
 
 def test_without_blocking_calls() -> None:
@@ -220,7 +220,7 @@ def test_blocking_calls_elsewhere() -> None:
         recorder.backward(0, recorder.forward(0))
     assert outcome(moe_blocking_calls, recorder) == "no blocking call in MoE layers"
     result = detect(other_blocking_calls, recorder)
-    assert quantities(result)["calls a step"] == len(recorder.waits) == 1
+    assert quantities(result)["calls per step"] == len(recorder.waits) == 1
     assert result.saving_ns == idle_after_waits(recorder) > 0
     assert "most in aten::item" in result.evidence
 
@@ -240,8 +240,8 @@ def test_a_permutation_of_many_kernels() -> None:
     least = 4 * 2 * (1 + 2) * 8 * HIDDEN * 2
     fused_ns = least / H200.hbm_bytes_per_s * 1e9 + 4 * 2 * 5000
     assert quantities(result) == {
-        "kernels a layer, forward": 5.0,
-        "time, a step": spent,
+        "kernels per layer, forward": 5.0,
+        "time per step": spent,
         "rate on the rows that have to move": pytest.approx(least / spent * 1e9),
     }
     assert result.saving_ns == pytest.approx(spent - fused_ns)
@@ -266,8 +266,8 @@ def test_a_router_of_many_kernels() -> None:
     # is added up as well; one kernel of 5 us is left of each.
     spent = 2 * (5 + 6) * SLOW_NS
     assert quantities(result) == {
-        "kernels a layer, forward": 5.0,
-        "time, a step": spent,
+        "kernels per layer, forward": 5.0,
+        "time per step": spent,
         "share of kernels under 10 us": 0.0,
     }
     assert result.saving_ns == spent - 4 * 5000
@@ -313,7 +313,7 @@ def test_uneven_ranks() -> None:
     assert result[0].saving_ns == result[0].where.total == lost
     assert quantities(result[0]) == {
         "largest rank against the mean, worst layer": 1.2,
-        "waiting for slower experts, a step": lost,
+        "waiting for slower experts per step": lost,
     }
     assert "computes 12 rows against a mean of 10 (120%)" in result[0].evidence
     assert "mostly rank 1" in result[0].evidence

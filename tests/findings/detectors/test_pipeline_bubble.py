@@ -41,7 +41,7 @@ def test_twice_the_chunks_halve_the_ramp() -> None:
         "bubble of the pipeline's phase",
         "stages",
         "micro-batches",
-        "chunks a stage",
+        "chunks per stage",
     )
     assert [of(detection, name) for name in measures] == [4_000, 4_000, 4 / 12, 2, 2, 1]
     # Stage 0 idles at 4-6 and 8-10, stage 1 at 0-2 and 10-12.

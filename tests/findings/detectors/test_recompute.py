@@ -50,8 +50,8 @@ def test_what_checkpointing_costs() -> None:
     assert detection.quantities == (
         ("recompute", 11_000, "ns"),
         ("share of the step", pytest.approx(11 / 30), "fraction"),
-        ("backward nodes that recompute, a step", 1, "count"),
-        ("kernels run again, a step", 2, "count"),
+        ("backward nodes that recompute per step", 1, "count"),
+        ("kernels run again per step", 2, "count"),
         ("recomputed: gemm", 7_000, "ns"),
         ("recomputed: softmax", 4_000, "ns"),
     )
@@ -90,7 +90,7 @@ def test_recompute_is_told_by_sequence_numbers() -> None:
     detection = detect(NUMBERED)
     assert (detection.where.start.tolist(), detection.where.end.tolist()) == ([4_000], [8_000])
     assert detection.saving_ns == 4_000
-    assert ("kernels run again, a step", 1.0, "count") in detection.quantities
+    assert ("kernels run again per step", 1.0, "count") in detection.quantities
 
 
 def test_ops_without_numbers_are_the_backward_pass() -> None:

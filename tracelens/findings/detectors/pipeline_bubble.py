@@ -45,7 +45,7 @@ class _Rank:
             Quantity("bubble of the pipeline's phase", self.mean("bubble_fraction"), "fraction"),
             Quantity("stages", float(self.first("stages")), "count"),
             Quantity("micro-batches", float(self.first("microbatches")), "count"),
-            Quantity("chunks a stage", float(self.first("chunks")), "count"),
+            Quantity("chunks per stage", float(self.first("chunks")), "count"),
         )
 
     def detection(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Detection:

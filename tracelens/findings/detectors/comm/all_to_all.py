@@ -46,14 +46,14 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
     most = min(exposed.total, free)
     bound = (hidden + most) / all_to_all.total
     quantities = [
-        Quantity("exchange, a step", context.per_step(all_to_all.total), "ns"),
-        Quantity("exposed, a step", context.per_step(exposed.total), "ns"),
+        Quantity("all-to-all per step", context.per_step(all_to_all.total), "ns"),
+        Quantity("exposed per step", context.per_step(exposed.total), "ns"),
         Quantity("overlap efficiency", hidden / all_to_all.total, "fraction"),
         Quantity("overlap efficiency, bound", bound, "fraction"),
     ]
     details = ""
     if sent := _sent(context):
-        quantities.append(Quantity("sent in forward dispatches, a step", context.per_step(sent), "bytes"))
+        quantities.append(Quantity("sent in forward dispatches per step", context.per_step(sent), "bytes"))
         details = f"; forward dispatches send {context.per_step(sent) / 1e9:,.2f} GB/step"
     if (share := _deduplicated(context)) < 1:
         quantities.append(Quantity("of it once to each rank", share, "fraction"))

@@ -68,8 +68,8 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
     idle_ns = context.per_step(float(where.total))
     return Detection(
         (
-            Quantity("spins a step", per_step, "count"),
-            Quantity("dispatches a step", context.per_step(len(spins)), "count"),
+            Quantity("spins per step", per_step, "count"),
+            Quantity("dispatches per step", context.per_step(len(spins)), "count"),
             Quantity("host time spun", spun_ns, "ns"),
             Quantity("GPU idle after the counting", idle_ns, "ns"),
         ),

@@ -54,7 +54,7 @@ def gemm_collective(context: RankContext) -> Outcome:
         bound = (Quantity("speed of light", limit_ns, "ns"), share)
     return Detection(
         (
-            Quantity("pairs a step", context.per_step(count), "count"),
+            Quantity("pairs per step", context.per_step(count), "count"),
             Quantity("time one after the other", measured, "ns"),
             Quantity("with perfect overlap", context.per_step(float(best.sum())), "ns"),
             *bound,

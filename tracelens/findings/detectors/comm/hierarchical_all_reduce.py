@@ -199,7 +199,7 @@ def _detection(
     saving = float((gain * exposed).sum()) / steps
     return Detection(
         (
-            Quantity("collectives a step", len(rows) / steps, "count"),
+            Quantity("collectives per step", len(rows) / steps, "count"),
             Quantity("bus bandwidth", rate, "bytes/s"),
             Quantity("bytes a host sends, flat", flat / steps, "bytes"),
             Quantity("bytes a host sends, by levels", levels / steps, "bytes"),

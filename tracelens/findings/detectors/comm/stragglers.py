@@ -145,7 +145,7 @@ def _detection(
             Quantity("waiting for these causes", saving, "ns"),
             *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),
             Quantity("all waiting with nothing beside", total, "ns"),
-            Quantity("waits a step", int(for_causes.sum()) / steps, "count"),
+            Quantity("waits per step", int(for_causes.sum()) / steps, "count"),
             Quantity("share for the worst rank", share, "fraction"),
         ),
         saving,

@@ -50,14 +50,14 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     )
     return Detection(
         (
-            Quantity("calls a layer and micro-batch", each, "count"),
+            Quantity("calls per layer and micro-batch", each, "count"),
             *(
-                Quantity(f"calls a layer and micro-batch, {name}", float(stages[stage]), "count")
+                Quantity(f"calls per layer and micro-batch, {name}", float(stages[stage]), "count")
                 for stage, name in enumerate(STAGES)
                 if stage in (ROUTER, DISPATCH, PERMUTATION, EXPERTS)
             ),
-            Quantity("host blocked, a step", blocked, "ns"),
-            Quantity("GPU idle until the next kernel, a step", context.per_step(where.total), "ns"),
+            Quantity("host blocked per step", blocked, "ns"),
+            Quantity("GPU idle until the next kernel per step", context.per_step(where.total), "ns"),
         ),
         context.per_step(where.total),
         where,
@@ -86,9 +86,9 @@ def other_blocking_calls(context: RankContext) -> Outcome:
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     return Detection(
         (
-            Quantity("calls a step", count, "count"),
-            Quantity("host blocked, a step", blocked, "ns"),
-            Quantity("GPU idle until the next kernel, a step", context.per_step(where.total), "ns"),
+            Quantity("calls per step", count, "count"),
+            Quantity("host blocked per step", blocked, "ns"),
+            Quantity("GPU idle until the next kernel per step", context.per_step(where.total), "ns"),
         ),
         context.per_step(where.total),
         where,

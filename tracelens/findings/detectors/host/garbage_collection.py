@@ -48,7 +48,7 @@ def garbage_collection(context: RankContext) -> Outcome:
     variation = _variation(context)
     quantities = [
         Quantity("collecting", context.per_step(during.total), "ns"),
-        Quantity("collections a step", context.per_step(count), "count"),
+        Quantity("collections per step", context.per_step(count), "count"),
         *([Quantity("collections called by the program", called / count, "fraction")] if framed else []),
         Quantity("longest collection", longest, "ns"),
         Quantity("GPU idle while collecting", context.per_step(where.total), "ns"),

@@ -59,7 +59,7 @@ def launch_bound(context: RankContext) -> Outcome:
         (
             Quantity("waiting for a launch, share", share, "fraction"),
             Quantity("idle with at most one launched, share", idle / span, "fraction"),
-            Quantity("late launches a step", number, "count"),
+            Quantity("late launches per step", number, "count"),
             Quantity(f"of the waiting, gaps over {duration(_LONG_NS)}", long, "fraction"),
             Quantity("gap that remains", floor_ns, "ns"),
             *quantities,

@@ -41,7 +41,7 @@ def small_kernels(context: RankContext) -> Outcome:
         (
             Quantity("share of launches", share, "fraction"),
             Quantity("share of kernel time", time, "fraction"),
-            Quantity("kernels a step", context.per_step(len(work.event)), "count"),
+            Quantity("kernels per step", context.per_step(len(work.event)), "count"),
         ),
         context.per_step(where.total),
         where,

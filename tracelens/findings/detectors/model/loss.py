@@ -85,8 +85,8 @@ def loss_unfused(context: RankContext) -> Outcome:
         (
             Quantity("loss", time, "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
-            Quantity("kernels a step", kernels, "count"),
-            Quantity("passes over the logits a step", context.per_step(int(count[passes].sum())), "count"),
+            Quantity("kernels per step", kernels, "count"),
+            Quantity("passes over the logits per step", context.per_step(int(count[passes].sum())), "count"),
             Quantity("intermediate copies of the logits", max(copies, 0.0), "bytes"),
             Quantity("one fused kernel", context.per_step(least), "ns"),
         ),

@@ -40,8 +40,8 @@ def recompute(context: RankContext) -> Outcome:
         (
             Quantity("recompute", context.per_step(during.total), "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
-            Quantity("backward nodes that recompute, a step", regions, "count"),
-            Quantity("kernels run again, a step", context.per_step(int(is_recompute.sum())), "count"),
+            Quantity("backward nodes that recompute per step", regions, "count"),
+            Quantity("kernels run again per step", context.per_step(int(is_recompute.sum())), "count"),
             *(Quantity(f"recomputed: {name}", total, "ns") for name, total in families),
         ),
         context.per_step(where.total),

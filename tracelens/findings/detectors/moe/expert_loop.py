@@ -62,10 +62,10 @@ def expert_loop(context: RankContext) -> Outcome:
     layers_looping = len({layer_pass.layer for layer_pass in looping})
     return Detection(
         (
-            Quantity("products a layer, forward", launches, "count"),
-            Quantity("passes a step", context.per_step(passes), "count"),
-            Quantity("time of the loops, a step", context.per_step(float(loop_ns.sum())), "ns"),
-            Quantity("gaps between their kernels, a step", context.per_step(float(gaps.sum())), "ns"),
+            Quantity("GEMMs per layer, forward", launches, "count"),
+            Quantity("passes per step", context.per_step(passes), "count"),
+            Quantity("time of the loops per step", context.per_step(float(loop_ns.sum())), "ns"),
+            Quantity("gaps between their kernels per step", context.per_step(float(gaps.sum())), "ns"),
             Quantity("rate on the summed rows, forward", rate, "flops/s"),
             Quantity("largest expert against the mean", float(uneven), "ratio"),
         ),

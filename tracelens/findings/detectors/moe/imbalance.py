@@ -45,7 +45,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
         lost = float(dur[of_rank].sum()) / steps
         if ratio[worst] < 0:
             detections[waiting_rank] = Detection(
-                (Quantity("waiting for slower experts, a step", lost, "ns"),),
+                (Quantity("waiting for slower experts per step", lost, "ns"),),
                 lost,
                 where,
                 f"this rank's experts finish {milliseconds(lost)}/step before the slowest; their row counts "
@@ -56,7 +56,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
         detections[waiting_rank] = Detection(
             (
                 Quantity("largest rank against the mean, worst layer", float(ratio[worst]), "ratio"),
-                Quantity("waiting for slower experts, a step", lost, "ns"),
+                Quantity("waiting for slower experts per step", lost, "ns"),
             ),
             lost,
             where,

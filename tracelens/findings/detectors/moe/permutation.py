@@ -79,8 +79,8 @@ def permute_unfused(context: RankContext) -> Outcome:
     speed = least / max(spent, 1) * 1e9
     return Detection(
         (
-            Quantity("kernels a layer, forward", part.kernels, "count"),
-            Quantity("time, a step", context.per_step(spent), "ns"),
+            Quantity("kernels per layer, forward", part.kernels, "count"),
+            Quantity("time per step", context.per_step(spent), "ns"),
             Quantity("rate on the rows that have to move", speed, "bytes/s"),
         ),
         context.per_step(max(spent - fused_ns, 0)),
@@ -130,8 +130,8 @@ def router_unfused(context: RankContext) -> Outcome:
     fused_ns = _LAUNCH_NS * cells
     return Detection(
         (
-            Quantity("kernels a layer, forward", kernels, "count"),
-            Quantity("time, a step", context.per_step(where.total), "ns"),
+            Quantity("kernels per layer, forward", kernels, "count"),
+            Quantity("time per step", context.per_step(where.total), "ns"),
             Quantity("share of kernels under 10 us", small, "fraction"),
         ),
         context.per_step(max(where.total - fused_ns, 0)),

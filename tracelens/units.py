@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Unit = Literal["", "ns", "bytes", "fraction", "ratio", "count", "flops", "flops/s", "bytes/s", "flops/byte"]
-"""A fraction lies in 0 to 1; a ratio may exceed 1. Both are shown as percentages."""
+Unit = Literal[
+    "", "ns", "bytes", "fraction", "ratio", "efficiency", "count", "flops", "flops/s", "bytes/s", "flops/byte"
+]  # fmt: skip
+"""A fraction lies in 0 to 1; a ratio may exceed 1; an efficiency is a share of what the hardware allows, and
+beyond EXPLAIN_ABOVE stands with its reason. All three are shown as percentages."""
 
-PERCENT = ("fraction", "ratio")
+PERCENT = ("fraction", "ratio", "efficiency")
+
+EXPLAIN_ABOVE = 1.05
+"""An efficiency above this needs an explanation; clocks and rounding stay below."""
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 GB = 10**9

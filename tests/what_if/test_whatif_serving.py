@@ -8,8 +8,8 @@ import pytest
 
 import tracelens
 from tests.what_if.replays import interval, run_of
+from tracelens.analysis.common import Label
 from tracelens.analysis.serving.global_steps import GlobalStep, RankStep
-from tracelens.analysis.serving.labels import Label
 from tracelens.analysis.serving.steps import Step
 from tracelens.errors import TracelensError
 from tracelens.table.result import Result

@@ -60,6 +60,35 @@ def size(elements: int, dtype: str) -> int:
     return -(-elements * BITS[dtype] // 8)
 
 
+class Lengths(NamedTuple):
+    """Lengths of a batch's requests, as sums over them: what attention over a cache of keys depends on.
+
+    Attributes:
+        queries: of the query lengths.
+        keys: of the key lengths, the cache's and the queries' own.
+        squares: of the squared query lengths.
+        products: of query length times key length.
+    """
+
+    queries: int
+    keys: int
+    squares: int
+    products: int
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether requests with such sums can exist, each with at least as many keys as queries."""
+        queries, keys, squares, products = self
+        return 0 <= queries <= keys and queries <= squares <= products <= queries * keys
+
+
+class Batch(NamedTuple):
+    """The requests that one serving step serves: those in prefill, and those that decode."""
+
+    prefill: Lengths
+    decode: Lengths
+
+
 class OpCall(NamedTuple):
     """One call of an op.
 
@@ -73,6 +102,7 @@ class OpCall(NamedTuple):
         kernel: name of the GPU kernel that the call spends its time in, "" where not known.
         blocks: thread blocks of that kernel, -1 where not known.
         forward: for backward ops, the forward op where the trace has it.
+        batch: of the serving step that the call is in, where its label gives one.
     """
 
     name: str
@@ -83,6 +113,7 @@ class OpCall(NamedTuple):
     kernel: str = ""
     blocks: int = -1
     forward: OpCall | None = None
+    batch: Batch | None = None
 
     def has(self, index: int) -> bool:
         """Whether argument `index` is a tensor."""

@@ -70,12 +70,14 @@ class CostModel:
         name: of the op, or a pattern.
         function: what counts.
         forward: whether it needs the arguments of the op's forward op too.
+        batch: whether it needs the lengths of the serving step's requests too.
         engine: "vector" where nothing it counts ever runs on matrix units.
     """
 
     name: str
     function: Callable[[OpCall], OpCost]
     forward: bool = False
+    batch: bool = False
     engine: Engine = "matrix"
 
     @property
@@ -105,7 +107,7 @@ CostFunction = Callable[[OpCall], OpCost]
 
 
 def cost(
-    *names: str, forward: bool = False, engine: Engine = "matrix"
+    *names: str, forward: bool = False, batch: bool = False, engine: Engine = "matrix"
 ) -> Callable[[CostFunction], CostFunction]:
     """Register a cost model for ops.
 
@@ -113,13 +115,15 @@ def cost(
         names: op names as they stand in traces; `*` stands for any text. A name without a star is preferred,
             then the pattern with the most letters.
         forward: a backward op whose own arguments do not say enough: `call.forward` is then the forward op.
+        batch: its arguments do not say how long the sequences are; `call.batch` is then that of the serving
+            step around it, where it is labelled.
         engine: "vector" where no part of the op can run on matrix units. Reports of matrix FLOPs then do not
             count its calls, which saves most of their time.
     """
 
     def keep(function: CostFunction) -> CostFunction:
         for name in names:
-            model = CostModel(name, function, forward, engine)
+            model = CostModel(name, function, forward, batch, engine)
             COSTS.add(name, model, f"{function.__module__}.{function.__name__}")
         # A notebook may register a model after the first analysis.
         _models.cache_clear()

@@ -40,7 +40,7 @@ class Column:
     Attributes:
         name: with the unit at its end (`dur_ns`).
         dtype: of its values.
-        unit: of its values.
+        unit: of its values. The reasons for efficiencies that need one begin the column `note`.
         doc: what it means.
         prose: sentences, which are shown whole; names are shortened in their middle.
     """

@@ -333,3 +333,54 @@ def test_recomputed_work_is_no_model_work(device_file: str) -> None:
     (row,) = records(result["utilisation"], "flops", "recompute_flops", "mfu", "hfu")
     # 1 and 2 GFLOP in 8 ms at 2 TFLOP/s.
     assert row == pytest.approx((2e9, 1e9, 1 / 16, 1 / 8))
+
+
+UNIFIED = (
+    "op vllm::unified_attention_with_output shapes=[[64,8,64],[64,2,64],[64,2,64],[64,8,64]] "
+    'types=["c10::BFloat16","c10::BFloat16","c10::BFloat16","c10::BFloat16"]'
+)
+DECODE = "execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk{0}sqsq64sqsk{0})"
+
+
+def test_attention_over_a_cache_is_counted_by_the_label_of_its_step(device_file: str) -> None:
+    result = roofline(
+        f"""
+        scope {DECODE.format(1000)} | -----
+        scope {DECODE.format(5000)} |        -----
+        {UNIFIED}                   |  ---    ---    ---
+        launch                      |  a      b      c
+        s7 attention                |   aa     bbbb    cc
+        """,
+        device_file,
+        drawing={"ns_per_char": 100_000},
+    )
+    assert sorted(records(result["roofline"], "count", "flops", "dur_ns", "note")) == [
+        (
+            1,
+            4 * 8 * 64 * keys,
+            dur,
+            "lengths from the step label; upper bound: a sliding window is not counted, nor recorded",
+        )
+        for keys, dur in ((1000, 200_000), (5000, 400_000))
+    ]
+    reason = "neither arguments nor a step label tell the lengths of the sequences in the cache of keys"
+    assert records(result["uncovered"], "reason", "dur_ns") == [(reason, 200_000)]
+
+
+def test_a_rate_beyond_the_max_achievable_one_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "drawn.toml"
+    path.write_text(DEVICE + "[maf]\nbf16 = 1e12\n")
+    result = roofline(
+        f"""
+        {MM}    | --
+        launch  | a
+        s7 gemm |   aaa
+        """,
+        str(path),
+        drawing={"ns_per_char": 200_000},
+    )
+    ((efficiency, maf_efficiency, note),) = records(
+        result["roofline"], "efficiency", "maf_efficiency", "note"
+    )
+    assert efficiency < 1 < maf_efficiency
+    assert note == "beyond the max-achievable rate, which is measured and no limit"

@@ -93,17 +93,6 @@ def test_decoding_sees_all_keys() -> None:
     assert cost.flops == 4 * 4 * 8 * 500 * 64  # the mask ends at the bottom right
 
 
-def test_paged_cache_is_bounded_by_the_longest_lengths() -> None:
-    cache = "bf16 10000 16 8 128"
-    cost = costed(
-        "flash_attn::_flash_attn_varlen_forward", "bf16 64 32 128", cache, cache, "i32 65", "i32 65", "1",
-        "512", "0.", "0.088", "False", "-1", "-1", "0.", None, "False", "i32 64 32",
-    )  # fmt: skip
-    assert cost.flops == 4 * 64 * 32 * 512 * 128
-    assert cost.read_bytes == (64 * 32 * 128 + 2 * 64 * 512 * 8 * 128) * 2
-    assert cost.note.startswith("upper bound")
-
-
 def test_autograd_backward_takes_its_forwards_sizes() -> None:
     forward = recorded("FlashAttnFunc", _Q, _KV, _KV, "0.", None, "True")
     cost = costed("FlashAttnFuncBackward", "bf16 2 1024 32 128", forward=forward)
@@ -138,9 +127,3 @@ def test_latent_decoding() -> None:
     assert cost.flops == 2 * 128 * 8000 * (576 + 512)
     assert cost.read_bytes == (8 * 128 * 576 + 8000 * 576) * 2
     assert cost.note.startswith("upper bound")
-
-
-@pytest.mark.parametrize("name", ["vllm::unified_attention_with_output", "aiter::paged_attention_rocm"])
-def test_lengths_in_memory(name: str) -> None:
-    with pytest.raises(Uncounted, match="lengths"):
-        costed(name, *["bf16 8 4096"] * 4)

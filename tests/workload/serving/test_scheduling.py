@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workload.serving.simulate import VOCAB, simulate
-from tracelens.analysis.serving.labels import grammar
+from tracelens.analysis.common import grammar
 from tracelens.errors import TracelensError
 from tracelens.workload.serving.measure import Ticks, latencies, summary
 from tracelens.workload.serving.plan import Plan, PrefillDelayer, Proposal, half_label, label, make_plan

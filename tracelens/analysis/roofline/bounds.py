@@ -12,12 +12,10 @@ from tracelens.arrays import Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
 from tracelens.table import Column, Schema, Table
+from tracelens.units import EXPLAIN_ABOVE
 
 BOUNDS = ("compute", "memory", "host link", "gpu link", "")
 """What limits a call; "" where it has nothing to do or the device's figures lack."""
-
-EXPLAIN_ABOVE = 1.05
-"""An efficiency above this needs an explanation; clocks and rounding stay below."""
 
 # Data of up to this many times a cache's size leaves a good part of itself there.
 _CACHED = 4
@@ -102,10 +100,13 @@ def _time(amount: Float, rate: Float | float) -> Float:
     return np.where(amount > 0, ns, 0.0)
 
 
-def explain(item: Counted, bound: str, device: Device, projected: bool, efficiency: float) -> str:
-    """Why a call was faster than its roofline; "" where it was not."""
+def explain(
+    item: Counted, bound: str, device: Device, projected: bool, efficiency: float, maf_efficiency: float
+) -> str:
+    """Why a call was faster than its roofline or the max-achievable rate; "" where it was not."""
     if efficiency <= EXPLAIN_ABOVE:
-        return ""
+        beyond_maf = "beyond the max-achievable rate, which is measured and no limit"
+        return beyond_maf if maf_efficiency > EXPLAIN_ABOVE else ""
     cost = item.cost
     if projected:
         return f"device mismatch: not measured on {device.title}"

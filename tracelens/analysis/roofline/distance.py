@@ -24,7 +24,7 @@ ROOFLINE = Schema(
         Column("count", "int64", "count", "calls"),
         Column("dur_ns", "int64", "ns", "GPU time of all calls; union of its work per call"),
         Column("roofline_ns", "int64", "ns", "roofline time of all calls; -1 without peaks of the device"),
-        Column("efficiency", "float64", "ratio", "roofline time / measured time, against peak"),
+        Column("efficiency", "float64", "efficiency", "roofline time / measured time, against peak"),
         Column("recoverable_ns", "int64", "ns", "measured - roofline time: saved by a perfect kernel"),
         Column("bound", "category", doc="what limits it: compute, memory, host link, gpu link"),
         Column("flops", "int64", "flops", "of one call"),
@@ -34,7 +34,9 @@ ROOFLINE = Schema(
         Column("flops_per_s", "float64", "flops/s", "achieved"),
         Column("bytes_per_s", "float64", "bytes/s", "achieved; on the link if that is the bound"),
         Column("intensity", "float64", "flops/byte", "FLOPs per byte read or written"),
-        Column("maf_efficiency", "float64", "ratio", "against max-achievable FLOPs; -1 if none is published"),
+        Column(
+            "maf_efficiency", "float64", "efficiency", "against max-achievable FLOPs; -1 if none is published"
+        ),
         Column("dims", "category", doc="sizes behind the FLOPs, such as M, N and K of a GEMM"),
         Column("note", "category", doc="remarks on the figures", prose=True),
     ),
@@ -66,10 +68,11 @@ def distances(
     efficiency = np.where(known, least / time, -1.0)
     recoverable = np.where(known, np.maximum(dur - np.rint(least).astype(np.int64), 0), -1)
     maf = limits.maf[kept]
+    maf_efficiency = np.where(maf >= 0, maf * count / time, -1.0)
     order = np.lexsort((-dur, -recoverable))
     kept, time = kept[order], time[order]
     return (
-        _described(counted, kept, limits, efficiency[order], device, projected)
+        _described(counted, kept, limits, (efficiency[order], maf_efficiency[order]), device, projected)
         | _rates(counted, kept, count[order], time)
         | {
             "rank": np.full(len(kept), rank),
@@ -77,7 +80,7 @@ def distances(
             "dur_ns": dur[order],
             "roofline_ns": np.where(known, np.rint(least), -1).astype(np.int64)[order],
             "efficiency": efficiency[order],
-            "maf_efficiency": np.where(maf >= 0, maf * count / np.maximum(dur, 1), -1.0)[order],
+            "maf_efficiency": maf_efficiency[order],
             "recoverable_ns": recoverable[order],
         }
     )
@@ -118,15 +121,16 @@ def _described(
     counted: Costing,
     kept: Int,
     limits: Bounds,
-    efficiency: Float,
+    efficiencies: tuple[Float, Float],
     device: Device | None,
     projected: bool,
 ) -> dict[str, list[str]]:
     items = [counted.items[kind] for kind in kept.tolist()]
     bound = [BOUNDS[code] for code in limits.bound[kept].tolist()]
     notes = []
-    for item, limit, reached in zip(items, bound, efficiency.tolist(), strict=True):
-        why = explain(item, limit, device, projected, reached) if device else ""
+    reached = (efficiency.tolist() for efficiency in efficiencies)
+    for item, limit, *of_item in zip(items, bound, *reached, strict=True):
+        why = explain(item, limit, device, projected, *of_item) if device else ""
         notes.append("; ".join(filter(None, (why, item.note))))
     return {
         "name": [item.name for item in items],

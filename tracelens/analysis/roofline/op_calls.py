@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tracelens.analysis.common import grammar
 from tracelens.arrays import Int, lookup
-from tracelens.costs import OpCall, OpCost, Uncounted, find
-from tracelens.table import Coded
+from tracelens.costs import Batch, OpCall, OpCost, Uncounted, find
+from tracelens.table import Coded, nearest
 from tracelens.trace import Trace, argument_dtypes, argument_lists, argument_texts, describe
 
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
@@ -36,6 +37,7 @@ class OpCalls:
         self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
         self._known_lists: dict[str, list[list[Any]]] = {}
         self._known_texts: dict[str, list[str]] = {}
+        self._batch, self._batches = _serving_batches(trace)
 
     def keys(self, op: Int) -> tuple[Int, ...]:
         """What tells two calls of the same op apart: codes of its name and recorded arguments.
@@ -50,6 +52,8 @@ class OpCalls:
         keys = [self._text[name].codes[row] for name in _COLUMNS[:3]]
         if self._strides is not None:
             keys.append(self._strides[row])
+        if self._batches:
+            keys.append(self._batch[op])
         return tuple(np.where(op >= 0, key, -1).astype(np.int64) for key in (self._name[op], *keys))
 
     def name(self, op: int) -> str:
@@ -71,7 +75,7 @@ class OpCalls:
             blocks: thread blocks of that kernel.
             forward: event row of its forward op, -1 if none.
         """
-        row = int(self.row[op])
+        row, batch = int(self.row[op]), int(self._batch[op]) if self._batches else -1
         expanded = self._strides is not None and self._strides[row] >= 0
         return OpCall(
             self.name(op),
@@ -82,6 +86,7 @@ class OpCalls:
             kernel,
             blocks,
             self.call(forward) if forward >= 0 else None,
+            self._batches[batch] if batch >= 0 else None,
         )
 
     def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
@@ -125,3 +130,26 @@ class OpCalls:
         if text not in self._known_texts:
             self._known_texts[text] = argument_texts(text)
         return self._known_texts[text]
+
+
+def _serving_batches(trace: Trace) -> tuple[Int, list[Batch]]:
+    """(Batch of each event row, batches) of the ops that need the lengths of the serving step around them.
+
+    -1 for all other events, and where that step's label does not give them.
+    """
+    events = trace.arrays
+    ops = np.unique(events.name[events.where("op")]).tolist()
+    names = [code for code in ops if (model := find(events.names[code])) and model.batch]
+    if not names:
+        return np.empty(0, dtype=np.int64), []
+    around = events.where("annotation", "slice", "op")
+    labels = {code: grammar().step(events.names[code]) for code in np.unique(events.name[around]).tolist()}
+    codes = [code for code, label in labels.items() if label is not None]
+    step = nearest(events.parent, events.depth, around & np.isin(events.name, codes))
+    batches = list(dict.fromkeys(label.batch for label in labels.values() if label and label.batch))
+    of_name = np.full(len(events.names) + 1, -1, dtype=np.int64)
+    for code in codes:
+        label = labels[code]
+        of_name[code] = batches.index(label.batch) if label and label.batch else -1
+    batch = np.where(np.isin(events.name, names), of_name[lookup(events.name, step, -1)], -1)
+    return batch, batches

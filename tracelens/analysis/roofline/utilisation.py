@@ -24,8 +24,8 @@ UTILISATION = Schema(
             "recompute_flops", "float64", "flops", "of these, forward work recomputed in the backward pass"
         ),
         Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
-        Column("mfu", "float64", "ratio", "model FLOPs utilisation: without recompute, of peak"),
-        Column("hfu", "float64", "ratio", "hardware FLOPs utilisation: with recompute, of peak"),
+        Column("mfu", "float64", "efficiency", "model FLOPs utilisation: without recompute, of peak"),
+        Column("hfu", "float64", "efficiency", "hardware FLOPs utilisation: with recompute, of peak"),
     ),
     doc="Of the peak for the element type that most of the FLOPs are in; -1 if the device is unknown. Vector "
     "work is not counted, as is usual for MFU.",

@@ -8,8 +8,8 @@ from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
+from tracelens.analysis.common import KINDS, grammar
 from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, global_steps
-from tracelens.analysis.serving.labels import KINDS, grammar
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
 from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
 from tracelens.table import Result, Skip, result

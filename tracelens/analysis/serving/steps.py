@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tracelens.analysis.serving.labels import Label, grammar
+from tracelens.analysis.common import Label, grammar
 from tracelens.arrays import Bool, Int
 from tracelens.trace import Events, Scope, Trace, Work, gpu_work, interval_of, union
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.analysis.serving.labels import KINDS
+from tracelens.analysis.common import KINDS
 from tracelens.table import Column, Schema
 
 SUMMARY = Schema(

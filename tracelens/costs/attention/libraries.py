@@ -21,6 +21,7 @@ from tracelens.costs.attention.forward import (
     tokens_first,
     twice_unmasked,
 )
+from tracelens.costs.attention.paged import Paged, of_token
 from tracelens.costs.call import OpCall, Tensor, Uncounted
 from tracelens.costs.model import OpCost, cost
 
@@ -31,8 +32,7 @@ _FORWARD = (
     "flash_attn_2_cuda::fwd", "flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward", "FlashAttnFunc",
     "FlashAttnVarlenFunc", "aiter::_flash_attn_forward", "aiter::_flash_attn_varlen_forward",
     "aiter::mha_fwd*", "aiter::mha_varlen_fwd*", "aiter::fmha_v3_fwd*", "aiter::fmha_v3_varlen_fwd*",
-    "aiter::mha_batch_prefill*", "aiter::wrapper_fmha_v3_fwd", "aiter::wrapper_fmha_v3_varlen_fwd",
-    "_vllm_fa2_C::varlen_fwd",
+    "aiter::wrapper_fmha_v3_fwd", "aiter::wrapper_fmha_v3_varlen_fwd", "_vllm_fa2_C::varlen_fwd",
     "_vllm_fa2_C::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd",
 )  # fmt: skip
 
@@ -45,10 +45,40 @@ _BACKWARD = (
 )  # fmt: skip
 
 
-@cost(*_FORWARD)
+@cost(*_FORWARD, batch=True)
 def library_forward(call: OpCall) -> OpCost:
-    """Flash attention of a library, dense, packed or over a paged cache."""
+    """Flash attention of a library, dense, packed or over a paged cache (pages, page, heads, width)."""
+    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    if len(q.shape) == 3 and len(k.shape) == len(v.shape) == 4:
+        mask, longest = _mask(call)
+        sequences, max_q, max_k = _packing(call, 3, longest)
+        longest_keys = min(max_k, k.shape[0] * k.shape[1])
+        keys, values = of_token(k, *k.shape[2:]), of_token(v, *v.shape[2:])
+        return Paged(q, keys, values, sequences, (max_q, longest_keys), mask=mask).forward(call.batch)
     return _flash(call, 0).forward()
+
+
+@cost("aiter::mha_batch_prefill*", "aiter::_mha_batch_prefill*", batch=True)
+def batch_prefill(call: OpCall) -> OpCost:
+    """AITER's attention over a paged cache; its pages in use are argument 5 (ROCm/aiter, aiter/ops/mha.py).
+
+    Queries (T, H, D); keys and values (tokens, H, D), (pages, page, H, D), or with the page split for vector
+    loads: (pages, H, D/x, page, x) and (pages, H, page/x, D, x).
+    """
+    q, k, v, pages = call.tensor(0), call.tensor(1), call.tensor(2), call.tensor(5)
+    mask, longest = _mask(call)
+    sequences, max_q, max_k = _packing(call, 3, longest)
+    rank = len(k.shape)
+    if rank != len(v.shape) or rank not in (3, 4, 5) or len(pages.shape) != 1:
+        raise Uncounted("a cache in a layout that is not known")
+    if rank == 5:
+        page = k.shape[3]
+        keys, values = of_token(k, k.shape[1], k.shape[2] * k.shape[4]), of_token(v, v.shape[1], v.shape[3])
+    else:
+        page = k.shape[1] if rank == 4 else 1
+        keys, values = of_token(k, *k.shape[-2:]), of_token(v, *v.shape[-2:])
+    used = min(pages.numel, k.shape[0]) * page
+    return Paged(q, keys, values, sequences, (max_q, max_k), used, mask).forward(call.batch)
 
 
 @cost(*_BACKWARD)
@@ -110,15 +140,6 @@ def mla_decode(call: OpCall) -> OpCost:
     return Attention(q, read, none, sizes, 2 * longest * tokens, note).forward()
 
 
-@cost(
-    "vllm::unified_attention*", "vllm::unified_mla_attention*", "sglang::unified_attention*",
-    "aiter::paged_attention*", "aiter::pa_fwd*", "_C::paged_attention*", "_rocm_C::paged_attention*",
-)  # fmt: skip
-def cached(call: OpCall) -> OpCost:
-    """Attention over a cache of keys whose lengths are in memory: not counted."""
-    raise Uncounted("the lengths of the sequences in the cache of keys lie in GPU memory")
-
-
 _UNKNOWN_MASK = "upper bound: the mask is not recorded"
 
 
@@ -129,17 +150,17 @@ def _flash(call: OpCall, first: int) -> Attention:
     if len(q.shape) == 4:
         sizes = tokens_first(q, k, v)
         return Attention(q, k, v, sizes, *twice_unmasked(sizes.nq, sizes.nk, mask))
-    bounds = next((t for t in call.tensors()[first + 3 :] if len(t.shape) == 1 and t.dtype == "i32"), None)
+    sequences, max_q, max_k = _packing(call, first + 3, longest)
+    sizes = tokens_first(q, k, v)
+    return Attention(q, k, v, sizes, *packed(sizes, sequences, max_q, max_k, mask.causal))
+
+
+def _packing(call: OpCall, first: int, longest: list[int]) -> tuple[int, int, int]:
+    """How many sequences are packed, by their bounds behind the operands, and the longest lengths."""
+    bounds = next((t for t in call.tensors()[first:] if len(t.shape) == 1 and t.dtype == "i32"), None)
     if bounds is None or len(longest) < 2:
         raise Uncounted("the lengths of packed sequences are not recorded")
-    sequences, (max_q, max_k) = max(bounds.numel - 1, 0), longest[:2]
-    paged = len(k.shape) == len(v.shape) == 4
-    if paged:
-        k, v = (_paged(t, sequences * max_k) for t in (k, v))
-    sizes = tokens_first(q, k, v)
-    scores, note = packed(sizes, sequences, max_q, max_k, mask.causal)
-    note = "upper bound: lengths in the paged cache not recorded" if paged else note
-    return Attention(q, k, v, sizes, scores, note)
+    return max(bounds.numel - 1, 0), longest[0], longest[1]
 
 
 def _mask(call: OpCall) -> tuple[Mask, list[int]]:
@@ -161,13 +182,6 @@ def _autograd_mask(call: OpCall) -> tuple[Mask, list[int]]:
             before = [int(word) for word in call.values[:index] if word.isdigit()]
             return (Mask(True) if text.lower() == "true" else FULL), before
     raise Uncounted("whether the mask is causal is not recorded")
-
-
-def _paged(cache: Tensor, tokens: int) -> Tensor:
-    """What a paged cache (pages, page, heads, width) holds of so many tokens."""
-    pages, page, heads, width = cache.shape
-    used = min(tokens, pages * page)
-    return Tensor((used, heads, width), cache.dtype, used * heads * width)
 
 
 def _fused(call: OpCall) -> Attention:

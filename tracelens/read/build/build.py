@@ -16,6 +16,7 @@ from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
 from tracelens.read.build.pairs import pair_begin_end
 from tracelens.read.build.rows import EventRows
+from tracelens.read.build.unread import unread_device_events
 from tracelens.read.gloo import THREADS_KEY
 from tracelens.read.json import (
     FIRST_NS,
@@ -62,25 +63,27 @@ class Dialect(NamedTuple):
         name: of the format.
         kinds: the profiler's category to ours (tables.KINDS), lower case; others are slices.
         launch_flows: categories of the arrows from launch calls to GPU work.
+        accelerators: how categories of events on accelerators begin, known or not.
     """
 
     name: str
     kinds: Mapping[str, str]
     launch_flows: frozenset[str] = frozenset()
+    accelerators: re.Pattern[str] = re.compile(r"(?!)")
 
 
 def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     """Assemble the trace.
 
     Raises:
-        ParseError: no intact event.
+        ParseError: no intact event, or the work of its devices is of categories that are not known.
     """
     rows = _select(table)
     if not len(rows.source):
         lost = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
         why = "; ".join([*splitter.problems, *([f"dropped: {lost}"] if lost else [])])
         raise ParseError(splitter.source.path, f"no intact trace event{f' ({why})' if why else ''}")
-    kind = _kinds(table, rows.table.category, dialect)
+    kind, unread = _kinds(splitter, table, rows, dialect)
     pids, tids, threads = _threads(table)
     pid, tid = pids[rows.table.pid], tids[rows.table.tid]
     thread = _dense(pids)[rows.table.pid] * len(tids) + _dense(tids)[rows.table.tid]
@@ -122,8 +125,9 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     if cpu_only and not records:
         records = cpu_only.collectives(_distributed(splitter))
     collectives = collectives_table(records, rows.source, link, events, rows.repaired)
+    meta = _meta(splitter, table, rows, dialect, threads, unread)
     return Trace(
-        replace(_meta(splitter, table, rows, dialect, threads), cpu_only=cpu_only is not None),
+        replace(meta, cpu_only=cpu_only is not None),
         {"events": events, "ops": ops, "collectives": collectives, "links": LINKS.table(link)},
     )
 
@@ -190,9 +194,14 @@ def _without_absurd_sizes(rows: EventRows, gpu: Bool) -> EventRows:
     return rows._replace(table=columns)
 
 
-def _kinds(table: Encoded, category: Int, dialect: Dialect) -> Int:
+def _kinds(
+    splitter: Splitter, table: Encoded, rows: EventRows, dialect: Dialect
+) -> tuple[Int, tuple[str, ...]]:
+    """Kind of each row, and what is not read of devices; raises ParseError where that is all they did."""
     known = [EVENT_KINDS.index(dialect.kinds.get(name.lower(), "slice")) for name in table.categories]
-    return np.array(known, dtype=np.int64)[category]
+    kind = np.array(known, dtype=np.int64)[rows.table.category]
+    path, kinds = splitter.source.path, dialect.kinds
+    return kind, unread_device_events(path, table, rows, kind, kinds, dialect.accelerators)
 
 
 def _threads(table: Encoded) -> tuple[Int, Int, dict[tuple[int, int], str]]:
@@ -353,7 +362,12 @@ def _distributed(splitter: Splitter) -> dict[str, Any]:
 
 
 def _meta(
-    splitter: Splitter, table: Encoded, rows: EventRows, dialect: Dialect, threads: dict[tuple[int, int], str]
+    splitter: Splitter,
+    table: Encoded,
+    rows: EventRows,
+    dialect: Dialect,
+    threads: dict[tuple[int, int], str],
+    unread: tuple[str, ...],
 ) -> TraceMeta:
     keys = splitter.header | splitter.tail
     info = _distributed(splitter)
@@ -378,6 +392,6 @@ def _meta(
         dropped=dict(rows.dropped),
         first_drop=rows.first_drop,
         repaired=dict(rows.repaired),
-        problems=(*splitter.problems, *notes),
+        problems=(*splitter.problems, *notes, *unread),
         threads=threads,
     )

@@ -1,4 +1,4 @@
-"""torch.profiler (Kineto) JSON, from CUDA and ROCm, old and new."""
+"""torch.profiler (Kineto) JSON, from CUDA, ROCm and other accelerators, old and new."""
 
 from __future__ import annotations
 
@@ -9,32 +9,43 @@ from tracelens.read.json import Encoded, Splitter
 from tracelens.read.parser import parser
 from tracelens.trace import Trace
 
+_KINDS = {
+    "op": ("cpu_op", "operator"),
+    "launch": (
+        "runtime", "driver", "cuda_runtime", "cuda_driver", "hip_runtime", "hip_api", "xpu_runtime",
+        "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver", "mlu_runtime",
+        "mlu_driver", "gcu_runtime", "gcu_driver", "musa_runtime", "musa_driver", "hpu_runtime",
+        "npu_runtime", "glow_runtime",
+    ),
+    "kernel": ("kernel", "mtia_ccp_events", "hpu_op", "mlu_kernel", "gcu_kernel", "npu_kernel"),
+    "memcpy": ("gpu_memcpy", "memcpy", "mlu_memcpy", "gcu_memcpy", "musa_memcpy"),
+    "memset": ("gpu_memset", "memset", "mlu_memset", "gcu_memset", "musa_memset"),
+    "annotation": ("user_annotation",),
+    "gpu_annotation": (
+        "gpu_user_annotation", "mlu_user_annotation", "gcu_user_annotation", "musa_user_annotation"
+    ),
+    "python": ("python_function",),
+    "sync": ("cuda_sync", "xpu_sync", "mlu_sync", "gcu_sync", "musa_sync"),
+    "overhead": ("overhead",),
+    "instant": ("cpu_instant_event",),
+    # Known, but neither work nor a call.
+    "slice": (
+        "cuda_event", "cuda_profiler_range", "gcu_profiler_range", "musa_profiler_range",
+        "xpu_scope_profiler", "collective_comm", "external_correlation", "trace",
+    ),
+}  # fmt: skip
+"""Categories (libkineto, ActivityType.cpp; those of torch 1.x; forks for accelerators) by kind of event.
+
+ROCm traces use the cuda_ categories as well; the kernels and copies of XPU and of most PrivateUse1 devices
+have the plain ones.
+"""
+
 DIALECT = Dialect(
     "kineto",
-    {
-        "cpu_op": "op",
-        "operator": "op",
-        "cuda_runtime": "launch",
-        "cuda_driver": "launch",
-        "hip_runtime": "launch",
-        "hip_api": "launch",
-        "xpu_runtime": "launch",
-        "runtime": "launch",
-        "kernel": "kernel",
-        "gpu_memcpy": "memcpy",
-        "memcpy": "memcpy",
-        "gpu_memset": "memset",
-        "memset": "memset",
-        "user_annotation": "annotation",
-        "gpu_user_annotation": "gpu_annotation",
-        "python_function": "python",
-        "cuda_sync": "sync",
-        "overhead": "overhead",
-        "cpu_instant_event": "instant",
-    },
+    {category: kind for kind, categories in _KINDS.items() for category in categories},
     frozenset({"ac2g", "async_cpu_to_gpu"}),
+    re.compile(r"(?:mtia|hpu|xpu|mlu|gcu|npu|musa|privateuse1|async_npu)(?:_|$)"),
 )
-"""ROCm traces use the cuda_ categories as well; capitalised categories are those of torch 1.x."""
 
 _SIGNS = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|Operator|cuda_runtime|Runtime|[kK]ernel|user_annotation|python_function|ac2g'

@@ -177,13 +177,15 @@ def _rows(screen: Console, part: Cut) -> None:
     table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim")
     # Over sentences of several lines, the other cells stand beside the first one.
     upright: Literal["top", "bottom"] = (
-        "top" if any(formats[index].column.prose for index in widths) else "bottom"
+        "top" if any(_wraps(formats[index], columns[index]) for index in widths) else "bottom"
     )
     for index, width in widths.items():
         side: Literal["left", "right"] = "right" if formats[index].column.is_number else "left"
         table.add_column(formats[index].header, width=width, justify=side, vertical=upright, overflow="fold")
     cells = [
-        columns[index] if formats[index].column.prose else [shorten(cell, width) for cell in columns[index]]
+        columns[index]
+        if _wraps(formats[index], columns[index])
+        else [shorten(cell, width) for cell in columns[index]]
         for index, width in widths.items()
     ]
     for row in zip(*cells, strict=True):
@@ -208,7 +210,8 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
         heading = max(map(cell_len, fmt.header.split()), default=1)
         full.append(max([heading, *map(cell_len, cells)]))
         name = _NAME if fmt.column.name == "name" else _TEXT
-        least.append(full[-1] if fmt.column.is_number else max(heading, min(full[-1], name)))
+        is_whole = fmt.column.is_number and not _wraps(fmt, cells)
+        least.append(full[-1] if is_whole else max(heading, min(full[-1], name)))
     first = _first(formats)
     widths: dict[int, int] = {}
     free = width
@@ -222,6 +225,11 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
         widths[index] += wider
         free -= wider
     return dict(sorted(widths.items()))
+
+
+def _wraps(fmt: ColumnFormat, cells: list[str]) -> bool:
+    """Whether the cells may take several lines: sentences, and efficiencies with their reasons."""
+    return fmt.column.prose or (fmt.column.unit == "efficiency" and any("(" in cell for cell in cells))
 
 
 def _first(formats: list[ColumnFormat]) -> list[int]:

@@ -53,6 +53,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     """File name to content; `meta.json` holds title, meta, and of every file its title, doc and columns.
 
     Text cells are as `safe` makes them, so every row is one line for every reader, and no cell a formula.
+    An efficiency that needs its reason is the number with it: `8.53 (cached input: ...)`.
     """
     contents: dict[str, bytes] = {}
     described: dict[str, Any] = {}

@@ -104,7 +104,7 @@ def _rows(part: Cut) -> list[str]:
 
 def _cells(shown: ShownColumn) -> list[str]:
     if shown.column.is_number:
-        return shown.texts
+        return [escaped(text) if "(" in text else text for text in shown.texts]
     width = _PROSE_WIDTH if shown.column.prose else _NAME_WIDTH
     return [escaped(shorten(text, width)) for text in shown.texts]
 

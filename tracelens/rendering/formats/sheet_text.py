@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracelens.printable import visible
+from tracelens.rendering.tables import explained
 from tracelens.table import Column, Rows, Table
 
 # Signs of other widths are the same to East Asian versions of spreadsheets.
@@ -31,11 +32,20 @@ def safe(text: str) -> str:
 
 
 def clean(
-    table: Table, column: Column, safe_text: Callable[[str], str] = safe, rows: Rows = slice(None)
+    table: Table,
+    column: Column,
+    safe_text: Callable[[str], str] = safe,
+    rows: Rows = slice(None),
+    number: str = "{}",
 ) -> list[Any]:
-    """The cells of a column, texts made safe; each distinct text is looked at once."""
+    """The cells of a column, texts made safe; each distinct text is looked at once.
+
+    An efficiency that needs its reason beside it is a text, which begins with it in the format `number`.
+    """
     cells = table.values(column.name, rows)
     if not column.is_text:
-        return cells
+        plain = list(map(number.format, cells)) if column.unit == "efficiency" else []
+        texts = zip(cells, plain, explained(table, column, rows, plain), strict=True)
+        return [cell if text == bare else safe_text(text) for cell, bare, text in texts] if plain else cells
     safe_of = {cell: safe_text(cell) for cell in set(cells)}
     return [safe_of[cell] for cell in cells]

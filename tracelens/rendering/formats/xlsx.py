@@ -32,6 +32,7 @@ _NUMBER = {
     "flops/byte": "#,##0.0",
     "fraction": "0.0%",
     "ratio": "0.0%",
+    "efficiency": "0.0%",
 }
 
 
@@ -116,7 +117,7 @@ def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
     rows = min(len(table), MOST_ROWS)
     cells = []
     for index, column in enumerate(table.schema.columns):
-        column_cells = clean(table, column, text, slice(rows))
+        column_cells = clean(table, column, text, slice(rows), "{:.1%}")
         sheet.set_column(index, index, _width(column, column_cells))
         sheet.write_string(0, index, text(column.name), bold)
         cells.append((_format(book, column), column_cells))

@@ -18,6 +18,7 @@ from tracelens.rendering.tables.rows import (
 from tracelens.rendering.tables.values import (
     ColumnFormat,
     encodable,
+    explained,
     meta_items,
     one_line,
     shorten,
@@ -35,6 +36,7 @@ __all__ = [
     "details",
     "encodable",
     "entries",
+    "explained",
     "for_people",
     "grid",
     "meta_items",

@@ -20,6 +20,7 @@ _NAME_WIDTH = 72
 _BESIDE_WIDTH = 40  # of long names that stand beside others
 # The whole name of a deeply templated kernel can be 8,000 characters, in hundreds of rows.
 _TITLE_WIDTH = 1200
+_WRAPPED = '"f w"'  # a percentage with its reason
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def _column(shown: ShownColumn, width: int) -> list[str]:
     if shown.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]
     return [
-        f'<td class=f data-v={value!r} style="--f:{min(max(value, 0), 1):.3f}">{text}</td>'
+        f"<td class={_WRAPPED if '(' in text else 'f'} data-v={value!r} "
+        f'style="--f:{min(max(value, 0), 1):.3f}">{escape(text)}</td>'
         for value, text in pairs
     ]
 

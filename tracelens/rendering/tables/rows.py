@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Float, Int
 from tracelens.rendering.tables.reading import by_level, with_places
-from tracelens.rendering.tables.values import ColumnFormat, column_format, one_line
+from tracelens.rendering.tables.values import ColumnFormat, column_format, explained, one_line
 from tracelens.table import Column, Report, Result, Rows, Skip, Table
 
 _BRIEF = 3
@@ -83,7 +83,7 @@ def cut(table: Table, limit: int) -> Cut:
 def _shown(table: Table, column: Column, rows: Rows) -> ShownColumn:
     fmt = column_format(table, column)
     cells = table.values(column.name, rows)
-    return ShownColumn(fmt, cells, fmt.texts(cells))
+    return ShownColumn(fmt, cells, explained(table, column, rows, fmt.texts(cells)))
 
 
 def more(result: Result, part: Cut) -> str:

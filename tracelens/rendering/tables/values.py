@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.table import Column, Table
-from tracelens.units import PERCENT, SCALES, Unit, largest_scale, scale_of
+from tracelens.table import Column, Rows, Table
+from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, largest_scale, scale_of
 
 ABSENT = "–"
 _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
@@ -35,6 +35,7 @@ _BARE: Mapping[Unit, str] = {
     "flops/byte": "intensity",
 }
 _LIST_WIDTH = 160
+_BEYOND = "beyond the peak: cached input, another device, or less work than counted"
 _WORDS = {"dur": "time", "ts": "start"}
 _SIDES = ("base", "cand", "delta")
 _SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
@@ -113,6 +114,27 @@ def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0)
     if column.dtype == "int64":
         return ColumnFormat(column, 1, "", 0, absent)
     return ColumnFormat(column, 1, "", 1 if peak >= 1000 else 2 if peak >= 10 else 3, absent)
+
+
+def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> list[str]:
+    """Cells, and behind each efficiency beyond what the hardware allows its reason: '853.0% (cached input)'.
+
+    The reason is the first part of the row's note; tables without notes have one reason for all.
+
+    Args:
+        table: holds the column.
+        column: of the cells.
+        rows: of the cells.
+        texts: the cells without reasons.
+    """
+    if column.unit != "efficiency":
+        return texts
+    values = table.values(column.name, rows)
+    notes = table.texts("note", rows) if "note" in table.columns else [""] * len(values)
+    return [
+        f"{text} ({one_line(note.partition('; ')[0]) or _BEYOND})" if value > EXPLAIN_ABOVE else text
+        for value, note, text in zip(values, notes, texts, strict=True)
+    ]
 
 
 def label(column: Column) -> str:

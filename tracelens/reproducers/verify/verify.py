@@ -47,7 +47,7 @@ SCRIPTS = Schema(
         Column("traced_ns", "float64", "ns", "median GPU time of a call in the trace"),
         Column("replayed_ns", "float64", "ns", "median GPU time here: kernels where known, else elapsed"),
         Column("ratio", "float64", "ratio", "replayed / traced"),
-        Column("roofline", "float64", "ratio", "roofline time on this device / replayed"),
+        Column("roofline", "float64", "efficiency", "roofline time on this device / replayed"),
         Column("subject", "str", doc="op, collective, or the sequence"),
         Column("shapes", "str", doc="of its arguments"),
         Column("elapsed_ns", "float64", "ns", "median between device events, gaps included"),

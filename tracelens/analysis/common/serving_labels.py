@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracelens.costs import Batch, Lengths
 from tracelens.errors import TracelensError
 from tracelens.limits import read_config_file
 
@@ -19,6 +20,8 @@ FILE_VARIABLE = "TRACELENS_SERVING_LABELS"
 
 _NUMBER = re.compile("[0-9]{1,15}")  # what is longer counts nothing that a batch can have
 _BUNDLED = Path(__file__).with_name("serving_labels.toml")
+_PHASES = ("prefill", "decode")
+_SUMS = ("keys", "squares", "products")
 _NUMBERS = (
     "requests",
     "graph_requests",
@@ -29,6 +32,8 @@ _NUMBERS = (
     "decode_tokens",
     "tbo",
     "micro_batch",
+    *_SUMS,
+    *(f"{phase}_{name}" for phase in _PHASES for name in _SUMS),
 )
 _ENGINE_KEYS = ("name", "source", "fields", "step", "micro_batch")
 _RULE_KEYS = ("pattern", "kind", "run", "dummy", "tokens_per_request", "examples")
@@ -46,6 +51,7 @@ class Label(NamedTuple):
         requests: in the batch.
         graph_requests: what the replayed graph is made for, padding included.
         tokens: that the model is run on, without padding.
+        batch: lengths of the requests, None where the label does not give their sums.
     """
 
     engine: str
@@ -56,6 +62,7 @@ class Label(NamedTuple):
     requests: int
     graph_requests: int
     tokens: int
+    batch: Batch | None = None
 
 
 class Half(NamedTuple):
@@ -211,7 +218,22 @@ def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
         requests,
         numbers.get("graph_requests", -1),
         tokens,
+        _batch(numbers, kind, tokens),
     )
+
+
+def _batch(numbers: Mapping[str, int], kind: str, tokens: int) -> Batch | None:
+    """The lengths of a step's requests, None where the label lacks those of a phase or contradicts itself."""
+    phases = []
+    for phase in _PHASES:
+        if kind in _PHASES and kind != phase:
+            phases.append(Lengths(0, 0, 0, 0))
+            continue
+        of_phase = numbers if kind in _PHASES else {}
+        queries = numbers.get(f"{phase}_tokens", tokens if kind == phase else -1)
+        sums = [numbers.get(f"{phase}_{name}", of_phase.get(name, -1)) for name in _SUMS]
+        phases.append(Lengths(queries, *sums))
+    return Batch(*phases) if all(lengths.is_consistent for lengths in phases) else None
 
 
 def _by_counts(numbers: Mapping[str, int]) -> str:

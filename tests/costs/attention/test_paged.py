@@ -1,0 +1,144 @@
+"""Attention over a paged cache: what its sequences have in it is read, by the step label or the arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.costs.recorded import recorded
+from tracelens.costs.call import Batch, Lengths, OpCall, Uncounted
+from tracelens.costs.model import OpCost, find
+
+NONE = Lengths(0, 0, 0, 0)
+POOL = "bf16 835874 8 128"
+# A recorded step of vLLM: execute_8192_context_9(sq8155...)_generation_37(sq37...).
+MIXED = Batch(Lengths(8155, 8430, 7475785, 7671310), Lengths(37, 34489, 37, 34489))
+
+
+def costed(call: OpCall, batch: Batch | None = None) -> OpCost:
+    model = find(call.name)
+    assert model is not None
+    assert model.batch
+    return model.function(call._replace(batch=batch))
+
+
+def prefill(
+    queries: int = 15360, sequences: int = 15, pages: int = 15616, longest: tuple[int, int] = (1024, 1024),
+    cache: tuple[str, str] = (POOL, POOL), window: str = "-1", causal: str = "True",
+) -> OpCall:  # fmt: skip
+    bounds = f"i32 {sequences + 1}"
+    return recorded(
+        "aiter::mha_batch_prefill", f"bf16 {queries} 32 128", *cache, bounds, bounds, f"i32 {pages}",
+        str(longest[0]), str(longest[1]), "0.", "0.088", "0.", "False", causal, window, "0", "False", "False",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [None, Batch(Lengths(15360, 15360, 15 * 1024**2, 15 * 1024**2), NONE)])
+def test_equal_sequences_without_a_prefix(batch: Batch | None) -> None:
+    """129 GFLOP and 0.31 GB, not the 3.4 GB of the cache."""
+    cost = costed(prefill(), batch)
+    assert cost.flops == 4 * 32 * 128 * 15 * 1024**2 // 2 == 128_849_018_880
+    assert cost.read_bytes == (15360 * 32 + 2 * 15360 * 8) * 128 * 2
+    assert cost.write_bytes == 15360 * 32 * 128 * 2
+    assert dict(cost.dims)["Nk"] == 15360
+
+
+def test_one_sequence_with_a_prefix() -> None:
+    cost = costed(prefill(1000, 1, 3256, (1000, 3000)))
+    assert cost.flops == 2 * 32 * (128 + 128) * (1000 * 3000 - 1000 * 1000 // 2)
+    assert cost.read_bytes == (1000 * 32 + 2 * 3000 * 8) * 128 * 2
+
+
+def test_one_query_a_sequence_sees_all_keys_in_use() -> None:
+    cost = costed(prefill(32, 32, 32785, (1, 4000)))
+    assert cost.flops == 4 * 32 * 128 * 32785
+    assert cost.read_bytes == (32 * 32 + 2 * 32785 * 8) * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ("bf16 5000 16 8 128", "bf16 5000 16 8 128"),
+        ("bf16 5000 8 16 16 8", "bf16 5000 8 2 128 8"),
+    ],
+    ids=["linear", "for vector loads"],
+)
+def test_pages_of_several_tokens(k: str, v: str) -> None:
+    cost = costed(prefill(pages=960, cache=(k, v)))
+    assert cost == costed(prefill())
+
+
+def test_a_window_reads_only_what_it_sees() -> None:
+    cost = costed(prefill(100, 1, 5000, (100, 5000), window="127"))
+    assert cost.flops == 4 * 32 * 128 * 100 * 128
+    assert cost.read_bytes == (100 * 32 + 2 * 227 * 8) * 128 * 2
+    assert "window is not counted" in costed(prefill(window="127")).note
+
+
+def test_without_a_mask_every_query_sees_every_key() -> None:
+    assert costed(prefill(causal="False")).flops == 4 * 32 * 128 * 15 * 1024**2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        prefill(12000),
+        prefill(longest=(0, 0)),
+        prefill(0, 1, 0, (1, 1)),
+        recorded(
+            "flash_attn::_flash_attn_varlen_forward", "bf16 64 32 128", *["bf16 9000 16 8 128"] * 2,
+            "i32 65", "i32 65", "1", "512", "0.", "0.088", "False", "-1", "-1", "0.", None, "False",
+            "i32 64 32",
+        ),
+        recorded("vllm::unified_attention_with_output", "bf16 8 64 64", *["bf16 8 8 64"] * 2),
+    ],
+    ids=["ragged", "no lengths", "nothing", "block table", "vLLM"],
+)  # fmt: skip
+def test_unknown_lengths_are_not_counted(call: OpCall) -> None:
+    with pytest.raises(Uncounted, match="lengths of the sequences"):
+        costed(call)
+    # Neither does the label of a step with other queries tell them.
+    with pytest.raises(Uncounted, match="lengths of the sequences"):
+        costed(call, Batch(Lengths(9_000_000, 9_000_000, 10**13, 10**13), NONE))
+
+
+def test_ragged_sequences_by_the_label() -> None:
+    """Sums of 2 sequences: 100 new of 300 keys, 12 of 12."""
+    lengths = Lengths(112, 312, 100**2 + 12**2, 100 * 300 + 12 * 12)
+    cost = costed(prefill(112, 2, 568, (100, 300)), Batch(lengths, NONE))
+    assert cost.flops == 4 * 32 * 128 * (100 * 300 - 100 * 50 + 12 * 6)
+    assert cost.read_bytes == (112 * 32 + 2 * 312 * 8) * 128 * 2
+    assert cost.note == "lengths from the step label"
+    # Of a step with decoding beside it, the call has the prefill; other sums than its pages hold are not its.
+    assert costed(prefill(112, 2, 568, (100, 300)), Batch(lengths, Lengths(7, 900, 7, 900))) == cost
+    with pytest.raises(Uncounted):
+        costed(prefill(112, 2, 300, (100, 300)), Batch(lengths, NONE))
+
+
+@pytest.mark.parametrize("queries", [8192, 8448])
+def test_unified_attention_of_a_mixed_step(queries: int) -> None:
+    """As another tool counts this step; padding is no query."""
+    q, kv = f"bf16 {queries} 64 64", f"bf16 {queries} 8 64"
+    cost = costed(recorded("vllm::unified_attention_with_output", q, kv, kv, q), MIXED)
+    assert cost.flops == 65_010_180_096
+    assert cost.read_bytes + cost.write_bytes == 211.826171875 * 2**20
+    assert cost.note.startswith("lengths from the step label")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (["bf16 8192 4096", *["bf16 8192 512"] * 2], "lengths"),
+        (["bf16 8192 64 64", *["bf16 8192 8 128"] * 2], "disagree"),
+        (["bf16 8192 64 64", *["bf16 8192 7 64"] * 2], "disagree"),
+    ],
+)
+def test_other_layouts_are_not_guessed(shapes: list[str], reason: str) -> None:
+    with pytest.raises(Uncounted, match=reason):
+        costed(recorded("vllm::unified_attention", *shapes), MIXED)
+
+
+def test_a_cache_whose_lengths_lie_in_memory() -> None:
+    model = find("aiter::paged_attention_rocm")
+    assert model is not None
+    with pytest.raises(Uncounted, match="lengths"):
+        model.function(recorded("aiter::paged_attention_rocm", *["bf16 8 4096"] * 4))

@@ -1,0 +1,126 @@
+"""Attention over a paged cache of keys and values, whose pages belong to all sequences that are served.
+
+What is read is what the sequences of one call have in the cache, never the cache. Their lengths are in GPU
+memory; a trace has them, or sums of them, in
+
+- the label of the serving step around the call (`OpCall.batch`), if it has as many queries as the call;
+- the arguments: the number of pages in use, and the longest lengths, where these tell all of them: of one
+  sequence, or of sequences with equally many queries.
+
+Scores of a sequence with q queries and k keys, causal and ending at the bottom right: q·k - q²/2, so that a
+square counts half (see forward.py); a single query sees all of its keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tracelens.costs.attention.forward import Attention, Mask, Sizes, twice_unmasked
+from tracelens.costs.call import Batch, Lengths, OpCall, Tensor, Uncounted
+from tracelens.costs.model import OpCost, cost
+
+_UNKNOWN = "neither arguments nor a step label tell the lengths of the sequences in the cache of keys"
+_LABEL = "lengths from the step label"
+_ARGUMENTS = "lengths from the longest ones and the pages in use"
+_WINDOW = "upper bound: a sliding window is not counted"
+
+
+class Paged(NamedTuple):
+    """One call over a paged cache.
+
+    Attributes:
+        q: queries (T, H, D) of all sequences.
+        k, v: keys and values of one token in the cache, (heads, width).
+        sequences: how many; 0 where not recorded.
+        longest: most queries and most keys of one sequence; 0 where not recorded.
+        keys: most tokens that the sequences have in the cache together, -1 where not recorded.
+        mask: of each sequence.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sequences: int = 0
+    longest: tuple[int, int] = (0, 0)
+    keys: int = -1
+    mask: Mask = Mask(causal=True)
+
+    def forward(self, batch: Batch | None) -> OpCost:
+        """The cost of the call in a serving step with this batch; Uncounted where no lengths are known."""
+        if len(self.q.shape) != 3:
+            raise Uncounted("queries in a layout that is not known")
+        labelled = self._of_label(batch)
+        phases = labelled or (self._of_arguments(),)
+        queries, keys = (sum(lengths[index] for lengths in phases) for index in (0, 1))
+        scores, left = sum(map(self._twice_scores, phases)), self.mask.left
+        notes = [_LABEL if labelled else _ARGUMENTS]
+        if left >= 0 and self.sequences == 1:
+            scores, note = twice_unmasked(queries, keys, self.mask)
+            keys, notes = min(keys, queries + left), [*notes, note]
+        elif left >= 0:
+            notes.append(_WINDOW)
+        (_, heads, d), (kv_heads, dk), (kv_heads2, dv) = self.q.shape, self.k.shape, self.v.shape
+        if d != dk or kv_heads != kv_heads2 or not kv_heads or heads % kv_heads:
+            raise Uncounted("recorded shapes of queries, keys and values disagree")
+        q = Tensor((queries, heads, d), self.q.dtype, queries * heads * d)
+        k, v = (Tensor((keys, *t.shape), t.dtype, keys * t.numel) for t in (self.k, self.v))
+        sizes = Sizes(1, heads, kv_heads, queries, keys, d, dv)
+        return Attention(q, k, v, sizes, scores, "; ".join(notes)).forward(saved=False)
+
+    def _twice_scores(self, lengths: Lengths) -> int:
+        single = lengths.squares == lengths.queries
+        return 2 * lengths.products - (lengths.squares if self.mask.causal and not single else 0)
+
+    def _of_label(self, batch: Batch | None) -> tuple[Lengths, ...]:
+        """The lengths of the step's sequences that the call is about, empty where it is about others.
+
+        These are all or those of one phase; graphs and compiled models pad the queries of all.
+        """
+        rows = self.q.shape[0]
+        if batch is None or not rows:
+            return ()
+        together = batch.prefill.queries + batch.decode.queries
+        phases: tuple[Lengths, ...] = tuple(batch)
+        if together != rows:
+            phases = next(((phase,) for phase in batch if phase.queries == rows), phases)
+            if len(phases) > 1 and not 0 < together < rows:
+                return ()
+        # The call's own pages must have room for them.
+        fits = self.keys < 0 or sum(phase.keys for phase in phases) <= self.keys
+        return phases if fits else ()
+
+    def _of_arguments(self) -> Lengths:
+        """The lengths by the number of sequences, the longest and the pages in use."""
+        queries, (max_q, max_k), sequences = self.q.shape[0], self.longest, self.sequences
+        if not (sequences and 0 < max_q <= queries and max_k > 0):
+            raise Uncounted(_UNKNOWN)
+        keys = sequences * max_k if self.keys < 0 else min(self.keys, sequences * max_k)
+        if sequences == 1:
+            max_q = queries
+        elif queries != sequences * max_q or (self.keys < 0 and max_q != max_k):
+            raise Uncounted(_UNKNOWN)
+        return Lengths(queries, keys, queries * max_q, max_q * keys)
+
+
+def of_token(tensor: Tensor, heads: int, width: int) -> Tensor:
+    """One token of a cache."""
+    return Tensor((heads, width), tensor.dtype, heads * width)
+
+
+@cost("vllm::unified_attention*", "sglang::unified_attention*", batch=True)
+def unified(call: OpCall) -> OpCost:
+    """Queries, keys and values (T, H, D) of all requests, whose earlier keys are in the cache."""
+    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 3:
+        raise Uncounted(_UNKNOWN)
+    counted = Paged(q, of_token(k, *k.shape[1:]), of_token(v, *v.shape[1:])).forward(call.batch)
+    return counted._replace(note=f"{counted.note}; {_WINDOW}, nor recorded")
+
+
+@cost(
+    "vllm::unified_mla_attention*", "aiter::paged_attention*", "aiter::pa_fwd*", "_C::paged_attention*",
+    "_rocm_C::paged_attention*",
+)  # fmt: skip
+def cached(call: OpCall) -> OpCost:
+    """Attention over a cache of keys whose lengths are in memory: not counted."""
+    raise Uncounted("the lengths of the sequences in the cache of keys lie in GPU memory")

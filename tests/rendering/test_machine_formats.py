@@ -43,6 +43,7 @@ def test_a_report_is_the_contract_of_the_command_line() -> None:
     assert {"tables", "skips"} <= set(found["results"]["timeline"])
     assert (found["findings"], found["meta"]) == ([{"what": "idle"}], {"version": "1"})
     assert json.loads(json_files(sample.empty())["report.json"]) == {
+        "schema_version": 1,
         "results": {},
         "findings": [],
         "meta": {},

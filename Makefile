@@ -21,7 +21,7 @@ BENCH ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-workload lint reports bench lock clean
+.PHONY: help demo test test-slow test-workload lint reports bench lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -31,8 +31,11 @@ demo: $(VENV)/.core ## make a report of four GPUs that train together: demo_repo
 	$(BIN)/tracelens report sample_traces/ladder/ep4/00_baseline -o demo_report.html
 	@echo "The report is $(CURDIR)/demo_report.html - open it in a browser."
 
-test: lint ## run the linters, the type checker and the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: lint ## run the linters, the type checker and the tests that take seconds
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-slow: $(VENV)/.dev ## run the tests marked slow: mutants, growth, memory, wheels, large traces
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording and of replayed scripts
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/workload tests/planner/config tests/planner/expected tests/recording tests/reproducers tests/cli/test_replay.py \

@@ -4,7 +4,7 @@
 
 One column is a microsecond of the GPU. `0`, `1`, ...: forward of that micro-batch; `a`, `b`, ...: backward
 of micro-batch 0, 1, ...; `~`: a send/receive kernel; `=`: gradient sync; `.`: nothing. The host is a little
-ahead of the GPU, and asks for each message that a span needs or makes.
+ahead of the GPU, and asks for each message that a span needs or makes: see `messages_of`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple
 
 from tests.builders import read
 from tracelens.trace.run import Run, make_run
+from tracelens.trace.trace import Trace
 
 Event = dict[str, Any]
+_OPS = 3
+"""That make nodes in a forward."""
 _RUN = re.compile(r"([0-9a-z~=])\1*")
 
 
 class Piece(NamedTuple):
-    """GPU work of one kind: F, B, ~, = or N, an op that autograd does not know."""
+    """GPU work: F, B, ~ or =; W: weight gradients by autograd; N and D: a norm and a GEMM of the host."""
 
     kind: str
     start: int
@@ -37,6 +40,10 @@ class Style(NamedTuple):
 
     Attributes:
         messages: whether sends and receives are.
+        p2p: "" for messages beside the passes that make and need them; "overlap" for receives that are asked
+            for before the pass before; "batch" for sends that wait for the backward behind a forward.
+        peers: whether messages say who is at the other end.
+        scaled: whether the host scales the loss when its backward begins, behind the messages.
         ranks: those of the pipeline's group, as text; "" for 0, 1, ...
         graph: whether autograd's marks are.
         recompute: whether the backward recomputes the forward: a node of autograd around ops without one.
@@ -49,6 +56,9 @@ class Style(NamedTuple):
     """
 
     messages: bool = True
+    p2p: str = ""
+    peers: bool = True
+    scaled: bool = False
     ranks: str = ""
     graph: bool = True
     recompute: bool = False
@@ -75,57 +85,124 @@ def pieces(line: str) -> list[Piece]:
 
 def stages(*lines: str | Sequence[Piece], chunks: int = 1, **style: Any) -> Run:
     """A run of one rank a line."""
-    return make_run(stage(line, rank, len(lines), chunks, **style) for rank, line in enumerate(lines))
+    return make_run(drawn_stages(*lines, chunks=chunks, **style))
 
 
-def stage(line: str | Sequence[Piece], rank: int, size: int, chunks: int = 1, **style: Any) -> Any:
-    """The trace of one stage."""
+def drawn_stages(*lines: str | Sequence[Piece], chunks: int = 1, **style: Any) -> list[Trace]:
+    """The traces of such a run."""
+    drawn = [pieces(line) if isinstance(line, str) else list(line) for line in lines]
+    messages = messages_of(drawn, chunks, style.get("p2p", ""))
+    size = len(drawn)
+    return [stage(line, rank, size, chunks, messages[rank], **style) for rank, line in enumerate(drawn)]
+
+
+def stage(
+    line: str | Sequence[Piece],
+    rank: int,
+    size: int,
+    chunks: int = 1,
+    mail: Sequence[Message] | None = None,
+    **style: Any,
+) -> Trace:
+    """The trace of one stage, with messages of `messages_of`; without, as if all others were idle."""
     drawn = pieces(line) if isinstance(line, str) else line
     header = {key: value for key, value in style.items() if key not in Style._fields}
     look = Style(**{key: value for key, value in style.items() if key in Style._fields})
-    return read(_events(drawn, rank, size, chunks, look), rank=rank, **header)
+    if mail is None and look.messages:
+        alone: list[Sequence[Piece]] = [[] for _ in range(size)]
+        alone[rank] = drawn
+        mail = messages_of(alone, chunks, look.p2p)[rank]
+    return read(_events(drawn, rank, size, chunks, look, mail or ()), rank=rank, **header)
 
 
-def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: Style) -> Iterable[Event]:
+class Message(NamedTuple):
+    """A send or receive of one rank: when the host asks for it, us, and whether a gradient travels."""
+
+    time: float
+    collective: str
+    peer: int
+    gradient: bool
+
+
+_Output = tuple[str, int, int, int]
+"""Phase, stage in the whole model, micro-batch, and how many of the same come before."""
+
+
+def messages_of(lanes: Sequence[Sequence[Piece]], chunks: int, p2p: str) -> list[list[Message]]:
+    """What each rank sends and receives; what one rank sends to another arrives in the order of the sends."""
+    size, last = len(lanes), len(lanes) * chunks - 1
+    messages: list[list[Message]] = [[] for _ in lanes]
+    sent: dict[tuple[int, int], list[tuple[float, _Output]]] = {}
+    needed: dict[tuple[int, int], dict[_Output, float]] = {}
+    for rank, lane in enumerate(lanes):
+        passes = [piece for piece in lane if piece.kind in "FB"]
+        kernel = {after: wait for wait, after in pairwise(lane) if wait.kind == "~"}
+        seen: Counter[tuple[str, int, int]] = Counter()
+        for before, piece, after in zip([None, *passes], passes, [*passes[1:], None], strict=False):
+            virtual, ahead = piece.chunk * size + rank, 1 if piece.kind == "F" else -1
+            key = piece.kind, virtual, piece.microbatch
+            if 0 <= virtual - ahead <= last:
+                time = before.start if before and p2p == "overlap" else piece.start
+                time = kernel[piece].start - 0.05 if piece in kernel else time
+                link = needed.setdefault(((virtual - ahead) % size, rank), {})
+                link[piece.kind, virtual - ahead, piece.microbatch, seen[key]] = time - 0.3
+            if 0 <= virtual + ahead <= last:
+                # In a batch the gradient goes first.
+                waits = p2p == "batch" and piece.kind == "F" and after is not None and after.kind == "B"
+                time = after.end - 0.35 if waits and after else piece.end - 0.4
+                peer = (virtual + ahead) % size
+                messages[rank].append(Message(time, "send", peer, piece.kind == "B"))
+                sent.setdefault((rank, peer), []).append((time, (*key, seen[key])))
+            seen[key] += 1
+    for (source, target), receives in needed.items():
+        arriving = [key for _, key in sorted(sent.get((source, target), [])) if key in receives]
+        arriving += [key for key in receives if key not in arriving]
+        # The host asks in the order of arrival, and for each before it is needed.
+        times = list(accumulate((receives[key] for key in arriving[::-1]), min))[::-1]
+        for number, (key, time) in enumerate(zip(arriving, times, strict=True)):
+            messages[target].append(Message(time + number * 1e-4, "recv", source, key[0] == "B"))
+    return [sorted(of_rank) for of_rank in messages]
+
+
+def _events(
+    drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: Style, messages: Sequence[Message]
+) -> Iterable[Event]:
     number = count(1)
     group = style.ranks or str(list(range(size)))
     last = size * chunks - 1
-    seen: Counter[Piece] = Counter()
     shift = style.shift_ns / 1000
     for name, start, end in style.steps:
         yield _host("user_annotation", name, start + shift, end + shift)
+    for message in messages if style.messages else ():
+        where = (group, style.description)
+        if style.world and message.gradient:
+            where = (str(list(range(8))), "default_pg")
+        peer = {f"{'Dst' if message.collective == 'send' else 'Src'} Rank": message.peer}
+        time = message.time + shift
+        yield _record(message.collective, time, *where, **(peer if style.peers else {}))
+    graph = _Graph()
     for piece in drawn:
         start, end, call = piece.start + shift, piece.end + shift, next(number)
         virtual = piece.chunk * size + rank
-        if piece.kind in "FB":
-            receives, sends = (virtual, last - virtual) if piece.kind == "F" else (last - virtual, virtual)
-            where = (group, style.description)
-            if style.world and piece.kind == "B":
-                where = (str(list(range(8))), "default_pg")
-            if style.messages and receives:
-                yield _record("recv", start - 0.3, *where)
-            if style.messages and sends:
-                yield _record("send", end - 0.4, *where)
+        if piece.kind in "FBW":
             if style.scopes:
                 name = style.scopes.format(stage=virtual, **piece._asdict())
                 yield _host("user_annotation", name, start - 0.2, start)
-            same = piece._replace(start=0, end=0)
-            yield from _op(piece, start, style, seen[same])
-            seen[same] += 1
+            yield from _ops(piece, start, style, graph, scaled=style.scaled and virtual == last)
             kernel, stream = f"gemm_{piece.kind}", 7
+        elif piece.kind == "D":
+            kernel, stream = "gemm_weights", 7
         elif piece.kind == "N":
             kernel, stream = "norm", 7
         else:
             kernel, stream = "ncclDevKernel_SendRecv", 9
-            if piece.kind == "~":
-                yield _record("recv", start - 0.35, group, style.description)
-            else:  # asked for by a hook of the backward
+            if piece.kind == "=":  # asked for by a hook of the backward
                 kernel = "ncclDevKernel_ReduceScatter"
                 name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
                 yield _host("cpu_op", name, start - 0.38, start - 0.28, 2)
                 yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP", 2)
-        called = start - 0.1 if piece.kind in "FB" else start - 0.32
-        tid = 2 if piece.kind in "B=" else 1
+        called = start - 0.1 if piece.kind in "FBWD" else start - 0.32
+        tid = 2 if piece.kind in "BW=" else 1
         yield _host("cuda_runtime", "cudaLaunchKernel", called, called + 0.01, tid, correlation=call)
         args = {"correlation": call, "device": 0, "stream": stream}
         yield {
@@ -134,26 +211,57 @@ def _events(drawn: Sequence[Piece], rank: int, size: int, chunks: int, style: St
         }  # fmt: skip
 
 
-def _op(piece: Piece, start: float, style: Style, step: int) -> Iterable[Event]:
-    """The op that launches a span's kernel."""
-    graph = style.graph
-    sequence = {"Sequence number": piece.microbatch + 100 * piece.chunk + 1000 * step} if graph else {}
+class _Graph:
+    """Numbers of the nodes of each forward, in the order in which its ops made them."""
+
+    def __init__(self) -> None:
+        self._next = count(100)
+        self._nodes: dict[tuple[int, int], list[list[int]]] = {}
+
+    def made(self, piece: Piece, ops: int) -> list[int]:
+        numbers = [next(self._next) for _ in range(ops)]
+        self._nodes.setdefault((piece.chunk, piece.microbatch), []).append(numbers)
+        return numbers
+
+    def run(self, piece: Piece) -> list[int]:
+        """The nodes of the earliest forward whose weights have no gradient yet; a B may be all of it."""
+        forwards = self._nodes.get((piece.chunk, piece.microbatch), [])
+        return forwards[-1] if forwards else [next(self._next) for _ in range(_OPS)]
+
+    def scaled(self) -> int:
+        return next(self._next)
+
+
+def _ops(piece: Piece, start: float, style: Style, graph: _Graph, scaled: bool) -> Iterable[Event]:
+    """The ops that make a span's nodes or run them; the last of them launches its kernel."""
     tid = 1 if piece.kind == "F" else 2
     if style.recompute:
-        yield _host("cpu_op", "aten::mm", start - 0.13, start - 0.07, tid)
+        yield _host("cpu_op", "aten::mm", start - 0.105, start - 0.075, tid)
     if piece.kind == "F":
         name = "CheckpointFunction" if style.recompute else "aten::mm"
-        yield _host("cpu_op", name, start - 0.15, start - 0.05, **sequence)
+        for op, sequence in enumerate(graph.made(piece, 1 if style.recompute else _OPS)):
+            begin = start - 0.11 - 0.01 * op
+            args = {"Sequence number": sequence} if style.graph else {}
+            yield _host("cpu_op", name, begin, begin + 0.05 if not op else begin + 0.009, **args)
         return
-    name = "autograd::engine::evaluate_function: MmBackward0"
-    yield _host("cpu_op", name if graph else "aten::mm", start - 0.16, start - 0.04, 2)
-    if graph:
-        yield _host(
-            "cpu_op", "MmBackward0", start - 0.15, start - 0.05, 2, **sequence, **{"Fwd thread id": 1}
-        )
+    if not style.graph:
+        yield _host("cpu_op", "aten::mm", start - 0.11, start - 0.04, 2)
+        return
+    nodes = graph.run(piece)
+    if scaled and piece.kind == "B":
+        sequence = graph.scaled()
+        yield _host("cpu_op", "aten::mul", start - 0.25, start - 0.2, **{"Sequence number": sequence})
+        nodes = [*nodes, sequence]
+    for op, sequence in enumerate(sorted(nodes)):
+        begin = start - 0.11 - 0.01 * op
+        end = begin + 0.05 if not op else begin + 0.009
+        name = "autograd::engine::evaluate_function: MmBackward0"
+        yield _host("cpu_op", name, begin, end, 2)
+        args = {"Sequence number": sequence, "Fwd thread id": 1}
+        yield _host("cpu_op", "MmBackward0", begin + 0.001, end - 0.001, 2, **args)
 
 
-def _record(collective: str, start: float, group: str, description: str, tid: int = 1) -> Event:
+def _record(collective: str, start: float, group: str, description: str, tid: int = 1, **args: Any) -> Event:
     return _host(
         "cpu_op",
         "record_param_comms",
@@ -169,6 +277,7 @@ def _record(collective: str, start: float, group: str, description: str, tid: in
             "dtype": "BFloat16",
             "In msg nelems": 8,
             "Out msg nelems": 8,
+            **args,
         },
     )
 
@@ -186,6 +295,7 @@ def played(
     backward: int = 1,
     group: int = 0,
     late: Mapping[tuple[str, int, int], int] | None = None,
+    sizes: Sequence[int] = (),
 ) -> list[list[Piece]]:
     """Each stage's pieces in interleaved 1F1B: every pass as early as what it needs allows.
 
@@ -198,6 +308,8 @@ def played(
         group: micro-batches a turn; one a stage by default.
         late: (kind, stage in the whole model, micro-batch) to us that the message with its result takes; with
             it, stages wait in a send/receive kernel.
+        sizes: layers of each chunk in model order; by default all have one.
+        sizes: of the chunks in model order, that is their layers; all alike by default.
     """
     orders = [_order(rank, size, microbatches, chunks, group or size) for rank in range(size)]
     done: dict[tuple[str, int, int], int] = {}
@@ -218,7 +330,9 @@ def played(
             start = max(ready + (late or {}).get((*before, microbatch), 0), free[rank])
             if late and start > free[rank]:
                 lanes[rank].append(Piece("~", free[rank], start))
-            free[rank] = done[kind, virtual, microbatch] = start + (forward if kind == "F" else backward)
+            layers = sizes[virtual] if sizes else 1
+            end = start + layers * (forward if kind == "F" else backward)
+            free[rank] = done[kind, virtual, microbatch] = end
             lanes[rank].append(Piece(kind, start, free[rank], microbatch, chunk))
             places[rank] += 1
     return lanes

@@ -175,8 +175,10 @@ def test_a_middle_stage_alone_tells_chunks_by_its_warm_up() -> None:
     run = make_run([stage(lanes[1], 1, 4, chunks=2)], partial=True)
     result = analyze(run, "pipeline")
     assert records(result["bubble"], "stage", "stages", "microbatches", "chunks") == [(1, 4, 8, 2)]
-    (skip,) = result.skips
-    assert skip.subject == "stage(s) 0, 2, 3 of the pipeline of rank 1"
+    absent, assumed = result.skips
+    assert absent.subject == "stage(s) 0, 2, 3 of the pipeline of rank 1"
+    assert assumed.subject == "chunks and micro-batches in step (whole trace) of rank 1"
+    assert assumed.reason.startswith("only 1 of its 4 ranks have passes in the run; assuming the order")
 
 
 def test_chunks_that_nothing_shows_are_one_with_a_skip() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tracelens
 from tests.analysis.schedules import Piece, played, stage, stages
+from tests.reference.traces import PP2VPP2EP4, path_of
 from tracelens.errors import TracelensError
 from tracelens.planner.pipeline.measured.measured import Measured, measure
 from tracelens.planner.pipeline.measured.source import measured_costs, measured_source
@@ -153,6 +154,19 @@ def test_megatron_lm_is_given_back(corpus: Path) -> None:
     assert measured.layers is None
     with pytest.raises(TracelensError, match="--layers"):
         project(measured, "interleaved", chunks=2)
+
+
+def test_interleaved_megatron_lm_is_given_back() -> None:
+    measured = measure(tracelens.load(path_of(PP2VPP2EP4)))
+    size = measured.size
+    assert (size.stages, size.microbatches, size.chunks, size.group) == (2, 8, 2, 2)
+    assert measured.lines[0].schedule.orders == make_schedule("interleaved", 2, 8, 2).orders
+    check = project(measured, "interleaved", chunks=2)["check"]
+    assert check[check["times"] == "each pass"]["offset"].abs().max() < 0.002
+    assert check[check["times"] == "mean of chunk"]["offset"].abs().max() < 0.02
+    # Without interleaving a stage has two neighbouring chunks as one.
+    one, two = (measured_source(measured, 2, {1, 2}).chunks(2, count, ()) for count in (2, 4))
+    assert one.forward.tolist() == [two.forward[:2].sum(), two.forward[2:].sum()]
 
 
 def test_times_are_the_runs_own_unless_it_is_cut_otherwise() -> None:

@@ -50,7 +50,7 @@ LAYERS = Schema(
     "MoE layers",
     (
         Column("rank", "int64"),
-        Column("layer", "int64", doc="among the rank's MoE layers, from 0"),
+        Column("layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0"),
         Column("passes", "int64", "count", "micro-batches in all steps"),
         Column("forward_ns", "int64", "ns", "wall time of a pass"),
         Column("backward_ns", "int64", "ns", "wall time of a pass, with recompute"),

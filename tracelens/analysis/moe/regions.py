@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 
 from tracelens.analysis.moe.compiled import compiled_backward
 from tracelens.analysis.moe.kernel_lexer import GEMM, TOPK, Tokens, callers, tokens
+from tracelens.analysis.moe.numbering import PassNumber, pass_numbers
 from tracelens.analysis.moe.stages import STAGES, Layer, stages
 from tracelens.analysis.moe.tensor_sizes import OUTSIDE, Routed
 from tracelens.analysis.moe.windows import MAX_EXPERTS, GemmSize, LayerWindow, origins, windows
@@ -18,7 +18,7 @@ from tracelens.analysis.pipeline import gradient_sync
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int
 from tracelens.costs import OpCall, OpCost, Uncounted, size
-from tracelens.trace import WORK_KINDS, Steps, Trace, steps_of
+from tracelens.trace import WORK_KINDS, Trace, steps_of
 
 PHASES = ("forward", "backward", "recompute")
 FORWARD, BACKWARD, RECOMPUTE = range(3)
@@ -31,7 +31,7 @@ class LayerPass:
     Attributes:
         step: position of its step in `steps_of`.
         microbatch: number in the step, from 0.
-        layer: number of the MoE layer on this rank, from 0.
+        layer: number of the MoE layer on this rank, from 0, through all its chunks of the model.
         is_recompute: whether the forward pass is recomputed in the backward pass.
         experts: number of experts that the router chooses from, -1 if not known.
         top_k: experts a token, -1 if not known.
@@ -97,8 +97,8 @@ def regions(trace: Trace) -> Regions:
     reader = _Reader(trace, lexed)
     layer_windows = windows(trace, lexed, reader.experts, reader.gemm_size)
     layers = [stages(lexed, window, reader.gemm_size) for window in layer_windows]
-    steps = steps_of(trace)
-    passes = _passes(lexed, steps, layer_windows, layers, origins(trace, lexed, layer_windows), reader)
+    numbers = pass_numbers(trace, lexed, layer_windows, origins(trace, lexed, layer_windows))
+    passes = [_pass(*parts, reader) for parts in zip(numbers, layer_windows, layers, strict=True)]
     layer_pass, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
     of_token = np.full((2, len(lexed.row)), -1, dtype=np.int64)
     for number, (window, layer) in enumerate(zip(layer_windows, layers, strict=True)):
@@ -115,53 +115,10 @@ def regions(trace: Trace) -> Regions:
     interleaved[rows] = True
     phase[backward] = np.where(stage[backward] != OUTSIDE, BACKWARD, -1)
     framed = any(window.frame for window in layer_windows)
-    return Regions(layer_pass, stage, phase, interleaved, passes, steps.labels, framed)
+    return Regions(layer_pass, stage, phase, interleaved, passes, steps_of(trace).labels, framed)
 
 
-def _passes(
-    lexed: Tokens,
-    steps: Steps,
-    layer_windows: list[LayerWindow],
-    layers: list[Layer],
-    of: list[int],
-    reader: _Reader,
-) -> list[LayerPass]:
-    """Numbers and sizes of the passes, `of` which others they are: see origins."""
-    passes: list[LayerPass] = []
-    waiting: deque[list[LayerPass]] = deque()
-    segment, microbatch, step = -1, -1, -1
-    for window, layer, origin in zip(layer_windows, layers, of, strict=True):
-        token = window.first
-        is_recompute = bool(lexed.is_recompute[token])
-        if not is_recompute and int(lexed.segment[token]) != segment:
-            segment = int(lexed.segment[token])
-            now = int(steps.begun_at(lexed.called[token]))
-            microbatch = microbatch + 1 if now == step else 0
-            step = now
-            waiting.append([])
-        if is_recompute and origin >= 0:
-            numbers = passes[origin].step, passes[origin].microbatch, passes[origin].layer
-        elif is_recompute:
-            # The earliest micro-batch whose backward is not over yet, its layers from the last to the first.
-            while waiting and not waiting[0]:
-                waiting.popleft()
-            if waiting:
-                layer_pass = waiting[0].pop()
-                numbers = layer_pass.step, layer_pass.microbatch, layer_pass.layer
-            else:
-                numbers = max(step, 0), max(microbatch, 0), 0
-        else:
-            numbers = step, microbatch, len(waiting[-1])
-        layer_pass = _pass(numbers, is_recompute, window, layer, reader)
-        if not is_recompute:
-            waiting[-1].append(layer_pass)
-        passes.append(layer_pass)
-    return passes
-
-
-def _pass(
-    numbers: tuple[int, int, int], is_recompute: bool, window: LayerWindow, layer: Layer, reader: _Reader
-) -> LayerPass:
+def _pass(number: PassNumber, window: LayerWindow, layer: Layer, reader: _Reader) -> LayerPass:
     """One pass, its sizes from the router's and the experts' arguments."""
     experts, top_k, seen = reader.choice(window.router)
     gate = window.first + np.flatnonzero(layer.stage == STAGES.index("router"))
@@ -176,7 +133,8 @@ def _pass(
     gemms = tuple(reader.gemm_size(token) for token in gemm_tokens[first].tolist())
     hidden = gemms[0].depth if gemms else -1
     itemsize = reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2
-    return LayerPass(*numbers, is_recompute, experts, top_k, seen, hidden, itemsize, layer.grouped, gemms)
+    is_recompute = bool(reader.lexed.is_recompute[window.first])
+    return LayerPass(*number, is_recompute, experts, top_k, seen, hidden, itemsize, layer.grouped, gemms)
 
 
 def _routed(layer_pass: LayerPass) -> Routed:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.pipeline.graph import Graph, autograd_graph, in_autograd
 from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
-from tracelens.analysis.pipeline.stage_messages import gradient_sync, stage_messages
+from tracelens.analysis.pipeline.stage_messages import Messages, gradient_sync, stage_messages
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, gpu_work, steps_of, union
 
 FORWARD, BACKWARD = "forward", "backward"
-_BACKWARD_OP = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer."
+_GEMMS = ("gemm", "grouped_gemm")
 
 
 class Span(NamedTuple):
@@ -29,6 +30,9 @@ class Span(NamedTuple):
         start: of its first GPU work, ns.
         end: of its last GPU work.
         busy_ns: time in which its GPU work runs.
+        launched: when the host launched the first of it, ns by the rank's own clock.
+        forward: number of the forward on this rank whose graph it made or runs, -1 if not known. Two
+            backwards with one forward are the gradients of its inputs and those of its weights.
     """
 
     step: str
@@ -38,6 +42,24 @@ class Span(NamedTuple):
     start: int
     end: int
     busy_ns: int
+    launched: int
+    forward: int = -1
+
+
+class Message(NamedTuple):
+    """A send or receive of data.
+
+    Attributes:
+        step: name of its step.
+        time: when the host asked for it, ns by the rank's own clock.
+        is_send: sent by this rank.
+        peer: the rank at the other end, -1 if not recorded.
+    """
+
+    step: str
+    time: int
+    is_send: bool
+    peer: int
 
 
 class StepWindow(NamedTuple):
@@ -58,7 +80,7 @@ class Passes(NamedTuple):
         spans: in the order in which the host launched them, times by the rank's clock.
         p2p: when its sends and receives ran.
         other: when other GPU work ran that is in no span.
-        sends: step to number of messages sent to other stages.
+        messages: to and from other stages, in the order in which the host asked for them.
         steps: windows of the steps.
     """
 
@@ -68,50 +90,72 @@ class Passes(NamedTuple):
     spans: list[Span]
     p2p: Union
     other: Union
-    sends: dict[str, int]
+    messages: list[Message]
     steps: list[StepWindow]
 
 
 def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     """The spans of one rank; none where nothing tells that it is part of a pipeline.
 
-    Scopes that name them decide (see _pass_scopes). Without, what the autograd engine launched is
-    backward, what made the graph for it is forward, and each message to or from another stage, each step
-    mark and each optimizer step ends a span.
+    Scopes that name them decide, see pass_scopes, else the autograd graph, see graph. Where neither is
+    recorded, work of the autograd engine is backward, other work is forward, and each message to or from
+    another stage, each step mark and each optimizer step ends a span.
 
     Args:
         trace: of the rank.
         scope: which GPU work counts, see trace.Scope.
     """
-    work = gpu_work(trace, scope)
+    return trace.once(all_passes) if scope == "all" else _passes(trace, gpu_work(trace, scope))
+
+
+def all_passes(trace: Trace) -> Passes:
+    """The same of all GPU work; with `trace.once`."""
+    return _passes(trace, gpu_work(trace))
+
+
+def _passes(trace: Trace, work: Work) -> Passes:
     scopes = pipeline_scopes(trace)
     messages = stage_messages(trace, unnamed=scopes.usable)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
-        return Passes(trace.meta.rank, False, (), [], empty, empty, {}, [])
+        return Passes(trace.meta.rank, False, (), [], empty, empty, [], [])
     is_p2p = np.isin(work.event, messages.kernel)
     host = _host_times(trace, work)
     counted = (work.host_call >= 0) & ~is_p2p & ~gradient_sync(trace, work)
     backward = _is_backward(trace, work)
+    ends = _step_ends(trace)
+    cuts = np.union1d(messages.time, ends)
+    graph = None if scopes.usable else autograd_graph(trace, cuts)
     if scopes.usable:
         key = _by_scope(host, backward, scopes)
+    elif graph is not None:
+        key = _by_graph(work, host, backward, graph, ends)
     else:
-        key = _by_structure(trace, host, backward, counted, messages.time)
+        key = np.searchsorted(cuts, host, side="right") * 2 + backward
     key = np.where(counted, key, -1)
-    steps, cuts = _steps(trace, work)
-    spans, in_span = _spans(work, host, key, scopes, steps, cuts)
+    steps, borders = _steps(trace, work)
+    spans, in_span = _spans(work, host, key, scopes, steps, borders)
+    if graph is not None:
+        spans = [(number, span._replace(forward=_forward_of(number, graph))) for number, span in spans]
     outside = work.take(~is_p2p & ~in_span)
-    sent = [steps[index].label for index in _step_at(messages.time[messages.sent], cuts).tolist()]
     return Passes(
         trace.meta.rank,
         True,
         messages.group_ranks,
-        spans,
+        [span for _, span in spans],
         union(work.start[is_p2p], work.end[is_p2p]),
         union(outside.start, outside.end),
-        {window.label: sent.count(window.label) for window in steps},
+        _messages(messages, steps, borders),
         steps,
     )
+
+
+def _messages(messages: Messages, steps: Sequence[StepWindow], cuts: Int) -> list[Message]:
+    data = messages.is_data
+    time, peer = messages.time[data], messages.peer[data].tolist()
+    labels = [steps[index].label for index in _step_at(time, cuts).tolist()]
+    parts = zip(labels, time.tolist(), messages.is_send[data].tolist(), peer, strict=True)
+    return [Message(*message) for message in parts]
 
 
 def _host_times(trace: Trace, work: Work) -> Int:
@@ -123,15 +167,6 @@ def _is_backward(trace: Trace, work: Work) -> Bool:
     """Whether the autograd engine launched it."""
     anchor = work.host_call
     return lookup(in_autograd(trace), anchor, False)
-
-
-def in_autograd(trace: Trace) -> Bool:
-    """Which events the autograd engine ran."""
-    events, ops = trace.arrays, trace.tables["ops"]
-    named = [code for code, name in enumerate(events.names) if name.startswith(_BACKWARD_OP)]
-    is_node = np.isin(events.name, named) & events.where("op")
-    is_node[ops.array("event_id")[ops.array("forward_thread") > 0]] = True
-    return nearest(events.parent, events.depth, is_node) >= 0
 
 
 def _by_scope(host: Int, backward: Bool, scopes: Scopes) -> Int:
@@ -146,47 +181,59 @@ def _by_scope(host: Int, backward: Bool, scopes: Scopes) -> Int:
     return np.where(inside, scope - swap, -1)
 
 
-def _by_structure(trace: Trace, host: Int, backward: Bool, counted: Bool, messages: Int) -> Int:
-    """Number of the span of each piece of work, -1 for what belongs to none."""
+def _step_ends(trace: Trace) -> Int:
+    """Begins and ends of step marks and optimizer steps, between which the passes of a step lie."""
     events = trace.arrays
     marks = [c for c, name in enumerate(events.names) if STEP_MARK.match(name) or name.startswith(_OPTIMIZER)]
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
-    cuts = np.unique(np.concatenate((messages, events.start[rows], events.end[rows])))
-    rows = np.flatnonzero(counted)
-    rows = rows[np.argsort(host[rows], kind="stable")]
-    key = np.full(len(host), -1, dtype=np.int64)
-    if not len(rows):
-        return key
-    cell = np.searchsorted(cuts, host[rows], side="right") * 2 + backward[rows]
-    first = np.flatnonzero(np.concatenate(([True], np.diff(cell) != 0)))
-    last = np.append(first[1:], len(rows)) - 1
-    run = np.repeat(np.arange(len(first)), last - first + 1)
-    made = _graph_makers(trace)
-    # The op that makes the graph may begin before the first launch, but not before the run before it.
-    lowest = int(events.start.min())
-    before = np.concatenate(([lowest], host[rows[last[:-1]]]))
-    begin = np.maximum(before, np.append(lowest, cuts)[cell[first] // 2])
-    makes = np.searchsorted(made, host[rows[last]], "right") > np.searchsorted(made, begin, "left")
-    valid = makes | backward[rows[first]] | (len(made) == 0)
-    key[rows] = np.where(valid[run], cell, -1)
-    return key
+    return np.union1d(events.start[rows], events.end[rows])
 
 
-def _graph_makers(trace: Trace) -> Int:
-    """When the ops of which autograd has run the backward began, ascending.
+def _by_graph(work: Work, host: Int, backward: Bool, graph: Graph, ends: Int) -> Int:
+    """Number of the span of each piece of work, -1 for what is in no cell of a forward or backward."""
+    cell = np.searchsorted(graph.borders, host, side="right")
+    valid = np.where(backward, np.isin(cell, graph.backward), np.isin(cell, graph.forward))
+    key = np.where(valid, cell * 2 + backward, -1)
+    gemm = np.isin(work.category, [work.categories.index(name) for name in _GEMMS])
+    rows = np.flatnonzero(gemm & ~backward & (work.host_call >= 0))
+    until = _put_off_until(cell[rows], host[rows], graph, ends)
+    return np.where(~backward & (host <= until[cell]), cell * 2 + 1, key)
 
-    Of all ops with the sequence number of a backward, the last one to start made its node: others are around
-    it, or ran before it and only saw which number would be next. Recomputed layers count as well, whose
-    kernels belong to ops without a backward.
+
+def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
+    """When the host launched the last of the weight gradients that it had put off, in each cell of the graph.
+
+    They are GEMMs that make no node, between a backward and a later pass of the same step; in the cell of a
+    forward those before its first node. Behind the last pass, as with those of the embedding, they are of
+    no micro-batch.
+
+    Args:
+        cell: of each GEMM that the host launched.
+        host: when.
+        graph: of the trace.
+        ends: of steps and optimizers, ascending.
     """
-    events, ops = trace.arrays, trace.tables["ops"]
-    rows, sequence, thread = (ops.array(name) for name in ("event_id", "sequence", "forward_thread"))
-    candidates = (sequence >= 0) & (thread <= 0) & np.isin(sequence, sequence[thread > 0])
-    candidates &= ~in_autograd(trace)[rows]
-    rows, sequence = rows[candidates], sequence[candidates]
-    order = np.lexsort((events.start[rows], sequence))
-    last = np.append(np.diff(sequence[order]) != 0, True)[: len(order)]
-    return np.sort(events.start[rows[order[last]]])
+    forward, made = (values[graph.forward >= 0] for values in (graph.forward, graph.made))
+    first = np.full(len(ends) + 1, np.iinfo(np.int64).max)
+    last = np.full(len(ends) + 1, -1)
+    np.minimum.at(first, _step_at(graph.borders[graph.backward - 1], ends), graph.backward)
+    for passes_of_phase in (graph.backward, forward):
+        np.maximum.at(last, _step_at(graph.borders[passes_of_phase - 1], ends), passes_of_phase)
+    step = _step_at(host, ends)
+    first_node = np.full(len(graph.borders) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_node, forward, made)
+    put_off = (first[step] < cell) & (cell <= last[step]) & (host < first_node[cell])
+    until = np.full(len(graph.borders) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(until, cell[put_off], host[put_off])
+    return until
+
+
+def _forward_of(number: int, graph: Graph) -> int:
+    """Cell of the forward of a span that `_by_graph` numbered."""
+    cell, backward = divmod(number, 2)
+    if not backward:
+        return cell
+    return int(graph.forward[np.searchsorted(graph.backward, cell, side="right") - 1])
 
 
 def _steps(trace: Trace, work: Work) -> tuple[list[StepWindow], Int]:
@@ -219,13 +266,13 @@ def _step_at(times: Int, cuts: Int) -> Int:
 
 def _spans(
     work: Work, host: Int, key: Int, scopes: Scopes, steps: list[StepWindow], cuts: Int
-) -> tuple[list[Span], Bool]:
-    """The spans by order of launch, and which work is in one."""
+) -> tuple[list[tuple[int, Span]], Bool]:
+    """The spans with their numbers, by order of launch, and which work is in one."""
     inside = key >= 0
     rows = np.flatnonzero(inside)
     rows = rows[np.lexsort((host[rows], key[rows]))]
     borders = np.flatnonzero(np.diff(key[rows])) + 1
-    spans: list[tuple[int, Span]] = []
+    spans = []
     for of_span in np.split(rows, borders) if len(rows) else []:
         number, time = int(key[of_span[0]]), int(host[of_span[0]])
         busy = union(work.start[of_span], work.end[of_span])
@@ -239,5 +286,5 @@ def _spans(
         label = steps[int(_step_at(np.array([time]), cuts)[0])].label
         extent = int(busy.start[0]), int(busy.end[-1])
         phase = BACKWARD if backward else FORWARD
-        spans.append((time, Span(label, phase, virtual, microbatch, *extent, busy.total)))
-    return [span for _, span in sorted(spans)], inside
+        spans.append((number, Span(label, phase, virtual, microbatch, *extent, busy.total, time)))
+    return sorted(spans, key=lambda item: item[1].launched), inside

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
+from tracelens.analysis.pipeline.interleaving import Shape, is_complete
 from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
+from tracelens.analysis.pipeline.numbering import Numbered, numbered
 from tracelens.analysis.pipeline.pipelines import absent, lane_of, pipelines, shortened, window_of
-from tracelens.analysis.pipeline.stages import (
-    PARTS,
-    Lane,
-    Pipeline,
-    Shape,
-    Wait,
-    extent,
-    is_complete,
-    numbered,
-    shape,
-)
+from tracelens.analysis.pipeline.stages import PARTS, Lane, Pipeline, Wait, extent
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
@@ -82,8 +73,9 @@ SPANS = Schema(
         Column("dur_ns", "int64", "ns", "to the end of its last GPU work"),
         Column("busy_ns", "int64", "ns", "of it, with its GPU work"),
     ),
-    doc="Without scopes that name them, work launched by autograd is backward, messages end a span, and "
-    "chunks follow the order of Megatron-LM's interleaved schedule.",
+    doc="Without scopes that name them, the autograd graph tells forwards and backwards. Messages between "
+    "the ranks tell chunks and micro-batches; where some of the ranks are not in the run, they follow the "
+    "order of Megatron-LM's interleaved schedule.",
     detail=True,
 )
 
@@ -129,26 +121,31 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
                 subject = f"step {label} of rank {shortened(missing)}"
                 skips.append(Skip(subject, "no forward or backward recorded in a step of this label"))
             shift = {stage.part.rank: stage.shift for stage in stages_there}
-            cut = [lane.rank for lane in lanes if not is_complete(lane)]
-            size = None if cut else shape(lanes, stages)
-            subject = (
-                f"step {label} of rank {', '.join(str(rank) for rank in cut or [x.rank for x in lanes])}"
-            )
-            if size is None:
-                reason = "forwards and backwards differ in number" if cut else "the stages differ in forwards"
-                skips.append(Skip(subject, f"{reason}: step only partly recorded"))
+            line = numbered(lanes, stages)
+            if isinstance(line, str):
+                cut = [lane.rank for lane in lanes if not is_complete(lane)]
+                subject = f"step {label} of rank {shortened(cut or [lane.rank for lane in lanes])}"
+                skips.append(Skip(subject, f"{line}: step only partly recorded"))
                 continue
-            if not size.sure:
-                reason = "neither messages nor warm-up show the chunks per rank; assuming one"
-                skips.append(Skip(f"chunks in {subject}", reason))
-            lanes = [replace(lane, spans=numbered(lane, size)) for lane in lanes]
-            _rows(rows, label, size, Pipeline(lanes), windows, shift)
+            skips += _assumptions(f"step {label} of rank {shortened([lane.rank for lane in lanes])}", line)
+            _rows(rows, label, line.size, Pipeline(line.lanes), windows, shift)
     schemas = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
     tables = {
         name: schemas[name].concat(sorted(table_rows, key=lambda row: row["rank"][0]))
         for name, table_rows in rows.items()
     }
     return result(tables, skips, scope=scope)
+
+
+def _assumptions(subject: str, line: Numbered) -> list[Skip]:
+    skips = []
+    if not line.size.sure:
+        reason = "neither messages nor warm-up show the chunks per rank; assuming one"
+        skips.append(Skip(f"chunks in {subject}", reason))
+    if line.assumed:
+        reason = f"{line.assumed}; assuming the order of Megatron-LM's interleaved schedule"
+        skips.append(Skip(f"chunks and micro-batches in {subject}", reason))
+    return skips
 
 
 def _why_not(rank: Passes) -> str:

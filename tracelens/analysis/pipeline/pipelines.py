@@ -96,7 +96,7 @@ def lane_of(stage: Stage, label: str) -> Lane:
         spans,
         Union(part.p2p.start + stage.shift, part.p2p.end + stage.shift),
         Union(part.other.start + stage.shift, part.other.end + stage.shift),
-        part.sends.get(label, 0),
+        [message for message in part.messages if message.step == label],
     )
 
 

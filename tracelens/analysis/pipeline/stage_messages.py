@@ -23,14 +23,18 @@ class Messages(NamedTuple):
 
     Attributes:
         time: when the host asked for it, ns.
-        kernel: event row of its kernel, -1 if not in the trace.
-        sent: whether it is a send, of data and not of shapes.
+        kernel: event row of its kernel, -1 if not in the trace; a batch of messages shares one.
+        is_send: sent by this rank.
+        is_data: no message of shapes.
+        peer: the rank at the other end, -1 where it is not recorded.
         group_ranks: the ranks of the pipeline, empty where the trace does not say.
     """
 
     time: Int
     kernel: Int
-    sent: Bool
+    is_send: Bool
+    is_data: Bool
+    peer: Int
     group_ranks: tuple[int, ...]
 
 
@@ -49,15 +53,29 @@ def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
     lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
     group_ranks = next((tuple(ranks) for ranks in lists if ranks), ())
     rows = rows[named | (nameless & (named.any() or unnamed))]
-    time = trace.arrays.start[table.array("event_id")[rows]]
+    time = _request_times(trace, table.array("event_id")[rows])
     if trace.window is not None:
-        kernel = table.array("kernel_id")[rows]
-        time_on_gpu = lookup(trace.arrays.start, kernel, time)
-        inside = (time_on_gpu >= trace.window.start) & (time_on_gpu < trace.window.end)
+        inside = (time >= trace.window.host_start) & (time < trace.window.host_end)
         rows, time = rows[inside], time[inside]
-    kinds = zip(table.texts("collective", rows), table.texts("dtype", rows), strict=True)
-    sent = np.array([kind == "send" and dtype != _SHAPES for kind, dtype in kinds], dtype=bool)
-    return Messages(time, table.array("kernel_id")[rows], sent, group_ranks)
+    rows, time = (values[np.argsort(time, kind="stable")] for values in (rows, time))
+    peer = table.array("peer")[rows]
+    if len(group_ranks) == 2 and trace.meta.rank in group_ranks:
+        peer = np.where(peer < 0, sum(group_ranks) - trace.meta.rank, peer)
+    return Messages(
+        time,
+        table.array("kernel_id")[rows],
+        np.array([kind == "send" for kind in table.texts("collective", rows)], dtype=bool),
+        np.array([dtype != _SHAPES for dtype in table.texts("dtype", rows)], dtype=bool),
+        peer,
+        group_ranks,
+    )
+
+
+def _request_times(trace: Trace, record: Int) -> Int:
+    """When the host asked for each message: of records that only the kernel bears, when it was launched."""
+    work = trace.work
+    call = lookup(work.host_call, lookup(trace.arrays.places(work.event), record, -1), -1)
+    return trace.arrays.start[np.where(call >= 0, call, record)]
 
 
 def gradient_sync(trace: Trace, work: Work) -> Bool:

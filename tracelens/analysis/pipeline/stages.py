@@ -1,4 +1,4 @@
-"""The passes of all stages of one pipeline: numbered, and what each waits for."""
+"""The stages of one pipeline in one step, and what each waits for."""
 
 from __future__ import annotations
 
@@ -9,29 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.pipeline.microbatches import BACKWARD, FORWARD, Span
+from tracelens.analysis.pipeline.microbatches import BACKWARD, FORWARD, Message, Span
 from tracelens.arrays import Int
 from tracelens.trace import Union, union
 
 RAMP, P2P_WAIT, IMBALANCE, OTHER_IDLE = PARTS = ("ramp", "p2p_wait", "imbalance", "other_idle")
-
-
-class Shape(NamedTuple):
-    """Size of a pipeline.
-
-    Attributes:
-        stages: ranks in a row.
-        microbatches: in a step.
-        chunks: of the model on each rank; more than one in an interleaved schedule.
-        group: micro-batches that pass one chunk before the rank turns to its next one.
-        sure: whether the trace shows the number of chunks; if not, one is assumed.
-    """
-
-    stages: int
-    microbatches: int
-    chunks: int
-    group: int
-    sure: bool = True
 
 
 class Wait(NamedTuple):
@@ -52,7 +34,7 @@ class Lane:
         spans: in order of launch.
         p2p: when its sends and receives ran.
         other: when GPU work ran that is in no span.
-        sends: messages sent.
+        messages: sent and received.
     """
 
     rank: int
@@ -60,7 +42,16 @@ class Lane:
     spans: Sequence[Span]
     p2p: Union
     other: Union
-    sends: int
+    messages: Sequence[Message]
+
+    @cached_property
+    def launches(self) -> list[int]:
+        """When the host launched each span."""
+        return [span.launched for span in self.spans]
+
+    @property
+    def sends(self) -> int:
+        return sum(message.is_send for message in self.messages)
 
     def of(self, phase: str) -> list[Span]:
         return [span for span in self.spans if span.phase == phase]
@@ -76,83 +67,6 @@ def extent(spans: Sequence[Span]) -> Union:
         np.array([span.start for span in spans], dtype=np.int64),
         np.array([span.end for span in spans], dtype=np.int64),
     )
-
-
-def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:
-    """The size of a pipeline, None where its stages differ in the number of forwards.
-
-    The last stage sends no activations of the last chunk and the first one no gradients of the first, so with
-    m micro-batches and v chunks each of the two sends m (2 v - 1) messages and has m v forwards.
-    """
-    forwards = {len(lane.of(FORWARD)) for lane in lanes}
-    if len(forwards) != 1:
-        return None
-    (count,) = forwards
-    named = {span.microbatch for lane in lanes for span in lane.of(FORWARD)}
-    if -1 not in named:
-        return Shape(stages, len(named), max(count // len(named), 1), stages)
-    if not all(lane.of(BACKWARD) for lane in lanes):
-        return Shape(stages, count, 1, stages)
-    for lane in lanes:
-        microbatches = 2 * count - lane.sends
-        if lane.stage in (0, stages - 1) and 0 < microbatches <= count and not count % microbatches:
-            chunks = count // microbatches
-            return Shape(stages, microbatches, chunks, _group(lane, stages, chunks, count))
-    return _from_warm_up(lanes[0], stages, count)
-
-
-def _warm_up(lane: Lane) -> int:
-    """Forwards before the first backward."""
-    phases = [span.phase for span in lane.spans]
-    return phases.index(BACKWARD) if BACKWARD in phases else len(phases)
-
-
-def _group(lane: Lane, stages: int, chunks: int, count: int) -> int:
-    """Micro-batches a turn: 1F1B begins after 2 (stages - stage - 1) + (chunks - 1) group + 1 forwards."""
-    if chunks == 1:
-        return stages
-    warm_up = _warm_up(lane)
-    turns, remainder = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), chunks - 1)
-    return turns if warm_up < count and turns > 0 and not remainder else stages
-
-
-def _from_warm_up(lane: Lane, stages: int, count: int) -> Shape:
-    """The size by one stage alone: by the number of forwards with which it begins."""
-    warm_up = _warm_up(lane)
-    if warm_up == min(stages - lane.stage, count):
-        return Shape(stages, count, 1, stages)
-    turns, remainder = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), stages)
-    if remainder or turns < 1 or count % (turns + 1):
-        return Shape(stages, count, 1, stages, sure=False)
-    return Shape(stages, count // (turns + 1), turns + 1, stages)
-
-
-def numbered(lane: Lane, size: Shape) -> list[Span]:
-    """The spans of a lane with micro-batch and chunk.
-
-    What scopes do not say goes by the order of Megatron-LM's schedules: `group` micro-batches through the
-    first chunk, the same ones through the next, ...; backward through the chunks from the last.
-    """
-    order = [
-        (chunk, microbatch)
-        for begin in range(0, size.microbatches, size.group)
-        for chunk in range(size.chunks)
-        for microbatch in range(begin, min(begin + size.group, size.microbatches))
-    ]
-    done = {FORWARD: 0, BACKWARD: 0}
-    spans = []
-    for span in lane.spans:
-        index = done[span.phase]
-        done[span.phase] += 1
-        if span.microbatch >= 0 and span.virtual >= 0:
-            spans.append(span)
-            continue
-        chunk, microbatch = order[index] if index < len(order) else (0, index)
-        if span.phase == BACKWARD and index < len(order):
-            chunk = size.chunks - 1 - chunk
-        microbatch = span.microbatch if span.microbatch >= 0 else microbatch
-        spans.append(span._replace(virtual=chunk * size.stages + lane.stage, microbatch=microbatch))
-    return spans
 
 
 class Pipeline:
@@ -237,13 +151,3 @@ def _steady(lane: Lane) -> tuple[int, int]:
     forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
     begin = min(span.start for span in backwards or forwards)
     return begin, max(span.end for span in forwards or backwards)
-
-
-def is_complete(lane: Lane) -> bool:
-    """Whether each forward has its backward, or there is none at all: the step is recorded to its end."""
-    forwards, backwards = lane.of(FORWARD), lane.of(BACKWARD)
-    if any(span.microbatch < 0 for span in lane.spans):
-        return len(forwards) == len(backwards) or not backwards
-    passed = ({(span.virtual, span.microbatch) for span in spans} for spans in (forwards, backwards))
-    first, second = passed
-    return first == second or not second

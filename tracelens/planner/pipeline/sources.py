@@ -94,7 +94,10 @@ class Fixed:
     layers: int = 0
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
-        """The times; raises TracelensError for another number of chunks."""
+        """The times, neighbouring chunks as one where that fits; TracelensError for other numbers."""
+        together, rest = divmod(len(self.times.forward), count)
+        if together > 1 and not rest:
+            return ChunkTimes(*(ns.reshape(count, together).sum(axis=1) for ns in self.times))
         if count != len(self.times.forward):
             raise TracelensError(
                 f"the trace has times of {len(self.times.forward)} chunks, not {count}, and no annotations "

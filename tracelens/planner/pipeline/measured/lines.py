@@ -9,16 +9,14 @@ import numpy as np
 
 from tracelens.analysis.pipeline import (
     FORWARD,
-    Lane,
+    Numbered,
     Passes,
     Shape,
     Span,
     Stage,
-    is_complete,
     lane_of,
     numbered,
     pipelines,
-    shape,
     window_of,
 )
 from tracelens.arrays import Int
@@ -88,27 +86,23 @@ def lines_of(ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip
         ordered = sorted(stages_of_line, key=lambda stage: stage.stage)
         for label in dict.fromkeys(span.step for stage in ordered for span in stage.part.spans):
             lanes = [lane_of(stage, label) for stage in ordered]
-            size = shape(lanes, stages) if all(lane.spans and is_complete(lane) for lane in lanes) else None
             subject = f"step {label} of the pipeline of rank {stages_of_line[0].part.rank}"
-            if size is None or not all(lane.of(BACKWARD) for lane in lanes):
+            line = numbered(lanes, stages) if all(lane.spans for lane in lanes) else ""
+            if isinstance(line, str) or not all(lane.of(BACKWARD) for lane in lanes):
                 skips.append(Skip(subject, "step only partly recorded"))
                 continue
-            numbered_spans = [numbered(lane, size) for lane in lanes]
-            yield _line(label, size, ordered, lanes, numbered_spans)
+            if line.assumed:
+                skips.append(Skip(f"chunks and micro-batches in {subject}", line.assumed))
+            yield _line(label, ordered, line)
 
 
-def _line(
-    label: str,
-    size: Shape,
-    stages: Sequence[Stage],
-    lanes: Sequence[Lane],
-    numbered_spans: Sequence[Sequence[Span]],
-) -> Line:
+def _line(label: str, stages: Sequence[Stage], numbered_line: Numbered) -> Line:
+    lanes, size = numbered_line.lanes, numbered_line.size
     count = size.stages * size.chunks
     walls = {phase: np.zeros((count, size.microbatches), dtype=np.int64) for phase in (FORWARD, BACKWARD)}
-    for span in (span for spans in numbered_spans for span in spans):
+    for span in (span for lane in lanes for span in lane.spans):
         walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
-    ordered = [sorted(spans, key=lambda span: span.start) for spans in numbered_spans]
+    ordered = [sorted(lane.spans, key=lambda span: span.start) for lane in lanes]
     begin = min(spans[0].start for spans in ordered)
     end = max(span.end for spans in ordered for span in spans)
     windows = [window_of(stage, label) for stage in stages]

@@ -34,7 +34,7 @@ demo: $(VENV)/.core ## make a report of four GPUs that train together: demo_repo
 test: lint ## run the linters, the type checker and the tests that take seconds
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-slow: $(VENV)/.dev ## run the tests marked slow: mutants, growth, memory, wheels, large traces
+test-slow: $(VENV)/.dev ## run the slow tests: real traces, attacks, mutants, growth, wheels, notebooks
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording and of replayed scripts

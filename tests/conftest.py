@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
+SLOW = ("conformance", "reference", "hostile", "fuzz", "stress", "distribution", "notebooks")
+"""Folders whose tests are all marked slow: real traces, attacks, mutants, growth, wheels."""
 
 # Models of tests are tiny, and tests run side by side: a second thread for each would only wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,6 +26,13 @@ settings.register_profile(
     "thorough", parent=settings.get_profile("default"), max_examples=1000, derandomize=False
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow folders; `make test` leaves them to `make test-slow`."""
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

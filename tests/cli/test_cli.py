@@ -76,7 +76,7 @@ def test_report_is_printed_without_output(run) -> None:
 def test_analyze_json_follows_the_contract(run) -> None:
     outcome = run("analyze", "timeline", str(SAMPLE), "--json", "--scope", "linked")
     value = json.loads(outcome.out)
-    assert list(value) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert list(value) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert value["analyzer"] == "timeline"
     assert value["inputs"] == [str(SAMPLE)]
     assert value["meta"]["scope"] == "linked"

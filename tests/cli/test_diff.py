@@ -37,7 +37,7 @@ def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     value = json.loads(out)
-    assert list(value) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert list(value) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert value["analyzer"] == "diff"
     assert value["inputs"] == [LOOP, GROUPED]
     assert value["meta"]["inputs"] == {"base": [LOOP], "cand": [GROUPED]}

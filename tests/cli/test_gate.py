@@ -61,7 +61,7 @@ def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["gate", "base.json", "slow", *rules, *files, "--json", "--github"]) == 1
     out, err = capfd.readouterr()
     found = json.loads(out)
-    assert list(found) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert list(found) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert found["analyzer"] == "gate"
     assert found["inputs"] == ["base.json", "slow"]
     assert found["meta"]["verdict"] == "fail"

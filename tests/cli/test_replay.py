@@ -88,7 +88,7 @@ def test_json_is_one_object(run, small: str) -> None:
     outcome = run(small, "-o", "out", "--json")
     assert (outcome.code, outcome.err) == (0, "wrote out\n")
     value = json.loads(outcome.out)
-    assert list(value) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert list(value) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert (value["analyzer"], value["version"]) == ("replay", tracelens.__version__)
     assert value["meta"] == {"fraction": 1.0, "not_written": 0}
     assert value["tables"] == {
@@ -332,7 +332,7 @@ def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:
     outcome = run("verify", "out", "--device", "cpu", "--iters", "1", "--json")
     assert outcome.code == 0, outcome.err
     value = json.loads(outcome.out)
-    assert list(value) == ["analyzer", "version", "inputs", "tables", "skips", "meta"]
+    assert list(value) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert list(value["tables"]) == ["summary", "notes", "scripts"]
     assert [(row["status"], row["check"]) for row in value["tables"]["scripts"]] == [("ran", "ok")] * 2
     outcome = run("verify", "out", "--device", "cpu", "--iters", "1", "--only", "relu", "-o", "v.md")

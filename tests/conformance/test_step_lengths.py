@@ -19,8 +19,6 @@ from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Run, select_step, steps_of
 from tracelens.what_if.graph.build import build
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = Path(os.environ.get("TRACELENS_FOREIGN") or ROOT.parent / "shared" / "foreign")
 SAMPLES = [

@@ -13,8 +13,6 @@ from tests.fuzz.minimise import least
 from tests.fuzz.mutate import MUTATIONS, mutant
 from tests.fuzz.sources import IN_REPOSITORY, SOURCES, documents
 
-pytestmark = pytest.mark.slow
-
 SEED, MUTANTS = 20, 500
 
 

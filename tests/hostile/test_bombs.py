@@ -38,8 +38,6 @@ from tracelens.read.open import open_source
 from tracelens.read.parser import parse
 from tracelens.read.source import BLOCK
 
-pytestmark = pytest.mark.slow
-
 KERNEL: dict[str, Any] = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10.0, "dur": 5.0,
     "args": {"device": 0, "stream": 7, "correlation": 1},

@@ -7,8 +7,6 @@ import pytest
 from tests.stress.inputs import INPUTS
 from tests.stress.measure import Cost, measure, sides
 
-pytestmark = pytest.mark.slow
-
 TIMES, MOST = 4, 5
 FLOOR_S, FLOOR_MB = 0.4, 60.0
 """Below these, what does not grow is most of the cost, and noise decides."""

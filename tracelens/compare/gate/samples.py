@@ -32,7 +32,7 @@ _NAMED = ("op[", "category[")
 _HEAD = 4096
 _LARGEST = 2.0**63
 """Upper bound of counts, times and sizes; a larger value means a damaged file."""
-_SAVED = re.compile(rb'\s*\{\s*"(?:results|findings|analyzer)"\s*:')
+_SAVED = re.compile(rb'\s*\{\s*"(?:schema_version|results|findings|analyzer)"\s*:')
 """Start of a report or of the output of `tracelens analyze steps --json`, never of a trace."""
 
 

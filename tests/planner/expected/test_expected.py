@@ -181,7 +181,7 @@ def test_experts_take_the_rows_that_were_routed_or_all_of_the_buffers() -> None:
     assert flops(config, 1, buffers=True)["L1.experts"].forward == 2 * 2 * (2 * 6 * 2) * 192
     with pytest.raises(TracelensError, match="routing=learned depends on the weights"):
         flops(config, 1)
-    with pytest.raises(TracelensError, match="layer 1 is not known for micro-batch 1"):
+    with pytest.raises(TracelensError, match=r"layer 1 .*micro-batch 1"):
         flops(config, 1, Routing({1: (routed,)}))
     assert "L1.experts" not in flops(by_hand(Layout(ranks=2, pp=2), "routing=learned"), 0)
 
@@ -372,13 +372,13 @@ def test_hierarchical_reduction_by_hand() -> None:
         ("all_gather", "dp_node", 2, size // 2, size),
     ]
     uneven = by_hand(Layout(ranks=6, ep=2, node=3), "grad_reduce=hierarchical")
-    with pytest.raises(TracelensError, match="lie unevenly"):
+    with pytest.raises(TracelensError, match=r"grad_reduce=hierarchical.*nodes of 3 ranks"):
         messages(uneven, 0)
 
 
 def test_what_cannot_be_is_refused() -> None:
     for ask in (parameters, flops, messages, balanced):
-        with pytest.raises(TracelensError, match="there is no rank 2: the run has 2 ranks"):
+        with pytest.raises(TracelensError, match=r"no rank 2: .* 2 ranks"):
             ask(by_hand(Layout(ranks=2)), 2)
 
 
@@ -386,7 +386,7 @@ def test_routing_survives_json() -> None:
     routing = balanced(by_hand(Layout(ranks=2)), 1)
     assert Routing.from_dict(routing.as_dict()) == routing
     for wrong in ({"1": [{"rows": [1]}]}, {"x": []}, {"1": [[1]]}):
-        with pytest.raises(TracelensError, match="no routing of a run"):
+        with pytest.raises(TracelensError, match="the routing of a run"):
             Routing.from_dict(wrong)
 
 

@@ -66,8 +66,8 @@ class Routing:
                     for layer, batches in content.items()
                 }
             )
-        except (TypeError, ValueError, AttributeError) as error:
-            raise TracelensError(f"not the routing of a run ({error}): record the run again") from None
+        except (TypeError, ValueError, AttributeError):
+            raise TracelensError("not the routing of a run: record the run again") from None
 
 
 def known(config: Config, rank: int, routing: Routing | None) -> Routing:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections import Counter
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,11 +16,11 @@ import zstandard
 
 import tracelens
 from tests.builders import records
+from tests.reference.traces import FOLDERS
 from tracelens.analysis.moe import UNATTRIBUTED_NAME
 from tracelens.compare.diff import diff
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = Path(os.environ.get("TRACELENS_FOREIGN", ROOT.parent / "shared" / "foreign")) / "nvidia-h200-hf"
+FOLDER = FOLDERS["foreign"] / "nvidia-h200-hf"
 COMPILED, EAGER = (FOLDER / f"dsv2_grouped_{name}.json.zst" for name in ("compile", "stack_mem"))
 NODE, STEP = "CompiledFunctionBackward", "ProfilerStep#1"
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import folder, run_params
+from tests.reference.traces import FOLDERS
 from tracelens.analysis.pipeline.microbatches import passes
 from tracelens.compare.diff.sides import Side
 from tracelens.errors import TracelensError
@@ -20,12 +20,11 @@ from tracelens.trace import Run, select_step, steps_of
 from tracelens.what_if.graph.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
-FOREIGN = Path(os.environ.get("TRACELENS_FOREIGN") or ROOT.parent / "shared" / "foreign")
+FOREIGN = FOLDERS["foreign"]
 SAMPLES = [
     path for path in sorted((ROOT / "sample_traces").glob("*/*")) if path.is_dir() and path.name != "ep4"
 ]
 SAMPLES += [path for path in sorted((ROOT / "sample_traces" / "ladder" / "ep4").iterdir()) if path.is_dir()]
-WITHOUT_GPU_WORK = {"none"}
 
 
 def foreign_runs() -> list[Path]:

@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = {
+FOLDERS = {
     "corpus": Path(os.environ.get("TRACELENS_CORPUS", ROOT.parent / "shared" / "corpus")),
     "foreign": Path(os.environ.get("TRACELENS_FOREIGN", ROOT.parent / "shared" / "foreign")),
     "sample_traces": ROOT / "sample_traces",
@@ -23,12 +22,7 @@ GROUPED_COMPILE = "foreign/nvidia-h200-hf/dsv2_grouped_compile.json.zst"
 def path_of(name: str) -> Path:
     """The file or folder of a trace; the test is skipped where it is not there."""
     folder, _, rest = name.partition("/")
-    path = _FOLDERS[folder] / rest
+    path = FOLDERS[folder] / rest
     if not path.exists():
         pytest.skip(f"no {path}: set TRACELENS_{folder.upper()}")
     return path
-
-
-def wrong(reason: str, *values: Any) -> Any:
-    """A parameter set that tracelens is known to get wrong; the mark goes once it is right."""
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=reason))

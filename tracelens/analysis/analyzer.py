@@ -44,7 +44,7 @@ class Shared:
 
     def part_of(self, trace: Trace, **options: Any) -> Any:
         """What `combine` needs of one rank, or its Failure; it can be pickled, and holds no trace."""
-        return guard(_on_rank(self.name, trace), self.part, trace, **_selected(options, self.options))
+        return guard(_on_rank(self.name, trace), self.part, trace, **_selected(options, _options(self.part)))
 
     def combine(self, parts: Sequence[Any], results: Mapping[str, Any] = EMPTY, **options: Any) -> Any:
         """What is shared, from the parts of all ranks in order of rank; a Failure where a rank failed."""
@@ -52,7 +52,7 @@ class Shared:
         return (
             failures[0]
             if failures
-            else guard(self.name, self.function, parts, **_selected(options, self.options))
+            else guard(self.name, self.function, parts, **_selected(options, _options(self.function)))
         )
 
 

@@ -37,7 +37,7 @@ from tracelens.trace.links import (
 )
 from tracelens.trace.names import STEP_MARK, matching, wildcards
 from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
-from tracelens.trace.steps import Steps, is_step, select_step, steps_of
+from tracelens.trace.steps import Steps, is_step, launched_in, select_step, steps_of
 from tracelens.trace.tables import (
     COLLECTIVES,
     EVENT_KINDS,
@@ -97,6 +97,7 @@ __all__ = [
     "interval_of",
     "is_linked",
     "is_step",
+    "launched_in",
     "launches_by_flow",
     "make_run",
     "matching",

@@ -79,6 +79,11 @@ def steps_of(trace: Trace) -> Steps:
     return trace.once(_steps)
 
 
+def launched_in(trace: Trace, steps: Steps, events: Int) -> Int:
+    """The window of each of these event rows of GPU work, which the host launched in it."""
+    return steps.of_work[trace.arrays.places(trace.work.event)[events]]
+
+
 def _steps(trace: Trace) -> Steps:
     work = trace.work
     none = np.zeros(len(work.event), dtype=np.int64)

@@ -51,12 +51,11 @@ class AlignedRun(NamedTuple):
 
 
 @share("aligned run", part=rank_communication)
-def align(ranks: Sequence[RankCommunication], *, scope: Scope = "all") -> AlignedRun:
+def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     """Match the communication of all ranks and put it on one clock.
 
     Args:
         ranks: from `rank_communication`, in order of rank.
-        scope: which GPU work they are made from.
     """
     epoch = ranks[0].epoch_ns
     base = {rank.rank: rank.epoch_ns - epoch if rank.epoch_ns and epoch else 0 for rank in ranks}
@@ -111,4 +110,4 @@ def _shifted(participants: Sequence[Participant], offset: Mapping[int, int]) -> 
 
 def align_run(run: Run, scope: Scope = "all") -> AlignedRun:
     """The same of traces that are in memory."""
-    return align([rank_communication(trace, scope=scope) for trace in run.traces], scope=scope)
+    return align([rank_communication(trace, scope=scope) for trace in run.traces])

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.common import integers
 from tracelens.arrays import Int, lookup
-from tracelens.trace import WORK_KINDS, Scope, Trace, Union, difference, gpu_work, steps_of
+from tracelens.trace import WORK_KINDS, Scope, Trace, Union, difference, gpu_work, launched_in, steps_of
 
 POINT_TO_POINT = ("send", "recv")
 # Records of the host's doing, which no rank's kernel stands for.
@@ -104,8 +104,8 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
 
 def _steps(trace: Trace, kernels: Int) -> list[str]:
     """The step of each of these event rows."""
-    steps, row_of = steps_of(trace), trace.arrays.places(trace.work.event)
-    return [steps.labels[window] for window in steps.of_work[row_of[kernels]].tolist()]
+    steps = steps_of(trace)
+    return [steps.labels[window] for window in launched_in(trace, steps, kernels).tolist()]
 
 
 def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:

@@ -13,7 +13,19 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, sums
-from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, gpu_work, shares, steps_of, union
+from tracelens.trace import (
+    WORK_KINDS,
+    Run,
+    Scope,
+    Steps,
+    Trace,
+    Work,
+    gpu_work,
+    launched_in,
+    shares,
+    steps_of,
+    union,
+)
 
 Values = NDArray[Any]
 
@@ -113,15 +125,16 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         if not windows.marked:
             reason = "no ProfilerStep marks: the recording is one step; call prof.step() once per step"
             skips.append(Skip(f"rank {rank}: steps", reason))
-        values, lacking = _metrics(trace, work, windows, scope)
+        step = launched_in(trace, windows, work.event)  # -1 for work of no step
+        values, lacking = _metrics(trace, work, step, windows, scope)
         skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
         rows.append(_rows(rank, windows.labels, values))
-        metrics.append(_long(rank, windows.labels, values, _named(trace, work, windows)))
+        metrics.append(_long(rank, windows.labels, values, _named(trace, work, step, windows)))
     return result({"steps": STEPS.concat(rows), "metrics": STEP_METRICS.concat(metrics)}, skips, scope=scope)
 
 
 def _metrics(
-    trace: Trace, work: Work, windows: Steps, scope: Scope
+    trace: Trace, work: Work, step: Int, windows: Steps, scope: Scope
 ) -> tuple[dict[str, Values], dict[str, str]]:
     """One value a step of each metric that does not name an op or a class; and why others are not there."""
     low, high = windows.edges[:-1], windows.edges[1:]
@@ -131,7 +144,6 @@ def _metrics(
     useful = work.union("computation", "comm").covered(low, high)
     moved = work.union("computation", "comm", "memcpy").covered(low, high)
     idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
-    step = _launched_in(trace, work, windows)
     starts = trace.arrays.start
     values: dict[str, Values] = {
         "step.time": length,
@@ -161,11 +173,6 @@ def _metrics(
         else:
             values |= value
     return values, lacking
-
-
-def _launched_in(trace: Trace, work: Work, windows: Steps) -> Int:
-    """The step that launched each piece of work, -1 for none."""
-    return windows.of_work[trace.arrays.places(trace.work.event)[work.event]]
 
 
 def _step_at(windows: Steps, times: Int) -> Int:
@@ -231,12 +238,13 @@ def _memory(trace: Trace, windows: Steps) -> dict[str, Values] | str:
     return {"memory.peak": np.maximum.reduceat(np.append(sizes, 0), ends)[::2]}
 
 
-def _named(trace: Trace, work: Work, windows: Steps) -> Iterator[tuple[str, list[str], Int, Int, Int]]:
+def _named(
+    trace: Trace, work: Work, step: Int, windows: Steps
+) -> Iterator[tuple[str, list[str], Int, Int, Int]]:
     """(form of the name, names, code, step, value) of the metrics of classes and ops, one entry a row."""
     share = Share(*shares(work.start, work.end, work.kind.astype(np.int64), windows.edges))
     names = trace.arrays.names
     op = lookup(trace.arrays.name, work.op, -1).astype(np.int64)
-    step = _launched_in(trace, work, windows)
     calls, first = np.unique(work.op, return_index=True)
     first = first[calls >= 0]  # of several pieces of work of one call
     everything = np.arange(len(work.event))

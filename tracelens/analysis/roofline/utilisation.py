@@ -11,7 +11,7 @@ from tracelens.analysis.common import recomputed
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.arrays import Float, lookup
 from tracelens.table import Column, Schema
-from tracelens.trace import Trace, Work, steps_of
+from tracelens.trace import Trace, Work, launched_in, steps_of
 
 UTILISATION = Schema(
     "Utilisation of the matrix units",
@@ -52,7 +52,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
     flops = amount[item] if len(costs) else np.empty(0)
     peak_of_most = _peak_of_most(flops, peak[item]) if flops.any() else np.inf
     is_recompute = lookup(trace.once(recomputed), work.op[calls], False)
-    step = steps.of_work[trace.arrays.places(trace.work.event)[work.event[calls]]]
+    step = launched_in(trace, steps, work.event[calls])
     number = len(steps.labels)
 
     def total(values: NDArray[Any]) -> Float:

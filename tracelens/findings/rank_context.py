@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tracelens.analysis.host import blocking_calls
+from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.devices import Device
@@ -61,9 +61,18 @@ class RankContext:
         return self.work.union()
 
     @cached_property
-    def blocking(self) -> Bool:
-        """Which events are calls in which the host waits for the GPU; see idle.blocking_calls."""
-        return blocking_calls(self.trace, self.trace.work)
+    def gaps(self) -> Gaps:
+        """All gaps in the GPU work of the steps; positions are in `work`."""
+        return find_gaps(self.work, np.array(self.window))
+
+    @cached_property
+    def idle(self) -> IdlePieces:
+        """These gaps by cause, as analyzer `idle` tells them."""
+        return idle_pieces(self.trace, self.work, self.gaps)
+
+    def idle_by(self, *causes: str) -> IdlePieces:
+        """The idle time of some causes."""
+        return self.idle.take(np.isin(self.idle.cause, [CODE[name] for name in causes]))
 
     def during(self, mask: Bool | Int) -> Union:
         """When the work under a mask ran."""

@@ -1,36 +1,36 @@
 """The host: idle GPU time and what the host did meanwhile, launches, blocking calls."""
 
-from tracelens.analysis.host.idle import (
-    CAUSES,
-    GAP_NS,
-    GARBAGE,
-    Explained,
-    Gaps,
-    blocking_calls,
-    causes,
-    find_gaps,
-    host_names,
-    named,
-    waiting_calls,
-)
+from tracelens.analysis.host.causes import CAUSES, CODE, HOST_CAUSES, IdlePieces, idle_pieces
+from tracelens.analysis.host.gaps import GAP_NS, Gaps, find_gaps
+from tracelens.analysis.host.idle import host_names
 from tracelens.analysis.host.launches import launch_bound
 from tracelens.analysis.host.reads import reads
 from tracelens.analysis.host.stacks import calls, longest, threads
+from tracelens.analysis.host.waits import (
+    GARBAGE,
+    blocking_calls,
+    named,
+    profiler_calls,
+    waiting_calls,
+)
 
 __all__ = [
     "CAUSES",
+    "CODE",
     "GAP_NS",
     "GARBAGE",
-    "Explained",
+    "HOST_CAUSES",
     "Gaps",
+    "IdlePieces",
     "blocking_calls",
     "calls",
-    "causes",
     "find_gaps",
     "host_names",
+    "idle_pieces",
     "launch_bound",
     "longest",
     "named",
+    "profiler_calls",
     "reads",
     "threads",
     "waiting_calls",

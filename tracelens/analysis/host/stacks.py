@@ -72,6 +72,29 @@ def calls(events: Events, rows: Int) -> Pieces:
     return Pieces(start, np.maximum(events.end[order], start), order)
 
 
+def overlaps(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Pieces]:
+    """Pieces cut to intervals.
+
+    Args:
+        pieces: of one thread.
+        start: ns, of disjoint intervals.
+        end: ns.
+
+    Returns:
+        (position of the interval, piece), in order of the intervals.
+    """
+    if not len(pieces.start) or not len(start):
+        none = np.empty(0, dtype=np.int64)
+        return none, Pieces(none, none, none)
+    first = np.maximum(np.searchsorted(pieces.start, start, side="right") - 1, 0)
+    last = np.searchsorted(pieces.start, end, side="left")
+    interval, piece = ranges(first, np.maximum(last - first, 0))
+    low = np.maximum(pieces.start[piece], start[interval])
+    high = np.minimum(pieces.end[piece], end[interval])
+    inside = high > low
+    return interval[inside], Pieces(low[inside], high[inside], pieces.owner[piece[inside]])
+
+
 def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
     """For each interval, the owner with the largest share of it.
 
@@ -85,18 +108,12 @@ def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
     """
     winner = np.full(len(start), -1, dtype=np.int64)
     share = np.zeros(len(start), dtype=np.int64)
-    if not len(pieces.start) or not len(start):
+    interval, overlap = overlaps(pieces, start, end)
+    if not len(interval):
         return winner, share
-    first = np.maximum(np.searchsorted(pieces.start, start, side="right") - 1, 0)
-    last = np.searchsorted(pieces.start, end, side="left")
-    query, piece = ranges(first, np.maximum(last - first, 0))
-    overlap = np.minimum(pieces.end[piece], end[query]) - np.maximum(pieces.start[piece], start[query])
-    overlapping = overlap > 0
-    if not overlapping.any():
-        return winner, share
-    group, (interval, owner) = codes(query[overlapping], pieces.owner[piece[overlapping]])
-    time = sums(group, overlap[overlapping], len(interval))
-    order = np.lexsort((time, interval))
-    winner[interval[order]] = owner[order]
-    share[interval[order]] = time[order]
+    group, (of_interval, owner) = codes(interval, overlap.owner)
+    time = sums(group, overlap.end - overlap.start, len(owner))
+    order = np.lexsort((time, of_interval))
+    winner[of_interval[order]] = owner[order]
+    share[of_interval[order]] = time[order]
     return winner, share

@@ -8,11 +8,11 @@ import numpy as np
 
 from tracelens.analysis.host import (
     CAUSES,
-    Explained,
+    HOST_CAUSES,
     Gaps,
-    causes,
     find_gaps,
     host_names,
+    idle_pieces,
     reads,
     threads,
     waiting_calls,
@@ -33,7 +33,8 @@ RESTART_NS = 100_000
 # A host that does the work itself does not wait where it reads a value, and one read takes no time. Where it
 # reads so many in one gap it is in a loop of them, and that is what it does from the first to the last.
 _LOOP = 10
-_HOST = ("host late", "blocking call", "garbage collection")
+_KIND = {"blocking call": BLOCKED, "garbage collection": GARBAGE}
+_KIND_OF_CAUSE = np.array([_KIND.get(name, LATE if name in HOST_CAUSES else OTHER) for name in CAUSES])
 
 
 class Key(NamedTuple):
@@ -91,12 +92,13 @@ class Segments(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """Idle time: its piece, kind among TIMES, ns, and event row of what the host was in."""
+    """Idle time: its piece, kind among TIMES, ns, and what the host was in (code into `texts`)."""
 
     piece: Int
     kind: Int
     ns: Int
     host: Int
+    texts: list[str]
 
 
 def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
@@ -125,7 +127,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     np.add.at(time, (piece, kind[row]), ns)
     gap = _gaps(trace, work, edges)
     np.add.at(time, (gap.piece, gap.kind), gap.ns)
-    host, longest, texts = _hosts(trace, gap, time.shape)
+    host, longest = _hosts(gap, time.shape)
     is_work = kind[row] == WORK
     table = _work(trace, work, row[is_work], piece[is_work], ns[is_work])
     launch = work.launch_call[is_comm]
@@ -135,7 +137,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.cpu_only)
     blocked_time = _blocked(trace, work, blocking)
     blocked = np.maximum(blocked_time.covered_before(called) - blocked_time.covered_before(edges[:1]), 0)
-    values = (edges, time, host, longest, texts, *table, called, beside, blocked, work.cpu_only)
+    values = (edges, time, host, longest, gap.texts, *table, called, beside, blocked, work.cpu_only)
     return Segments(trace.meta.rank, *values)
 
 
@@ -162,35 +164,46 @@ def _silent(rank: int) -> Segments:
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     """Idle time, each gap split into what was waited for."""
     gaps = find_gaps(work, np.array([edges[0], edges[0]]))
-    # What precedes the first work has a cause as well here: all ranks had the time since recording began.
-    gaps = gaps._replace(before=np.maximum(gaps.before, 0))
-    inside = gaps.end <= edges[-1]
-    gaps = type(gaps)(*(values[inside] for values in gaps))
-    explained = causes(trace, work, gaps)
-    explained = _with_reads(trace, work, gaps, explained) if work.cpu_only else explained
+    gaps = gaps.take(gaps.end <= edges[-1])
+    pieces = idle_pieces(trace, work, gaps)
     piece = np.searchsorted(edges, gaps.start, side="right") - 1
-    parts = _split(explained, gaps.end - gaps.start, 0 if work.cpu_only else RESTART_NS)
-    hosts = {
-        LATE: explained.busy,
-        BLOCKED: explained.blocked,
-        GARBAGE: explained.collected,
-        OTHER: explained.busy,
-    }
-    return _Gap(
-        np.tile(piece, len(parts)),
-        np.repeat(list(parts), len(piece)),
-        np.concatenate(list(parts.values())),
-        np.concatenate([hosts[kind] for kind in parts]),
+    kind = _KIND_OF_CAUSE[pieces.cause]
+    ns = np.zeros((len(gaps.start), len(TIMES)), dtype=np.int64)
+    np.add.at(ns, (pieces.gap, kind), pieces.dur)
+    name, op, names = host_names(trace, pieces)
+    texts: dict[str, int] = {}
+    pair, (name, op) = codes(name, op)
+    code = np.array(
+        [
+            texts.setdefault(_host_text(names[name_code], names[op_code]), len(texts))
+            for name_code, op_code in zip(name.tolist(), op.tolist(), strict=True)
+        ],
+        dtype=np.int64,
     )
+    host = np.full(ns.shape, -1, dtype=np.int64)
+    order = np.argsort(pieces.dur, kind="stable")
+    host[pieces.gap[order], kind[order]] = code[pair[order]] if len(order) else -1
+    if work.cpu_only:
+        host[:, BLOCKED], read_ns = _reading(trace, work, gaps, texts)
+        ns[:, BLOCKED] = np.minimum(read_ns, ns[:, LATE])
+        ns[:, LATE] -= ns[:, BLOCKED]
+    else:
+        # A host that waited for the GPU has no more launches ahead: the call makes its next one late.
+        restart = np.where(ns[:, BLOCKED] > 0, np.minimum(ns[:, LATE], RESTART_NS), 0)
+        ns[:, BLOCKED] += restart
+        ns[:, LATE] -= restart
+    gap, kinds = np.nonzero(ns)
+    return _Gap(piece[gap], kinds, ns[gap, kinds], host[gap, kinds], list(texts))
 
 
-def _with_reads(trace: Trace, work: Work, gaps: Gaps, explained: Explained) -> Explained:
-    """The causes of a host's gaps, with the reads in them as its blocking calls."""
+def _reading(trace: Trace, work: Work, gaps: Gaps, texts: dict[str, int]) -> tuple[Int, Int]:
+    """Where a host that works itself reads values in a gap: by what (code into `texts`), and for how long."""
     events = trace.arrays
     rows = _launching(trace, work, reads(trace))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
+    none = np.full(len(gaps.start), -1)
     if not len(rows):
-        return explained
+        return none, np.zeros_like(none)
     reading = union(events.start[rows], events.end[rows])
     launch_call = lookup(work.launch_call, gaps.after, -1)
     called = lookup(events.start, launch_call, gaps.end)
@@ -200,50 +213,21 @@ def _with_reads(trace: Trace, work: Work, gaps: Gaps, explained: Explained) -> E
     looped = reading.end[np.clip(ends - 1, 0, most)] - reading.start[np.clip(begins, 0, most)]
     ns = np.where(ends - begins >= _LOOP, looped, reading.covered(gaps.start, end))
     first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
-    return explained._replace(blocked=np.where(ns > 0, first, -1), blocked_ns=ns)
+    code = [texts.setdefault(events.names[name], len(texts)) for name in events.name[first].tolist()]
+    return np.where(ns > 0, np.array(code, dtype=np.int64), -1), ns
 
 
-def _split(explained: Explained, ns: Int, restart: int) -> dict[int, Int]:
-    """The time of each gap by what was waited for.
-
-    A blocking call is on every rank where the program synchronises, so what matters is how long it kept the
-    GPU idle, and not whether there was one.
-    """
-    names = list(CAUSES)
-    by_host = np.isin(explained.cause, [names.index(name) for name in _HOST])
-    garbage = np.minimum(explained.collected_ns, ns)
-    blocked = np.where(explained.blocked >= 0, np.minimum(explained.blocked_ns + restart, ns - garbage), 0)
-    late = np.where(by_host, ns - garbage - blocked, 0)
-    return {LATE: late, BLOCKED: blocked, GARBAGE: garbage, OTHER: np.where(by_host, 0, ns)}
-
-
-def _hosts(trace: Trace, gap: _Gap, shape: tuple[int, ...]) -> tuple[Int, Int, list[str]]:
-    """Of each piece and kind: what the host was in during the longest gap, that gap's ns, and the texts."""
-    cell = gap.piece * shape[1] + gap.kind
-    order = np.argsort(gap.ns, kind="stable")
-    order = order[gap.ns[order] > 0]
-    last = np.full(shape[0] * shape[1], -1, dtype=np.int64)
-    last[cell[order]] = order  # the last write stays: the longest
-    shown = np.flatnonzero(last >= 0)
-    picked = last[shown]
-    name, op, names = host_names(trace, gap.host[picked])
-    pair, (name, op) = codes(name, op)
-    texts: dict[str, int] = {}
-    code = np.array(
-        [
-            texts.setdefault(_host_text(names[name_code], names[op_code]), len(texts))
-            for name_code, op_code in zip(name.tolist(), op.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
+def _hosts(gap: _Gap, shape: tuple[int, ...]) -> tuple[Int, Int]:
+    """Of each piece and kind: what the host was in during the longest gap, and that gap's ns."""
     host, longest = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    if len(shown):
-        host.flat[shown], longest.flat[shown] = code[pair], gap.ns[picked]
-    return host, longest, list(texts)
+    order = np.argsort(gap.ns, kind="stable")  # the last write stays: the longest
+    host[gap.piece[order], gap.kind[order]] = gap.host[order]
+    longest[gap.piece[order], gap.kind[order]] = gap.ns[order]
+    return host, longest
 
 
 def _host_text(name: str, op: str) -> str:
-    return f"{name} in {op}" if op and op != name else name
+    return f"{name} in {op}" if op and name and op != name else name or op
 
 
 def _work(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> tuple[Int, Int, Float, Int, list[Key]]:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tracelens.analysis.host import CAUSES, causes, find_gaps
+from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces
 from tracelens.analysis.moe import UNATTRIBUTED, regions
 from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Float, Int, lookup
@@ -86,15 +86,14 @@ class Side:
 
     @cached_property
     def idle(self) -> Int:
-        """Idle time by step and cause (see idle.CAUSES)."""
-        gaps = find_gaps(self.work, self.edges)
-        idle_causes = causes(self.trace, self.work, gaps)
+        """Idle time by step and cause (see analysis/host/causes.py)."""
+        pieces = idle_pieces(self.trace, self.work, find_gaps(self.work, self.edges))
         total = np.zeros((self.steps, len(CAUSES)), dtype=np.int64)
         lasting = np.flatnonzero(self.step_ns)  # a step of no duration has no idle time
         windows = Union(self.edges[lasting], self.edges[lasting + 1])
-        row, start, end = cut(gaps.start, gaps.end, windows)
+        row, start, end = cut(pieces.start, pieces.end, windows)
         step = np.searchsorted(self.edges, start, side="right") - 1
-        np.add.at(total, (step, idle_causes.cause[row]), end - start)
+        np.add.at(total, (step, pieces.cause[row]), end - start)
         return total
 
     def waiting(self, waits: Union) -> Float:

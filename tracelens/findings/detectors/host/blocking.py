@@ -43,7 +43,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     )
     each = int(inside.sum()) / max(passes, 1)
     stages = np.bincount(calls.stage[inside], minlength=len(STAGES)) / max(passes, 1)
-    where = _idle(context, calls, inside)
+    where, until = _idle(context, calls, inside)
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     by_stage = ", ".join(
         f"{count:.3g} in {STAGES[stage]}" for stage, count in enumerate(stages.tolist()) if count
@@ -57,13 +57,14 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
                 if stage in (ROUTER, DISPATCH, PERMUTATION, EXPERTS)
             ),
             Quantity("host blocked per step", blocked, "ns"),
-            Quantity("GPU idle until the next kernel per step", context.per_step(where.total), "ns"),
+            Quantity("GPU idle meanwhile per step", context.per_step(where.total), "ns"),
+            Quantity("GPU idle until the next kernel per step", context.per_step(until), "ns"),
         ),
         context.per_step(where.total),
         where,
         f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
-        f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; the GPU then "
-        f"idles {milliseconds(context.per_step(where.total))}/step until its next work",
+        f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
+        f"{_consequence(context, where, until)}",
         "high",
     )
 
@@ -81,20 +82,20 @@ def other_blocking_calls(context: RankContext) -> Outcome:
     inside = _in_steps(context, calls) & (calls.layer_pass < 0)
     if not inside.any():
         return "no blocking call in the steps outside MoE layers"
-    where = _idle(context, calls, inside)
+    where, until = _idle(context, calls, inside)
     count = context.per_step(int(inside.sum()))
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     return Detection(
         (
             Quantity("calls per step", count, "count"),
             Quantity("host blocked per step", blocked, "ns"),
-            Quantity("GPU idle until the next kernel per step", context.per_step(where.total), "ns"),
+            Quantity("GPU idle meanwhile per step", context.per_step(where.total), "ns"),
+            Quantity("GPU idle until the next kernel per step", context.per_step(until), "ns"),
         ),
         context.per_step(where.total),
         where,
         f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
-        f"{milliseconds(blocked)}/step; the GPU then idles {milliseconds(context.per_step(where.total))}"
-        "/step until its next work",
+        f"{milliseconds(blocked)}/step; {_consequence(context, where, until)}",
         "high",
     )
 
@@ -105,10 +106,19 @@ def _in_steps(context: RankContext, calls: Blocking) -> Bool:
     return result
 
 
-def _idle(context: RankContext, calls: Blocking, mask: Bool) -> Union:
-    """When the GPU has nothing to do from such a call until the next work."""
-    gaps = context.busy.gaps()
-    return intersection(gaps, union(calls.start[mask], calls.until[mask]))
+def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, int]:
+    """When the GPU is idle while the host sits in such a call, and for how long it is until its next work."""
+    pieces = context.idle_by("blocking call")
+    start = calls.start[mask]
+    inside = union(start, start + calls.blocked_ns[mask])
+    until = intersection(context.busy.gaps(), union(start, calls.until[mask]))
+    return intersection(union(pieces.start, pieces.end), inside), until.total
+
+
+def _consequence(context: RankContext, where: Union, until: int) -> str:
+    """What the GPU does meanwhile, and afterwards: then no launches are queued ahead."""
+    during, after = (milliseconds(context.per_step(ns)) for ns in (where.total, until - where.total))
+    return f"the GPU idles {during}/step meanwhile, and {after}/step more until its next work is launched"
 
 
 def _ops(context: RankContext, calls: Blocking, mask: Bool) -> str:

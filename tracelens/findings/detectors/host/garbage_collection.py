@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.analysis.host import GARBAGE
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
-from tracelens.trace import Union, difference, intersection, steps_of, union
+from tracelens.trace import Union, intersection, steps_of, union
 from tracelens.units import duration
 
 _EVENT = "Python GC"
@@ -34,11 +34,9 @@ def garbage_collection(context: RankContext) -> Outcome:
             "no garbage collection in the steps; torch's profiler records it with with_stack and, in its "
             "experimental_config, record_python_gc_info"
         )
-    on_host, on_gpu = (
-        Union(np.array([low]), np.array([high])) for low, high in (context.host_window, context.window)
-    )
-    during = intersection(collections, on_host)
-    where = intersection(collections, difference(on_gpu, context.busy))
+    during = intersection(collections, Union(*(np.array([edge]) for edge in context.host_window)))
+    idle = context.idle_by("garbage collection")
+    where = union(idle.start, idle.end)
     calls = _within(context, lambda name: bool(GARBAGE.search(name)) and not name.startswith(_EVENT))
     # Who called is known from Python frames only; tracelens.record marks collections without them.
     framed = bool(context.trace.arrays.where("python").any())

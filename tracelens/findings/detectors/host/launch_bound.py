@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.host import GAP_NS, Gaps
+from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
-from tracelens.findings.host_late import gaps_of, host_late
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
 from tracelens.units import duration
 
 _SHARE = 0.01
 """Any eager program has some late launches; up to this share of the time they do not matter."""
-
-_LONG_NS = 1_000_000
-"""No launch takes this long: in such a gap the host did something else first."""
 
 _QUEUED_NS = 50_000
 """Work that was called so long before the work ahead of it ended has been ready to start at once: from a call
@@ -40,19 +36,23 @@ def launch_bound(context: RankContext) -> Outcome:
     launched = context.work.launch >= 0
     if not launched.any():
         return "no GPU work has its launch call in the trace"
-    gaps = gaps_of(context)
-    late = host_late(context, gaps)
-    dur = gaps.end - gaps.start
-    where = union(gaps.start[late], gaps.end[late])
+    gaps = context.gaps
+    # What is launched late starts late: the way from the call to the GPU is part of it.
+    late = np.zeros(len(gaps.start), dtype=bool)
+    late[context.idle_by("launch overhead").gap] = True
+    pieces = context.idle_by("launch overhead", "dispatch")
+    pieces = pieces.take(late[pieces.gap])
+    where = union(pieces.start, pieces.end)
     window = max(context.window[1] - context.window[0], 1)
     share = where.total / window
     if share <= _SHARE:
         return f"the GPU waits for launches {share:.1%} of the time"
-    floor_ns = _usual_gap(context, gaps)
+    floor_ns = _usual_gap(context)
     number = context.per_step(int(late.sum()))
+    dur = np.zeros(len(late), dtype=np.int64)
+    np.add.at(dur, pieces.gap, pieces.dur)
     saving = context.per_step(float(np.maximum(dur[late] - floor_ns, 0).sum()))
     quantities, launch_times = _figures(context, gaps.after[late])
-    long = float(dur[late][dur[late] > _LONG_NS].sum() / where.total)
     with_work = context.work.take(launched)
     idle, span = share_idle(context.work, with_work, context.called[launched])
     return Detection(
@@ -60,25 +60,25 @@ def launch_bound(context: RankContext) -> Outcome:
             Quantity("waiting for a launch, share", share, "fraction"),
             Quantity("idle with at most one launched, share", idle / span, "fraction"),
             Quantity("late launches per step", number, "count"),
-            Quantity(f"of the waiting, gaps over {duration(_LONG_NS)}", long, "fraction"),
             Quantity("gap that remains", floor_ns, "ns"),
             *quantities,
         ),
         saving,
         where,
-        f"the GPU waits for launches {share:.1%} of the time, in {number:,.0f} gaps per step "
-        f"({long:.0%} of it in gaps over {duration(_LONG_NS)}); {launch_times}; dispatch floor: "
+        f"the GPU waits for launches {share:.1%} of the time, in {number:,.0f} gaps per step; "
+        f"{launch_times}; dispatch floor: "
         f"{duration(floor_ns)} per gap. The profiler slows the host: compare with an unprofiled step",
         "low",
     )
 
 
-def _usual_gap(context: RankContext, gaps: Gaps) -> float:
+def _usual_gap(context: RankContext) -> float:
     """Median gap in front of work that lay ready behind other work of its stream, ns; at least GAP_NS.
 
     On ROCm, where queued kernels are drawn end to end, it would be zero.
     """
-    work, after, before = context.work, np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
+    work, gaps = context.work, context.gaps
+    after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
     queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
     queued &= (context.called[after] <= gaps.start - _QUEUED_NS) & (work.stream[after] == work.stream[before])
     dur = (gaps.end - gaps.start)[queued]

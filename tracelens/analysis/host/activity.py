@@ -1,0 +1,144 @@
+"""What the host was doing: each moment of a thread, by the events around it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.host.stacks import Pieces, calls, innermost, overlaps, stack_rows, threads
+from tracelens.analysis.host.waits import GARBAGE, named, profiler_calls, profiler_overhead
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import nearest
+from tracelens.trace import STEP_MARK, Trace, Work, cut, difference, union
+
+NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
+"""What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
+themselves), an op or a runtime call, fetching a batch, the profiler's business, waiting for a GPU, collecting
+garbage. Where several events are around, the last of these that one of them says."""
+
+_LOADING = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__")
+_FOREVER = 1 << 62
+
+
+class Activity(NamedTuple):
+    """What threads did in intervals; disjoint, in order of the intervals.
+
+    Attributes:
+        interval: position of the interval.
+        start, end: ns.
+        what: one of NOTHING to COLLECTING.
+        event: row of the event that says so, of NOTHING the frame or annotation around it; -1 for none.
+    """
+
+    interval: Int
+    start: Int
+    end: Int
+    what: Int
+    event: Int
+
+    def take(self, rows: Int | Bool) -> Activity:
+        return Activity(*(values[rows] for values in self))
+
+
+class Host:
+    """The threads of a trace that launch GPU work.
+
+    Args:
+        trace: of the rank.
+        work: that they launch.
+        blocking: events in which they wait for a GPU.
+    """
+
+    def __init__(self, trace: Trace, work: Work, blocking: Bool) -> None:
+        self._events = events = trace.arrays
+        self.thread = threads(events)
+        calling = work.launch_call[work.launch_call >= 0]
+        numbers, first, count = np.unique(self.thread[calling], return_index=True, return_counts=True)
+        order = np.argsort(-count, kind="stable")
+        self._pid = dict(
+            zip(numbers[order].tolist(), events.pid[calling[first[order]]].tolist(), strict=True)
+        )
+        self._pieces: dict[int, Pieces] = {}
+        says = [
+            (BUSY, events.where("op", "launch")),
+            (LOADING, named(events, _LOADING) & events.where("python", "annotation", "op")),
+            (BLOCKED, blocking),
+            (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
+            (PROFILER, trace.once(profiler_calls)),
+        ]
+        frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK)
+        self._event = nearest(events.parent, events.depth, frames)
+        self._what = np.full(len(events.start), NOTHING)
+        for what, mask in says:
+            event = nearest(events.parent, events.depth, mask) if mask.any() else np.full(len(mask), -1)
+            self._event = np.where(event >= 0, event, self._event)
+            self._what[event >= 0] = what
+        rows = np.flatnonzero(profiler_overhead(events))
+        self._overhead = calls(events, rows)
+
+    def during(self, number: int, start: Int, end: Int) -> Activity:
+        """What a thread did in intervals; where it did nothing, what the other launching threads did.
+
+        A thread that waits in Python for another (the autograd engine's, a pipeline's) is not the one that
+        holds the GPU up.
+
+        Args:
+            number: of the thread.
+            start: ns, of disjoint intervals in order of time.
+            end: ns.
+        """
+        own = self._with_overhead(self._of_thread(number, start, end))
+        parts = [own.take(own.what != NOTHING)]
+        silent = own.take(own.what == NOTHING)
+        for other in [
+            other for other, pid in self._pid.items() if pid == self._pid[number] and other != number
+        ]:
+            if not len(silent.start):
+                break
+            activity = self._of_thread(other, silent.start, silent.end)
+            activity = activity.take(activity.what != NOTHING)
+            parts.append(activity._replace(interval=silent.interval[activity.interval]))
+            free = difference(union(silent.start, silent.end), union(activity.start, activity.end))
+            row, low, high = cut(silent.start, silent.end, free)
+            silent = silent.take(row)._replace(start=low, end=high)
+        together = Activity(*(np.concatenate(values) for values in zip(*parts, silent, strict=True)))
+        return together.take(np.argsort(together.start, kind="stable"))
+
+    def _of_thread(self, number: int, start: Int, end: Int) -> Activity:
+        """What one thread did in intervals."""
+        if number not in self._pieces:
+            self._pieces[number] = self._everywhere(number)
+        interval, pieces = overlaps(self._pieces[number], start, end)
+        owner = pieces.owner
+        what, event = lookup(self._what, owner, NOTHING), lookup(self._event, owner, -1)
+        return Activity(interval, pieces.start, pieces.end, what, event)
+
+    def _everywhere(self, number: int) -> Pieces:
+        """All time of a thread, that before its first and after its last event included."""
+        pieces = innermost(self._events, stack_rows(self._events, self.thread, number))
+        first, last = pieces.start[:1], pieces.end[-1:]
+        return Pieces(
+            np.concatenate(([-_FOREVER], pieces.start, last)),
+            np.concatenate((first, pieces.end, [_FOREVER])),
+            np.concatenate(([-1], pieces.owner, [-1])),
+        )
+
+    def _with_overhead(self, activity: Activity) -> Activity:
+        """The same, but for what was recorded as the profiler's where the thread did not wait for a GPU."""
+        over = union(self._overhead.start, self._overhead.end)
+        if not len(over.start):
+            return activity
+        slowed = activity.what < PROFILER
+        hit, inside = overlaps(self._overhead, activity.start[slowed], activity.end[slowed])
+        free = difference(union(activity.start[slowed], activity.end[slowed]), over)
+        rest, low, high = cut(activity.start[slowed], activity.end[slowed], free)
+        rows = np.flatnonzero(slowed)
+        profiler = activity.take(rows[hit])._replace(
+            start=inside.start, end=inside.end, what=np.full(len(hit), PROFILER), event=inside.owner
+        )
+        others = activity.take(rows[rest])._replace(start=low, end=high)
+        kept = activity.take(~slowed)
+        together = Activity(*(np.concatenate(values) for values in zip(kept, profiler, others, strict=True)))
+        return together.take(np.argsort(together.start, kind="stable"))

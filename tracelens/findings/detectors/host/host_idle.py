@@ -1,0 +1,104 @@
+"""The host keeps the GPU waiting with something else than launches: data, CPU ops, collectives, silence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tracelens.analysis.host import host_names
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
+from tracelens.findings.rank_context import RankContext
+from tracelens.trace import steps_of, union
+from tracelens.units import duration, milliseconds
+
+_PLACES = 3
+
+
+@detector(
+    "silent_host",
+    title="The host does nothing that is recorded, and the GPU waits",
+    remedy="Record once with Python frames (with_stack=True) and garbage collection to see what it is; look "
+    "at data loading, logging, checkpoints, gc.freeze() and gc.disable(), other programs on the same cores, "
+    "and CPU binding, in this order.",
+    launching=True,
+)
+def silent_host(context: RankContext) -> Outcome:
+    """The launching thread is in no recorded op or call for over 0.5 ms while the GPU is idle."""
+    return _of_cause(context, "silent host", "the host is in no recorded op or call")
+
+
+@detector(
+    "data_loading",
+    title="The GPU waits for the next batch",
+    remedy="More DataLoader workers (num_workers, prefetch_factor, persistent_workers), pinned memory with "
+    "non_blocking copies, preprocessing ahead of time or on the GPU.",
+    launching=True,
+)
+def data_loading(context: RankContext) -> Outcome:
+    """The GPU is idle while the host fetches a batch."""
+    return _of_cause(context, "data loading", "the host fetches the next batch")
+
+
+@detector(
+    "cpu_ops",
+    title="CPU ops keep the GPU waiting",
+    remedy="Move the op to the GPU or out of the step; if it is the first call of each GEMM shape or kernel, "
+    "warm up before measuring, and keep shapes few (padding, fixed capacity).",
+    launching=True,
+)
+def cpu_ops(context: RankContext) -> Outcome:
+    """Ops or calls that launch nothing take over 1 ms before the next launch while the GPU is idle."""
+    return _of_cause(context, "CPU ops", "the host is busy in ops and calls")
+
+
+@detector(
+    "collective_calls",
+    title="The host waits in the call of a collective",
+    remedy="Create communicators before the loop, keep barriers and CPU (gloo) collectives out of the step, "
+    "and use async_op=True.",
+    launching=True,
+)
+def collective_calls(context: RankContext) -> Outcome:
+    """The GPU is idle while the host is in the call of a collective for over 1 ms."""
+    return _of_cause(context, "collective call", "the host is in the call of a collective")
+
+
+def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
+    """The idle time of one cause, and where in the program it is."""
+    if not len(context.work.event):
+        return "no GPU work"
+    pieces = context.idle_by(cause)
+    where = union(pieces.start, pieces.end)
+    if not where.total:
+        return f"no idle time with this cause: {what}"
+    gap_ns = np.bincount(pieces.gap, weights=pieces.dur)
+    gaps = np.unique(pieces.gap)
+    longest = int(gap_ns.max())
+    steps = steps_of(context.trace)
+    in_steps = len(np.unique(np.searchsorted(steps.edges, context.gaps.start[gaps], side="right")))
+    idle_ns = context.per_step(float(where.total))
+    return Detection(
+        (
+            Quantity("GPU idle per step", idle_ns, "ns"),
+            Quantity("gaps per step", context.per_step(len(gaps)), "count"),
+            Quantity("longest", float(longest), "ns"),
+            Quantity("steps with it", float(in_steps), "count"),
+        ),
+        idle_ns,
+        where,
+        f"the GPU idles {milliseconds(idle_ns)}/step while {what} (up to {duration(longest)} in one gap, "
+        f"in {in_steps} of {context.steps} recorded steps); {_places(context, cause)}",
+        "high",
+    )
+
+
+def _places(context: RankContext, cause: str) -> str:
+    """Where most of the time is spent: ops, frames, annotations; of a silent host what is around it."""
+    pieces = context.idle_by(cause)
+    host, op, texts = host_names(context.trace, pieces)
+    time: Counter[str] = Counter()
+    for host_code, op_code, ns in zip(host.tolist(), op.tolist(), pieces.dur.tolist(), strict=True):
+        inside, around = texts[host_code], texts[op_code]
+        time[f"in {inside}" if inside else f"between {around.replace(' -> ', ' and ')}"] += ns
+    return "mostly " + ", ".join(f"{text} {duration(ns)}" for text, ns in time.most_common(_PLACES))

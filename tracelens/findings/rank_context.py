@@ -12,6 +12,9 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.devices import Device
 from tracelens.trace import Trace, Union, Work, steps_of, union
 
+_LAUNCH_BOUND = 0.1
+"""Of the time of the steps: where the queue is mostly filled, the GPU waits for launches for less."""
+
 
 class RankContext:
     """One rank, as detectors see it.
@@ -73,6 +76,15 @@ class RankContext:
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
         return self.idle.take(np.isin(self.idle.cause, [CODE[name] for name in causes]))
+
+    @cached_property
+    def is_launch_bound(self) -> bool:
+        """Whether the GPU often waits for launches where no blocking call has emptied the queue before.
+
+        Then a queue that such a call emptied would often have been empty without it.
+        """
+        late = int(self.idle_by("launch overhead").dur.sum())
+        return late > _LAUNCH_BOUND * (self.window[1] - self.window[0])
 
     def during(self, mask: Bool | Int) -> Union:
         """When the work under a mask ran."""

@@ -1,189 +1,314 @@
-"""Why the GPU waits: one drawing a cause. A column is 10 us here, so every gap is worth explaining."""
+"""Why the GPU waits: one drawing a cause. A column is 100 us: five of them without a call are silence."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.builders import draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
+from tracelens.analysis.host import blocking_calls
 from tracelens.table.result import Result
 from tracelens.trace.run import make_run
 
-COLUMN = 10_000
+COLUMN = 100_000
+LAUNCH = ("launch overhead", "cudaLaunchKernel")
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def idle(text: str, **options: Any) -> Result:
-    return analyze(make_run([draw(text, ns_per_char=COLUMN)]), "idle", **options)
+def idle(text: str, ns_per_char: int = COLUMN, **options: Any) -> Result:
+    return analyze(make_run([draw(aligned(text), ns_per_char=ns_per_char)]), "idle", **options)
 
 
 def gaps(text: str, **options: Any) -> list[tuple[int, int, str, str, str]]:
-    """(start, length, cause, host, op) of the gaps in order of time; start counted from the first column."""
-    result = idle(text, **options)
-    gap = records(result["gaps"], "ts_ns", "dur_ns", "cause", "host", "op")
+    """(start, length, cause, host, op) of the gaps in order of time; start since the first GPU work."""
+    gap = records(idle(text, **options)["gaps"], "ts_ns", "dur_ns", "cause", "host", "op")
     return sorted((ts // COLUMN, dur // COLUMN, *rest) for ts, dur, *rest in gap)
 
 
-def test_host_late_names_the_frame_and_the_op_it_was_in() -> None:
-    # GPU work from column 2 on; the gap is 4-12, its next launch at 11. From 4 to 11 the host is in
-    # aten::stack for 5 columns and in the frame for 2.
-    assert gaps(
-        """
-                                  | 0    5    10
-        python data.py(7): collate |    --------
-        op aten::stack            |     -----
-        launch                    | a          b
-        s7 k                      |   aa        bb
-    """.replace("collate |", "collate|")
-    ) == [(2, 8, "host late", "aten::stack", "aten::stack")]
+def pieces(text: str, **options: Any) -> list[tuple[int, str, str]]:
+    """(columns, cause, host) of the pieces of the gaps in order of time, equal neighbours as one."""
+    rows = sorted(records(idle(text, **options)["pieces"], "local_ts_ns", "dur_ns", "cause", "host"))
+    joined: list[tuple[int, str, str]] = []
+    for _, ns, cause, host in rows:
+        columns = ns // COLUMN
+        if joined and joined[-1][1:] == (cause, host):
+            columns += joined.pop()[0]
+        joined.append((columns, cause, host))
+    return joined
 
 
-def test_host_late_in_python_has_no_op() -> None:
+def test_a_gap_is_divided_by_time() -> None:
+    # The gap is 5-20. The host waits until 6 and is in aten::stack until 9, silent until 17, launches at 18.
+    assert pieces("""
+                                     | 0    5    10   15   20
+        launch cudaStreamSynchronize |   ----
+        op aten::stack               |       ---
+        op aten::add                 |                  --
+        launch                       | a                 b
+        s7 k                         |   aaa                bb
+    """) == [
+        (1, "blocking call", "cudaStreamSynchronize"),
+        (3, "queue refill", "cudaStreamSynchronize"),
+        (8, "silent host", ""),
+        (2, "queue refill", "cudaStreamSynchronize"),
+        (2, "dispatch", ""),
+    ]
+
+
+def test_a_gap_has_the_cause_of_most_of_its_time() -> None:
+    # Two columns of 15 lie in the call that waits.
+    text = """
+        launch cudaStreamSynchronize |  ------
+        op aten::add                 |                   --
+        launch                       | a                  b
+        s7 k                         |   aaa               bb
+    """
+    assert gaps(text) == [(3, 15, "silent host", "", "cudaStreamSynchronize -> aten::add")]
+    assert idle(text)["gaps"]["cause_fraction"].tolist() == [pytest.approx(11 / 15)]
+
+
+def test_a_silent_host_is_named_by_its_frame_and_by_what_is_around() -> None:
     assert gaps("""
-        python train.py(9): log | ------------
-        op aten::item           |     --
-        launch                  | a          b
-        s7 k                    |   aa        bb
-    """) == [(2, 8, "host late", "train.py(9): log", "")]
+        step 1                    | ---------------------
+        python data.py(7): decode |     --------
+        op aten::stack            |   --
+        op aten::add              |             --
+        launch                    | a             b
+        s7 k                      |   aa           bb
+    """)[1][2:] == ("silent host", "data.py(7): decode", "aten::stack -> aten::add")
 
 
-def test_host_late_without_anything_on_the_thread() -> None:
-    assert gaps("""
-        op aten::mm tid=2 |   --------
-        launch            | a          b
-        s7 k              |   aa        bb
-    """) == [(2, 8, "host late", "", "")]
+@pytest.mark.parametrize(("columns", "cause"), [(4, "launch overhead"), (5, "silent host")])
+def test_silence_is_long(columns: int, cause: str) -> None:
+    assert pieces(f"""
+        op aten::mm  | ---{" " * columns}--
+        launch       | a  {" " * columns} b
+        s7 k         |  a{" " * columns}    bb
+    """)[1] == (columns, cause, "")
+
+
+def test_a_thread_that_waits_for_another_one_is_not_silent() -> None:
+    # From 3 to 9 the backward is in aten::mm on a thread of its own, which launches c afterwards.
+    text = """
+        op aten::mm tid=2  |    ------
+        {other} tid=2      |                    c
+        op aten::add       |          --
+        launch             | a         b
+        s7 k               |  aa        b        {c}
+    """
+    assert (6, "launch overhead", "aten::mm") in pieces(text.format(other="launch", c="    cc"))
+    # A thread that launches nothing is not the program's way to the next launch.
+    assert (6, "silent host", "") in pieces(text.format(other="python f", c=""))
+
+
+def test_over_a_millisecond_in_ops() -> None:
+    # The gap is 4-17: eleven columns of aten::sort, two of aten::add, one of the launch call.
+    assert pieces("""
+        op aten::sort | ---------------
+        op aten::add  |                --
+        launch        | a               b
+        s7 k          |  aaa             bb
+    """) == [(11, "CPU ops", "aten::sort"), (2, "CPU ops", "aten::add")]
+
+
+def test_the_call_of_a_collective() -> None:
+    text = """
+        op c10d::barrier      | ---------------
+        op record_param_comms |   ------------
+        op aten::add          |                --
+        launch                | a               b
+        s7 k                  |  aaa             bb
+    """
+    assert pieces(text)[0] == (11, "collective call", "c10d::barrier")
+    # The outermost op is named, and the innermost one beside it.
+    assert records(idle(text)["hosts"], "host", "op", "dur_ns")[0] == (
+        "c10d::barrier",
+        "record_param_comms",
+        10 * COLUMN,
+    )
+
+
+def test_data_loading_whatever_is_inside() -> None:
+    assert pieces(f"""
+        scope {LOADER} |    ------------
+        op aten::stack |       -----
+        op aten::add   |                --
+        launch         | a               b
+        s7 k           |  aaa             bb
+    """)[0] == (11, "data loading", LOADER)
 
 
 def test_a_child_that_overruns_its_parent_does_not_stretch_it() -> None:
     # The call ends 0.9 us after the op around it; what follows belongs to the frame, and not to the op.
-    drawn = draw("""
+    table = idle("""
         python f    | -------------------------------------------
         op aten::mm | ---------------
         launch      |     aaaaaaaaaaaa                        b
         s7 k        |      aaaaaaaaaa                           b
-    """, ns_per_char=900)  # fmt: skip
-    table = analyze(make_run([drawn]), "idle")["gaps"]
+    """, ns_per_char=900)["gaps"]  # fmt: skip
     assert records(table, "host", "op") == [("f", "")]
 
 
 def test_an_op_without_extent_does_not_own_what_follows() -> None:
-    assert gaps("""
+    assert pieces("""
         python f    | -----------
-        op aten::_  |     !
+        op aten::_  |    !
         launch      | a          b
-        s7 k        |   aa        bb
-    """)[0][2:] == ("host late", "f", "")
+        s7 k        |  aa         bb
+    """)[0] == (8, "silent host", "f")
 
 
-def test_a_blocking_call_is_the_cause_though_it_ends_early() -> None:
-    # The queue ran empty because the host waited until 5; then it took until 11 to launch again.
-    assert gaps("""
-        op aten::item                |  ------
-        launch cudaStreamSynchronize |   ---
-        op aten::add                 |        ---
-        launch                       | a          b
-        s7 k                         |   aa        bb
-    """) == [(2, 8, "blocking call", "cudaStreamSynchronize", "aten::item")]
-
-
-def test_a_blocking_call_before_the_gap_is_not_its_cause() -> None:
-    assert gaps("""
+def test_a_call_that_blocks_before_the_gap_is_not_its_cause() -> None:
+    assert pieces("""
         launch cudaDeviceSynchronize |  --
         op aten::add                 |      -----
         launch                       | a          b
         s7 k                         |   aa        bb
-    """) == [(2, 8, "host late", "aten::add", "aten::add")]
+    """) == [
+        (1, "launch overhead", ""),
+        (5, "launch overhead", "aten::add"),
+        (1, "launch overhead", ""),
+        (1, *LAUNCH),
+    ]
 
 
-def test_a_blocking_call_of_another_thread_is_not_its_cause() -> None:
-    assert gaps("""
+def test_a_call_of_a_thread_that_launches_nothing_is_not_the_cause() -> None:
+    assert "blocking call" not in {cause for _, cause, _ in pieces("""
         launch cudaDeviceSynchronize tid=2 |   ------
         op aten::add                       |      -----
         launch                             | a          b
         s7 k                               |   aa        bb
-    """)[0][2:] == ("host late", "aten::add", "aten::add")
+    """)}  # fmt: skip
 
 
 @pytest.mark.parametrize("call", ["hipDeviceSynchronize", "cudaMalloc", "hipFree", "hipMemcpyWithStream"])
 def test_calls_that_block(call: str) -> None:
-    assert gaps(
-        f"""
-        launch {call:21} |    ---
-        launch                       | a          b
-        s7 k                         |   aa        bb
-    """.replace(f"{call:21} |", f"{call:21} |")
-    )[0][2:4] == ("blocking call", call)
+    assert pieces(f"""
+        op aten::mm   |  ----
+        launch {call} |    --
+        op aten::add  |      --
+        launch        | a      b
+        s7 k          |  aaa    bb
+    """)[0] == (1, "blocking call", call)
+
+
+def test_waiting_for_a_gpu_that_has_nothing_to_do_is_unrecorded_work() -> None:
+    # From 4 to 8 nothing recorded runs, and yet the call does not return.
+    assert pieces("""
+        op aten::mm                |  --------
+        launch cudaStreamSynchronize |    -----
+        op aten::add                 |         --
+        launch                       | a         b
+        s7 k                         |  aaa       bb
+    """)[0] == (4, "unrecorded work", "cudaStreamSynchronize")
+
+
+def test_launched_work_that_does_not_start_is_unrecorded_work() -> None:
+    assert pieces("""
+        launch | ab
+        s7 k   |   aaaa  bb
+    """) == [(2, "dispatch", "")]
+    assert pieces("""
+        launch | ab
+        s7 k   |   aaaa   bb
+    """) == [(3, "unrecorded work", "")]
 
 
 @pytest.mark.parametrize(
     "call", ["cudaMemcpyAsync", "cudaLaunchKernel", "cudaEventRecord", "cudaMallocAsync"]
 )
 def test_calls_that_do_not_block(call: str) -> None:
-    assert gaps(f"""
-        launch {call:21} |     -----
-        launch                       | a          b
-        s7 k                         |   aa        bb
-    """)[0][2:4] == ("host late", call)
+    assert pieces(f"""
+        launch {call} |    -----
+        op aten::add  |         --
+        launch        | a         b
+        s7 k          |  aaa       bb
+    """)[0] == (4, "launch overhead", call)
 
 
 def test_a_copy_whose_call_returns_after_it_is_done_was_waited_for() -> None:
     # A pageable copy: the asynchronous call is as good as blocking.
-    assert gaps("""
+    assert pieces("""
         op aten::to            |  -----
         launch cudaMemcpyAsync |   aaaa
         op aten::add           |       ---
-        launch                 |           b
+        launch                 |         b
         s7 copy                |    aa
-        s7 k                   |            bb
-    """) == [(2, 6, "blocking call", "cudaMemcpyAsync", "aten::to")]
+        s7 k                   |          bb
+    """)[0] == (1, "blocking call", "cudaMemcpyAsync")
 
 
 def test_a_fill_whose_call_returns_late_was_not_waited_for() -> None:
-    (gap,) = gaps("""
+    assert pieces("""
         op aten::zero_         |  -----
         launch cudaMemsetAsync |   aaaa
         op aten::add           |       ---
-        launch                 |           b
+        launch                 |         b
         s7 fill                |    aa
-        s7 k                   |            bb
-    """)
-    assert gap[2] == "host late"
+        s7 k                   |          bb
+    """)[0] == (1, "launch overhead", "cudaMemsetAsync")
 
 
-def test_garbage_collection() -> None:
-    assert gaps("""
-        python Python GC |     -----
-        op aten::add     |          --
-        launch           | a          b
-        s7 k             |   aa        bb
-    """)[0][2:4] == ("garbage collection", "Python GC")
-
-
-def test_short_garbage_collection_is_not_the_cause() -> None:
-    assert gaps("""
+def test_garbage_collection_has_its_own_time_only() -> None:
+    assert pieces("""
         python Python GC |     --
-        op aten::add     |        ---
-        launch           | a          b
-        s7 k             |   aa        bb
-    """)[0][2:4] == ("host late", "aten::add")
+        op aten::add     |       ---
+        launch           | a       b
+        s7 k             |  aaa     bb
+    """) == [(2, "garbage collection", "Python GC"), (2, "launch overhead", "aten::add"), (1, *LAUNCH)]
+
+
+@pytest.mark.parametrize(("step", "blocking"), [("-----------", 0), ("---------------", 1)])
+def test_the_waiting_with_which_the_profiler_ends_is_its_own(step: str, blocking: int) -> None:
+    # Behind the last step it is the profiler's, within a step the program's.
+    trace = draw(
+        aligned(f"""
+        step 1                       | {step}
+        op aten::add                 | --
+        launch                       | a
+        launch cudaDeviceSynchronize |            ---
+        s7 k                         |   aaaaaaaaaaaa
+    """)
+    )
+    assert blocking_calls(trace, trace.work).sum() == blocking
+
+
+@pytest.mark.parametrize(
+    ("ops", "cause"),
+    [("---------", "profiler"), ("---  -----", "launch overhead"), ("          ", "silent host")],
+)
+def test_a_buffer_request_holds_up_who_gets_nothing_done(ops: str, cause: str) -> None:
+    drawing = aligned(f"""
+        op aten::mm | {ops}
+        op aten::x  |           --
+        launch      | a          b
+        s7 k        |  a          bb
+    """)
+    request = {"ph": "X", "cat": "overhead", "name": "Activity Buffer Request", "pid": -1, "tid": 0}
+    drawn = [*events(drawing, ns_per_char=COLUMN), request | {"ts": 300, "dur": 500}]
+    rows = records(analyze(make_run([read(drawn)]), "idle")["causes"], "cause", "dur_ns")
+    assert dict(rows).get(cause, 0) >= 5 * COLUMN
+
+
+def test_frames_of_the_profiler() -> None:
+    assert pieces("""
+        python torch/profiler/profiler.py(1): step |   ------
+        op aten::add                               |         --
+        launch                                     | a         b
+        s7 k                                       |  aa        bb
+    """)[0] == (5, "profiler", "torch/profiler/profiler.py(1): step")
 
 
 def test_queued_in_time_behind_another_stream() -> None:
-    # b was launched at 1, long before the gap 6-8: it waited for something on the other stream.
+    # b was launched at 1, long before the gap 6-7: it waited for something on the other stream.
     assert gaps("""
         launch | ab
         s7 k   |   aaaa
-        s8 k   |         bb
-    """) == [(4, 2, "other stream", "", "")]
-
-
-def test_queued_in_time_on_the_same_stream() -> None:
-    assert gaps("""
-        launch | ab
-        s7 k   |   aaaa  bb
-    """) == [(4, 2, "dispatch", "", "")]
+        s8 k   |        b
+    """) == [(4, 1, "other stream", "", "")]
 
 
 def test_the_last_work_to_end_counts_and_not_the_last_to_start() -> None:
@@ -196,14 +321,11 @@ def test_the_last_work_to_end_counts_and_not_the_last_to_start() -> None:
 
 
 def test_equal_stream_numbers_of_two_gpus_are_two_streams() -> None:
-    assert (
-        gaps("""
+    assert gaps("""
         launch        | ab
         s7 k          |   aaaa
         s7 k device=1 |         bb
-    """)[0][2]
-        == "other stream"
-    )
+    """)[0][2] == "other stream"  # fmt: skip
 
 
 def test_work_without_a_launch_call() -> None:
@@ -213,77 +335,101 @@ def test_work_without_a_launch_call() -> None:
     """) == [(2, 3, "no launch", "", "")]
 
 
-def test_before_the_first_and_after_the_last_work_of_the_steps() -> None:
-    gap = gaps("""
+def test_the_begin_and_the_end_of_the_steps_have_causes_as_well() -> None:
+    assert pieces(f"""
+        step 1         | --------------------
+        scope {LOADER} |  ------
+        launch         |        a
+        python log     |           --------
+        s7 k           |         aa
+    """) == [
+        (1, "launch overhead", ""),
+        (6, "data loading", LOADER),
+        (1, *LAUNCH),
+        (8, "silent host", "log"),
+        (2, "silent host", ""),
+    ]
+
+
+def test_without_any_launch_the_end_of_the_steps_is_the_window() -> None:
+    assert idle("""
         step 1 | ----------
-        launch |  a
-        s7 k   |   aaa
-    """)
-    assert gap == [(-2, 2, "window", "", ""), (3, 5, "window", "", "")]
+        s7 k   |   ==
+    """)["causes"]["cause"].tolist() == ["window", "no launch"]
 
 
 def test_short_gaps_are_summed_and_not_explained() -> None:
-    result = analyze(
-        make_run([
-            draw("""
-            launch |    abcd
-            s7 k   | ==   aa bb ccc  dd
-        """)
-        ]),
-        "idle",
-    )  # fmt: skip
+    result = idle(
+        """
+        launch |    abcd
+        s7 k   | ==   aa bb ccc  dd
+    """,
+        ns_per_char=1000,
+    )
     # columns of 1 us: gaps of 3, 1, 1 and 2 us
     causes = {
         cause: (count, dur) for cause, count, dur in records(result["causes"], "cause", "count", "dur_ns")
     }
     assert causes["short gaps"] == (2, 2000)
-    assert sum(count for count, _ in causes.values()) == 4
+    assert result["causes"]["dur_ns"].sum() == 7000
     assert result["hosts"]["dur_ns"].sum() == 5000
 
 
 def test_causes_add_up_to_the_idle_time_of_the_timeline() -> None:
-    run = make_run([
-        draw("""
+    text = """
         step 1                       | --------------------------------
         launch cudaStreamSynchronize |     ---
         op f                         |                ---
         launch                       | ab      c         d
         s7 k                         |   aa  b   ccc      d   ==
         s8 k                         |                            ==
-    """, ns_per_char=COLUMN)
-    ])  # fmt: skip
-    causes = analyze(run, "idle")["causes"]
+    """
+    run = make_run([draw(aligned(text), ns_per_char=COLUMN)])
+    result = analyze(run, "idle")
     (step,) = records(analyze(run, "timeline")["steps"], "idle_ns")
-    assert causes["dur_ns"].sum() == step[0]
-    assert causes["fraction"].sum() == pytest.approx(1)
-    assert causes["dur_ns"].is_monotonic_decreasing
+    assert result["causes"]["dur_ns"].sum() == result["pieces"]["dur_ns"].sum() == step[0]
+    assert result["causes"]["fraction"].sum() == pytest.approx(1)
+    assert result["causes"]["dur_ns"].is_monotonic_decreasing
+    start, dur = (result["pieces"][name].to_numpy() for name in ("local_ts_ns", "dur_ns"))
+    assert np.all(start[1:] >= start[:-1] + dur[:-1])
 
 
 def test_hosts_are_grouped() -> None:
     result = idle("""
         op f   |    ---     ---
         launch | a     b  c    d
-        s7 k   |   aa   bb cc   dd
+        s7 k   |  aa    b cc    dd
     """)
-    # gaps 4-7 and 11-14 while the host is in f; c runs on at 10
+    # gaps 3-7 and 11-15, while the host is in f from 3 and 11
     shown = ("cause", "host", "op", "count", "dur_ns", "mean_ns", "max_ns")
-    assert records(result["hosts"], *shown)[0] == ("host late", "f", "f", 2, 60_000, 30_000.0, 30_000)
+    assert records(result["hosts"], *shown)[0] == (
+        "launch overhead",
+        "f",
+        "f",
+        2,
+        6 * COLUMN,
+        3.0 * COLUMN,
+        3 * COLUMN,
+    )
 
 
-def test_the_next_work_is_named() -> None:
+def test_the_next_work_and_the_step_are_named() -> None:
     table = idle("""
+        step 4    | ---------
         launch    | ab
-        s7 first  |   a
+        s7 first  |  a
         s9 second |       bb
     """)["gaps"]
-    assert records(table, "next_work", "stream") == [("second", 9)]
+    assert records(table, "next_work", "stream", "step")[0] == ("second", 9, "ProfilerStep#4")
 
 
 def test_scope_linked_takes_unlinked_work_as_idle() -> None:
-    assert gaps("""
+    text = """
         launch | ab
-        s7 k   |   aa ==  bb
-    """, scope="linked") == [(2, 5, "dispatch", "", "")]  # fmt: skip
+        s7 k   |   aa==b
+    """
+    assert gaps(text, scope="linked") == [(2, 2, "dispatch", "", "")]
+    assert gaps(text) == []
 
 
 @pytest.mark.parametrize(
@@ -291,9 +437,20 @@ def test_scope_linked_takes_unlinked_work_as_idle() -> None:
     [("s7 k | ====", "the GPU never waits"), ("s7 k | == ==", "no gap is longer than 1000 ns")],
 )
 def test_nothing_to_explain_is_said(drawing: str, reason: str) -> None:
-    result = analyze(make_run([draw(drawing)]), "idle")
+    result = idle(drawing, ns_per_char=1000)
     assert len(result["hosts"]) == len(result["gaps"]) == 0
     assert [(skip.subject, skip.reason) for skip in result.skips] == [("rank 0: gaps", reason)]
+
+
+def test_what_would_show_what_a_silent_host_did() -> None:
+    text = """
+        op aten::mm | ---          --
+        launch      | a             b
+        s7 k        |  a             bb
+    """
+    (skip,) = idle(text).skips
+    assert "with_stack=True" in skip.reason
+    assert not idle(f"{text}python f | -\n").skips
 
 
 def test_no_gpu_work() -> None:
@@ -302,4 +459,7 @@ def test_no_gpu_work() -> None:
 
 def test_each_rank_has_its_rows() -> None:
     table = analyze(draw_run("s7 k | ==  ==", "s7 k | ==   ==", ns_per_char=COLUMN), "idle")["causes"]
-    assert records(table, "rank", "cause", "dur_ns") == [(0, "no launch", 20_000), (1, "no launch", 30_000)]
+    assert records(table, "rank", "cause", "dur_ns") == [
+        (0, "no launch", 2 * COLUMN),
+        (1, "no launch", 3 * COLUMN),
+    ]

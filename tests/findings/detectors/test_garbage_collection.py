@@ -101,7 +101,7 @@ def test_hidden_behind_work_it_costs_nothing() -> None:
 
 def test_only_what_lies_in_the_steps_counts() -> None:
     detection = detect("""
-        step 1           |       ------
+        step 1 tid=9     |       ------
         python Python GC | ---  ---
         launch           |         a
         s7 k             |          aaa

@@ -190,8 +190,9 @@ def test_blocking_calls_in_moe_layers() -> None:
     outcome = quantities(result)
     assert {name: outcome[f"calls per layer and micro-batch{name}"] for name in expected} == expected
     assert result.saving_ns == result.where.total == idle_after_waits(recorder) > 0
-    assert outcome["GPU idle until the next kernel per step"] == result.saving_ns
-    assert result.confidence == "high"
+    parts = ("GPU idle meanwhile per step", "GPU idle until the host has caught up per step")
+    assert sum(outcome[name] for name in parts) == result.saving_ns
+    assert result.confidence == "medium"
     assert "(1 in dispatch, 1 in permute; most in aten::" in result.evidence
 
 

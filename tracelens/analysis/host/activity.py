@@ -76,7 +76,7 @@ class Host:
             self._event = np.where(event >= 0, event, self._event)
             self._what[event >= 0] = what
         rows = np.flatnonzero(profiler_overhead(events))
-        self._overhead = calls(events, rows)
+        self._overhead = rows[np.argsort(events.start[rows], kind="stable")]
 
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
@@ -89,7 +89,7 @@ class Host:
             start: ns, of disjoint intervals in order of time.
             end: ns.
         """
-        own = self._with_overhead(self._of_thread(number, start, end))
+        own = self._with_overhead(number, self._of_thread(number, start, end))
         parts = [own.take(own.what != NOTHING)]
         silent = own.take(own.what == NOTHING)
         for other in [
@@ -108,37 +108,57 @@ class Host:
 
     def _of_thread(self, number: int, start: Int, end: Int) -> Activity:
         """What one thread did in intervals."""
-        if number not in self._pieces:
-            self._pieces[number] = self._everywhere(number)
-        interval, pieces = overlaps(self._pieces[number], start, end)
+        interval, pieces = overlaps(self._everywhere(number), start, end)
         owner = pieces.owner
         what, event = lookup(self._what, owner, NOTHING), lookup(self._event, owner, -1)
         return Activity(interval, pieces.start, pieces.end, what, event)
 
     def _everywhere(self, number: int) -> Pieces:
         """All time of a thread, that before its first and after its last event included."""
-        pieces = innermost(self._events, stack_rows(self._events, self.thread, number))
-        first, last = pieces.start[:1], pieces.end[-1:]
-        return Pieces(
-            np.concatenate(([-_FOREVER], pieces.start, last)),
-            np.concatenate((first, pieces.end, [_FOREVER])),
-            np.concatenate(([-1], pieces.owner, [-1])),
-        )
+        if number not in self._pieces:
+            pieces = innermost(self._events, stack_rows(self._events, self.thread, number))
+            first, last = pieces.start[:1], pieces.end[-1:]
+            self._pieces[number] = Pieces(
+                np.concatenate(([-_FOREVER], pieces.start, last)),
+                np.concatenate((first, pieces.end, [_FOREVER])),
+                np.concatenate(([-1], pieces.owner, [-1])),
+            )
+        return self._pieces[number]
 
-    def _with_overhead(self, activity: Activity) -> Activity:
-        """The same, but for what was recorded as the profiler's where the thread did not wait for a GPU."""
-        over = union(self._overhead.start, self._overhead.end)
-        if not len(over.start):
+    def _with_overhead(self, number: int, activity: Activity) -> Activity:
+        """The same, but for what the profiler held up.
+
+        Whose call it held is not recorded: it was this thread's if that was busy and got nothing done
+        meanwhile.
+        """
+        overhead = calls(self._events, self._overhead[self._holds_up(number)])
+        if not len(overhead.start):
             return activity
         slowed = activity.what < PROFILER
-        hit, inside = overlaps(self._overhead, activity.start[slowed], activity.end[slowed])
-        free = difference(union(activity.start[slowed], activity.end[slowed]), over)
-        rest, low, high = cut(activity.start[slowed], activity.end[slowed], free)
         rows = np.flatnonzero(slowed)
+        hit, inside = overlaps(overhead, activity.start[rows], activity.end[rows])
         profiler = activity.take(rows[hit])._replace(
             start=inside.start, end=inside.end, what=np.full(len(hit), PROFILER), event=inside.owner
         )
+        over = union(overhead.start, overhead.end)
+        rest, low, high = cut(
+            activity.start[rows],
+            activity.end[rows],
+            difference(union(activity.start[rows], activity.end[rows]), over),
+        )
         others = activity.take(rows[rest])._replace(start=low, end=high)
-        kept = activity.take(~slowed)
-        together = Activity(*(np.concatenate(values) for values in zip(kept, profiler, others, strict=True)))
+        parts = (activity.take(~slowed), profiler, others)
+        together = Activity(*(np.concatenate(values) for values in zip(*parts, strict=True)))
         return together.take(np.argsort(together.start, kind="stable"))
+
+    def _holds_up(self, number: int) -> Bool:
+        """Which of the profiler's own events a thread had to wait for."""
+        start, end = self._events.start[self._overhead], self._events.end[self._overhead]
+        if not len(start):
+            return np.zeros(0, dtype=bool)
+        pieces = self._everywhere(number)
+        borders = pieces.start[1:]
+        untouched = np.searchsorted(borders, start, side="right") == np.searchsorted(borders, end)
+        owner = pieces.owner[np.searchsorted(borders, start, side="right")]
+        held: Bool = untouched & (lookup(self._what, owner, NOTHING) == BUSY)
+        return held

@@ -40,14 +40,15 @@ CAUSES = {
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
     "launch overhead": "the host was on its way to the next launch: short ops, calls, Python between them",
     "blocking call": "the host was in a call that waits for the GPU or copies synchronously",
+    "queue refill": "launch overhead behind such a call: the host had nothing queued ahead any more",
     "data loading": "the host was fetching the next batch",
     "garbage collection": "Python's garbage collector ran",
     "collective call": f"the host was in the call of a collective for over {BUSY_NS / 1e6:g} ms",
     "profiler": "the profiler's own work: it is not there in a run without it",
     "dispatch": "launched, and queued behind work of its own stream",
     "other stream": "launched, and queued; the last work before the gap ran on another stream",
-    "missing work": f"the host waited for the GPU, or launched work stood in its queue, for over "
-    f"{UNRECORDED_NS / 1e6:g} ms while nothing recorded ran: the trace lacks what did",
+    "unrecorded work": f"the host waited for the GPU, or launched work stood in its queue, for over "
+    f"{UNRECORDED_NS / 1e6:g} ms while nothing recorded ran: kernels not in the trace, or another process",
     "no launch": "the launch call of the next work is not in the trace",
     "window": "behind the last GPU work of the steps, where no launch says which thread to look at",
     "short gaps": f"up to {GAP_NS} ns each, between back-to-back kernels",
@@ -58,6 +59,7 @@ HOST_CAUSES = tuple(CAUSES)[: list(CAUSES).index("dispatch")]
 
 CODE = {name: code for code, name in enumerate(CAUSES)}
 
+_WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
 _COLLECTIVE = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms|ncclComm|symm_mem::)")
 
 
@@ -68,7 +70,9 @@ class IdlePieces(NamedTuple):
         gap: position in the gaps.
         start, end: ns.
         cause: code into CAUSES.
-        host: event row of what the host was in, -1 if unknown or not the host's affair.
+        host: event row of what the host was in, -1 if unknown or not the host's affair. Of CPU ops and
+            collectives the outermost op; of a queue refill the blocking call before it.
+        inner: event row of the innermost op, call or frame then, mostly the same.
         thread: number of the thread that launched the next work (see stacks.threads), -1 likewise.
     """
 
@@ -77,6 +81,7 @@ class IdlePieces(NamedTuple):
     end: Int
     cause: Int
     host: Int
+    inner: Int
     thread: Int
 
     @property
@@ -116,7 +121,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     same_stream = (work.stream[after] == work.stream[before]) & (work.device[after] == work.device[before])
     same_stream |= gaps.before < 0
     waited = np.where(same_stream[split], CODE["dispatch"], CODE["other stream"])
-    waited[in_queue > UNRECORDED_NS] = CODE["missing work"]
+    waited[in_queue > UNRECORDED_NS] = CODE["unrecorded work"]
     undivided = np.flatnonzero(whole >= 0)
     parts = [
         _of_gaps(undivided, gaps.start[undivided], gaps.end[undivided], whole[undivided]),
@@ -135,29 +140,30 @@ def _last_launch(events: Events, work: Work) -> int:
 
 def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
     unknown = np.full(len(gap), -1)
-    return IdlePieces(gap, start, end, cause, unknown, unknown)
+    return IdlePieces(gap, start, end, cause, unknown, unknown, unknown)
 
 
 def _of_host(trace: Trace, work: Work, gap: Int, start: Int, launched: Int, launch: Int) -> list[IdlePieces]:
     """The pieces of gaps up to the end of the launch call, by launching thread."""
     blocking = waiting_calls(trace, work)
-    host = Host(trace, work, blocking)
+    program = Host(trace, work, blocking)
     late = np.flatnonzero(launched > start)
-    number = host.thread[launch[late]]
+    number = program.thread[launch[late]]
+    outermost = _outermost_op(trace)
     parts = []
     for thread in np.unique(number).tolist():
         rows = late[number == thread]
-        activity = host.during(thread, start[rows], launched[rows])
-        cause = _causes(trace.arrays, activity)
-        of_thread = np.full(len(cause), thread)
-        parts.append(
-            IdlePieces(gap[rows[activity.interval]], *activity[1:3], cause, activity.event, of_thread)
-        )
+        activity = program.during(thread, start[rows], launched[rows])
+        cause, event = _causes(trace.arrays, activity)
+        in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
+        host = np.where(in_ops, outermost[event], event)
+        gap_of, of_thread = gap[rows[activity.interval]], np.full(len(cause), thread)
+        parts.append(IdlePieces(gap_of, *activity[1:3], cause, host, activity.event, of_thread))
     return parts
 
 
-def _causes(events: Events, activity: Activity) -> Int:
-    """The cause of each piece of the host's time, in order of gaps and time."""
+def _causes(events: Events, activity: Activity) -> tuple[Int, Int]:
+    """Cause of each piece of the host's time, in order of gaps and time, and the event to name with it."""
     gap, what, dur = activity.interval, activity.what, activity.end - activity.start
     cause = np.full(len(gap), CODE["launch overhead"])
     for code, name in (
@@ -169,7 +175,7 @@ def _causes(events: Events, activity: Activity) -> Int:
         cause[what == code] = CODE[name]
     waits = np.flatnonzero((what == BLOCKED) & named(events, SYNCHRONIZE)[activity.event])
     long = _total(dur[waits], gap[waits], activity.event[waits]) > UNRECORDED_NS
-    cause[waits[long]] = CODE["missing work"]
+    cause[waits[long]] = CODE["unrecorded work"]
     busy = np.flatnonzero(what == BUSY)
     busy = busy[_total(dur[busy], gap[busy]) > BUSY_NS]
     collective = named(events, _COLLECTIVE) & events.where("op", "annotation")
@@ -182,7 +188,19 @@ def _causes(events: Events, activity: Activity) -> Int:
     )
     stretch = np.cumsum(np.concatenate(([0], ~goes_on))[: len(silent)])
     cause[silent[_total(dur[silent], stretch) >= SILENT_NS]] = CODE["silent host"]
-    return cause
+    # Row of the last piece up to each one in which the host waited for the GPU.
+    waited = np.maximum.accumulate(np.where(what == BLOCKED, np.arange(len(what)), -1))
+    refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
+    cause[refill] = CODE["queue refill"]
+    return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)
+
+
+def _outermost_op(trace: Trace) -> Int:
+    """For each event, the outermost op around it, wrappers of the autograd engine aside; -1 for none."""
+    events = trace.arrays
+    is_op = events.where("op") & ~named(events, _WRAPPER)
+    top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
+    return nearest(events.parent, events.depth, top)
 
 
 def _total(values: Int, *keys: Int) -> Int:

@@ -224,7 +224,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     texts: dict[str, int] = {}
     plain = [texts.setdefault(_ADDRESS.sub("", name), len(texts)) for name in [*events.names, ""]]
     code, nothing = np.array(plain, dtype=np.int64), len(events.names)
-    op = code[lookup(events.name, lookup(trace.once(enclosing_op), pieces.host, -1), nothing)]
+    op = code[lookup(events.name, lookup(trace.once(enclosing_op), pieces.inner, -1), nothing)]
     silent = np.flatnonzero(pieces.cause == CODE["silent host"])
     if len(silent):
         op[silent] = [texts.setdefault(text, len(texts)) for text in _around(trace, pieces.take(silent))]

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from tracelens.analysis.host.reads import reads
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, lookup
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, Work, matching
 
@@ -20,6 +20,7 @@ BLOCKING = re.compile(
 )
 GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 
+_COPY_CALL = re.compile(r"emcpy")
 _ON_DEVICE = re.compile(r"DtoD|DeviceToDevice|DEVICE_TO_DEVICE")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
 _PROFILER_FRAME = re.compile(r"\btorch/(?:autograd/)?profiler")
@@ -49,7 +50,11 @@ def blocking_calls(trace: Trace, work: Work) -> Bool:
     mask = named(events, BLOCKING) & events.where("launch")
     # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.
     inside = matching(work.names, _ON_DEVICE)
-    copies = work.take((work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & ~inside[work.name])
+    # A copy that is a kernel may be one of a graph; what launched that waited for none of them.
+    is_copy = ~work.is_kernel | lookup(named(events, _COPY_CALL), work.launch, False)
+    copies = work.take(
+        (work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & is_copy & ~inside[work.name]
+    )
     mask[copies.launch[events.end[copies.launch] >= copies.end]] = True
     return mask & ~trace.once(profiler_calls)
 

@@ -170,7 +170,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     kind = _KIND_OF_CAUSE[pieces.cause]
     ns = np.zeros((len(gaps.start), len(TIMES)), dtype=np.int64)
     np.add.at(ns, (pieces.gap, kind), pieces.dur)
-    name, op, names = host_names(trace, pieces)
+    name, op, names = host_names(trace, pieces._replace(host=pieces.inner))
     texts: dict[str, int] = {}
     pair, (name, op) = codes(name, op)
     code = np.array(

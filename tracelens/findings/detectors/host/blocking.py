@@ -6,14 +6,16 @@ from collections import Counter
 
 import numpy as np
 
+from tracelens.analysis.host import CODE
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
-from tracelens.trace import Union, enclosing_op, intersection, union
+from tracelens.trace import Union, both, enclosing_op, union
 from tracelens.units import milliseconds
 
 _OPS = 3
+_MOST = 0.9
 
 
 @detector(
@@ -43,7 +45,8 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     )
     each = int(inside.sum()) / max(passes, 1)
     stages = np.bincount(calls.stage[inside], minlength=len(STAGES)) / max(passes, 1)
-    where, until = _idle(context, calls, inside)
+    meanwhile, refill = _idle(context, calls, inside)
+    where = _lost(context, meanwhile, refill)
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     by_stage = ", ".join(
         f"{count:.3g} in {STAGES[stage]}" for stage, count in enumerate(stages.tolist()) if count
@@ -57,15 +60,15 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
                 if stage in (ROUTER, DISPATCH, PERMUTATION, EXPERTS)
             ),
             Quantity("host blocked per step", blocked, "ns"),
-            Quantity("GPU idle meanwhile per step", context.per_step(where.total), "ns"),
-            Quantity("GPU idle until the next kernel per step", context.per_step(until), "ns"),
+            Quantity("GPU idle meanwhile per step", context.per_step(meanwhile.total), "ns"),
+            Quantity("GPU idle until the host has caught up per step", context.per_step(refill.total), "ns"),
         ),
         context.per_step(where.total),
         where,
         f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
         f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
-        f"{_consequence(context, where, until)}",
-        "high",
+        f"{_consequence(context, meanwhile, refill)}",
+        "high" if meanwhile.total > _MOST * where.total else "medium",
     )
 
 
@@ -82,21 +85,22 @@ def other_blocking_calls(context: RankContext) -> Outcome:
     inside = _in_steps(context, calls) & (calls.layer_pass < 0)
     if not inside.any():
         return "no blocking call in the steps outside MoE layers"
-    where, until = _idle(context, calls, inside)
+    meanwhile, refill = _idle(context, calls, inside)
+    where = _lost(context, meanwhile, refill)
     count = context.per_step(int(inside.sum()))
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     return Detection(
         (
             Quantity("calls per step", count, "count"),
             Quantity("host blocked per step", blocked, "ns"),
-            Quantity("GPU idle meanwhile per step", context.per_step(where.total), "ns"),
-            Quantity("GPU idle until the next kernel per step", context.per_step(until), "ns"),
+            Quantity("GPU idle meanwhile per step", context.per_step(meanwhile.total), "ns"),
+            Quantity("GPU idle until the host has caught up per step", context.per_step(refill.total), "ns"),
         ),
         context.per_step(where.total),
         where,
         f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
-        f"{milliseconds(blocked)}/step; {_consequence(context, where, until)}",
-        "high",
+        f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
+        "high" if meanwhile.total > _MOST * where.total else "medium",
     )
 
 
@@ -106,19 +110,29 @@ def _in_steps(context: RankContext, calls: Blocking) -> Bool:
     return result
 
 
-def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, int]:
-    """When the GPU is idle while the host sits in such a call, and for how long it is until its next work."""
-    pieces = context.idle_by("blocking call")
-    start = calls.start[mask]
-    inside = union(start, start + calls.blocked_ns[mask])
-    until = intersection(context.busy.gaps(), union(start, calls.until[mask]))
-    return intersection(union(pieces.start, pieces.end), inside), until.total
+def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, Union]:
+    """When the GPU is idle because of such calls: while the host sits in them, and until it has caught up.
+
+    Where the GPU waits for launches anyway, the second is no loss of theirs.
+    """
+    within = np.isin(context.idle.host, calls.event[mask])
+    parts = []
+    for cause in ("blocking call", "queue refill"):
+        pieces = context.idle.take(within & (context.idle.cause == CODE[cause]))
+        parts.append(union(pieces.start, pieces.end))
+    meanwhile, refill = parts
+    return meanwhile, refill
 
 
-def _consequence(context: RankContext, where: Union, until: int) -> str:
-    """What the GPU does meanwhile, and afterwards: then no launches are queued ahead."""
-    during, after = (milliseconds(context.per_step(ns)) for ns in (where.total, until - where.total))
-    return f"the GPU idles {during}/step meanwhile, and {after}/step more until its next work is launched"
+def _lost(context: RankContext, meanwhile: Union, refill: Union) -> Union:
+    return meanwhile if context.is_launch_bound else both(meanwhile, refill)
+
+
+def _consequence(context: RankContext, meanwhile: Union, refill: Union) -> str:
+    """What the GPU does meanwhile, and afterwards."""
+    during, after = (milliseconds(context.per_step(idle.total)) for idle in (meanwhile, refill))
+    text = f"the GPU idles {during}/step meanwhile, and {after}/step more until the host has caught up"
+    return f"{text}, not counted since launches are late everywhere" if context.is_launch_bound else text
 
 
 def _ops(context: RankContext, calls: Blocking, mask: Bool) -> str:

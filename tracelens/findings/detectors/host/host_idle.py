@@ -13,6 +13,7 @@ from tracelens.trace import steps_of, union
 from tracelens.units import duration, milliseconds
 
 _PLACES = 3
+_MOST = 0.9
 
 
 @detector(
@@ -97,8 +98,16 @@ def _places(context: RankContext, cause: str) -> str:
     """Where most of the time is spent: ops, frames, annotations; of a silent host what is around it."""
     pieces = context.idle_by(cause)
     host, op, texts = host_names(context.trace, pieces)
-    time: Counter[str] = Counter()
+    hosts: Counter[str] = Counter()
+    ops: dict[str, Counter[str]] = {}
     for host_code, op_code, ns in zip(host.tolist(), op.tolist(), pieces.dur.tolist(), strict=True):
         inside, around = texts[host_code], texts[op_code]
-        time[f"in {inside}" if inside else f"between {around.replace(' -> ', ' and ')}"] += ns
-    return "mostly " + ", ".join(f"{text} {duration(ns)}" for text, ns in time.most_common(_PLACES))
+        name = inside or f"between {around.replace(' -> ', ' and ')}"
+        hosts[name] += ns
+        ops.setdefault(name, Counter())[around] += ns
+    shown = []
+    for name, total in hosts.most_common(_PLACES):
+        ((op_name, op_ns),) = ops[name].most_common(1)
+        inner = op_name if op_ns >= _MOST * total and " -> " not in op_name else ""
+        shown.append(f"{inner or name} {duration(total)}")
+    return f"mostly {', '.join(shown)}"

@@ -39,8 +39,10 @@ def launch_bound(context: RankContext) -> Outcome:
     gaps = context.gaps
     # What is launched late starts late: the way from the call to the GPU is part of it.
     late = np.zeros(len(gaps.start), dtype=bool)
-    late[context.idle_by("launch overhead").gap] = True
-    pieces = context.idle_by("launch overhead", "dispatch")
+    causes = ("launch overhead", "queue refill") if context.is_launch_bound else ("launch overhead",)
+    late[context.idle_by(*causes).gap] = True
+    late &= gaps.after >= 0
+    pieces = context.idle_by(*causes, "dispatch")
     pieces = pieces.take(late[pieces.gap])
     where = union(pieces.start, pieces.end)
     window = max(context.window[1] - context.window[0], 1)

@@ -34,9 +34,9 @@ UNRECORDED_NS = 200_000
 longer than 35 us for one. Where it takes this long, the GPU did something that is not recorded."""
 
 CAUSES = {
-    "silent host": f"the launching thread was in no recorded op or call for over {SILENT_NS / 1e6:g} ms: "
-    "the program's own Python (data, logging, checkpoints), garbage collection that was not recorded, or a "
-    "process that slept or had no core",
+    "silent host": "the launching thread was in no recorded op or call, for "
+    f"{SILENT_NS / 1e6:g} ms at once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, "
+    "logging, checkpoints), garbage collection that was not recorded, a process that slept or had no core",
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
     "launch overhead": "the host was on its way to the next launch: short ops, calls, Python between them",
     "blocking call": "the host was in a call that waits for the GPU or copies synchronously",
@@ -187,7 +187,8 @@ def _causes(events: Events, activity: Activity) -> tuple[Int, Int]:
         gap[silent[1:]] == gap[silent[:-1]]
     )
     stretch = np.cumsum(np.concatenate(([0], ~goes_on))[: len(silent)])
-    cause[silent[_total(dur[silent], stretch) >= SILENT_NS]] = CODE["silent host"]
+    long = (_total(dur[silent], stretch) >= SILENT_NS) | (_total(dur[silent], gap[silent]) > BUSY_NS)
+    cause[silent[long]] = CODE["silent host"]
     # Row of the last piece up to each one in which the host waited for the GPU.
     waited = np.maximum.accumulate(np.where(what == BLOCKED, np.arange(len(what)), -1))
     refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)

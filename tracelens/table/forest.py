@@ -66,7 +66,7 @@ def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
     deepest = int(depth.max(initial=0))
     if deepest == 0:
         return result
-    by_depth = np.argsort(depth, kind="stable")
+    by_depth = _by_depth(depth, deepest)
     borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
     for level in range(1, deepest + 1):
         rows = by_depth[borders[level] : borders[level + 1]]
@@ -78,11 +78,17 @@ def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
 def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
     """For each row, the sum of `values` over itself and everything below it."""
     total = values.copy()
-    by_depth = np.argsort(depth, kind="stable")
     deepest = int(depth.max(initial=0))
+    by_depth = _by_depth(depth, deepest)
     borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
     for level in range(deepest, 0, -1):
         rows = by_depth[borders[level] : borders[level + 1]]
         rows = rows[total[rows] != 0]
         np.add.at(total, parent[rows], total[rows])
     return total
+
+
+def _by_depth(depth: Int, deepest: int) -> Int:
+    """Rows in order of depth; numpy sorts small integers by radix."""
+    small = depth.astype(np.int16) if deepest <= np.iinfo(np.int16).max else depth
+    return np.argsort(small, kind="stable")

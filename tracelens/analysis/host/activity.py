@@ -8,10 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.host.stacks import Pieces, calls, innermost, overlaps, stack_rows, threads
-from tracelens.analysis.host.waits import GARBAGE, named, profiler_calls, profiler_overhead
+from tracelens.analysis.host.waits import (
+    GARBAGE,
+    named,
+    profiler_calls,
+    profiler_overhead,
+    waiting_calls,
+)
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, Trace, Work, cut, difference, union
+from tracelens.trace import STEP_MARK, Trace, cut, difference, union
 
 NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
 """What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
@@ -43,16 +49,11 @@ class Activity(NamedTuple):
 
 
 class Host:
-    """The threads of a trace that launch GPU work.
+    """The threads of a trace that launch GPU work; ask with `trace.once(Host)`."""
 
-    Args:
-        trace: of the rank.
-        work: that they launch.
-        blocking: events in which they wait for a GPU.
-    """
-
-    def __init__(self, trace: Trace, work: Work, blocking: Bool) -> None:
+    def __init__(self, trace: Trace) -> None:
         self._events = events = trace.arrays
+        work = trace.work
         self.thread = threads(events)
         calling = work.launch_call[work.launch_call >= 0]
         numbers, first, count = np.unique(self.thread[calling], return_index=True, return_counts=True)
@@ -64,7 +65,7 @@ class Host:
         says = [
             (BUSY, events.where("op", "launch")),
             (LOADING, named(events, _LOADING) & events.where("python", "annotation", "op")),
-            (BLOCKED, blocking),
+            (BLOCKED, waiting_calls(trace, work)),
             (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
             (PROFILER, trace.once(profiler_calls)),
         ]
@@ -72,7 +73,9 @@ class Host:
         self._event = nearest(events.parent, events.depth, frames)
         self._what = np.full(len(events.start), NOTHING)
         for what, mask in says:
-            event = nearest(events.parent, events.depth, mask) if mask.any() else np.full(len(mask), -1)
+            if not mask.any():
+                continue
+            event = nearest(events.parent, events.depth, mask)
             self._event = np.where(event >= 0, event, self._event)
             self._what[event >= 0] = what
         rows = np.flatnonzero(profiler_overhead(events))

@@ -18,7 +18,7 @@ from tracelens.analysis.host.activity import (
     Host,
 )
 from tracelens.analysis.host.gaps import GAP_NS, Gaps
-from tracelens.analysis.host.waits import SYNCHRONIZE, named, waiting_calls
+from tracelens.analysis.host.waits import SYNCHRONIZE, named
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import Events, Trace, Work
@@ -126,7 +126,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     parts = [
         _of_gaps(undivided, gaps.start[undivided], gaps.end[undivided], whole[undivided]),
         _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
-        *_of_host(trace, work, split, gaps.start[split], launched, launch[split]),
+        *_of_host(trace, split, gaps.start[split], launched, launch[split]),
     ]
     together = IdlePieces(*(np.concatenate(values) for values in zip(*parts, strict=True)))
     return together.take(np.lexsort((together.start, together.gap)))
@@ -143,13 +143,12 @@ def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
     return IdlePieces(gap, start, end, cause, unknown, unknown, unknown)
 
 
-def _of_host(trace: Trace, work: Work, gap: Int, start: Int, launched: Int, launch: Int) -> list[IdlePieces]:
+def _of_host(trace: Trace, gap: Int, start: Int, launched: Int, launch: Int) -> list[IdlePieces]:
     """The pieces of gaps up to the end of the launch call, by launching thread."""
-    blocking = waiting_calls(trace, work)
-    program = Host(trace, work, blocking)
+    program = trace.once(Host)
     late = np.flatnonzero(launched > start)
     number = program.thread[launch[late]]
-    outermost = _outermost_op(trace)
+    outermost = trace.once(_outermost_op)
     parts = []
     for thread in np.unique(number).tolist():
         rows = late[number == thread]

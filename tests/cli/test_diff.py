@@ -71,7 +71,7 @@ def test_sides_are_directories_of_ranks_or_patterns(capfd: pytest.CaptureFixture
     cause = {row["name"]: row["delta_ns"] for row in value["tables"]["waterfall"] if row["level"] == "cause"}
     # One rank is late, and so the other waits.
     most = sorted(cause, key=cause.__getitem__)[-2:]
-    assert set(most) == {"idle: host late", "waiting for other ranks"}
+    assert set(most) == {"idle: silent host", "waiting for other ranks"}
 
 
 def test_one_step_of_both(capfd: pytest.CaptureFixture[str]) -> None:

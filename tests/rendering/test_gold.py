@@ -36,7 +36,7 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_two_runs() -> None:
-    result = sample.diff(8, names=("idle: host late", "experts: loop to grouped GEMM", "same kernels"))
+    result = sample.diff(8, names=("idle: launch overhead", "experts: loop to grouped GEMM", "same kernels"))
     check("diff.md", markdown(Report((result,), title="Two runs")))
 
 

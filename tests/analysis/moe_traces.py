@@ -54,6 +54,20 @@ FRAMES = {
 """What each part is called by programs that name it."""
 
 
+# Kernels without a record of what they send.
+_REDUCED = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)"
+_EXCHANGE_KERNELS = {
+    "deep_ep": {
+        name: f"void deep_ep::intranode::{name}<8, 768, 8192>(int4*)" for name in ("dispatch", "combine")
+    },
+    "multimem": {"dispatch": _REDUCED, "combine": _REDUCED},
+    "gather": {
+        "dispatch": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "combine": "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    },
+}
+
+
 @dataclass(frozen=True)
 class Model:
     """What runs, and how.
@@ -79,7 +93,7 @@ class Model:
     experts: int = 8
     chosen: int = 2
     loop: bool = True
-    exchange: Literal["none", "all_to_all", "deep_ep"] = "none"
+    exchange: Literal["none", "all_to_all", "deep_ep", "multimem", "gather"] = "none"
     fused_router: bool = False
     fused_permute: bool = False
     fused_norm: bool = True
@@ -259,9 +273,10 @@ class Recorder:
     def exchange(self, sent: Sequence[int], received: Sequence[int], kernel: str) -> None:
         """An all-to-all of tokens."""
         with self.node("_AllToAll", "_AllToAllBackward", {}) as done:
-            if self.model.exchange == "deep_ep":
-                self.launch(f"void deep_ep::intranode::{kernel}<8, 768, 8192>(int4*)", stream=9)
-                done.append(("deep_ep", f"void deep_ep::intranode::{kernel}<8, 768, 8192>(int4*)", 0, {}))
+            if self.model.exchange in _EXCHANGE_KERNELS:
+                name = _EXCHANGE_KERNELS[self.model.exchange][kernel]
+                self.launch(name, stream=9)
+                done.append((self.model.exchange, name, 0, {}))
                 return
             args = {
                 "In msg nelems": sum(sent) * HIDDEN,

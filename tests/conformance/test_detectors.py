@@ -114,3 +114,22 @@ def test_what_the_expert_loop_is_projected_to_save_is_what_grouping_saved() -> N
     found = results[0]["findings"].set_index("detector")
     assert "expert_loop" not in set(results[1]["findings"]["detector"])
     assert found.loc["expert_loop", "saving_ns"] == pytest.approx(steps[0] - steps[1], rel=0.1)
+
+
+def test_an_expert_loop_stands_above_the_launches_that_it_makes_late() -> None:
+    found = tracelens.analyze(tracelens.load(SAMPLE_TRACES / "one_gpu" / "loop"), "findings")["findings"]
+    by_detector = found.set_index("detector")
+    assert by_detector.loc["expert_loop", "position"] < by_detector.loc["launch_bound", "position"]
+    assert by_detector.loc["launch_bound", "explained_by"] == "expert_loop"
+    assert (
+        by_detector.loc["launch_bound", "additional_ns"] < 0.5 * by_detector.loc["launch_bound", "saving_ns"]
+    )
+
+
+@pytest.mark.parametrize("fault", ["gc", "slow_kernels", "host_delay", "token_skew"])
+def test_waiting_for_a_late_rank_is_no_all_to_all_to_be_hidden(fault: str) -> None:
+    run = tracelens.load(SAMPLE_TRACES / "faults" / fault)
+    found = tracelens.analyze(run, "findings")["findings"]
+    assert found["detector"][0].startswith("stragglers")
+    exposed = found.set_index("detector").loc["exposed_all_to_all"]
+    assert exposed["explained_by"].startswith("stragglers")

@@ -33,7 +33,16 @@ def detection(saving: float, *where: tuple[int, int], confidence: Any = "high") 
 
 
 def of_rank(name: str) -> Detector:
-    return Detector(name, name.title(), f"mend {name}", f"the sign of {name}", (), lambda context: "unused")
+    """A detector; those named symptom... are symptoms."""
+    return Detector(
+        name,
+        name.title(),
+        f"mend {name}",
+        f"the sign of {name}",
+        (),
+        lambda context: "unused",
+        symptom=name.startswith("symptom"),
+    )
 
 
 def of_run(name: str, outcome: Mapping[int, Detection] | str) -> Detector:
@@ -121,6 +130,55 @@ def test_where_it_is_worst_is_told_since_that_ranks_first_event(ranked: Any) -> 
     result = ranked({"a": detection(10, (5, 10))}, {"a": detection(90, (20, 30), (40, 90))})
     row = records(result["findings"], "worst_rank", "evidence", "ts_ns")[0]
     assert row == (1, "rank 1: seen", 30)  # its longest window begins at 40, its first event is at 10
+
+
+def test_a_symptom_is_ranked_below_the_cause_of_most_of_its_time(ranked: Any) -> None:
+    # 60 of the symptom's 100 ns are the cause's, so 40% of its 500 are left.
+    result = ranked({"symptom": detection(500, (0, 100)), "cause": detection(50, (40, 100))})
+    columns = ("detector", "saving_ns", "additional_ns", "explained_by")
+    assert records(result["findings"], *columns) == [("cause", 50, 50, ""), ("symptom", 500, 200, "cause")]
+    assert "60%" in result["findings"]["evidence"][1]
+    assert "Cause" in result["findings"]["evidence"][1]
+
+
+def test_a_symptom_comes_first_where_no_cause_has_most_of_its_time(ranked: Any) -> None:
+    # The causes claim their 40 and 30 ns first, although the symptom is ranked above them.
+    symptom = detection(500, (0, 100))
+    result = ranked({"symptom": symptom, "a": detection(50, (0, 40)), "b": detection(20, (60, 90))})
+    assert records(result["findings"], "detector", "additional_ns", "explained_by") == [
+        ("symptom", 150, ""),
+        ("a", 50, ""),
+        ("b", 20, ""),
+    ]
+
+
+def test_a_cause_inside_another_one_stays_above_its_symptom(ranked: Any) -> None:
+    where = {"outer": (0, 1000), "inner": (100, 200), "symptom": (100, 210)}
+    savings = {"outer": 300, "inner": 30, "symptom": 90}
+    result = ranked({name: detection(savings[name], edges) for name, edges in where.items()})
+    assert records(result["findings"], "detector", "additional_ns", "explained_by") == [
+        ("outer", 300, ""),
+        ("inner", 0, ""),
+        ("symptom", 0, "outer"),
+    ]
+
+
+def test_a_cause_explains_a_symptom_over_all_ranks(ranked: Any) -> None:
+    # On rank 0 the cause has all of it, on rank 1, with five times as much, nothing.
+    alone = {"symptom": detection(500, (0, 500)), "cause": "not here"}
+    result = ranked({"symptom": detection(100, (0, 100)), "cause": detection(20, (0, 100))}, alone)
+    assert records(result["findings"], "detector", "additional_ns", "explained_by") == [
+        ("symptom", 250, ""),
+        ("cause", 10, ""),
+    ]
+
+
+def test_causes_keep_their_order_among_themselves_and_no_cause_explains_a_cause(ranked: Any) -> None:
+    result = ranked({"large": detection(300, (0, 300)), "small": detection(200, (0, 200))})
+    assert records(result["findings"], "detector", "additional_ns", "explained_by") == [
+        ("large", 300, ""),
+        ("small", 0, ""),
+    ]
 
 
 def test_what_is_of_the_job_counts_as_it_is(ranked: Any) -> None:

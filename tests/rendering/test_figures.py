@@ -211,6 +211,16 @@ def test_values_are_summed_over_ranks() -> None:
     assert [x * 2 for x in single["data"][0]["x"]] == pytest.approx(double["data"][0]["x"])
 
 
+@pytest.mark.parametrize("coverage", [1.0, 0.25, 0.0028])
+def test_the_roofs_tell_of_how_much_of_the_gpu_time_they_are(coverage: float) -> None:
+    result = replace(sample.roofline(), meta={"coverage": coverage})
+    table = result["roofline"]
+    drawn = table[(table["flops"] > 0) & (table["bound"] != "host link")]
+    share = coverage * drawn["dur_ns"].sum() / table["dur_ns"].sum()
+    expected = f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+    assert f" {expected} of the GPU time" in figures(result)[0]["layout"]["title"]["text"]
+
+
 def roofline_parts(rows: int = 40) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(lines, bubbles) of the first roofline figure."""
     drawn = figures(sample.roofline(rows))[0]["data"]

@@ -84,6 +84,8 @@ def test_meta_items() -> None:
         "ok": True,
         "none": None,
         "map": {"a": 1},
+        "coverage": 0.0028,
+        "reasons_given": 0.9972,
     }
     assert meta_items(meta) == [
         ("step", "12.300 ms"),
@@ -92,6 +94,8 @@ def test_meta_items() -> None:
         ("ok", "yes"),
         ("none", "none"),
         ("map", "a: 1"),
+        ("coverage", "0.28%"),
+        ("reasons given", "99.7%"),
     ]
 
 

@@ -24,6 +24,8 @@ from tracelens.trace.classify import (
     classes,
     classify_kernels,
     classify_op,
+    collective_of,
+    collectives,
     kind_of,
     matching_classes,
     matching_op_classes,
@@ -248,3 +250,34 @@ def test_importing_reads_no_rules() -> None:
         "import sys, tracelens.trace.classify; sys.exit('tomllib' in sys.modules or 'pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>()", "all_reduce"),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 8>()", "all_reduce"),
+        ("symm_mem::multimem_all_reduce_", "all_reduce"),
+        ("void vllm::cross_device_reduce_2stage<__hip_bfloat16, 8>(vllm::RankData*)", "all_reduce"),
+        ("void quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half>>()", "all_reduce"),
+        ("ncclSymkDevKernel_AllReduce_AGxLLMC_R(ncclSymkDevWorkArgs)", "all_reduce"),
+        ("allreduce", "all_reduce"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce_scatter"),
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter"),
+        ("_allgather_base", "all_gather"),
+        ("all_to_allv", "all_to_all"),
+        ("c10d::alltoall_base_", "all_to_all"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*)", "all_to_all"),
+        ("combine.kd", "all_to_all"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "send_recv"),
+        ("broadcast", "broadcast"),
+        # These may be anything, or two things at once.
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", ""),
+        ("record_param_comms", ""),
+        ("void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>()", "reduce_scatter"),
+        ("fused_all_gather_reduce_scatter", ""),
+    ],
+)  # fmt: skip
+def test_collectives_by_name(name: str, collective: str) -> None:
+    assert collective_of(name) == collective
+    assert {"all_reduce", "all_to_all"} < set(collectives())

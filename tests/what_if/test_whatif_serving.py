@@ -28,7 +28,7 @@ def steps(*columns: str) -> list[GlobalStep]:
         members = []
         for rank, word in enumerate(text.split()):
             kind = {"p": "prefill", "m": "mixed", "d": "decode", "x": "decode"}[word[0]]
-            label = Label("ATOM", kind, "", word == "x", False, 1, -1, int(word[1:] or 1))
+            label = Label(("ATOM",), kind, "", word == "x", False, 1, -1, int(word[1:] or 1))
             members.append(
                 RankStep(rank, Step(label, False, False, 100 * number, 100 * number + 50, (), -1, -1))
             )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
-from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome
+from tracelens.findings.detectors import DETECTORS, JOB, Detection, Outcome
 from tracelens.findings.rank_context import RankContext
+from tracelens.findings.ranking import Candidate, Ranked, ranked
 from tracelens.guard import Failure
 from tracelens.table import Column, Result, Schema, Skip, result
-from tracelens.trace import Trace, Union, both
+from tracelens.trace import Trace
 
 NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read."""
@@ -36,10 +37,11 @@ FINDINGS = Schema(
         Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
         Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category"),
+        Column("explained_by", "category", doc="for a symptom: detector of the cause with most of its time"),
     ),
     kind="entries",
-    doc=f"Ranked by recoverable step time. Savings per step; under {SHOWN:.1%} hidden. Time shared by "
-    "several findings counts for the first of them.",
+    doc=f"Ranked by recoverable step time, symptoms below their causes. Savings per step; under {SHOWN:.1%} "
+    "hidden. Time shared by several findings counts for the cause, else for the first of them.",
 )  # fmt: skip
 
 MEASUREMENTS = Schema(
@@ -86,18 +88,6 @@ class RankDetections(NamedTuple):
     cpu_only: bool = False
 
 
-class _Candidate(NamedTuple):
-    """What a detector found on all ranks."""
-
-    detector: Detector
-    detections: Mapping[int, Detection]
-    saving_ns: float
-
-    @property
-    def worst(self) -> int:
-        return max(self.detections, key=lambda rank: self.detections[rank].saving_ns)
-
-
 def rank_detections(
     trace: Trace, *, device: str | None = None, device_file: str | None = None
 ) -> RankDetections:
@@ -129,20 +119,14 @@ def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> 
         for name, item in DETECTORS.items()
     }
     candidates = [
-        _Candidate(
-            item,
-            detections,
-            _mean(
-                detections, {rank: detection.saving_ns for rank, detection in detections.items()}, len(ranks)
-            ),
-        )
+        Candidate.of(item, detections, len(ranks))
         for name, item in DETECTORS.items()
         if not isinstance(detections := outcomes[name], str)
     ]
     worth = [candidate for candidate in candidates if candidate.saving_ns > max(SHOWN * step_ns, 0)]
     rows = [
-        _row(position, candidate, additional, step_ns, by_rank)
-        for position, (candidate, additional) in enumerate(_ranked(worth, len(ranks)), start=1)
+        _row(position, finding, step_ns, by_rank)
+        for position, finding in enumerate(ranked(worth, len(ranks)), start=1)
     ]
     verdicts = {
         candidate.detector.name: "finding" if candidate in worth else f"below {SHOWN:.1%} of a step"
@@ -167,42 +151,13 @@ def _together(name: str, ranks: Sequence[RankDetections]) -> Mapping[int, Detect
     return detections or "; ".join(dict.fromkeys(str(reason) for reason in outcomes.values()))
 
 
-def _mean(detections: Mapping[int, Detection], values: Mapping[int, float], ranks: int) -> float:
-    """Mean over the ranks, those without a detection as 0; what is of the job as a whole counts as it is."""
-    return sum(values.values()) / (1 if JOB in detections else ranks)
-
-
-def _ranked(candidates: Sequence[_Candidate], ranks: int) -> Iterable[tuple[_Candidate, float]]:
-    """The candidates, each time the one that adds most to those before, and what it adds."""
-    remaining = list(candidates)
-    claimed: dict[int, Union] = {}
-    while remaining:
-        added = [_additional(candidate, claimed, ranks) for candidate in remaining]
-        best = max(range(len(remaining)), key=lambda index: (added[index], remaining[index].saving_ns))
-        best_candidate = remaining.pop(best)
-        yield best_candidate, added[best]
-        for rank, detection in best_candidate.detections.items():
-            claimed[rank] = both(claimed.get(rank, detection.where), detection.where)
-
-
-def _additional(candidate: _Candidate, claimed: Mapping[int, Union], ranks: int) -> float:
-    """What a candidate saves of the time that no other has claimed."""
-    free = {}
-    for rank, detection in candidate.detections.items():
-        total, claimed_ns = detection.where.total, 0
-        if total and rank in claimed:
-            claimed_ns = int(claimed[rank].covered(detection.where.start, detection.where.end).sum())
-        free[rank] = detection.saving_ns * (1 - claimed_ns / max(total, 1))
-    return _mean(candidate.detections, free, ranks)
-
-
 def _row(
     position: int,
-    candidate: _Candidate,
-    additional: float,
+    finding: Ranked,
     step_ns: float,
     ranks: Mapping[int, RankDetections],
 ) -> dict[str, Any]:
+    candidate, cause = finding.candidate, finding.cause
     worst = candidate.worst
     detection = candidate.detections[worst]
     cpu_only = any(rank.cpu_only for rank in ranks.values())
@@ -216,14 +171,23 @@ def _row(
         "finding": candidate.detector.title,
         "saving_ns": round(candidate.saving_ns),
         "fraction": min(candidate.saving_ns / max(step_ns, 1), 1.0),
-        "additional_ns": round(additional),
+        "additional_ns": round(finding.additional_ns),
         "confidence": detection.confidence,
-        "evidence": f"{prefix}{detection.evidence}",
+        "evidence": f"{prefix}{detection.evidence}{_explained(finding)}",
         "remedy": (cpu_only and candidate.detector.host_remedy) or candidate.detector.remedy,
         "worst_rank": worst,
         "ts_ns": at_ns,
         "detector": candidate.detector.name,
+        "explained_by": cause.detector.name if cause else "",
     }
+
+
+def _explained(finding: Ranked) -> str:
+    """How much of a symptom its cause explains, as the end of a sentence; "" where none does."""
+    if finding.cause is None:
+        return ""
+    title = finding.cause.detector.title
+    return f"; {finding.explained:.0%} of this time lies within another finding: {title}"
 
 
 def _steps(ranks: Sequence[RankDetections]) -> list[dict[str, Any]]:
@@ -234,7 +198,7 @@ def _steps(ranks: Sequence[RankDetections]) -> list[dict[str, Any]]:
     ]
 
 
-def _measured(candidates: Sequence[_Candidate]) -> list[dict[str, Any]]:
+def _measured(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
     return [
         {"rank": rank, "detector": candidate.detector.name, "measure": measure, "value": value, "unit": unit}
         for candidate in candidates
@@ -245,7 +209,7 @@ def _measured(candidates: Sequence[_Candidate]) -> list[dict[str, Any]]:
 
 def _checked(
     outcomes: Mapping[str, Mapping[int, Detection] | str],
-    candidates: Sequence[_Candidate],
+    candidates: Sequence[Candidate],
     verdicts: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     saving = {candidate.detector.name: candidate.saving_ns for candidate in candidates}

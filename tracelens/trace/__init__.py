@@ -10,7 +10,7 @@ from tracelens.trace.arguments import (
     element_count,
 )
 from tracelens.trace.callstack import enclosing_op, nest
-from tracelens.trace.classify import WORK_KINDS, classes
+from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives
 from tracelens.trace.cpu_only import Stack, host_work
 from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.intervals import (
@@ -57,6 +57,7 @@ __all__ = [
     "GPU_KINDS",
     "GPU_SIGNS",
     "LINKS",
+    "OPAQUE",
     "OPS",
     "PASSED_THROUGH",
     "STACK_KINDS",
@@ -81,6 +82,8 @@ __all__ = [
     "check_ranks",
     "classes",
     "clip",
+    "collective_of",
+    "collectives",
     "cut",
     "decoded",
     "describe",

@@ -88,6 +88,19 @@ def classify_op(name: str) -> str | None:
     return matches[0] if len(matches) == 1 else None
 
 
+def collectives() -> tuple[str, ...]:
+    """The collectives that `collective_of` tells apart."""
+    return tuple(_file()["collectives"])
+
+
+@cache
+def collective_of(name: str) -> str:
+    """The collective that a kernel, an op or a message's record is by its name; "" where it does not say."""
+    function, _ = _function_name(name)
+    fitting = [kind for kind, grammar in _collectives() if grammar.search(function)]
+    return fitting[0] if len(fitting) == 1 else ""
+
+
 def level_of(class_name: str) -> int:
     """The level of a class, 0 the most telling; raises UnknownName."""
     kind_of(class_name)
@@ -203,6 +216,11 @@ def _wrappers() -> frozenset[str]:
 def _host_roles() -> list[tuple[HostRole, re.Pattern[str]]]:
     roles: tuple[HostRole, ...] = ("bookkeeping", "composite", "copying")
     return [(role, re.compile("|".join(_file()["host"][role]))) for role in roles]
+
+
+@cache
+def _collectives() -> list[tuple[str, re.Pattern[str]]]:
+    return [(kind, re.compile("|".join(names))) for kind, names in _file()["collectives"].items()]
 
 
 @cache

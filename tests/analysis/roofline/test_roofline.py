@@ -160,9 +160,15 @@ def test_reasons() -> None:
         ("my::op", "custom op without a registered cost model"),
         ("ncclDevKernel_AllReduce_Sum", "launched before the recording began, and not repeated in it"),
     ]
-    # Only what tracelens does not know is not covered; the rest lies in the trace.
-    assert result.meta["coverage"] == pytest.approx(6 / 7)
-    assert result.meta["modelled_fraction"] == 0
+    # A reason is no coverage; only what tracelens itself does not know has none.
+    assert result.meta["coverage"] == 0
+    assert result.meta["reasons_given"] == pytest.approx(6 / 7)
+    assert records(result["coverage"], "status", "dur_ns") == [
+        ("cost model", 0),
+        ("cost model, arguments of a repeat", 0),
+        ("reason given", 6000),
+        ("no cost model", 1000),
+    ]
 
 
 def test_work_from_before_the_recording_takes_the_arguments_of_its_repeat(device_file: str) -> None:
@@ -333,6 +339,44 @@ def test_recomputed_work_is_no_model_work(device_file: str) -> None:
     (row,) = records(result["utilisation"], "flops", "recompute_flops", "mfu", "hfu")
     # 1 and 2 GFLOP in 8 ms at 2 TFLOP/s.
     assert row == pytest.approx((2e9, 1e9, 1 / 16, 1 / 8))
+
+
+def step_of(first: str, second: str) -> str:
+    """A step with a counted GEMM of 1 us and `first` launched by a graph, then one with `second` alone."""
+    return f"""
+        step 1                      | -------
+        step 2                      |        --------
+        {MM}                        | --
+        launch                      | a
+        launch cudaGraphLaunch      |    b    d
+        s7 ampere_gemm              |  a
+        s7 {first}                  |    bbb
+        s7 {second}                 |          ddd
+    """
+
+
+def test_utilisation_of_a_replayed_graph_is_not_known(device_file: str) -> None:
+    # 3 us of GEMMs that the graph launched, and 1 us that an op did: most FLOPs are not known.
+    result = roofline(step_of("nvjet_gemm", "fmha_fwd"), device_file)
+    columns = ("step", "modelled_fraction", "flops", "recompute_flops", "flops_per_s", "mfu", "hfu")
+    assert records(result["utilisation"], *columns) == [
+        ("ProfilerStep#1", 0.25, -1, -1, -1, -1, -1),
+        ("ProfilerStep#2", 0, -1, -1, -1, -1, -1),
+    ]
+    (skip,) = [skip for skip in result.skips if "MFU" in skip.subject]
+    assert skip.subject == "rank 0: MFU of 2 steps"
+    assert "launched by a graph" in skip.reason
+    assert "87.5%" in skip.reason  # mean of 75% and 100%
+
+
+def test_utilisation_stands_beside_work_that_multiplies_nothing(device_file: str) -> None:
+    # The graph adds and normalises; in the second step a kernel of an unknown kind is all there is.
+    result = roofline(step_of("vectorized_elementwise_kernel", "my_secret_kernel"), device_file)
+    known, unknown = records(result["utilisation"], "modelled_fraction", "flops", "mfu")
+    assert known == pytest.approx((0.25, 1e9, 1e9 / 7e-6 / 2e12))
+    assert unknown == (0, -1, -1)
+    (skip,) = [skip for skip in result.skips if "MFU" in skip.subject]
+    assert skip.subject == "rank 0: MFU of ProfilerStep#2"
 
 
 UNIFIED = (

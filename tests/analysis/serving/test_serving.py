@@ -378,6 +378,10 @@ def test_every_label_of_the_grammars() -> None:
         "dummy_prefill[bs=1 tok=8192 ctx=8192]": ("prefill", "eager", True, False, 1, -1, 8192),
         "dummy_decode[bs=1/8 tok=1 d=1]": ("decode", "graph", True, False, 1, 8, 1),
         "dummy_eager_decode[bs=1 tok=1 ctx=1]": ("decode", "eager", True, False, 1, -1, 1),
+        "propose_eagle[0/3 tok=5 bs=4/8 graph]": ("draft", "graph", False, False, 4, 8, 5),
+        "propose_eagle[1/3 tok=4 bs=4]": ("draft", "", False, False, 4, -1, 4),
+        "propose_mtp[0/1 tok=4 bs=4/8]": ("draft", "", False, False, 4, 8, 4),
+        "propose_dspark[bs=3/4 T=5]": ("draft", "", False, False, 3, 4, -1),
         "execute_context_2(6144)_generation_3(3)": ("mixed", "", False, False, 5, -1, 6147),
         "execute_context_2(14721)_generation_0(0)": ("prefill", "", False, False, 2, -1, 14721),
         "execute_context_0(0)_generation_64(64)": ("decode", "", False, False, 64, -1, 64),
@@ -403,6 +407,15 @@ def test_every_label_of_the_grammars() -> None:
         "step[MIXED bs=66 c=2 g=64 c_sq=2048 c_sk=2048 c_sqsq=1 g_sq=64 g_sk=65600]": (
             ("mixed", "", False, False, 66, -1, 2112)
         ),
+        "step[MIXED bs=2 c=1 g=1 c_sq=5 c_sk=8 c_sqsq=25 c_sqsk=40 g_sq=1 g_sk=12 g_sqsq=1 g_sqsk=12]": (
+            ("mixed", "", False, False, 2, -1, 6)
+        ),
+        "step[MIXED bs=1 c=1 g=0 c_sq=3 c_sk=3 c_sqsq=9 c_sqsk=9 g_sq=0 g_sk=0 g_sqsq=0 g_sqsk=0]": (
+            ("prefill", "", False, False, 1, -1, 3)
+        ),
+        "step[TARGET_VERIFY bs=8 g_sq=32 g_sqsq=128 g_sqsk=4096 g_sk=1024]": (
+            ("decode", "", False, False, 8, -1, 32)
+        ),
         "step[MIXED bs=66]": ("mixed", "", False, False, 66, -1, -1),
         "step[IDLE bs=0]": ("idle", "", True, False, 0, -1, 0),
         "step[DRAFT_EXTEND_V2 bs=1]": ("draft", "", False, False, 1, -1, -1),
@@ -414,8 +427,13 @@ def test_every_label_of_the_grammars() -> None:
     }
     labels = {text: grammar().step(text) for text in read}
     assert {text: label[1:8] if label else None for text, label in labels.items()} == read
-    engines = [label.engine for label in labels.values() if label]
-    assert [engines.count(name) for name in grammar().engines] == [12, 8, 15]
+    engines = [label.engines for label in labels.values() if label]
+    assert {names: engines.count(names) for names in set(engines)} == {
+        ("ATOM",): 16,
+        ("vLLM",): 6,
+        ("vLLM", "SGLang"): 2,
+        ("SGLang",): 18,
+    }
     examples = {text for rule in grammar().steps for text in rule.values["examples"]}
     assert examples <= set(read), "an example of serving_labels.toml is not read here"
 
@@ -432,7 +450,7 @@ def test_every_label_of_the_grammars() -> None:
         "my decode[bs=4 tok=4 d=4]",
         "warm_decode[bs=4 tok=4]",
         "eager_decode[tok=4]",
-        "propose_eagle[0/3 tok=5 bs=4/8 graph]",
+        "propose_eagle[0/3 tok=5]",
         "draft_kv[bs=4 tok=4]",
         "dspark_sched[bs=4]",
         "execute_model",
@@ -475,6 +493,45 @@ def test_absurd_numbers_are_not_told() -> None:
     assert (label.requests, label.tokens) == (-1, 4)
 
 
+DETAILED = "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk96sqsq32sqsk96)"
+SGLANG_FRAME = "python /sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py(9):_run_batch"
+VLLM_FRAME = "python vllm/v1/worker/gpu_model_runner.py(3380):execute_model"
+ATOM_FRAME = "python /app/ATOM/atom/model_ops/attention_mla.py(7):forward"
+
+
+@pytest.mark.parametrize(
+    ("rows", "engine"),
+    [
+        ([DETAILED], "vLLM or SGLang"),
+        (["execute_context_0(0)_generation_32(32)"], "vLLM"),
+        (["step[DECODE bs=32]"], "SGLang"),
+        (["decode[bs=32 tok=32 d=32]"], "ATOM"),
+        # SGLang's own label inside, or beside one.
+        ([DETAILED, "step[DECODE bs=32]"], "SGLang"),
+        ([DETAILED, "op sglang::store_cache"], "SGLang"),
+        ([DETAILED, "op vllm::unified_attention_with_output"], "vLLM"),
+        ([DETAILED, "op sglang::store_cache", "op vllm::moe_forward"], "vLLM or SGLang"),
+        ([DETAILED, "op aten::mm"], "vLLM or SGLang"),
+        ([DETAILED, SGLANG_FRAME], "SGLang"),
+        ([DETAILED, VLLM_FRAME, "op sglang::store_cache"], "vLLM"),
+        # The engine is who calls, whose layers it runs and in whose words it labels.
+        (["decode[bs=32 tok=32 d=32]", VLLM_FRAME, ATOM_FRAME], "vLLM"),
+        (["step[DECODE bs=32]", VLLM_FRAME], "vLLM"),
+        (["decode[bs=32 tok=32 d=32]", "python train.py(3):forward"], "ATOM"),
+    ],
+)
+def test_engines_are_told_by_their_own_signs(rows: list[str], engine: str) -> None:
+    """Each row one deeper than the one above."""
+    labels = [row if row.startswith(("op ", "python ")) else f"scope {row}" for row in rows]
+    lines = [f"{label} | {' ' * depth}{'-' * (20 - 2 * depth)}" for depth, label in enumerate(labels)]
+    assert row(of(aligned("\n".join(lines))), "engine") == (engine,)
+
+
+def test_two_ranks_of_two_engines() -> None:
+    result = of(rank(("step[DECODE bs=32]", 4)), rank((DECODE, 4)))
+    assert row(result, "engine") == ("SGLang, ATOM",)
+
+
 EXTRA = r"""
 [[engine]]
 name = "home"
@@ -495,7 +552,7 @@ def test_labels_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert records(result["steps"], "kind", "requests") == [("prefill", 2), ("mixed", 5)]
     assert row(result, "engine") == ("home",)
-    assert grammar().engines == ("home", "ATOM", "vLLM", "SGLang")
+    assert [engine.name for engine in grammar().engines] == ["home", "ATOM", "vLLM", "SGLang"]
 
 
 @pytest.mark.parametrize(
@@ -540,7 +597,7 @@ def test_it_is_in_the_report_behind_the_comparisons_of_ranks() -> None:
 
 
 def _step(start: int, end: int, kind: str = "decode", tokens: int = 1) -> Step:
-    label = Label("x", kind, "", kind == "idle", False, 1, -1, tokens)
+    label = Label(("x",), kind, "", kind == "idle", False, 1, -1, tokens)
     return Step(label, False, False, start, end, (), -1, -1)
 
 

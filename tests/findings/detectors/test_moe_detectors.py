@@ -12,7 +12,7 @@ from tests.analysis.moe_traces import HIDDEN, INNER, Key, Model, Recorder, as_tr
 from tests.builders import draw
 from tracelens import analyze
 from tracelens.devices.catalogue import device
-from tracelens.findings.detectors.comm.all_to_all import exposed_all_to_all
+from tracelens.findings.detectors.comm.all_to_all import exposed_all_to_all, exposed_token_gather
 from tracelens.findings.detectors.detector import Detection, Detector, Outcome
 from tracelens.findings.detectors.host.blocking import moe_blocking_calls, other_blocking_calls
 from tracelens.findings.detectors.moe.expert_loop import expert_loop
@@ -146,8 +146,32 @@ def test_kernels_of_deep_ep_are_an_exchange() -> None:
     assert result.saving_ns == moved
 
 
+def test_all_reduces_of_symmetric_memory_are_no_all_to_all() -> None:
+    recorder = record(Model(ranks=2, exchange="multimem"))
+    moved = sum(ns for key, ns in recorder.truth.items() if key[-1] in ("dispatch", "combine"))
+    assert moved > 0
+    assert isinstance(outcome(exposed_all_to_all, recorder), str)
+    assert isinstance(outcome(exposed_token_gather, recorder), str)
+
+
+def test_tokens_that_are_gathered_are_no_all_to_all() -> None:
+    recorder = record(Model(ranks=2, exchange="gather"))
+    assert isinstance(outcome(exposed_all_to_all, recorder), str)
+    result = detect(exposed_token_gather, recorder)
+    # Gather and scatter of 2 layers, forward and backward, 2 us each.
+    assert result.saving_ns == result.where.total == 2 * 2 * 2 * 2000
+
+
+@pytest.mark.parametrize("exchange", ["all_to_all", "deep_ep"])
+def test_beside_an_all_to_all_a_gather_brings_no_tokens(exchange: Any) -> None:
+    recorder = record(Model(ranks=2, exchange=exchange))
+    assert outcome(exposed_token_gather, recorder) == "tokens are dispatched by all-to-all"
+
+
 def test_without_an_exchange() -> None:
-    assert outcome(exposed_all_to_all, record(Model())) == ("no dispatch, combine or other all-to-all")
+    assert outcome(exposed_all_to_all, record(Model())) == (
+        "no dispatch or combine by all-to-all, and no other all-to-all"
+    )
 
 
 HIDDEN_EXCHANGE = """

@@ -1,6 +1,7 @@
 """Communication: collectives matched across ranks, clocks, waiting against transfer, overlap."""
 
 from tracelens.analysis.comm.aligned import AlignedRun, align_run
+from tracelens.analysis.comm.kinds import collective_kinds
 from tracelens.analysis.comm.matching import SEND_RECV, Group, MatchedCollective, Participant
 from tracelens.analysis.comm.messages import traffic_matrices
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record
@@ -17,5 +18,6 @@ __all__ = [
     "Record",
     "align_run",
     "bus_factor",
+    "collective_kinds",
     "traffic_matrices",
 ]

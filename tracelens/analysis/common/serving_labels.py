@@ -35,15 +35,15 @@ _NUMBERS = (
     *_SUMS,
     *(f"{phase}_{name}" for phase in _PHASES for name in _SUMS),
 )
-_ENGINE_KEYS = ("name", "source", "fields", "step", "micro_batch")
-_RULE_KEYS = ("pattern", "kind", "run", "dummy", "tokens_per_request", "examples")
+_ENGINE_KEYS = ("name", "source", "frames", "ops", "fields", "step", "micro_batch")
+_RULE_KEYS = ("pattern", "kind", "run", "dummy", "tokens_per_request", "also", "examples")
 
 
 class Label(NamedTuple):
     """What one label says; numbers that it does not give are -1.
 
     Attributes:
-        engine: that writes such labels.
+        engines: that write such labels, mostly one.
         kind: one of KINDS.
         run: "eager", "graph", or "" where the label does not tell.
         dummy: no request is served, the rank only takes part in what the others do.
@@ -54,7 +54,7 @@ class Label(NamedTuple):
         batch: lengths of the requests, None where the label does not give their sums.
     """
 
-    engine: str
+    engines: tuple[str, ...]
     kind: str
     run: str
     dummy: bool
@@ -94,10 +94,24 @@ class _Rule(NamedTuple):
         }
 
 
+class Engine(NamedTuple):
+    """By what an engine is told, whoever's labels it writes; None where nothing of the kind tells it.
+
+    Attributes:
+        name: of the engine.
+        frames: searched in the names of Python frames.
+        ops: searched in the names of ops.
+    """
+
+    name: str
+    frames: re.Pattern[str] | None
+    ops: re.Pattern[str] | None
+
+
 class Grammar(NamedTuple):
     """The rules of all engines, in the order in which they are asked."""
 
-    engines: tuple[str, ...]
+    engines: tuple[Engine, ...]
     steps: tuple[_Rule, ...]
     halves: tuple[_Rule, ...]
 
@@ -131,8 +145,10 @@ def grammar() -> Grammar:
 def _grammar(extra: str) -> Grammar:
     files = [Path(extra), _BUNDLED] if extra else [_BUNDLED]
     engines = [(path, engine) for path in files for engine in _engines(path)]
+    signs = {engine["name"]: _engine(path, engine) for path, engine in reversed(engines)}
+    names = dict.fromkeys(engine["name"] for _, engine in engines)
     return Grammar(
-        tuple(dict.fromkeys(engine["name"] for _, engine in engines)),
+        tuple(signs[name] for name in names),
         tuple(rule for path, engine in engines for rule in _rules(path, engine, "step")),
         tuple(rule for path, engine in engines for rule in _rules(path, engine, "micro_batch")),
     )
@@ -157,6 +173,14 @@ def _engines(path: Path) -> list[dict[str, Any]]:
     return engines
 
 
+def _engine(path: Path, engine: Mapping[str, Any]) -> Engine:
+    where = f"{path}: engine {engine['name']!r}"
+    frames, ops = (
+        _compiled(engine[key], f"{where}, {key}", 0) if key in engine else None for key in ("frames", "ops")
+    )
+    return Engine(engine["name"], frames, ops)
+
+
 def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:
     """The rules in one table of an engine, compiled and tried on their examples."""
     where = f"{path}: engine {engine['name']!r}"
@@ -174,6 +198,9 @@ def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:
                 raise TracelensError(
                     f"{rule_place}: {key} has to be one of {', '.join(filter(None, allowed))}"
                 )
+        also = entry.get("also", [])
+        if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
+            raise TracelensError(f"{rule_place}: also has to be a list of engines")
         rules.append(_Rule(engine["name"], pattern, compiled, entry))
         for text in entry.get("examples", ()):
             if not pattern.fullmatch(text):
@@ -210,7 +237,7 @@ def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
     if tokens < 0 <= requests and each >= 0:
         tokens = requests * each
     return Label(
-        rule.engine,
+        (rule.engine, *rule.values.get("also", ())),
         kind,
         rule.values.get("run", ""),
         bool(rule.values.get("dummy", False)) or kind == "idle",

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers
 from tracelens.analysis.moe.host_syncs import blocking
 from tracelens.analysis.moe.regions import PHASES, LayerPass, Regions, regions
 from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
 from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, exclusive, is_step, steps_of
+from tracelens.trace import WORK_KINDS, Scope, Trace, Work, collectives, exclusive, is_step, steps_of
 
 
 class RankPasses(NamedTuple):
@@ -213,12 +214,17 @@ def _blocked(trace: Trace, cells: Int) -> tuple[Int, Int]:
 
 
 def token_messages(trace: Trace) -> tuple[Int, Int]:
-    """Rows of the collectives table of dispatch and combine, positions of their work; with `trace.once`."""
+    """Rows of the collectives table of dispatch and combine, positions of their work; with `trace.once`.
+
+    Reductions over all ranks and broadcasts beside them bring no token to another rank.
+    """
     layers, kernel = trace.once(regions), trace.tables["collectives"].array("kernel_id")
     work_of = trace.arrays.places(trace.work.event)
     work = lookup(work_of, kernel, -1)
     rows = np.flatnonzero(work >= 0)
     rows = rows[(layers.layer_pass[work[rows]] >= 0) & np.isin(layers.stage[work[rows]], (DISPATCH, COMBINE))]
+    others = [collectives().index(name) for name in ("all_reduce", "broadcast", "barrier")]
+    rows = rows[~np.isin(trace.once(collective_kinds)[work[rows]], others)]
     return rows, work[rows]
 
 

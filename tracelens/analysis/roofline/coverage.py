@@ -1,4 +1,4 @@
-"""How much of the GPU time is counted, and the names of what is not."""
+"""How much of the GPU time has FLOPs and bytes from a cost model, and the names of what has none."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from tracelens.guard import Failure
 from tracelens.table import Coded, Column, Schema, codes, sums
 from tracelens.trace import Trace, Work
 
-STATUSES = ("cost model", "cost model, arguments of a repeat", "named reason", "no cost model")
-"""How a piece of work is counted or not. The last one is a hole of tracelens, not of the trace."""
+STATUSES = ("cost model", "cost model, arguments of a repeat", "reason given", "no cost model")
+"""How a piece of work is counted or not. The first two are coverage; a reason is what the trace lacks, the
+last is what tracelens lacks."""
+MODELLED = 2
+"""This many of STATUSES, the first ones, are counted."""
 
 COVERAGE = Schema(
     "How much GPU time is counted",
@@ -33,7 +36,7 @@ UNCOVERED = Schema(
     (
         Column("rank", "int64"),
         Column("name", "category", doc="op, or kernel where there is no op"),
-        Column("reason", "category", doc="what the trace lacks"),
+        Column("reason", "category", doc="what the trace lacks, or tracelens"),
         Column("count", "int64", "count", "pieces of GPU work"),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),

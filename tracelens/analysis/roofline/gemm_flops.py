@@ -13,6 +13,12 @@ from tracelens.trace import Trace, Work
 _ON_MATRIX_UNITS = ("gemm", "grouped_gemm", "attention", "convolution")
 
 
+def on_matrix_units(work: Work) -> Bool:
+    """Which work multiplies matrices, by its class alone."""
+    codes = [code for code, name in enumerate(work.categories) if name in _ON_MATRIX_UNITS]
+    return np.isin(work.category, codes)
+
+
 class MatrixFlops(NamedTuple):
     """One element a piece of work.
 
@@ -33,5 +39,4 @@ def matrix_flops(trace: Trace, work: Work) -> MatrixFlops:
     counted = np.flatnonzero(costs.item >= 0)
     _, first = np.unique(costs.call[counted], return_index=True)
     flops[counted[first]] = each[costs.item[counted[first]]]
-    gemm_like = [code for code, name in enumerate(work.categories) if name in _ON_MATRIX_UNITS]
-    return MatrixFlops(flops, np.isin(work.category, gemm_like) & (costs.item < 0))
+    return MatrixFlops(flops, on_matrix_units(work) & (costs.item < 0))

@@ -144,7 +144,8 @@ def _serving_batches(trace: Trace) -> tuple[Int, list[Batch]]:
         return np.empty(0, dtype=np.int64), []
     around = events.where("annotation", "slice", "op")
     labels = {code: grammar().step(events.names[code]) for code in np.unique(events.name[around]).tolist()}
-    codes = [code for code, label in labels.items() if label is not None]
+    # A label without lengths may stand in one with them; a drafter's are not those of the step around it.
+    codes = [code for code, label in labels.items() if label and (label.batch or label.kind == "draft")]
     step = nearest(events.parent, events.depth, around & np.isin(events.name, codes))
     batches = list(dict.fromkeys(label.batch for label in labels.values() if label and label.batch))
     of_name = np.full(len(events.names) + 1, -1, dtype=np.int64)

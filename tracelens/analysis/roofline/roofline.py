@@ -9,7 +9,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import choose_device, no_gpu_work, own_device
 from tracelens.analysis.roofline.bounds import bounds, roofs
 from tracelens.analysis.roofline.costing import costing
-from tracelens.analysis.roofline.coverage import COVERAGE, STATUSES, UNCOVERED, coverage, uncovered
+from tracelens.analysis.roofline.coverage import COVERAGE, MODELLED, STATUSES, UNCOVERED, coverage, uncovered
 from tracelens.analysis.roofline.distance import ROOFLINE, distances
 from tracelens.analysis.roofline.utilisation import UTILISATION, utilisation
 from tracelens.devices import Device, match
@@ -55,13 +55,14 @@ def of_rank(
         return RankRoofline({}, [skip], peaks, ran_on, names, projected)
     costs = costing(trace, work)
     limits = bounds(costs.items, peaks)
+    used = utilisation(trace, work, costs, limits.peak)
     rows = {
         "roofline": distances(rank, work, costs, limits, peaks, projected),
-        "utilisation": utilisation(trace, work, costs, limits.peak),
+        "utilisation": used.rows,
         "coverage": coverage(rank, work, costs),
         "uncovered": uncovered(trace, work, costs),
     }
-    skips = [] if peaks else [_no_device(trace)]
+    skips = [*used.skips] if peaks else [_no_device(trace), *used.skips]
     skips += [Skip("FLOPs and bytes", reason) for reason in costs.reasons if isinstance(reason, Failure)]
     return RankRoofline(rows, skips, peaks, ran_on, names, projected)
 
@@ -79,9 +80,10 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
 
     Returns:
         tables `roofline` (one row a rank, op and arguments), `utilisation` (one a rank and step), `coverage`,
-        `uncovered` and `roofs`. meta: `coverage`, the share of GPU time that is counted or has a named
-        reason; `modelled_fraction`, the share that is counted, and `repeats_fraction`, the part of it that
-        takes its arguments from a repeat; `roofs_of`; `measured_on`; `projected_onto`, where that differs.
+        `uncovered` and `roofs`. meta: `coverage`, the share of GPU time that a cost model counts, and
+        `repeats_fraction`, the part of it that takes its arguments from a repeat; `reasons_given`, the share
+        that is not counted for what the trace lacks; `roofs_of`; `measured_on`; `projected_onto`, where that
+        differs.
 
     Raises:
         TracelensError: no such device, or the file is no device file.
@@ -111,14 +113,14 @@ def _shares(table: Table) -> dict[str, float]:
     totals = [int(dur[how.equals(name)].sum()) for name in STATUSES]
     total = max(sum(totals), 1)
     return {
-        "coverage": sum(totals[:3]) / total,
-        "modelled_fraction": sum(totals[:2]) / total,
+        "coverage": sum(totals[:MODELLED]) / total,
         "repeats_fraction": totals[1] / total,
+        "reasons_given": totals[STATUSES.index("reason given")] / total,
     }
 
 
 def _no_device(trace: Trace) -> Skip:
-    names = sorted(set(trace.meta.devices.values()))
+    names = sorted(filter(None, set(trace.meta.devices.values())))
     subject = f"rank {trace.meta.rank}: roofline time and efficiency"
     if trace.meta.cpu_only:
         return Skip(subject, "CPU-only trace: no peaks for the CPU; FLOPs and bytes are counted")

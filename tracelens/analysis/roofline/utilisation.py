@@ -1,17 +1,26 @@
-"""Model FLOPs utilisation of the steps."""
+"""Model FLOPs utilisation of the steps.
+
+The FLOPs of a step are known as far as its GPU time has cost models. Where most of it has none although it
+multiplies matrices, as in a replayed graph, their sum says nothing, and the utilisation is not computed.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analysis.common import recomputed
 from tracelens.analysis.roofline.costing import Costing
-from tracelens.arrays import Float, lookup
-from tracelens.table import Column, Schema
-from tracelens.trace import Trace, Work, launched_in, steps_of
+from tracelens.analysis.roofline.gemm_flops import on_matrix_units
+from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.table import Column, Schema, Skip, sums
+from tracelens.trace import OPAQUE, WORK_KINDS, Trace, Work, launched_in, steps_of
+
+_MOST = 0.5
+"""Above this share of uncounted time the names of a step's kernels have to speak for themselves."""
 
 UTILISATION = Schema(
     "Utilisation of the matrix units",
@@ -19,7 +28,8 @@ UTILISATION = Schema(
         Column("rank", "int64"),
         Column("step", "str"),
         Column("dur_ns", "int64", "ns", "wall time of the step"),
-        Column("flops", "float64", "flops", "of GEMMs, convolutions and attention"),
+        Column("modelled_fraction", "float64", "fraction", "of its GPU time that a cost model counts"),
+        Column("flops", "float64", "flops", "of GEMMs, convolutions and attention, as far as covered"),
         Column(
             "recompute_flops", "float64", "flops", "of these, forward work recomputed in the backward pass"
         ),
@@ -28,12 +38,19 @@ UTILISATION = Schema(
         Column("hfu", "float64", "efficiency", "hardware FLOPs utilisation: with recompute, of peak"),
     ),
     doc="Of the peak for the element type that most of the FLOPs are in; -1 if the device is unknown. Vector "
-    "work is not counted, as is usual for MFU.",
+    "work is not counted, as is usual for MFU. FLOPs are -1, too, where most of the work is not covered.",
 )
 
 
-def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict[str, Any]:
-    """Rows of UTILISATION for one rank.
+class Utilisation(NamedTuple):
+    """Rows of UTILISATION of one rank, and why some have no figures."""
+
+    rows: dict[str, Any]
+    skips: list[Skip]
+
+
+def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Utilisation:
+    """How much of the peak each step of a rank uses.
 
     Args:
         trace: of the rank.
@@ -60,16 +77,77 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> dict
 
     dur = np.diff(steps.edges)
     seconds = np.maximum(dur, 1) / 1e9
-    return {
-        "rank": np.full(number, trace.meta.rank),
-        "step": steps.labels,
-        "dur_ns": dur,
+    of_work = launched_in(trace, steps, work.event)
+    gpu_ns = sums(of_work, work.dur, number)
+    uncounted_ns = sums(of_work, np.where(costing.item < 0, work.dur, 0), number)
+    modelled = on_matrix_units(work) & np.isin(costing.item, np.flatnonzero(amount > 0))
+    lacking = _lacking(work, costing, of_work, number)
+    modelled_ns, lacking_ns = (
+        sums(of_work, np.where(mask, work.dur, 0), number) for mask in (modelled, lacking)
+    )
+    unknown = lacking_ns > modelled_ns
+    figures = {
         "flops": total(flops),
         "recompute_flops": total(flops * is_recompute),
         "flops_per_s": total(flops) / seconds,
         "mfu": _share(total(flops * ~is_recompute) / seconds, peak_of_most),
         "hfu": _share(total(flops) / seconds, peak_of_most),
     }
+    rows = {
+        "rank": np.full(number, trace.meta.rank),
+        "step": steps.labels,
+        "dur_ns": dur,
+        "modelled_fraction": 1 - uncounted_ns / np.maximum(gpu_ns, 1),
+        **{name: np.where(unknown, -1.0, values) for name, values in figures.items()},
+    }
+    share = lacking_ns / np.maximum(lacking_ns + modelled_ns, 1)
+    why = _main_reason(work, costing, np.where(lacking, of_work, -1), number)
+    return Utilisation(rows, _skips(trace, unknown, share, why, costing.reasons))
+
+
+def _skips(trace: Trace, unknown: Bool, share: Float, why: Int, reasons: Sequence[str]) -> list[Skip]:
+    """Steps whose FLOPs are not known, by the reason for most of their uncounted work.
+
+    Args:
+        trace: of the rank.
+        unknown: which steps.
+        share: of the time that multiplies matrices, what is not counted in each step.
+        why: code into `reasons` of each step.
+        reasons: why work is not counted.
+    """
+    labels, skips = steps_of(trace).labels, []
+    for code in np.unique(why[unknown]).tolist():
+        rows = np.flatnonzero(unknown & (why == code))
+        which = labels[rows[0]] if len(rows) == 1 else f"{len(rows)} steps"
+        time = f"{share[rows].mean():.1%} of the time in kernels that (may) multiply matrices"
+        subject = f"rank {trace.meta.rank}: MFU of {which}"
+        skips.append(Skip(subject, f"no cost model for {time}: {reasons[code]}"))
+    return skips
+
+
+def _lacking(work: Work, costing: Costing, step: Int, number: int) -> Bool:
+    """Which work is not counted and multiplies matrices, by its class.
+
+    In steps of which most is not counted, kernels whose names do not tell may multiply as well.
+    """
+    computing = work.kind == WORK_KINDS.index("computation")
+    uncounted = computing & (costing.item < 0)
+    opaque = np.isin(work.category, [code for code, name in enumerate(work.categories) if name in OPAQUE])
+    total_ns, uncounted_ns = (
+        sums(step, np.where(mask, work.dur, 0), number) for mask in (computing, uncounted)
+    )
+    mostly = uncounted_ns > _MOST * total_ns
+    lacking: Bool = uncounted & (on_matrix_units(work) | (opaque & mostly[step]))
+    return lacking
+
+
+def _main_reason(work: Work, costing: Costing, step: Int, number: int) -> Int:
+    """The reason for most of the work in each step that is not counted; `step` is -1 for other work."""
+    ns = np.zeros((number, max(len(costing.reasons), 1)), dtype=np.int64)
+    rows = np.flatnonzero((step >= 0) & (costing.reason >= 0))
+    np.add.at(ns, (step[rows], costing.reason[rows]), work.dur[rows])
+    reason: Int = ns.argmax(axis=1)
+    return reason
 
 
 def _peak_of_most(flops: Float, peak: Float) -> float:

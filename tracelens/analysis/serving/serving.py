@@ -91,7 +91,7 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
     overlapped = [step for step in steps if step.two_batches]
     late = delay(steps_together)
     return {
-        "engine": ", ".join(dict.fromkeys(step.label.engine for step in steps)),
+        "engine": ", ".join(dict.fromkeys(rank.engine for rank in ranks)),
         "steps": len(steps_together),
         "step_ns": sum(global_step.dur_ns for global_step in steps_together),
         "mismatch_steps": len(mismatched),
@@ -195,7 +195,7 @@ def _steps(rank: RankSteps) -> dict[str, Any]:
 
 
 def _unlabelled(ranks: Sequence[RankSteps]) -> list[Skip]:
-    *engines, last = grammar().engines
+    *engines, last = (engine.name for engine in grammar().engines)
     names = f"{', '.join(engines)} or {last}" if engines else last
     reason = f"no step label of {names} in the trace"
     return [Skip(f"rank {rank.rank}", reason) for rank in ranks if not rank.steps]

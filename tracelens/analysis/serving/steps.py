@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from tracelens.analysis.common import Label, grammar
+from tracelens.analysis.serving.engines import engine_of
 from tracelens.arrays import Bool, Int
 from tracelens.trace import Events, Scope, Trace, Work, gpu_work, interval_of, union
 
@@ -50,10 +51,11 @@ class Step(NamedTuple):
 
 
 class RankSteps(NamedTuple):
-    """The steps of one rank in order."""
+    """The steps of one rank in order, and the engine that ran them; "" without steps."""
 
     rank: int
     steps: list[Step]
+    engine: str = ""
 
 
 class _Marks(NamedTuple):
@@ -85,7 +87,8 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
     steps = _steps(events, work, marks, [codes[code] for code in marks.name.tolist()])
     halves = _halves(events, candidates, marks)
     steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
-    return RankSteps(rank, _in_window(trace, _overlapped(work, steps)))
+    engine = engine_of(events, np.flatnonzero(labelled), codes.values())
+    return RankSteps(rank, _in_window(trace, _overlapped(work, steps)), engine)
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:

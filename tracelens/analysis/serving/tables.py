@@ -8,7 +8,7 @@ from tracelens.table import Column, Schema
 SUMMARY = Schema(
     "Serving steps of all ranks",
     (
-        Column("engine", "category", doc="engine that wrote the step labels"),
+        Column("engine", "category", doc="that served: by its frames, labels and ops"),
         Column("steps", "int64", "count", "steps that several ranks ran together"),
         Column("step_ns", "int64", "ns", "their time, slowest rank each"),
         Column(

@@ -71,6 +71,7 @@ class Detector:
         needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
         launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
         host_remedy: what to do about it there, "" where that is the same.
+        symptom: whether others may be its cause: what overlaps it claims their common time first.
         function: (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason.
     """
 
@@ -82,6 +83,7 @@ class Detector:
     function: Callable[..., Any]
     launching: bool = False
     host_remedy: str = ""
+    symptom: bool = False
 
     def of_rank(self, context: RankContext) -> Outcome:
         if self.launching and context.work.cpu_only:
@@ -109,6 +111,7 @@ def detector(
     needs: Sequence[str] = (),
     launching: bool = False,
     host_remedy: str = "",
+    symptom: bool = False,
 ) -> Callable[[Callable[..., Any]], Detector]:
     """Register a function as a detector; the first line of its docstring names the signature.
 
@@ -119,11 +122,12 @@ def detector(
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
         host_remedy: what to do about it where the host does the work, if that is something else.
+        symptom: whether it shows what other detectors name the cause of; see findings/ranking.py.
     """
 
     def keep(function: Callable[..., Any]) -> Detector:
         doc = (function.__doc__ or name).strip().splitlines()[0]
-        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, host_remedy)
+        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, host_remedy, symptom)
         DETECTORS.add(name, item, function.__module__)
         return item
 

@@ -21,6 +21,7 @@ _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("bytes_per_s", "bytes/s"),
     ("fraction", "fraction"),
     ("coverage", "fraction"),
+    ("reasons_given", "fraction"),
     ("bytes", "bytes"),
     ("flops", "flops"),
     ("ns", "ns"),

@@ -1,4 +1,4 @@
-"""All-to-all that no computation hides."""
+"""Exchange of tokens that no computation hides: all-to-all, or all-gather and reduce-scatter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 
+from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.moe import (
     BACKWARD,
     COMBINE,
@@ -18,10 +19,13 @@ from tracelens.analysis.moe import (
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
-from tracelens.trace import WORK_KINDS, difference, intersection
+from tracelens.trace import WORK_KINDS, collectives, difference, intersection
 
 _NOTHING = 0.001
 """A smaller share of the all-to-all is the edge between two kernels."""
+
+
+_ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatter"), ("send_recv",)
 
 
 @detector(
@@ -30,25 +34,49 @@ _NOTHING = 0.001
     remedy="Overlap the all-to-all of one micro-batch with the computation of another (1F1B overlap: "
     "--overlap_moe_expert_parallel_comm; two-batch overlap in serving), and send each token only once per "
     "rank (DeepEP: use_turbo_deepep).",
+    symptom=True,  # of ranks that come late: much of it is waiting for them
 )
 def exposed_all_to_all(context: RankContext) -> Outcome:
-    """Exposed dispatch and combine of MoE layers, or other all-to-alls."""
+    """Exposed all-to-all: dispatch and combine of MoE layers, or others."""
     is_all_to_all = _all_to_all(context)
     if not is_all_to_all.any():
-        return "no dispatch, combine or other all-to-all"
-    all_to_all, computing = context.during(is_all_to_all), context.work.union("computation")
-    exposed = difference(all_to_all, computing)
-    if exposed.total <= _NOTHING * all_to_all.total:
-        return "the all-to-all is hidden under computation"
-    hidden = intersection(all_to_all, computing).total
+        return "no dispatch or combine by all-to-all, and no other all-to-all"
+    return _exposed(context, is_all_to_all, "all-to-all")
+
+
+@detector(
+    "exposed_token_gather",
+    title="Exposed all-gather and reduce-scatter of tokens",
+    remedy="Overlap them with the computation of another batch (two-batch overlap in serving), gather each "
+    "rank's own token count instead of padding, or send tokens only to the ranks of their experts "
+    "(all-to-all dispatch: DeepEP, MORI).",
+    symptom=True,
+)
+def exposed_token_gather(context: RankContext) -> Outcome:
+    """Exposed dispatch by all-gather and combine by reduce-scatter in MoE layers without an all-to-all."""
+    if _all_to_all(context).any():
+        return "tokens are dispatched by all-to-all"
+    gathers = _exchanges(context) & _is(context, _GATHERS)
+    if not gathers.any():
+        return "no dispatch by all-gather, no combine by reduce-scatter"
+    return _exposed(context, gathers, "all-gather and reduce-scatter")
+
+
+def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
+    """What of the exchange of tokens no computation hides."""
+    exchanging, computing = context.during(exchange), context.work.union("computation")
+    exposed = difference(exchanging, computing)
+    if exposed.total <= _NOTHING * exchanging.total:
+        return f"the {name} is hidden under computation"
+    hidden = intersection(exchanging, computing).total
     # Computation that hides something already cannot hide more, and cannot hide more than its own time.
     free = computing.total - hidden
     most = min(exposed.total, free)
-    bound = (hidden + most) / all_to_all.total
+    bound = (hidden + most) / exchanging.total
     quantities = [
-        Quantity("all-to-all per step", context.per_step(all_to_all.total), "ns"),
+        Quantity(f"{name} per step", context.per_step(exchanging.total), "ns"),
         Quantity("exposed per step", context.per_step(exposed.total), "ns"),
-        Quantity("overlap efficiency", hidden / all_to_all.total, "fraction"),
+        Quantity("overlap efficiency", hidden / exchanging.total, "fraction"),
         Quantity("overlap efficiency, bound", bound, "fraction"),
     ]
     details = ""
@@ -62,24 +90,36 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
         tuple(quantities),
         context.per_step(most),
         exposed,
-        f"{context.per_step(exposed.total) / 1e6:,.1f} of {context.per_step(all_to_all.total) / 1e6:,.1f} "
-        "ms/step of all-to-all (including waiting) are exposed: "
-        f"{hidden / all_to_all.total:.0%} hidden, {bound:.0%} possible{details}",
+        f"{context.per_step(exposed.total) / 1e6:,.1f} of {context.per_step(exchanging.total) / 1e6:,.1f} "
+        f"ms/step of {name} (including waiting) are exposed: "
+        f"{hidden / exchanging.total:.0%} hidden, {bound:.0%} possible{details}",
         "low",
     )
 
 
-def _all_to_all(context: RankContext) -> Bool:
-    """Which work is all-to-all of tokens."""
+def _exchanges(context: RankContext) -> Bool:
+    """Which work is communication in the dispatch or combine of MoE layers."""
     layers, work = context.trace.once(regions), context.work
-    comm = work.kind == WORK_KINDS.index("comm")
-    table = context.trace.tables["collectives"]
-    kernel = table.array("kernel_id")
-    named = table.coded("collective").mask(lambda name: "all_to_all" in name or "alltoall" in name)
-    result: Bool = comm & (
-        np.isin(layers.stage[context.rows], (DISPATCH, COMBINE))
-        | np.isin(work.event, kernel[named & (kernel >= 0)])
+    inside: Bool = (work.kind == WORK_KINDS.index("comm")) & np.isin(
+        layers.stage[context.rows], (DISPATCH, COMBINE)
     )
+    return inside
+
+
+def _is(context: RankContext, names: tuple[str, ...]) -> Bool:
+    """Which work is one of these collectives."""
+    codes = [collectives().index(name) for name in names]
+    result: Bool = np.isin(context.trace.once(collective_kinds)[context.rows], codes)
+    return result
+
+
+def _all_to_all(context: RankContext) -> Bool:
+    """Which work is all-to-all by its record or name.
+
+    In dispatch and combine also sends and receives, and what neither record nor name tells.
+    """
+    untold = context.trace.once(collective_kinds)[context.rows] < 0
+    result: Bool = _is(context, _ALL_TO_ALL) | (_exchanges(context) & (untold | _is(context, _MESSAGES)))
     return result
 
 

@@ -28,6 +28,7 @@ to the start on an idle GPU it takes 5 to 35 us."""
     "(HSA_KERNARG_POOL_SIZE=12582912); launch less: CUDA/HIP graphs, torch.compile, fused kernels. `idle` "
     "shows what the host did in long gaps.",
     launching=True,
+    symptom=True,
 )
 def launch_bound(context: RankContext) -> Outcome:
     """The GPU is idle for over 1% of the time because the host launches its next work late."""

@@ -19,6 +19,7 @@ _MANY = 0.5
     remedy="Capture the step in a CUDA/HIP graph or compile it (torch.compile), so that pointwise chains "
     "become one kernel; the router and permutation of MoE layers have fused kernels.",
     launching=True,
+    symptom=True,
 )
 def small_kernels(context: RankContext) -> Outcome:
     """More than half of all kernels are shorter than 10 us."""

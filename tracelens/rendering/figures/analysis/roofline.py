@@ -57,7 +57,10 @@ def _under_roofs(result: Result, ops: Table) -> list[Figure]:
     x = shown.array("intensity")
     ends = (10 ** np.floor(np.log10(x.min())), 10 ** np.ceil(np.log10(max(x.max(), 2000.0))))
     share = float(dur[rows].sum()) / float(max(dur.sum(), 1))
-    title = f"Each op and shape under the roofs: {share:.0%} of the counted time; area is time"
+    counted = result.meta.get("coverage")
+    whole = "of the GPU time" if isinstance(counted, float) else "of the counted time"
+    share *= counted if isinstance(counted, float) else 1
+    title = f"Each op and shape under the roofs: {share:.{0 if share >= 0.1 else 1}%} {whole}; area is time"
     lines = _roofs(result, shown, ends)
     return [
         chart(

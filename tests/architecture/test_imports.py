@@ -78,7 +78,7 @@ FLOORS = (
     {"host"},
     {"comm"},
     {"roofline"},
-    {"pipeline", "serving", "stragglers"},
+    {"completeness", "pipeline", "serving", "stragglers"},
     {"moe"},
     {"overview"},
 )

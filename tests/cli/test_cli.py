@@ -32,6 +32,7 @@ ANALYZERS = [
     "stragglers",
     "pipeline",
     "serving",
+    "completeness",
 ]
 
 

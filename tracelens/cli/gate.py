@@ -65,6 +65,14 @@ Markdown = Annotated[
 Github = Annotated[
     bool, typer.Option("--github", help="Print annotations for GitHub Actions (on stderr with --json).")
 ]
+TrustAnyway = Annotated[
+    bool,
+    typer.Option(
+        "--trust-anyway",
+        help="Compare although the recording of a side is incomplete or contradicts itself (see `tracelens "
+        "analyze completeness`).",
+    ),
+]
 
 
 def gate(
@@ -79,9 +87,12 @@ def gate(
     github: Github = False,
     scope: Scope = ScopeChoice.all,
     partial: Partial = False,
+    trust_anyway: TrustAnyway = False,
     _limit: Limit = None,
 ) -> None:
     """Check a run against a baseline: exit code 0 if all rules hold, 1 for a regression, 2 for bad input.
+
+    A side whose recording is doubtful in what a rule compares is bad input.
 
     For example:
 
@@ -100,7 +111,8 @@ def gate(
     levels = (confidence, from_file.confidence, CONFIDENCE)
     with progress() as line:
         before, after = (_samples(side, traces, scope, partial, line) for side in (base, candidate))
-    verdict = judge(before, after, rules, confidence=next(level for level in levels if level is not None))
+    level = next(level for level in levels if level is not None)
+    verdict = judge(before, after, rules, confidence=level, trust_anyway=trust_anyway)
     _deliver(verdict, json=json, junit=junit, markdown=markdown, github=github)
     if verdict.failed:
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
+from tracelens.findings.confidence import doubted
 from tracelens.findings.detectors import DETECTORS, JOB, Detection, Outcome
 from tracelens.findings.rank_context import RankContext
 from tracelens.findings.ranking import Candidate, Ranked, ranked
@@ -16,8 +17,8 @@ from tracelens.guard import Failure
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Trace
 
-NEEDS = ("collectives", "moe", "pipeline", "serving", "stragglers")
-"""Analyzers whose results detectors read."""
+NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "stragglers")
+"""Analyzers whose results detectors read, and the doubts about the recording."""
 
 SHOWN = 0.005
 """A saving below this share of a step is not a finding."""
@@ -125,7 +126,7 @@ def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> 
     ]
     worth = [candidate for candidate in candidates if candidate.saving_ns > max(SHOWN * step_ns, 0)]
     rows = [
-        _row(position, finding, step_ns, by_rank)
+        _row(position, finding, step_ns, by_rank, results["completeness"])
         for position, finding in enumerate(ranked(worth, len(ranks)), start=1)
     ]
     verdicts = {
@@ -156,10 +157,11 @@ def _row(
     finding: Ranked,
     step_ns: float,
     ranks: Mapping[int, RankDetections],
+    doubts: Result,
 ) -> dict[str, Any]:
     candidate, cause = finding.candidate, finding.cause
     worst = candidate.worst
-    detection = candidate.detections[worst]
+    detection = doubted(candidate.detections, worst, doubts)
     cpu_only = any(rank.cpu_only for rank in ranks.values())
     prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at_ns = -1

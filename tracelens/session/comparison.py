@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tracelens.table import Report
     from tracelens.trace import Run, Scope
 
+GATED = ("steps", "completeness")
+"""Analyzers that a gate reads of each side."""
+
 
 def diff(
     base: Source,
@@ -79,6 +82,7 @@ def gate(
     confidence: float | None = None,
     scope: Scope = "all",
     partial: bool = False,
+    trust_anyway: bool = False,
     progress: Progress = quiet,
 ) -> Verdict:
     """Check a run against a baseline.
@@ -92,13 +96,16 @@ def gate(
         confidence: family-wise confidence level; 0.98 by default.
         scope: GPU work to count, as for `analyze`.
         partial: whether ranks may be missing.
+        trust_anyway: compare also where the recording of a side is in doubt, see the analyzer
+            "completeness".
         progress: called with a line of text as the work goes on.
 
     Returns:
         the verdict, ready for `render`; `verdict.failed` is empty if all rules hold.
 
     Raises:
-        TracelensError: malformed rule, a metric that neither run has, or an unreadable side.
+        TracelensError: malformed rule, a metric that neither run has, or a side that cannot be read or
+            believed.
     """
     from tracelens.compare.gate import CONFIDENCE, Settings, read_rule, settings
     from tracelens.compare.gate import gate as judge
@@ -115,7 +122,8 @@ def gate(
         else:
             sides.append(_of_run(side, scope, progress))
     before, after = sides
-    return judge(before, after, limits, confidence=next(level for level in levels if level is not None))
+    level = next(level for level in levels if level is not None)
+    return judge(before, after, limits, confidence=level, trust_anyway=trust_anyway)
 
 
 def samples(
@@ -145,14 +153,16 @@ def samples(
         return saved, ()
     files = (traces or TraceFiles()).of(path)
     with Reporting(files, partial=partial, progress=progress) as reporting:
-        report = reporting.report(["steps"], scope=scope)
-    return from_result(with_results(report)["steps"], path, __version__), report.failures
+        report = reporting.report(GATED, scope=scope)
+    steps = with_results(report)["steps"]
+    return from_result(steps, path, __version__, report.meta.get("trust")), report.failures
 
 
 def _of_run(side: Run | Report, scope: Scope, progress: Progress) -> Samples:
     from tracelens.compare.gate import from_result
     from tracelens.table import Report
 
-    report = side if isinstance(side, Report) else report_run(side, ["steps"], scope=scope, progress=progress)
+    report = side if isinstance(side, Report) else report_run(side, GATED, scope=scope, progress=progress)
     name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
-    return from_result(with_results(report)["steps"], name, str(report.meta.get("version", __version__)))
+    version = str(report.meta.get("version", __version__))
+    return from_result(with_results(report)["steps"], name, version, report.meta.get("trust"))

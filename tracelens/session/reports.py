@@ -309,8 +309,9 @@ def with_results(report: Report) -> Report:
 def assembled(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
-    """A report with the origin and options of its results."""
+    """A report with the origin and options of its results; doubts about the recording come first."""
     from tracelens.analysis.common import noted
+    from tracelens.analysis.completeness import COMPLETENESS, trust
     from tracelens.table import Report
 
     meta = {
@@ -318,6 +319,12 @@ def assembled(
         **origin(metas, ranks),
         "options": {key: value for key, value in options.items() if value is not None},
     }
+    completeness = [result for result in results if result.analyzer == COMPLETENESS]
+    for result in completeness:
+        meta["trust"] = trust(result)
+        if not meta["trust"]["complete"]:
+            # Whoever reads on should know what not to believe.
+            results = [result, *(other for other in results if other is not result)]
     return Report(tuple(noted(result, metas) for result in results), meta=meta)
 
 

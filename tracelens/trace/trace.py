@@ -38,6 +38,7 @@ class TraceMeta:
         first_drop: reason to byte offset of the first event dropped for it, where known.
         repaired: what was mended in events that were kept, to how many.
         problems: what else was wrong with the file, for people.
+        losses: what the profiler itself says that it lost.
         cpu_only: nothing in the trace is a GPU's, so that its work is the host's, see trace/cpu_only.py.
         threads: (pid, tid) to the name the profiler gave it.
     """
@@ -55,6 +56,7 @@ class TraceMeta:
     first_drop: Mapping[str, int] = field(default_factory=dict)
     repaired: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     cpu_only: bool = False
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
 

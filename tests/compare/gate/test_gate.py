@@ -15,7 +15,7 @@ from tests.builders import draw
 from tests.compare.gate.gate_sides import side
 from tracelens.compare.gate.gate import Verdict, gate
 from tracelens.compare.gate.rules import read_rule
-from tracelens.compare.gate.samples import Samples, from_result
+from tracelens.compare.gate.samples import Doubt, Samples, from_result, from_saved
 from tracelens.errors import TracelensError
 from tracelens.trace.run import make_run
 
@@ -251,3 +251,54 @@ def test_recorded_steps_drawn_again_raise_no_alarm(corpus: Path, name: str) -> N
         assert alarms / TRIALS <= 0.02
         if spread / np.sqrt(steps) <= 0.002:
             assert caught / TRIALS >= 0.95
+
+
+DOUBTFUL = replace(QUIET, name="cand", doubts=(Doubt(0, "missing launches", "9 of 10 have no launch call"),))
+
+
+def test_a_side_in_doubt_is_refused_for_what_the_doubt_affects() -> None:
+    with pytest.raises(TracelensError, match=r"^cand: .*step\.time.*missing launches.*--trust-anyway"):
+        judged(QUIET, DOUBTFUL, "step.time<=1.03")
+    with pytest.raises(TracelensError, match=r"^cand: .*kernel\.count"):
+        judged(DOUBTFUL, QUIET, "kernel.count<=1.03")
+    assert statuses(judged(QUIET, DOUBTFUL, "idle.fraction<=+0.1", trust_anyway=True))
+
+
+def test_a_doubt_about_other_metrics_or_ranks_does_not_refuse() -> None:
+    metrics = {"comm.time": [1e6, 1e6], "step.time": [1e6, 1e6]}
+    sound = side("base", metrics=metrics)
+    doubts = (Doubt(0, "overlapping kernels", "3 kernels overlap"), Doubt(5, "missing work", "holes"))
+    doubtful = side("cand", metrics=metrics | {"launch.count": [3, 3]}, doubts=doubts)
+    both = side("base", metrics=metrics | {"launch.count": [3, 3]})
+    assert statuses(judged(both, doubtful.only([0]), "launch.count<=1.0")) == ["pass"]
+    with pytest.raises(TracelensError, match="overlapping kernels"):
+        judged(sound, doubtful.only([0]), "comm.time<=1.0")
+
+
+def test_who_trusts_a_side_anyway_is_told_of_its_doubts() -> None:
+    verdict = judged(QUIET, DOUBTFUL, "step.time<=1.03", trust_anyway=True)
+    assert statuses(verdict) == ["pass"]
+    assert [skip.subject for skip in verdict.skips] == ["cand: trusted anyway"]
+
+
+def test_the_doubts_of_a_saved_report_count() -> None:
+    trust = {"complete": False, "doubts": {"0": [{"doubt": "cut", "evidence": "no end"}], "x": [], "1": 3}}
+    rows = [{"rank": 0, "step": "a", "metric": "step.time", "value": 5, "unit": "ns"}]
+    document = {"results": {"steps": {"tables": {"metrics": rows}}}, "meta": {"trust": trust}}
+    assert from_saved(document, "base").doubts == (Doubt(0, "cut", "no end"),)
+    assert from_saved({**document, "meta": {}}, "base").doubts == ()
+    assert from_saved({**document, "meta": {"trust": ["?"]}}, "base").doubts == ()
+
+
+def test_a_doubtful_recording_is_refused_from_traces() -> None:
+    lost = make_run([draw("""
+        step 1                       | ----------
+        step 2                       |           ----------
+        op aten::mm                  | --        --
+        launch                       | abcd      efgh
+        s7 gemm                      |  abcd
+        launch cudaDeviceSynchronize |                     --
+    """)])  # fmt: skip
+    with pytest.raises(TracelensError, match="missing kernels"):
+        tracelens.gate(lost, lost, ["kernel.count<=1.0"])
+    assert not tracelens.gate(lost, lost, ["kernel.count<=1.0"], trust_anyway=True).failed

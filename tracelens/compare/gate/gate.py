@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tracelens.analysis.completeness import DOUBTS, affected
 from tracelens.arrays import Float
 from tracelens.compare.diff import Interval, absolute, difference, ratio, varies
 from tracelens.compare.gate.rules import Rule, default_rules
@@ -61,7 +62,12 @@ class Verdict:
 
 
 def gate(
-    base: Samples, candidate: Samples, rules: Sequence[Rule] = (), *, confidence: float = CONFIDENCE
+    base: Samples,
+    candidate: Samples,
+    rules: Sequence[Rule] = (),
+    *,
+    confidence: float = CONFIDENCE,
+    trust_anyway: bool = False,
 ) -> Verdict:
     """Check a run against a baseline.
 
@@ -75,10 +81,11 @@ def gate(
         candidate: the run after.
         rules: empty for the defaults; default rules whose metric is missing are skipped.
         confidence: family-wise confidence level, between 0.5 and 1.
+        trust_anyway: compare also where the recording of a side is in doubt.
 
     Raises:
-        TracelensError: a rule's metric is missing, its unit does not fit, or the runs count GPU work of
-            different scopes.
+        TracelensError: a rule's metric is missing, its unit does not fit, the runs count GPU work of
+            different scopes, or the recording of a side is doubtful in what a rule compares.
     """
     if not 0.5 < confidence < 1:
         raise TracelensError(
@@ -101,6 +108,8 @@ def gate(
             if rules:
                 raise
             skips.append(Skip(f"default rule {rule}", str(error).partition(": ")[2]))
+    for side in (base, candidate):
+        skips += _doubtful(side, [case.metric for case in cases], trust_anyway)
     noisy = sum(case.varies for case in cases)
     tail = (1 - confidence) / max(noisy, 1)
     return Verdict(
@@ -184,6 +193,28 @@ def _case(rule: Rule, base: Samples, candidate: Samples) -> _Case:
     unit = (base if names[0] else candidate).units[metric]
     rule.check_unit(unit)
     return _Case(rule, metric, unit, base.each_step(metric), candidate.each_step(metric))
+
+
+def _doubtful(side: Samples, metrics: Sequence[str], trust_anyway: bool) -> Iterator[Skip]:
+    """The doubts about a side that concern these metrics, as notes.
+
+    Raises:
+        TracelensError: there is one, and nobody said to trust it anyway.
+    """
+    for doubt in side.doubts:
+        concerned = [metric for metric in metrics if affected(doubt.name, metric)]
+        if not concerned:
+            continue
+        who = f"rank {doubt.rank}: " if doubt.rank >= 0 and len(side.ranks) > 1 else ""
+        if not trust_anyway:
+            more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
+            kind = DOUBTS.get(doubt.name)
+            advice = f"{kind.advice}, or give" if kind else "give"
+            raise TracelensError(
+                f"{side.name}: its recording cannot be believed for {concerned[0]}{more}: {who}{doubt.name} "
+                f"({doubt.evidence}); {advice} --trust-anyway (trust_anyway=True)"
+            )
+        yield Skip(f"{side.name}: trusted anyway", f"{who}{doubt.name}: {doubt.evidence}")
 
 
 def _ranks(base: Samples, candidate: Samples) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -36,6 +36,14 @@ _SAVED = re.compile(rb'\s*\{\s*"(?:schema_version|results|findings|analyzer)"\s*
 """Start of a report or of the output of `tracelens analyze steps --json`, never of a trace."""
 
 
+class Doubt(NamedTuple):
+    """A doubt about the recording of a rank (-1 for the job), as the analyzer `completeness` has it."""
+
+    rank: int
+    name: str
+    evidence: str
+
+
 @dataclass(frozen=True)
 class Samples:
     """The metrics of one run."""
@@ -49,6 +57,7 @@ class Samples:
     version: str = ""  # of the tracelens that computed them
     scope: str = "all"  # which GPU work counts
     lacking: tuple[tuple[str, str], ...] = ()  # (subject, reason) of metrics that could not be computed
+    doubts: tuple[Doubt, ...] = ()  # about the recording; none also where it was not checked
 
     def find(self, metric: str) -> str | None:
         """The metric of this name, or of this name with `.time`; None if the run has neither."""
@@ -72,7 +81,8 @@ class Samples:
         rows = [self.ranks.index(rank) for rank in ranks]
         kept = {metric: value[rows] for metric, value in self.values.items()}
         kept = {metric: value for metric, value in kept.items() if not np.isnan(value).any(axis=1).all()}
-        return replace(self, ranks=tuple(ranks), values=kept)
+        doubts = tuple(doubt for doubt in self.doubts if doubt.rank in (-1, *ranks))
+        return replace(self, ranks=tuple(ranks), values=kept, doubts=doubts)
 
     def why_not(self, metric: str) -> str:
         """Why a metric could not be computed, "" if unknown."""
@@ -95,8 +105,14 @@ def nearest(metric: str, sides: Sequence[Samples]) -> str:
     return close[0] if close else ""
 
 
-def from_result(result: Result, name: str, version: str) -> Samples:
+def from_result(result: Result, name: str, version: str, trust: object = None) -> Samples:
     """The samples in a result of the analyzer `steps`.
+
+    Args:
+        result: of the analyzer.
+        name: of the side.
+        version: of the tracelens that made it.
+        trust: what the report's meta says of its recording, if anything.
 
     Raises:
         TracelensError: the run has no GPU work, or its ranks have no step in common.
@@ -106,7 +122,19 @@ def from_result(result: Result, name: str, version: str) -> Samples:
         key: table.array(key).tolist() if key in ("rank", "value") else table.texts(key) for key in _COLUMNS
     }
     lacking = tuple((skip.subject, skip.reason) for skip in result.skips)
-    return _samples(name, columns, version, str(result.meta.get("scope", "all")), lacking)
+    return _samples(name, columns, version, str(result.meta.get("scope", "all")), lacking, _doubts(trust))
+
+
+def _doubts(trust: object) -> tuple[Doubt, ...]:
+    """The doubts in the `trust` of a report's meta."""
+    of_rank = _mapping(_mapping(trust).get("doubts"))
+    return tuple(
+        Doubt(int(rank), str(row["doubt"]), str(row.get("evidence", "")))
+        for rank, rows in of_rank.items()
+        if re.fullmatch(r"-?\d{1,9}", str(rank)) and isinstance(rows, list)
+        for row in rows
+        if isinstance(row, dict) and "doubt" in row
+    )
 
 
 def read_saved(path: str) -> Samples | None:
@@ -163,7 +191,7 @@ def from_saved(document: Mapping[str, Any], name: str) -> Samples:
     )
     columns = {key: [row[key] for row in rows] for key in _COLUMNS}
     scope = str(_mapping(result.get("meta")).get("scope", "all"))
-    return _samples(name, columns, version, scope, lacking)
+    return _samples(name, columns, version, scope, lacking, _doubts(meta.get("trust")))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -176,6 +204,7 @@ def _samples(
     version: str,
     scope: str,
     lacking: tuple[tuple[str, str], ...],
+    doubts: tuple[Doubt, ...],
 ) -> Samples:
     """Samples from long columns."""
     if not columns["rank"]:
@@ -199,4 +228,5 @@ def _samples(
             units[metric] = unit
         if step in column:
             values[metric][row[rank], column[step]] = value
-    return Samples(name, tuple(ranks), tuple(steps), values, units, version, scope, lacking).only(ranks)
+    samples = Samples(name, tuple(ranks), tuple(steps), values, units, version, scope, lacking, doubts)
+    return samples.only(ranks)

@@ -3,6 +3,7 @@
 from tracelens.findings.detectors.detector import (
     DETECTORS,
     JOB,
+    Confidence,
     Detection,
     Detector,
     Outcome,
@@ -10,4 +11,4 @@ from tracelens.findings.detectors.detector import (
     detector,
 )
 
-__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Outcome", "Quantity", "detector"]
+__all__ = ["DETECTORS", "JOB", "Confidence", "Detection", "Detector", "Outcome", "Quantity", "detector"]

@@ -14,6 +14,7 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import ParseError
 from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
+from tracelens.read.build.losses import reported_losses
 from tracelens.read.build.pairs import pair_begin_end
 from tracelens.read.build.rows import EventRows
 from tracelens.read.build.unread import unread_device_events
@@ -393,5 +394,6 @@ def _meta(
         first_drop=rows.first_drop,
         repaired=dict(rows.repaired),
         problems=(*splitter.problems, *notes, *unread),
+        losses=reported_losses(keys),
         threads=threads,
     )

@@ -181,9 +181,15 @@ def _compared(column: Column) -> list[str]:
     )
 
 
+_SECTIONS = ("trust",)
+
+
 def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of every entry of a `meta` mapping; `step_ns` gets a unit as a column would."""
-    return [_meta_item(key, value, meta) for key, value in meta.items()]
+    """(label, text) of the entries of a `meta` mapping; `step_ns` gets a unit as a column would.
+
+    What a section of the report says in sentences is left to it.
+    """
+    return [_meta_item(key, value, meta) for key, value in meta.items() if key not in _SECTIONS]
 
 
 def _meta_item(key: str, value: Any, meta: Mapping[str, Any]) -> tuple[str, str]:

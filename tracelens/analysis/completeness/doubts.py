@@ -1,0 +1,209 @@
+"""What can be wrong with a recording, and which figures that makes unreliable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.table import Column, Result, Schema
+from tracelens.trace import Union, union
+
+COMPLETENESS = "completeness"
+"""Name of the analyzer."""
+
+
+class DoubtKind(NamedTuple):
+    """One way in which a recording can be wrong.
+
+    Attributes:
+        meaning: what it is.
+        affects: which figures it makes unreliable, and how.
+        metrics: how the names of the step metrics begin that cannot be compared; "" for all of them.
+        advice: what to do about it.
+    """
+
+    meaning: str
+    affects: str
+    metrics: tuple[str, ...]
+    advice: str
+
+
+_ALL = ("",)
+_AGAIN = "record again, with fewer steps or without stacks if the profiler's buffer was full"
+
+DOUBTS: Mapping[str, DoubtKind] = {
+    "truncated": DoubtKind(
+        "the file ends before the trace does",
+        "everything after the cut is missing: steps, counts and totals are too low",
+        _ALL,
+        "copy or write the file again",
+    ),
+    "dropped events": DoubtKind(
+        "the profiler lost records, or events could not be read",
+        "counts and times are too low, and idle time may be work that was lost",
+        _ALL,
+        _AGAIN,
+    ),
+    "clock": DoubtKind(
+        "timestamps contradict the order in which work was launched and finished",
+        "gaps, overlap, waiting and the causes of idle time are unreliable",
+        _ALL,
+        "record again; on several hosts check that their clocks are synchronised",
+    ),
+    "overlapping kernels": DoubtKind(
+        "kernels of one stream run at the same time, which no device does",
+        "kernel durations, totals by kernel and roofline figures are too high",
+        ("computation.", "comm.", "exposed_comm.", "category[", "op[", "step.", "busy.", "moe."),
+        "record again, with another version of the driver or the profiler",
+    ),
+    "missing work": DoubtKind(
+        "the GPU seems idle while work is queued or the host waits for it",
+        "idle time, and savings from removing it, are too high; busy time and counts are too low",
+        _ALL,
+        "record again; inside graphs let the profiler trace every node, not the graph as a whole",
+    ),
+    "missing kernels": DoubtKind(
+        "launch calls whose kernels are not recorded",
+        "kernel counts and busy time are too low, idle time is too high",
+        _ALL,
+        _AGAIN,
+    ),
+    "missing graph kernels": DoubtKind(
+        "graph replays with fewer kernels than other replays of the same graph",
+        "kernel counts and busy time are too low, idle time is too high",
+        _ALL,
+        _AGAIN,
+    ),
+    "short step": DoubtKind(
+        "steps with far fewer kernels than the others, though the host did the same",
+        "figures of that step and means over steps are too low",
+        _ALL,
+        "leave the step out with --step, or record again",
+    ),
+    "ends early": DoubtKind(
+        "the recording of a stream or rank ends before that of its siblings",
+        "counts and busy time are too low, and waiting of other ranks is not explained",
+        _ALL,
+        _AGAIN,
+    ),
+    "cut": DoubtKind(
+        "the recording begins or ends in the middle of work",
+        "the first or last step is not whole, so means per step are wrong",
+        _ALL,
+        "record whole steps, with the profiler's schedule",
+    ),
+    "missing launches": DoubtKind(
+        "kernels whose launch calls are not recorded, though they were launched during the recording",
+        "these kernels belong to no op, their step is a guess, and causes of idle time are unknown",
+        ("launch.", "op[", "moe.", "kernel.", "step.", "idle."),
+        _AGAIN,
+    ),
+}
+"""By name, in order of weight."""
+
+DOUBT_TABLE = Schema(
+    "Doubts about the recording",
+    (
+        Column("rank", "int64", doc="-1 for the job as a whole"),
+        Column(
+            "doubt", "category", doc="; ".join(f"{name}: {kind.meaning}" for name, kind in DOUBTS.items())
+        ),
+        Column("dur_ns", "int64", "ns", "time in doubt"),
+        Column("fraction", "float64", "fraction", "of the rank's recorded time"),
+        Column("count", "int64", "count", "kernels, calls, steps or events concerned"),
+        Column("ts_ns", "int64", "ns", "of the longest stretch, since the rank's first event; -1 if unknown"),
+        Column("evidence", "str", prose=True),
+        Column("affects", "str", doc="the figures that it makes unreliable, and how", prose=True),
+    ),
+    kind="entries",
+    doc="What speaks against believing the figures of this report, most time first.",
+)
+
+STRETCHES = Schema(
+    "Doubtful stretches",
+    (
+        Column("rank", "int64"),
+        Column("doubt", "category"),
+        Column("local_ts_ns", "int64", "ns", "start, on the rank's own clock"),
+        Column("dur_ns", "int64", "ns"),
+    ),
+    detail=True,
+)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One doubt about the recording of a rank.
+
+    Attributes:
+        name: one of DOUBTS.
+        count: of kernels, calls, steps or events concerned.
+        evidence: the figures that show it.
+        where: the doubtful time, ns by the rank's own clock.
+    """
+
+    name: str
+    count: int
+    evidence: str
+    where: Union
+
+
+def nowhere() -> Union:
+    """Doubtful time that is not known."""
+    return Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def over(start: Int | list[int], end: Int | list[int]) -> Union:
+    """The time in these intervals."""
+    return union(np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64))
+
+
+def milliseconds(ns: float) -> str:
+    """A time for a sentence."""
+    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.1f} us"
+
+
+def doubtful_time(result: Result, rank: int) -> Union:
+    """The doubtful stretches of a rank, ns by its own clock."""
+    if "stretches" not in result.data:
+        return nowhere()
+    table = result.data["stretches"]
+    rows = table.array("rank") == rank
+    start = table.array("local_ts_ns")[rows]
+    return over(start, start + table.array("dur_ns")[rows])
+
+
+def doubts_within(result: Result, rank: int, where: Union) -> list[str]:
+    """The doubts about a rank whose stretches reach into this time, most first."""
+    table = result.data["stretches"]
+    rows = np.flatnonzero(table.array("rank") == rank)
+    start = table.array("local_ts_ns")[rows]
+    inside = where.covered(start, start + table.array("dur_ns")[rows])
+    total: dict[str, int] = {}
+    for name, ns in zip(table.texts("doubt", rows), inside.tolist(), strict=True):
+        total[name] = total.get(name, 0) + ns
+    return sorted((name for name, ns in total.items() if ns), key=lambda name: -total[name])
+
+
+def trust(result: Result) -> dict[str, Any]:
+    """What a report says of its recording in short: whether it is complete, and the doubts of each rank."""
+    doubts: dict[str, list[dict[str, Any]]] = {}
+    table = result.data.get("doubts")
+    if table is None:
+        return {"complete": None, "doubts": doubts}
+    columns = {
+        name: table.values(name) for name in ("rank", "doubt", "dur_ns", "fraction", "count", "evidence")
+    }
+    for rank, *values in zip(*columns.values(), strict=True):
+        doubts.setdefault(str(rank), []).append(dict(zip(list(columns)[1:], values, strict=True)))
+    return {"complete": not doubts, "doubts": doubts}
+
+
+def affected(doubt: str, metric: str) -> bool:
+    """Whether a doubt makes a metric of the steps unreliable."""
+    kind = DOUBTS.get(doubt)
+    return kind is None or metric.startswith(kind.metrics)

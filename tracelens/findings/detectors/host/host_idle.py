@@ -18,7 +18,7 @@ _MOST = 0.9
 
 @detector(
     "silent_host",
-    title="The host does nothing that is recorded, and the GPU waits",
+    title="Silent host: the GPU waits while no CPU work is recorded",
     remedy="Record once with Python frames (with_stack=True) and garbage collection to see what it is; look "
     "at data loading, logging, checkpoints, gc.freeze() and gc.disable(), other programs on the same cores, "
     "and CPU binding, in this order.",
@@ -105,9 +105,9 @@ def _places(context: RankContext, cause: str) -> str:
         name = inside or f"between {around.replace(' -> ', ' and ')}"
         hosts[name] += ns
         ops.setdefault(name, Counter())[around] += ns
-    shown = []
-    for name, total in hosts.most_common(_PLACES):
+    names: Counter[str] = Counter()
+    for name, total in hosts.items():
         ((op_name, op_ns),) = ops[name].most_common(1)
         inner = op_name if op_ns >= _MOST * total and " -> " not in op_name else ""
-        shown.append(f"{inner or name} {duration(total)}")
-    return f"mostly {', '.join(shown)}"
+        names[inner or name] += total
+    return f"mostly {', '.join(f'{name} {duration(ns)}' for name, ns in names.most_common(_PLACES))}"

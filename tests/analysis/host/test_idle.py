@@ -184,7 +184,17 @@ def test_a_call_of_a_thread_that_launches_nothing_is_not_the_cause() -> None:
     """)}  # fmt: skip
 
 
-@pytest.mark.parametrize("call", ["hipDeviceSynchronize", "cudaMalloc", "hipFree", "hipMemcpyWithStream"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "hipDeviceSynchronize",
+        "cudaMalloc",
+        "hipFree",
+        "hipMemcpyWithStream",
+        "cuMemcpyDtoH_v2",
+        "cuMemFree_v2",
+    ],
+)
 def test_calls_that_block(call: str) -> None:
     assert pieces(f"""
         op aten::mm   |  ----
@@ -462,4 +472,20 @@ def test_each_rank_has_its_rows() -> None:
     assert records(table, "rank", "cause", "dur_ns") == [
         (0, "no launch", 2 * COLUMN),
         (1, "no launch", 3 * COLUMN),
+    ]
+
+
+def test_a_call_that_begins_before_the_op_ahead_of_it_ends() -> None:
+    """Clocks are read in turn, and old traces round to us: what overlaps is not always nested."""
+    assert pieces("""
+                                     | 0    5    10   15   20
+        op aten::stack               |       ---
+        launch hipMemcpyWithStream   |         -----------
+        launch                       | a                   b
+        s7 k                         |   aaa                 bb
+    """)[1:] == [
+        (2, "launch overhead", "aten::stack"),
+        (11, "blocking call", "hipMemcpyWithStream"),
+        (2, "queue refill", "hipMemcpyWithStream"),
+        (1, "dispatch", ""),
     ]

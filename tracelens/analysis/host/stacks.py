@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, ranges
+from tracelens.arrays import Int, lookup, ranges
 from tracelens.table import codes, sums
 from tracelens.trace import STACK_KINDS, Events
 
@@ -32,35 +32,33 @@ def stack_rows(events: Events, thread: Int, number: int) -> Int:
 
 
 def innermost(events: Events, rows: Int) -> Pieces:
-    """Cut a thread's time at every begin and end; each piece belongs to the innermost event around it."""
-    count = len(rows)
-    time = np.concatenate((events.start[rows], events.end[rows]))
-    is_start = np.repeat(np.array([1, 0]), count)
-    depth = np.concatenate((events.depth[rows], -events.depth[rows]))
-    owner = np.concatenate((rows, events.parent[rows]))
-    # At one point in time: ends before begins, inner ends first, outer begins first.
-    order = np.lexsort((depth, is_start, time))
-    time, owner = time[order], owner[order]
-    # An event without extent, or one whose child overruns it, is over by now: time goes to who still runs.
-    over = np.flatnonzero((owner >= 0) & (events.end[owner] <= time))
-    longer = _outlasting(events, rows)
-    while len(over):
+    """Cut a thread's time at every begin and end; each piece belongs to the event that began last around it.
+
+    Neighbours may overlap without being nested, by clocks that are read in turn or times rounded to us.
+    """
+    # Outer ones first where some begin together.
+    rows = rows[np.lexsort((events.depth[rows], -events.end[rows], events.start[rows]))]
+    start, end = events.start[rows], events.end[rows]
+    time = np.sort(np.concatenate((start, end)))
+    owner = np.searchsorted(start, time, side="right") - 1
+    # What is over by now gives way to the last one before it that goes on.
+    longer = _outlasting(end)
+    while len(over := np.flatnonzero((owner >= 0) & (end[owner] <= time))):
         owner[over] = longer[owner[over]]
-        over = over[(owner[over] >= 0) & (events.end[owner[over]] <= time[over])]
-    return Pieces(time[:-1], time[1:], owner[:-1])
+    return Pieces(time[:-1], time[1:], lookup(rows, owner[:-1], -1))
 
 
-def _outlasting(events: Events, rows: Int) -> Int:
-    """Of each event, the nearest one around it that ends later, -1 for none; known for these rows."""
-    above = events.parent.copy()
-    unresolved = rows
-    while len(unresolved := unresolved[above[unresolved] >= 0]):
+def _outlasting(end: Int) -> Int:
+    """Of each event in order of begin, position of the last one before it that ends later, -1 for none."""
+    longer = np.arange(-1, len(end) - 1)
+    unresolved = np.arange(len(end))
+    while len(unresolved := unresolved[longer[unresolved] >= 0]):
         # Every row asks the one that it has come to; on "no", whom that one has come to meanwhile.
-        outer = above[unresolved]
-        not_longer = events.end[outer] <= events.end[unresolved]
+        earlier = longer[unresolved]
+        not_longer = end[earlier] <= end[unresolved]
         unresolved = unresolved[not_longer]
-        above[unresolved] = above[outer[not_longer]]
-    return above
+        longer[unresolved] = longer[earlier[not_longer]]
+    return longer
 
 
 def calls(events: Events, rows: Int) -> Pieces:

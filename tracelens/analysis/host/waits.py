@@ -17,11 +17,13 @@ SYNCHRONIZE = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchroniz
 BLOCKING = re.compile(
     rf"{SYNCHRONIZE.pattern}|^hipMemcpyWithStream$|^(?:cuda|hip)Memcpy(?:2D|3D)?$"
     r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc)$"
+    r"|^(?:cuda|hip)Memcpy(?:To|From)Symbol$"
+    r"|^cuMem(?:cpy(?:DtoH|HtoD)|Alloc|Free|AllocHost|FreeHost|HostAlloc)(?:_v2)?$"
 )
 GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 
 _COPY_CALL = re.compile(r"emcpy")
-_ON_DEVICE = re.compile(r"DtoD|DeviceToDevice|DEVICE_TO_DEVICE")
+_ON_DEVICE = re.compile(r"DtoD|PtoP|DeviceToDevice|DEVICE_TO_DEVICE")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
 _PROFILER_FRAME = re.compile(r"\btorch/(?:autograd/)?profiler")
 # What CUPTI does for the recording itself; a full command buffer and the loading of code are the program's.

@@ -92,7 +92,7 @@ def test_the_first_of_four_ranks(tmp_path: Path) -> None:
     config = config_of("host_delay", 4, "cpu")
     job = Job(config, tmp_path, "cpu", 4, 2, 4, inject=(Fault(0, "host_delay", 80),))
     run_ranks(4, train, [job], folder=tmp_path)
-    assert worst(load(tmp_path))[:3] == (0, "late_launch", True)
+    assert worst(load(tmp_path))[:3] == (0, "silent_host", True)
 
 
 def test_without_a_fault_no_rank_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from tracelens.table.forest import depths, nearest, outermost, subtree_sums
 from tracelens.table.groups import codes, stats, sums
 from tracelens.table.result import VIEWS, Report, Result, Skip, join, result
 from tracelens.table.schema import Column, Pivot, Schema, Table, shortened
+from tracelens.table.student import t_quantile, t_tail
 from tracelens.table.tree import Leaves, Level, depth_first, levels
 
 __all__ = [
@@ -32,4 +33,6 @@ __all__ = [
     "stats",
     "subtree_sums",
     "sums",
+    "t_quantile",
+    "t_tail",
 ]

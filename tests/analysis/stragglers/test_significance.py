@@ -1,4 +1,4 @@
-"""Which ranks are late beyond noise: on runs of which it is known whether chance alone made them late."""
+"""Which ranks are significant stragglers: drawn runs of which it is known what was chance."""
 
 from __future__ import annotations
 
@@ -6,102 +6,133 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, ORDINARY, ranks
 from tests.builders import draw_run, records
 from tracelens import analyze
-from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, _tail_bound
+from tracelens.analysis.stragglers.medians import median_of_others, weighted_median
+from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, NOISE, SIGNIFICANT, SMALL, TOO_FEW
+from tracelens.table.result import Result
 
-FOUR = "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float"
+Late = Sequence[Sequence[tuple[int, int]]]
+"""By step and all-reduce: the rank that is late, and by how many columns."""
 
 
-def drawn(late: Sequence[tuple[int, int]], length: int) -> list[tuple[int, float, bool]]:
-    """Rank, chance and whether beyond noise, of four ranks.
-
-    Args:
-        late: at each all-reduce the rank that is late, and by how many columns.
-        length: columns of an all-reduce of the others.
-    """
+def drawn(late: Late, length: int, count: int = 4) -> Result:
+    """Steps of all-reduces that would take this many columns."""
+    reduce = (
+        f"record_param_comms collective=allreduce group=0 ranks={list(range(count))} size={count} in=8 out=8 "
+        "dtype=Float"
+    ).replace(", ", ",")
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     texts = []
-    for rank in range(4):
-        asks, kernels = "", ""
-        for number, (last, columns) in enumerate(late):
-            begin = columns if last == rank else 0
-            asks += "-" + " " * (length + 1)
-            kernels += " " * (begin + 2) + chr(ord("a") + number) * (length - begin)
-        launches = "".join(chr(ord("a") + number) + " " * (length + 1) for number in range(len(late)))
-        texts.append(f"op {FOUR} | {asks}\nlaunch{'':{len(FOUR) - 3}} | {launches}\n")
-        texts[-1] += f"s9 ncclDevKernel_AllReduce{'':{len(FOUR) - 23}} | {kernels}\n"
-    table = analyze(draw_run(*texts, ns_per_char=COLUMN), "stragglers")["stragglers"]
-    return records(table, "rank", "p_value", "significant")
+    for rank in range(count):
+        asks, launches, kernels, marks, number = "", "", "", [], 0
+        for step in late:
+            begin = len(asks)
+            for last, columns in step:
+                own = columns if last == rank else 0
+                asks += "-" + " " * (length + 1)
+                launches += letters[number] + " " * (length + 1)
+                kernels += " " * (own + 2) + letters[number] * (length - own)
+                number += 1
+            marks.append(" " * begin + "-" * (len(asks) - begin))
+        rows = [(f"step {index}", mark) for index, mark in enumerate(marks, 1)]
+        rows += [(f"op {reduce}", asks), ("launch", launches), ("s9 ncclDevKernel_AllReduce", kernels)]
+        width = max(len(label) for label, _ in rows)
+        texts.append("\n".join(f"{label:{width}} | {line}" for label, line in rows))
+    return analyze(draw_run(*texts, ns_per_char=COLUMN), "stragglers")
 
 
-def test_always_the_same_rank() -> None:
-    rows = drawn([(2, 5)] * 8, 10)
-    assert rows[0][0] == 2
-    assert rows[0][1] < ALPHA
-    assert rows[0][2]
-    assert not any(beyond for _, _, beyond in rows[1:])
+def worst(result: Result) -> tuple[int, float, str]:
+    """Rank, p-value and verdict of the first row."""
+    row: tuple[int, float, str] = records(result["stragglers"], "rank", "p_value", "significance")[0]
+    return row
+
+
+def named(result: Result) -> set[int]:
+    return {rank for rank, is_named in records(result["stragglers"], "rank", "significant") if is_named}
+
+
+NOBODY = (0, 0)
+
+
+def test_the_same_rank_at_the_same_place_of_each_step() -> None:
+    result = drawn([[NOBODY, (2, 5), NOBODY, NOBODY]] * 4, 10)
+    rank, p_value, verdict = worst(result)
+    assert (rank, verdict) == (2, SIGNIFICANT)
+    assert 0 <= p_value < ALPHA
+    assert named(result) == {2}
+    # The others lose nothing, and no step differs from another.
+    columns = ("effect_ns", "effect_low_ns", "effect_high_ns")
+    assert records(result["stragglers"], *columns)[0] == (5 * COLUMN,) * 3
 
 
 def test_now_one_rank_and_now_another() -> None:
-    assert not any(beyond for _, _, beyond in drawn([(number % 4, 5) for number in range(12)], 10))
+    steps = [[(step, 5), ((step + 1) % 4, 5), ((step + 2) % 4, 5)] for step in range(4)]
+    assert not named(drawn(steps, 10))
 
 
-def test_one_long_wait_of_many_is_chance() -> None:
-    """It is nine tenths of all waiting, but came once."""
-    late = [(number % 4, 1) for number in range(12)]
-    late[5] = (1, 60)
-    rows = drawn(late, 70)
-    assert rows[0][0] == 1
-    assert not any(beyond for _, _, beyond in rows)
+def test_a_run_of_late_collectives_in_one_step_is_one_event() -> None:
+    """Rank 1 is last at most collectives and for most of the waiting, but in one step only."""
+    result = drawn([[(1, 8)] * 6, [NOBODY] * 6, [NOBODY] * 6, [NOBODY] * 6], 10)
+    assert worst(result)[0] == 1
+    assert worst(result)[2] == NOISE
+    low, effect, high = records(result["stragglers"], "effect_low_ns", "effect_ns", "effect_high_ns")[0]
+    assert effect == pytest.approx(6 * 8 * COLUMN / 4)
+    assert low < 0 < effect < high
 
 
 def test_one_long_wait_does_not_hide_a_rank_that_is_always_late() -> None:
-    late = [(3, 12)] * 12
-    late[4] = (0, 65)
-    rows = {rank: beyond for rank, _, beyond in drawn(late, 70)}
-    assert rows[3]
-    assert not rows[0]
+    late = [[NOBODY, (3, 30), NOBODY, NOBODY] for _ in range(4)]
+    late[2][0] = (0, 65)
+    assert named(drawn(late, 70)) == {3}
 
 
 def test_always_last_by_little_is_how_devices_differ() -> None:
-    assert drawn([(1, 1)] * 12, 70)[0] == (1, -1, False)
+    result = drawn([[(1, 1)] * 3] * 4, 70)
+    assert worst(result) == (1, -1, SMALL)
+    assert records(result["stragglers"], "effect_ns")[0] == (3 * COLUMN,)
+    assert ALIKE > 3 / (3 * 72)
 
 
-def test_of_few_collectives_nobody_can_tell() -> None:
+@pytest.mark.parametrize(("count", "steps"), [(8, 1), (2, 2)])
+def test_of_few_steps_nobody_can_tell(count: int, steps: int) -> None:
+    result = drawn([[NOBODY, (1, 6), NOBODY]] * steps, 10, count)
+    rank, p_value, verdict = worst(result)
+    assert (rank, verdict) == (1, TOO_FEW)
+    assert p_value >= ALPHA
+    assert not named(result)
+
+
+def test_two_steps_of_eight_ranks_can_tell() -> None:
+    late = [NOBODY] * 5 + [(6, 38)] + [NOBODY] * 7
+    assert named(drawn([late] * 2, 40, 8)) == {6}
+    # At another place of each step it is as probable as for any two delays to hit one rank.
+    assert not named(drawn([late, late[1:] + late[:1]], 40, 8))
+
+
+def test_time_that_others_wait() -> None:
     run = ranks(ORDINARY, ORDINARY, ORDINARY, LATE["late_launch"])
-    rank, chance, beyond, fraction = records(
-        analyze(run, "stragglers")["stragglers"], "rank", "p_value", "significant", "time_fraction"
-    )[0]
-    assert (rank, beyond) == (3, True)
-    assert chance > ALPHA
+    (fraction,) = records(analyze(run, "stragglers")["stragglers"], "time_fraction")[0]
     # Others wait 7 of the 22 columns from the first call to the last end.
     assert fraction == pytest.approx(7 / 22)
-    assert fraction > ALIKE
 
 
-def waits(seed: int, odds: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Waits with a long tail, and to which of them the one rank came by chance."""
-    random = np.random.default_rng(seed)
-    return random.pareto(1.2, 40) + 0.1, random.random(40) < odds
+def test_inherited_lateness_is_not_tested() -> None:
+    result = analyze(ranks(ORDINARY, ORDINARY, ORDINARY, LATE["inherited"]), "stragglers")
+    assert worst(result) == (3, -1, "not tested")
 
 
-@pytest.mark.parametrize("odds", [0.5, 0.25, 0.125])
-def test_the_bound_holds(odds: float) -> None:
-    """As much or more is rare as often as the bound says, at most."""
-    chances = []
-    for seed in range(1000):
-        wait, is_blamed = waits(seed, odds)
-        chances.append(_tail_bound(wait, np.full(len(wait), odds), float(wait[is_blamed].sum())))
-    for bound in (0.5, 0.1, ALPHA):
-        assert np.mean(np.array(chances) <= bound) <= bound
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_the_median_of_the_others(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 4, (count, 5)).astype(float)
+    expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(count)]
+    assert np.array_equal(median_of_others(values), np.array(expected))
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 5), (4, 3), (8, 10)])
-def test_all_of_equal_waits_is_as_probable_as_a_row_of_equal_throws(size: int, count: int) -> None:
-    wait, odds = np.full(count, 7.0), np.full(count, 1 / size)
-    assert _tail_bound(wait, odds, 7.0 * count) == pytest.approx(size**-count, rel=1e-3)
-    assert _tail_bound(wait, odds, 0.0) == 1
-    assert _tail_bound(np.zeros(0), np.zeros(0), 0.0) == 1
+def test_the_weighted_median() -> None:
+    values = np.array([[1.0], [2.0], [9.0]])
+    assert weighted_median(values, np.array([1.0, 1.0, 3.0]))[0] == 9
+    assert weighted_median(values, np.array([1.0, 1.0, 2.0]))[0] == 5.5
+    assert weighted_median(values, np.zeros(3))[0] == 2

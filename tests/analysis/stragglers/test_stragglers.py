@@ -16,8 +16,10 @@ from tracelens.trace.steps import select_step
 
 COLUMN = 10_000
 WORDS = {
-    "MM": 'aten::mm shapes=[[1024,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
-    "LARGER": 'aten::mm shapes=[[4096,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
+    "MM": 'aten::_grouped_mm shapes=[[1024,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
+    "LARGER": 'aten::_grouped_mm shapes=[[4096,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
+    "EXTRA": 'aten::mm shapes=[[512,512],[512,512]] types=["c10::BFloat16","c10::BFloat16"]',
+    "NEXT": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     "REDUCE": "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
     "PAIR": "record_param_comms collective=allreduce group=1 ranks=[3,4] size=2 in=8 out=8 dtype=Float",
     "TWO": "record_param_comms collective=allreduce group=2 ranks=[2,3] size=2 in=8 out=8 dtype=Float",
@@ -36,6 +38,38 @@ ORDINARY = """
 """
 
 LATE = {
+    "extra_work": """
+    op REDUCE   | -  -
+    op MM       |  -
+    op EXTRA    |   -
+    launch      | abxc
+    s7 gemm     |       bbb
+    s11 gemm    |          xxxxxxxx
+    s9 nccl_All |    aaa           ccccc
+""",
+    "silent_host": """
+    op REDUCE   | -             -
+    op MM       |             -
+    launch      | a           b c
+    s7 gemm     |              bbb
+    s9 nccl_All |    aaa          cccccc
+""",
+    "data_loading": """
+    op REDUCE   | -             -
+    scope NEXT  |      -------
+    op MM       |             -
+    launch      | a           b c
+    s7 gemm     |              bbb
+    s9 nccl_All |    aaa          cccccc
+""",
+    "collective_call": """
+    op REDUCE             | -             -
+    op c10d::alltoall_base_ |      -------
+    op MM                 |             -
+    launch                | a           b c
+    s7 gemm               |              bbb
+    s9 nccl_All           |    aaa          cccccc
+""",
     "token_load": """
     op REDUCE   | - -
     op LARGER   |  -
@@ -92,11 +126,21 @@ LATE = {
 }
 """What rank 3 does instead, by cause."""
 
+LONG = {"silent_host": 1_000_000, "collective_call": 1_000_000}
+"""ns of a column where a cause takes longer than a few us."""
+
 FIGURES = {
+    "extra_work": "80.0 us more computation than the median of the others: 1 extra aten::mm bf16[512,512] "
+    "bf16[512,512] per step on stream 11, which no other rank uses (80.0 us here)",
+    "silent_host": "GPU idle 6.00 ms (others 0 ns) because the host was in no recorded op or call: "
+    "cudaLaunchKernel -> aten::_grouped_mm",
+    "data_loading": "GPU idle 60.0 us (others 0 ns) because the host was loading data in "
+    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    "collective_call": "GPU idle 6.00 ms (others 0 ns) because the host was in c10d::alltoall_base_",
     "token_load": "80.0 us more computation than the median of the others: "
-    "4,096 rows against 1,024 in aten::mm (110 us against 30.0 us)",
+    "4,096 rows against 1,024 in aten::_grouped_mm (110 us against 30.0 us)",
     "slow_kernels": "80.0 us more computation than the median of the others: "
-    "aten::mm bf16[1024,64] bf16[64,64] 110 us a call against 30.0 us (1 call)",
+    "aten::_grouped_mm bf16[1024,64] bf16[64,64] 110 us a call against 30.0 us (1 call)",
     "late_launch": "GPU idle 70.0 us (others 0 ns) because the host launched late, "
     "the longest time in aten::nonzero",
     "blocking_call": "GPU idle 70.0 us (others 0 ns) because the host was blocked in "
@@ -127,23 +171,25 @@ def verdicts(result: Result) -> list[tuple[int, int, int, str]]:
     return records(result["stragglers"], "rank", "caused_wait_ns", "last_count", "cause")
 
 
-def four(text: str, **options: tuple[int, ...]) -> Result:
-    return analyze(ranks(ORDINARY, ORDINARY, ORDINARY, text, **options), "stragglers")
+def four(text: str, starts: tuple[int, ...] = (), ns_per_char: int = COLUMN) -> Result:
+    run = ranks(ORDINARY, ORDINARY, ORDINARY, text, starts=starts, ns_per_char=ns_per_char)
+    return analyze(run, "stragglers")
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])
 def test_rank_3_is_named_with_its_cause_and_the_figures(cause: str) -> None:
-    result = four(LATE[cause])
-    late = 8 if cause in ("token_load", "slow_kernels") else 7
+    column = LONG.get(cause, COLUMN)
+    result = four(LATE[cause], ns_per_char=column)
+    late = 8 if cause in ("token_load", "extra_work", "slow_kernels") else 7
     # At the first all-reduce nobody waits; the lowest rank counts as the last of those that arrive together.
-    assert verdicts(result)[0] == (3, 3 * late * COLUMN, 1, cause)
+    assert verdicts(result)[0] == (3, 3 * late * column, 1, cause)
     assert verdicts(result)[1:] == [(0, 0, 1, "unknown")]
     assert result["stragglers"]["evidence"][0].startswith(FIGURES[cause])
     assert "(before allreduce 1 of group 0)" in result["stragglers"]["evidence"][0]
     worst = records(
         result["worst"], "collective", "group", "order", "last_rank", "wait_ns", "cause", "late_ns"
     )
-    assert worst == [("allreduce", "0", 1, 3, 3 * late * COLUMN, cause, late * COLUMN)]
+    assert worst == [("allreduce", "0", 1, 3, 3 * late * column, cause, late * column)]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -151,7 +197,8 @@ def test_rank_3_is_named_with_its_cause_and_the_figures(cause: str) -> None:
 def test_any_rank_can_be_the_slow_one(cause: str, rank: int) -> None:
     texts = [ORDINARY] * 4
     texts[rank] = LATE[cause]
-    assert verdicts(analyze(ranks(*texts), "stragglers"))[0][::3] == (rank, cause)
+    run = ranks(*texts, ns_per_char=LONG.get(cause, COLUMN))
+    assert verdicts(analyze(run, "stragglers"))[0][::3] == (rank, cause)
 
 
 def test_a_rank_is_compared_with_those_who_waited_for_it() -> None:
@@ -244,14 +291,14 @@ def test_what_the_others_ran_at_another_time_counts() -> None:
     result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 10 * COLUMN, 1, "slow_kernels")
     assert (
-        "aten::mm bf16[4096,64] bf16[64,64] 130 us a call against 40.0 us"
+        "aten::_grouped_mm bf16[4096,64] bf16[64,64] 130 us a call against 40.0 us"
         in (result["stragglers"]["evidence"][0])
     )
 
 
 def test_slower_kernels_explain_no_more_than_the_longer_computation() -> None:
-    # Its aten::mm takes 10 columns longer, but it has no aten::bmm to run: 4 columns more in all. The GPU
-    # idles for 7.
+    # Its aten::_grouped_mm takes 10 columns longer, but it has no aten::bmm to run: 4 columns more in all.
+    # The GPU idles for 7.
     ordinary = """
     op REDUCE                                    | -  -
     op MM                                        |  -
@@ -273,7 +320,7 @@ def test_slower_kernels_explain_no_more_than_the_longer_computation() -> None:
 
 
 def test_without_arguments_the_evidence_says_so() -> None:
-    plain = [text.replace("op MM     ", "op aten::mm") for text in (ORDINARY, LATE["slow_kernels"])]
+    plain = [text.replace("op MM     ", "op aten::_grouped_mm") for text in (ORDINARY, LATE["slow_kernels"])]
     result = analyze(ranks(plain[0], plain[0], plain[0], plain[1]), "stragglers")
     assert verdicts(result)[0][3] == "slow_kernels"
     assert "arguments not recorded: it may have been larger" in result["stragglers"]["evidence"][0]
@@ -589,11 +636,13 @@ def test_ranks_alike_to_within_noise_are_not_blamed_with_more_than_that() -> Non
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])
 def test_clocks_of_several_hosts_do_not_matter(cause: str) -> None:
     starts = (0, 5_000_000, 7_000_000_000, 123_456_789)
-    assert verdicts(four(LATE[cause], starts=starts)) == verdicts(four(LATE[cause]))
+    column = LONG.get(cause, COLUMN)
+    drawn = four(LATE[cause], ns_per_char=column)
+    assert verdicts(four(LATE[cause], starts=starts, ns_per_char=column)) == verdicts(drawn)
     since_1970 = (1_712_195_495_519_689_500,) * 4
-    shown = four(LATE[cause], starts=since_1970)
-    assert verdicts(shown) == verdicts(four(LATE[cause]))
-    assert shown["stragglers"]["evidence"].tolist() == four(LATE[cause])["stragglers"]["evidence"].tolist()
+    shown = four(LATE[cause], starts=since_1970, ns_per_char=column)
+    assert verdicts(shown) == verdicts(drawn)
+    assert shown["stragglers"]["evidence"].tolist() == drawn["stragglers"]["evidence"].tolist()
 
 
 def test_one_rank_alone_shows_nothing() -> None:
@@ -662,13 +711,14 @@ def test_clocks_that_count_from_different_days_do_not_matter(cause: str) -> None
     day, base = 86_400 * 10**9, 1_790_000_000_000_000_000
     traces = [
         draw(
-            aligned(text), rank=rank, ns_per_char=COLUMN, start_ns=7 * day - shift,
+            aligned(text), rank=rank, ns_per_char=LONG.get(cause, COLUMN), start_ns=7 * day - shift,
             baseTimeNanoseconds=base + shift,
         )
         for rank, (text, shift) in enumerate(
             zip((ORDINARY, ORDINARY, ORDINARY, LATE[cause]), (0, day, 0, 3 * day), strict=True)
         )
     ]  # fmt: skip
-    measured, drawn = analyze(make_run(traces), "stragglers"), four(LATE[cause])
+    measured = analyze(make_run(traces), "stragglers")
+    drawn = four(LATE[cause], ns_per_char=LONG.get(cause, COLUMN))
     assert verdicts(measured) == verdicts(drawn)
     assert measured["stragglers"]["evidence"].tolist() == drawn["stragglers"]["evidence"].tolist()

@@ -20,9 +20,9 @@ from tracelens.compare.diff.noise import (
     difference,
     differences,
     ratio,
-    t_quantile,
     varies,
 )
+from tracelens.table import t_quantile
 
 TRIALS = 2000
 Draw = Callable[[np.random.Generator, int], np.ndarray]

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
-from tracelens.analysis.stragglers.segments import BLOCKED, COMM, GARBAGE, LATE, WORK, Segments
+from tracelens.analysis.stragglers.delays import DelayRecorder, delays_of
+from tracelens.analysis.stragglers.medians import weighted_median
+from tracelens.analysis.stragglers.segments import (
+    BLOCKED,
+    COLLECTIVE,
+    COMM,
+    GARBAGE,
+    LATE,
+    LOADING,
+    SILENT,
+    TIMES,
+    WORK,
+    Segments,
+)
 from tracelens.analysis.stragglers.spans import Span, Spans
 from tracelens.analysis.stragglers.workload import Excess, Workloads
-from tracelens.arrays import Float
+from tracelens.arrays import Float, Int
 from tracelens.units import duration
 
 CAUSES = (
     "token_load",
+    "extra_work",
     "slow_kernels",
-    "late_launch",
+    "silent_host",
+    "data_loading",
     "blocking_call",
     "garbage_collection",
+    "collective_call",
+    "late_launch",
     "inherited",
     "unknown",
 )
@@ -37,7 +55,33 @@ AT_ONCE = 4096
 _UNQUEUED_NS = 30_000
 # Sender and receiver with less work in common than this were in different parts of the program.
 _SAME_WORK = 0.5
-_IDLE = {LATE: "late_launch", BLOCKED: "blocking_call", GARBAGE: "garbage_collection"}
+IDLE = {
+    SILENT: "silent_host",
+    LOADING: "data_loading",
+    BLOCKED: "blocking_call",
+    GARBAGE: "garbage_collection",
+    COLLECTIVE: "collective_call",
+    LATE: "late_launch",
+}
+
+
+_HOLDS = {
+    SILENT: "it was in no recorded call for",
+    LOADING: "it was loading data for",
+    BLOCKED: "it was blocked for",
+    GARBAGE: "it collected garbage for",
+}
+"""What can hold a host up before its launches are late, in words."""
+
+
+_REASON = {
+    "silent_host": "the host was in no recorded op or call: {host}",
+    "data_loading": "the host was loading data in {host}",
+    "blocking_call": "the host was blocked in {host}",
+    "garbage_collection": "of garbage collection: {host}",
+    "collective_call": "the host was in {host}",
+    "late_launch": "the host launched late, the longest time in {host}",
+}
 
 
 class Verdict(NamedTuple):
@@ -63,6 +107,7 @@ class Comparison:
 
     Attributes:
         cut: late arrivals behind more than AT_ONCE communication kernels, not all of which were looked at.
+        recorder: of the delays at all collectives; full when the verdicts are made.
 
     Args:
         parts: by rank.
@@ -72,12 +117,17 @@ class Comparison:
     def __init__(self, parts: Mapping[int, Segments], aligned: AlignedRun) -> None:
         self._parts, self._shift = parts, aligned.shift
         self._communication = {rank.rank: rank for rank in aligned.ranks}
-        self._workloads = Workloads(parts)
+        self._workloads = Workloads(parts, _routed(aligned.collectives), _sole(aligned.collectives))
+        self._time_before = {
+            rank: np.concatenate((np.zeros((1, len(TIMES)), np.int64), part.time.cumsum(axis=0)))
+            for rank, part in parts.items()
+        }
         self._spans = Spans(parts, aligned)
         self._collectives = collectives = aligned.collectives
         self._verdicts: dict[int, Verdict] = {}
         self._reach = {rank: np.maximum.accumulate(comm.end) for rank, comm in self._communication.items()}
         self.cut = 0
+        self.recorder = DelayRecorder()
         self._of_kernel: dict[tuple[int, int], int] = {}
         for index, collective in enumerate(collectives):
             for participant in collective.participants:
@@ -88,37 +138,62 @@ class Comparison:
         # In order of arrival, so that what a collective inherits is known by then.
         order = sorted(range(len(self._collectives)), key=lambda index: self._collectives[index].last.start)
         for index in order:
-            self._verdicts[index] = self._verdict(index, self._collectives[index])
+            collective = self._collectives[index]
+            spans = self._spans.of(index, collective)
+            times = np.array([self._numbers(participant, spans) for participant in collective.participants])
+            self._verdicts[index] = self._verdict(index, collective, spans, times)
+            # A receive waits for its sender in every schedule of a pipeline.
+            if collective.collective != SEND_RECV:
+                self._record(collective, spans, times)
         return [self._verdicts[index] for index in range(len(self._collectives))]
 
-    def _verdict(self, index: int, collective: MatchedCollective) -> Verdict:
+    def _record(self, collective: MatchedCollective, spans: Mapping[int, Span], times: Float) -> None:
+        """What each rank lost on its way to a collective."""
+        participants = collective.participants
+        held = [self._held(participant, spans[participant.rank]) for participant in participants]
+        start = np.array([participant.start for participant in participants])
+        called = np.array([self._called(participant) for participant in participants])
+        ns = delays_of(
+            start,
+            times[:, -1],
+            times[:, :-1],
+            None if any(values is None for values in held) else np.array(held, dtype=float),
+            (called >= 0) & (start - called <= _UNQUEUED_NS),
+        )
+        own = times[:, :-1].sum(axis=1) - times[:, COMM]
+        ranks, steps = zip(*((member.rank, member.record.step) for member in participants), strict=True)
+        self.recorder.add(ranks, steps, ns, float(np.median(own)))
+
+    def _verdict(
+        self, index: int, collective: MatchedCollective, spans: Mapping[int, Span], times_of_all: Float
+    ) -> Verdict:
         last, wait = collective.last, collective.wait_ns
+        is_last = np.array([participant.rank == last.rank for participant in collective.participants])
         waiting = [participant for participant in collective.participants if participant.rank != last.rank]
         weight = np.array([wait[participant.rank] for participant in waiting], dtype=float)
-        late = -_typical(
+        late = -weighted_median(
             np.array([[participant.start - last.start] for participant in waiting], dtype=float), weight
         )[0]
         if sum(wait.values()) < SMALL_NS:
             evidence = f"the others waited {duration(sum(wait.values()))} in total"
             return Verdict(last.rank, "unknown", evidence, round(late))
-        spans = self._spans.of(index, collective)
         if text := self._launched_late(late, last, waiting, weight):
             return self._late_launch(text, late, collective, spans, weight)
-        times = self._numbers(last, spans)
-        times_of_others = np.array([self._numbers(participant, spans) for participant in waiting])
-        typical = _typical(times_of_others, weight)
+        times, times_of_others = times_of_all[is_last][0], times_of_all[~is_last]
+        typical = weighted_median(times_of_others, weight)
         extra = times - typical
-        explained_ns = {_IDLE[kind]: float(extra[kind]) for kind in _IDLE}
+        explained_ns = {IDLE[kind]: float(extra[kind]) for kind in IDLE}
         # What a rank lost before, it can have caught up since.
         explained_ns["inherited"] = min(extra[COMM] + extra[-1], late)
         excess = None
         if extra[WORK] >= EXPLAINED * late:
             ranges = [(participant.rank, *spans[participant.rank][:2]) for participant in (last, *waiting)]
-            excess = self._workloads.excess(ranges, float(extra[WORK]))
-            explained_ns |= {"token_load": excess.load, "slow_kernels": excess.slow}
+            excess = self._workloads.excess(ranges, float(extra[WORK]), weight)
+            explained_ns |= excess.ns
         cause = max(CAUSES[:-1], key=lambda name: explained_ns.get(name, 0.0))
-        if excess is not None and cause == "token_load" and _other_stage(collective, excess):
-            text = f"{excess.load_text}; a pipeline stage does work of its own, which tells nothing of load"
+        is_work = excess is not None and cause in ("token_load", "extra_work")
+        if excess is not None and is_work and _other_stage(collective, excess):
+            text = f"{excess.text[cause]}; a pipeline stage does work of its own, which tells nothing of load"
             return Verdict(last.rank, "unknown", text, round(late))
         if explained_ns.get(cause, 0.0) >= max(EXPLAINED * late, 1):
             if cause == "inherited":
@@ -132,8 +207,8 @@ class Comparison:
     def _numbers(self, participant: Participant, spans: Mapping[int, Span]) -> Float:
         """Time of a member's span by TIMES, and its begin."""
         span = spans[participant.rank]
-        times = self._parts[participant.rank].time[span.first : span.last].sum(axis=0)
-        return np.append(times.astype(float), span.begin)
+        before = self._time_before[participant.rank]
+        return np.append((before[span.last] - before[span.first]).astype(float), span.begin)
 
     def _evidence(
         self,
@@ -144,18 +219,15 @@ class Comparison:
         typical: Float,
         excess: Excess | None,
     ) -> str:
-        if excess is not None and cause in ("token_load", "slow_kernels"):
-            return excess.load_text if cause == "token_load" else excess.slow_text
-        kind = next(kind for kind, name in _IDLE.items() if name == cause)
+        if excess is not None and cause in excess.text:
+            return excess.text[cause]
+        kind = next(kind for kind, name in IDLE.items() if name == cause)
         versus = f"{duration(times[kind])} (others {duration(typical[kind])})"
         host = self._host(last.rank, spans[last.rank], kind)
-        if self._parts[last.rank].cpu_only:
+        if self._parts[last.rank].cpu_only and cause == "late_launch":
             return f"no op ran for {versus}{host and ', the longest time in '}{host}"
-        if cause == "blocking_call":
-            return f"GPU idle {versus} because the host was blocked in {host or 'a call'}"
-        if cause == "garbage_collection":
-            return f"GPU idle {versus} because of garbage collection: {host}"
-        return f"GPU idle {versus} because the host launched late{host and ', the longest time in '}{host}"
+        idle = "no op ran for" if self._parts[last.rank].cpu_only else "GPU idle"
+        return f"{idle} {versus} because {_REASON[cause].format(host=host or 'a call')}"
 
     def _host(self, rank: int, span: Span, kind: int) -> str:
         """What the host was in during the longest idle time of a kind."""
@@ -230,7 +302,7 @@ class Comparison:
             return ""
         if not self._parts[last.rank].beside[last.record.kernel]:
             return ""
-        behind = -_typical((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
+        behind = -weighted_median((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
         if behind < EXPLAINED * late:
             return ""
         return f"it was launched {duration(behind)} after the others', while its GPU was busy"
@@ -243,31 +315,37 @@ class Comparison:
         spans: Mapping[int, Span],
         weight: Float,
     ) -> Verdict:
-        """The verdict for late launches, which a blocking call may have caused.
+        """The verdict for late launches: what held the host up may have come while its GPU was still busy.
 
-        Once it has waited for the GPU, the host has no more launches ahead, so that each one is late for a
-        while. Ranks that wait for the last one block longer than it does where all of them synchronise.
+        A host that has lost its lead launches each kernel late for a while. Ranks that wait for the last one
+        block longer than it does where all of them synchronise.
         """
         last = collective.last
         waiting = [participant for participant in collective.participants if participant.rank != last.rank]
-        times = [self._blocked(participant, spans[participant.rank]) for participant in (last, *waiting)]
+        held = [self._held(participant, spans[participant.rank]) for participant in (last, *waiting)]
+        if any(times is None for times in held):
+            return Verdict(last.rank, "late_launch", text, round(late))
+        of_all = np.array(held, dtype=float)
+        typical = weighted_median(of_all[1:], weight)
+        extra = of_all[0] - typical
+        kind = max(_HOLDS, key=lambda kind: float(extra[kind]))
         # Sender and receiver block where their parts of the program do, which says nothing of either.
-        if min(times) < 0 or collective.collective == SEND_RECV:
+        between_stages = kind == BLOCKED and collective.collective == SEND_RECV
+        if extra[kind] < max(EXPLAINED * late, 1) or between_stages:
             return Verdict(last.rank, "late_launch", text, round(late))
-        typical = _typical(np.array(times[1:], dtype=float)[:, None], weight)[0]
-        if times[0] - typical < EXPLAINED * late:
-            return Verdict(last.rank, "late_launch", text, round(late))
-        host = self._host(last.rank, spans[last.rank], BLOCKED)
-        evidence = f"{text}; before, it was blocked for {duration(times[0])} (others {duration(typical)})"
-        return Verdict(last.rank, "blocking_call", f"{evidence}{host and ' in '}{host}", round(late))
+        host = self._host(last.rank, spans[last.rank], kind)
+        times = f"{duration(of_all[0][kind])} (others {duration(typical[kind])})"
+        evidence = f"{text}; before, {_HOLDS[kind]} {times}{host and ' in '}{host}"
+        return Verdict(last.rank, IDLE[kind], evidence, round(late))
 
-    def _blocked(self, participant: Participant, span: Span) -> int:
-        """How long the host sat in blocking calls from one launch to the other, -1 if unknown."""
+    def _held(self, participant: Participant, span: Span) -> Int | None:
+        """What the host did from one launch to the other, ns by TIMES; None if unknown."""
         part, kernel = self._parts[participant.rank], participant.record.kernel
         if part.launch[kernel] < 0 or (span.before >= 0 and part.launch[span.before] < 0):
-            return -1
-        before = int(part.blocked[span.before]) if span.before >= 0 else 0
-        return max(int(part.blocked[kernel]) - before, 0)
+            return None
+        before = part.held[span.before] if span.before >= 0 else 0
+        held: Int = np.maximum(part.held[kernel] - before, 0)
+        return held
 
     def _called(self, participant: Participant) -> int:
         launch = int(self._parts[participant.rank].launch[participant.record.kernel])
@@ -289,14 +367,27 @@ def _other_stage(collective: MatchedCollective, excess: Excess) -> bool:
     return collective.collective == SEND_RECV and excess.alike < _SAME_WORK
 
 
-def _typical(values: Float, weight: Float) -> Float:
-    """Median of each column, each row counting by its weight; by 1 where nothing has any."""
-    weight = weight if weight.sum() > 0 else np.ones(len(weight))
-    order = np.argsort(values, axis=0, kind="stable")
-    ordered = np.take_along_axis(values, order, axis=0)
-    reached = np.cumsum(weight[order], axis=0)
-    half = reached[-1] / 2
-    columns = np.arange(values.shape[1])
-    low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
-    result: Float = (ordered[low, columns] + ordered[high, columns]) / 2
-    return result
+def _routed(collectives: Sequence[MatchedCollective]) -> set[int] | None:
+    """Ranks whose all-to-alls carry more than the others' in the median; None without all-to-alls."""
+    load: dict[int, int] = {}
+    for collective in collectives:
+        if collective.collective.startswith("all_to_all"):
+            for participant in collective.participants:
+                load[participant.rank] = load.get(participant.rank, 0) + max(participant.record.bytes, 0)
+    if len(set(load.values())) <= 1:
+        return set() if load else None
+    return {
+        rank
+        for rank, carried in load.items()
+        if carried > np.median([other for number, other in load.items() if number != rank])
+    }
+
+
+def _sole(collectives: Sequence[MatchedCollective]) -> set[int]:
+    """Ranks to which all others send all they have, in most all-to-alls that are as uneven."""
+    count: Counter[int] = Counter()
+    for collective in collectives:
+        got = [member.rank for member in collective.participants if member.record.received > 0]
+        if collective.collective.startswith("all_to_all") and len(got) == 1:
+            count[got[0]] += 1
+    return {rank for rank, number in count.items() if 2 * number > count.total()}

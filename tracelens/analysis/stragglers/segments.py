@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.host import (
     CAUSES,
-    HOST_CAUSES,
+    CODE,
     Gaps,
     find_gaps,
     host_names,
@@ -19,13 +19,46 @@ from tracelens.analysis.host import (
 )
 from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.table import codes, sums
-from tracelens.trace import WORK_KINDS, Scope, Trace, Union, Work, describe, gpu_work, shares, union
+from tracelens.trace import (
+    WORK_KINDS,
+    Scope,
+    Trace,
+    Work,
+    describe,
+    gpu_work,
+    shares,
+    steps_of,
+    union,
+)
 
-TIMES = ("work", "comm", "late", "blocked", "garbage", "other")
+TIMES = (
+    "work",
+    "comm",
+    "late",
+    "blocked",
+    "garbage",
+    "silent",
+    "loading",
+    "collective",
+    "other",
+)
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;
-idle for a late launch, a blocking call, a garbage collection, or anything else."""
+idle while the host was on its way to the next launch, in a blocking call, collecting garbage, silent, loading
+data, in the call of a collective; or idle for anything else."""
 
-WORK, COMM, LATE, BLOCKED, GARBAGE, OTHER = range(len(TIMES))
+WORK, COMM, LATE, BLOCKED, GARBAGE, SILENT, LOADING, COLLECTIVE, OTHER = range(len(TIMES))
+
+_KIND = {
+    "launch overhead": LATE,
+    "queue refill": LATE,
+    "CPU ops": LATE,
+    "blocking call": BLOCKED,
+    "garbage collection": GARBAGE,
+    "silent host": SILENT,
+    "data loading": LOADING,
+    "collective call": COLLECTIVE,
+}
+_KIND_OF_CAUSE = np.array([_KIND.get(name, OTHER) for name in CAUSES])
 
 # After a call that blocked, the host takes this long at most to launch again. An idle GPU beyond that has
 # another reason than the call.
@@ -33,8 +66,6 @@ RESTART_NS = 100_000
 # A host that does the work itself does not wait where it reads a value, and one read takes no time. Where it
 # reads so many in one gap it is in a loop of them, and that is what it does from the first to the last.
 _LOOP = 10
-_KIND = {"blocking call": BLOCKED, "garbage collection": GARBAGE}
-_KIND_OF_CAUSE = np.array([_KIND.get(name, LATE if name in HOST_CAUSES else OTHER) for name in CAUSES])
 
 
 class Key(NamedTuple):
@@ -68,9 +99,14 @@ class Segments(NamedTuple):
         calls: calls of that key in that piece; one that crosses a border counts for its share.
         ns: of the same, time that is nobody else's.
         keys: all of them.
+        key_calls: calls of each key in the whole recording.
+        key_ns: their time, whatever ran beside them.
+        stream: of each key, the one with most of its time; -1 for none.
         launch: start of the launch call of each communication kernel, -1 if not in the trace.
         beside: whether other work was running when that kernel began.
-        blocked: ns that the host had sat in blocking calls before that launch, since the first edge.
+        held: ns by TIMES of the launching host from the first edge to that launch, whatever the GPU did.
+        step_ns: mean length of its steps.
+        steps: number of its steps.
         cpu_only: whether the work is the host's.
     """
 
@@ -85,9 +121,14 @@ class Segments(NamedTuple):
     calls: Float
     ns: Int
     keys: list[Key]
+    key_calls: Int
+    key_ns: Int
+    stream: Int
     launch: Int
     beside: Bool
-    blocked: Int
+    held: Int
+    step_ns: float
+    steps: int
     cpu_only: bool = False
 
 
@@ -135,16 +176,53 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     other_work = union(work.start[~is_comm], work.end[~is_comm])
     # A host that works itself asks for nothing ahead of its other work.
     beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.cpu_only)
-    blocked_time = _blocked(trace, work, blocking)
-    blocked = np.maximum(blocked_time.covered_before(called) - blocked_time.covered_before(edges[:1]), 0)
-    values = (edges, time, host, longest, gap.texts, *table, called, beside, blocked, work.cpu_only)
+    held = _held(trace, work, np.flatnonzero(is_comm), int(edges[0]))
+    values = (
+        edges,
+        time,
+        host,
+        longest,
+        gap.texts,
+        *table,
+        called,
+        beside,
+        held,
+        *_steps(trace),
+        work.cpu_only,
+    )
     return Segments(trace.meta.rank, *values)
 
 
-def _blocked(trace: Trace, work: Work, blocking: Bool) -> Union:
-    """When a thread that launches work sat in a blocking call."""
-    rows = _launching(trace, work, blocking)
-    return union(trace.arrays.start[rows], trace.arrays.end[rows])
+def _steps(trace: Trace) -> tuple[float, int]:
+    """Mean length and number of the steps."""
+    edges = steps_of(trace).only_whole().edges
+    count = max(len(edges) - 1, 1)
+    return float(edges[-1] - edges[0]) / count, count
+
+
+def _held(trace: Trace, work: Work, comm: Int, begin: int) -> Int:
+    """What the host did before it launched each of these pieces of work, as in Segments.
+
+    A host that runs ahead may sleep or block while its GPU is busy. What it lacks then makes it late where
+    the queue runs empty.
+    """
+    called = lookup(trace.arrays.start, work.launch_call[comm], -1)
+    order = np.argsort(called, kind="stable")
+    order = order[called[order] > begin]
+    held = np.zeros((len(comm), len(TIMES)), dtype=np.int64)
+    if not len(order):
+        return held
+    end = called[order]
+    start = np.append(begin, end[:-1])
+    between = np.flatnonzero(end > start)
+    gaps = Gaps(start[between], end[between], np.full(len(between), -1), comm[order[between]])
+    pieces = idle_pieces(trace, work, gaps)
+    # A GPU that is busy is what the host waits for: nothing is missing from the trace.
+    kind = np.where(pieces.cause == CODE["unrecorded work"], BLOCKED, _KIND_OF_CAUSE[pieces.cause])
+    ns = np.zeros((len(order), len(TIMES)), dtype=np.int64)
+    np.add.at(ns, (between[pieces.gap], kind), pieces.dur)
+    held[order] = ns.cumsum(axis=0)
+    return held
 
 
 def _launching(trace: Trace, work: Work, mask: Bool) -> Int:
@@ -158,7 +236,9 @@ def _silent(rank: int) -> Segments:
     """The part of a rank that does not communicate."""
     none = np.empty(0, dtype=np.int64)
     table, no = none.reshape(0, len(TIMES)), none.astype(bool)
-    return Segments(rank, none, table, table, table, [], none, none, np.empty(0), none, [], none, no, none)
+    calls, keys, texts = np.empty(0), list[Key](), list[str]()
+    times, of_keys = (none, table, table, table, texts), (keys, none, none, none)
+    return Segments(rank, *times, none, none, calls, none, *of_keys, none, no, table, 0.0, 0)
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
@@ -185,8 +265,10 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     host[pieces.gap[order], kind[order]] = code[pair[order]] if len(order) else -1
     if work.cpu_only:
         host[:, BLOCKED], read_ns = _reading(trace, work, gaps, texts)
-        ns[:, BLOCKED] = np.minimum(read_ns, ns[:, LATE])
-        ns[:, LATE] -= ns[:, BLOCKED]
+        for idle in (LATE, SILENT):
+            moved = np.minimum(read_ns - ns[:, BLOCKED], ns[:, idle])
+            ns[:, BLOCKED] += moved
+            ns[:, idle] -= moved
     else:
         # A host that waited for the GPU has no more launches ahead: the call makes its next one late.
         restart = np.where(ns[:, BLOCKED] > 0, np.minimum(ns[:, LATE], RESTART_NS), 0)
@@ -230,24 +312,37 @@ def _host_text(name: str, op: str) -> str:
     return f"{name} in {op}" if op and name and op != name else name or op
 
 
-def _work(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> tuple[Int, Int, Float, Int, list[Key]]:
-    """The work table: piece, key, calls, ns, and the keys; from the shares of single kernels."""
+def _work(
+    trace: Trace, work: Work, row: Int, piece: Int, ns: Int
+) -> tuple[Int, Int, Float, Int, list[Key], Int, Int, Int]:
+    """The work table: piece, key, calls, ns, keys, their calls, times, streams; of the shares of kernels."""
     key, keys, has_arguments = _keys(trace, work)
     # A call may have several kernels; together they are one.
     of_call = np.zeros(len(trace.arrays.start), dtype=np.int64)
     counted = np.flatnonzero(has_arguments & (work.kind != WORK_KINDS.index("comm")))
     np.add.at(of_call, work.op[counted], work.dur[counted])
     call_ns = np.where(has_arguments, of_call[np.maximum(work.op, 0)], work.dur)
+    # In the whole recording, also what never ran without other work beside it.
+    all_rows = np.flatnonzero(work.kind != WORK_KINDS.index("comm"))
+    used, code_of_row = np.unique(key[all_rows], return_inverse=True)
+    call = np.where(has_arguments, work.op, -1 - np.arange(len(key)))[all_rows]
+    _, (key_of_call, _) = codes(code_of_row.astype(np.int64), call)
+    of_stream, (keys_of_stream, stream) = codes(code_of_row.astype(np.int64), work.stream[all_rows])
+    order = np.argsort(sums(of_stream, work.dur[all_rows], len(stream)), kind="stable")
+    most = np.full(len(used), -1, dtype=np.int64)
+    most[keys_of_stream[order]] = stream[order]  # the last write stays: the longest
     group, (pieces, key) = codes(piece, key[row])
     calls = np.zeros(len(pieces))
     np.add.at(calls, group, ns / np.maximum(call_ns[row], 1))
-    used, code = np.unique(key, return_inverse=True)
     return (
         pieces,
-        code.astype(np.int64),
+        np.searchsorted(used, key),
         calls,
         sums(group, ns, len(pieces)),
         [keys[number] for number in used],
+        np.bincount(key_of_call, minlength=len(used)),
+        sums(code_of_row.astype(np.int64), work.dur[all_rows], len(used)),
+        most,
     )
 
 

@@ -5,28 +5,83 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import AlignedRun, MatchedCollective
-from tracelens.analysis.stragglers.causes import AT_ONCE, CAUSES, EXPLAINED, SMALL_NS, Comparison, Verdict
+from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective
+from tracelens.analysis.stragglers.causes import (
+    AT_ONCE,
+    CAUSES,
+    EXPLAINED,
+    IDLE,
+    SMALL_NS,
+    Comparison,
+    Verdict,
+)
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
-from tracelens.analysis.stragglers.segments import Segments, segments
-from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, Noise, noise
+from tracelens.analysis.stragglers.segments import OTHER, WORK, Segments, segments
+from tracelens.analysis.stragglers.significance import (
+    ALIKE,
+    ALPHA,
+    CONFIDENCE,
+    NOISE,
+    SIGNIFICANT,
+    SMALL,
+    TOO_FEW,
+    UNTESTED,
+    Effect,
+    effects,
+)
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 SHOWN = 20
 
 WHY = {
-    "token_load": "more to compute: larger shapes or more calls",
+    "token_load": "more rows of tokens in the same ops",
+    "extra_work": "more or other work than the others run: more calls, other ops or shapes",
     "slow_kernels": "same calls and shapes, but slower on its GPU",
-    "late_launch": "GPU idle: the host launched late",
+    "silent_host": "GPU idle: the host was in no recorded op or call (the program's own Python, garbage "
+    "collection that was not recorded, logging, checkpoints, a process that slept or had no core)",
+    "data_loading": "GPU idle: the host was fetching the next batch",
     "blocking_call": "GPU idle: the host was in a call that waits or copies synchronously",
     "garbage_collection": "GPU idle: Python collected garbage",
+    "collective_call": "GPU idle: the host was in the call of a collective",
+    "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
     f"than {SMALL_NS // 1000} us in total",
 }
+_KIND = {cause: kind for kind, cause in IDLE.items()} | {
+    "token_load": WORK,
+    "extra_work": WORK,
+    "slow_kernels": WORK,
+    "unknown": OTHER,
+}
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
+
+_EFFECT = (
+    Column("effect_ns", "int64", "ns", "what it loses by this in a step beyond the other ranks' mean"),
+    Column(
+        "effect_low_ns",
+        "int64",
+        "ns",
+        f"lower end of the {CONFIDENCE:.0%} confidence interval; -1 as the upper one with one step",
+    ),
+    Column("effect_high_ns", "int64", "ns", "upper end of that interval"),
+    Column(
+        "p_value",
+        "float64",
+        doc="p-value: bound of the probability that any rank loses as much without a fault; -1 if it loses "
+        f"less than {ALIKE:.0%} of a step, or if the cause is not tested",
+    ),
+    Column(
+        "significance",
+        "str",
+        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}; {NOISE}: not; {TOO_FEW}: too few to tell from noise; "
+        f"{SMALL}: the rank loses less than {ALIKE:.0%} of a step by it; {UNTESTED}: inherited lateness",
+    ),
+)
 
 STRAGGLERS = Schema(
     "Late ranks",
@@ -34,25 +89,15 @@ STRAGGLERS = Schema(
         Column("rank", "int64"),
         Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks for it"),
         Column("last_count", "int64", "count", "collectives at which it was last, or held up the last rank"),
-        Column("cause", "str", doc="cause of most of that waiting"),
+        Column("cause", "str", doc="significant cause with most of that waiting; without one, that of most"),
         Column("evidence", "str", doc="of that cause, at the longest wait", prose=True),
         Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
         Column(
             "time_fraction", "float64", "fraction", "mean waiting of another rank for it, of recorded time"
         ),
-        Column(
-            "p_value",
-            "float64",
-            doc="p-value: bound of the probability of as much waiting for any rank if all were equal; -1 "
-            f"if others wait for less than {ALIKE:.0%} of the time",
-        ),
-        Column(
-            "significant",
-            "bool",
-            doc=f"significant straggler: p-value below {ALPHA:.0%} (or too few collectives to test), and "
-            f"others wait for at least {ALIKE:.0%} of the time, more than equal GPUs cause",
-        ),
+        *_EFFECT,
+        Column("significant", "bool", doc="whether it is a significant straggler for that cause"),
     ),
     doc="Worst first. A rank's work since its previous collective is compared with the median of the other "
     f"ranks, weighted by their waiting. {_DOC}.",
@@ -67,6 +112,7 @@ CAUSE_TABLE = Schema(
         Column("count", "int64", "count", "collectives"),
         Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
         Column("evidence", "str", doc="at the longest wait", prose=True),
+        *_EFFECT,
     ),
 )
 
@@ -106,29 +152,34 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     verdicts = comparison.verdicts()
     waits = [sum(collective.wait_ns.values()) for collective in collectives]
     cases = list(zip(collectives, waits, verdicts, strict=True))
-    causes = _by_cause(cases)
+    step_ns = float(np.median([part.step_ns for part in parts if len(part.edges)] or [0]))
+    causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns)
+    recorded = _recorded_ns(parts)
     tables = {
-        "stragglers": STRAGGLERS.from_rows(_by_rank(causes, noise(parts, collectives, verdicts))),
+        "stragglers": STRAGGLERS.from_rows(_by_rank(causes, _tested_waits(cases), recorded)),
         "causes": CAUSE_TABLE.from_rows(causes),
         "worst": WORST.from_rows(_worst(cases)),
         "lost": LOST.concat(lost_rows(aligned, verdicts)),
     }
-    skips = [*aligned.skips, *_unblamed(aligned, verdicts), *_cut(comparison)]
+    skips = [*aligned.skips, *_unblamed(aligned, verdicts), *_cut(comparison), *_too_few(causes)]
     return result(tables, skips, scope=scope)
 
 
 _Case = tuple[MatchedCollective, int, Verdict]
 
 
-def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
+def _by_cause(
+    cases: Sequence[_Case], effect_of: Mapping[tuple[int, int], Effect], step_ns: float
+) -> list[dict[str, Any]]:
     """Rows of CAUSE_TABLE, worst first."""
     groups: dict[tuple[int, str], list[_Case]] = {}
     for case in cases:
         groups.setdefault((case[2].rank, case[2].cause), []).append(case)
     total = max(sum(wait for _, wait, _ in cases), 1)
+    waits = {key: sum(wait for _, wait, _ in same_cause) for key, same_cause in groups.items()}
     rows = []
     for (rank, cause), same_cause in groups.items():
-        wait = sum(case[1] for case in same_cause)
+        wait = waits[rank, cause]
         worst = max(same_cause, key=lambda case: case[1])
         rows.append(
             {
@@ -138,9 +189,53 @@ def _by_cause(cases: Sequence[_Case]) -> list[dict[str, Any]]:
                 "count": len(same_cause),
                 "fraction": wait / total,
                 "evidence": _located(worst),
+                **_effect_row(cause, rank, effect_of, waits, step_ns),
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
+
+
+def _effect_row(
+    cause: str,
+    rank: int,
+    effect_of: Mapping[tuple[int, int], Effect],
+    waits: Mapping[tuple[int, str], int],
+    step_ns: float,
+) -> dict[str, Any]:
+    """The columns of _EFFECT: of causes that are one kind of delay, each has its share by the waiting."""
+    kind = _KIND.get(cause)
+    effect = effect_of.get((rank, -1 if kind is None else kind))
+    if effect is None:
+        effect = Effect(0, -1, -1, -1, UNTESTED if kind is None else SMALL)
+    same_kind = sum(waits.get((rank, other), 0) for other, of_kind in _KIND.items() if of_kind == kind)
+    share = waits[rank, cause] / same_kind if same_kind else 1.0
+    if kind is not None and effect.ns * share < ALIKE * step_ns:
+        effect = effect._replace(p_value=-1, verdict=SMALL)
+    low, high = (
+        (effect.low, effect.high) if effect.low == effect.high else (effect.low * share, effect.high * share)
+    )
+    return {
+        "effect_ns": round(effect.ns * share),
+        "effect_low_ns": round(low),
+        "effect_high_ns": round(high),
+        "p_value": effect.p_value,
+        "significance": effect.verdict,
+    }
+
+
+def _recorded_ns(parts: Sequence[Segments]) -> float:
+    """Recorded time of the other ranks together, as seen by one."""
+    spans = [int(part.edges[-1] - part.edges[0]) for part in parts if len(part.edges)]
+    return max(float(np.median(spans)) if spans else 0.0, 1.0) * max(len(spans) - 1, 1)
+
+
+def _tested_waits(cases: Sequence[_Case]) -> dict[int, int]:
+    """Waiting that each rank caused in collectives; a receive waits for its sender in every schedule."""
+    waits: dict[int, int] = {}
+    for collective, wait, verdict in cases:
+        counted = wait if collective.collective != SEND_RECV else 0
+        waits[verdict.rank] = waits.get(verdict.rank, 0) + counted
+    return waits
 
 
 def _located(case: _Case) -> str:
@@ -149,26 +244,27 @@ def _located(case: _Case) -> str:
     return f"{verdict.evidence} (before {text})" if wait else ""
 
 
-def _by_rank(causes: Sequence[dict[str, Any]], noise_of: Mapping[int, Noise]) -> list[dict[str, Any]]:
+def _by_rank(
+    causes: Sequence[dict[str, Any]], waits: Mapping[int, int], recorded_ns: float
+) -> list[dict[str, Any]]:
     """Rows of STRAGGLERS from those of CAUSE_TABLE, whose order is theirs."""
     ranks: dict[int, list[dict[str, Any]]] = {}
     for row in causes:
         ranks.setdefault(row["rank"], []).append(row)
     rows = []
-    for rank, (main, *minor) in ranks.items():
-        wait = sum(row["caused_wait_ns"] for row in (main, *minor))
+    for rank, of_rank in ranks.items():
+        wait = sum(row["caused_wait_ns"] for row in of_rank)
+        main = next((row for row in of_rank if row["significance"] == SIGNIFICANT), of_rank[0])
         rows.append(
             {
-                "rank": rank,
+                **main,
                 "caused_wait_ns": wait,
-                "last_count": sum(row["count"] for row in (main, *minor)),
-                "cause": main["cause"],
-                "evidence": main["evidence"],
+                "last_count": sum(row["count"] for row in of_rank),
                 "cause_fraction": main["caused_wait_ns"] / max(wait, 1),
-                "fraction": min(sum(row["fraction"] for row in (main, *minor)), 1.0),
-                "time_fraction": noise_of[rank].fraction,
-                "p_value": noise_of[rank].p_value,
-                "significant": noise_of[rank].beyond,
+                "fraction": min(sum(row["fraction"] for row in of_rank), 1.0),
+                # Collectives that overlap are waited for at the same time, but each counts.
+                "time_fraction": min(waits[rank] / recorded_ns, 1.0),
+                "significant": main["significance"] == SIGNIFICANT,
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"]))
@@ -189,6 +285,17 @@ def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
         for collective, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
         if wait
     ]
+
+
+def _too_few(causes: Sequence[dict[str, Any]]) -> list[Skip]:
+    """Late ranks of which nobody can tell whether chance made them late."""
+    ranks = sorted({row["rank"] for row in causes if row["significance"] == TOO_FEW})
+    if not ranks:
+        return []
+    subject = f"whether rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} stand out from noise"
+    if len(ranks) == 1:
+        subject = subject.replace("stand out", "stands out")
+    return [Skip(subject, "too few steps of too few ranks are recorded: record more steps")]
 
 
 def _cut(comparison: Comparison) -> list[Skip]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.stragglers.families import families
+from tracelens.analysis.stragglers.medians import weighted_median
 from tracelens.analysis.stragglers.segments import Key, Segments
-from tracelens.arrays import Float, Int
+from tracelens.arrays import Bool, Float, Int
 from tracelens.table import codes, sums
 from tracelens.units import duration
 
@@ -18,6 +20,11 @@ _SLOWER = 1.05
 _FIRST = re.compile(r"\[(\d+)")
 _LEAST = 1e-9
 _COMPARABLE = 0.1
+# Work of its own that takes this share of what its other kernels lose slows them down.
+_BESIDE = 0.3
+# By this much work at the borders of the recording may be cut off on one rank and not on another.
+_MORE = 1.02
+_EXPERTS = re.compile(r"grouped_mm|grouped_gemm|moe|expert|permute", re.IGNORECASE)
 _SHOWN = 80
 
 
@@ -25,17 +32,14 @@ class Excess(NamedTuple):
     """Why one rank computed longer than the others.
 
     Attributes:
-        load: ns because there was more to compute.
-        slow: ns because the same took longer.
-        load_text: evidence for the one.
-        slow_text: evidence for the other.
+        ns: because of more rows in the same ops (token_load), more or other work (extra_work), or the same
+            work being slower (slow_kernels).
+        text: evidence for each.
         alike: share of its time in ops in which the others spent a comparable time.
     """
 
-    load: float
-    slow: float
-    load_text: str
-    slow_text: str
+    ns: Mapping[str, float]
+    text: Mapping[str, str]
     alike: float
 
 
@@ -59,24 +63,34 @@ class Workloads:
 
     Args:
         parts: by rank.
+        routed: ranks that were sent more tokens than the others; None where no exchange of tokens shows it.
+        sole: ranks that were sent all tokens.
     """
 
-    def __init__(self, parts: Mapping[int, Segments]) -> None:
-        self._parts = parts
+    def __init__(
+        self, parts: Mapping[int, Segments], routed: Collection[int] | None, sole: Collection[int]
+    ) -> None:
+        self._parts, self._routed, self._sole = parts, routed, sole
         code: dict[Key, int] = {}
         self._code = {
             rank: np.array([code.setdefault(key, len(code)) for key in part.keys], dtype=np.int64)
             for rank, part in parts.items()
         }
         self._keys = list(code)
+        self._family = families(self._keys)
+        self._tables = {rank: self._table(rank, 0, len(part.time)) for rank, part in parts.items()}
+        self._varies = np.bincount(self._family, minlength=len(self._keys)) > 1
+        self._extra_calls = self._compare_calls()
         self._usual, self._slowness = self._compare_all()
+        self._beside = {rank: self._largest_beside(rank) for rank in parts}
 
-    def excess(self, ranges: Sequence[tuple[int, int, int]], more: float) -> Excess:
+    def excess(self, ranges: Sequence[tuple[int, int, int]], more: float, weight: Float) -> Excess:
         """What the first of several ranks computed more than the others.
 
         Args:
             ranges: (rank, first piece, last piece), the one in question first.
             more: ns that it computed longer than they, to be divided among the reasons.
+            weight: of each of the others.
         """
         late_rank, *other_ranks = (self._table(rank, first, last) for rank, first, last in ranges)
         overall = self._usual[ranges[0][0]]
@@ -95,10 +109,113 @@ class Workloads:
         measured = f"{duration(more)} more computation than the median of the others"
         total = float(late_rank.ns.sum()) - more
         nearest = min(other_ranks, key=lambda table: abs(float(table.ns.sum()) - total))
-        load_text = self._load_text(late_rank, nearest)
-        slow_text = self._slow_text(late_rank, mean, typical, slower, factor)
+        usual_ns = np.where(
+            known, np.minimum(typical * late_rank.calls, late_rank.ns), late_rank.ns * (1 - rest)
+        )
+        at_usual_speed = late_rank._replace(ns=np.round(usual_ns).astype(np.int64))
+        other, rows = self._other_work(ranges[0][0], at_usual_speed, other_ranks, weight)
+        extra = float(other.ns.sum())
+        # Of more time than there is to explain, each explains its share.
+        share = min((more - slow) / max(extra + rows, 1.0), 1.0)
+        ns = {"token_load": rows * share, "extra_work": extra * share}
+        text = {"token_load": self._load_text(late_rank, nearest)}
+        text["extra_work"] = self._other_text(ranges[0][0], other) or text["token_load"]
+        text["slow_kernels"] = self._slow_text(late_rank, mean, typical, slower, factor)
+        # Kernels are slower beside work that no other rank has.
+        if slow > extra and (key := self._beside.get(ranges[0][0], -1)) >= 0:
+            ns["extra_work"] += slow
+            slow = 0.0
+            text["extra_work"] = f"{text['slow_kernels']}; beside it, {self._extra(ranges[0][0], key)}"
+        ns["slow_kernels"] = slow
         alike = self._alike(late_rank, nearest)
-        return Excess(more - slow, slow, f"{measured}: {load_text}", f"{measured}: {slow_text}", alike)
+        return Excess(ns, {cause: f"{measured}: {words}" for cause, words in text.items()}, alike)
+
+    def _other_work(
+        self, rank: int, table: _Table, others: Sequence[_Table], weight: Float
+    ) -> tuple[_Table, float]:
+        """The work that a rank has beyond the others: what is more or other, and ns of more rows in the same.
+
+        Args:
+            rank: of the table.
+            table: of the stretch in question, with what its calls take on the other ranks.
+            others: of the other ranks.
+            weight: of each of them.
+        """
+        family, (codes_of_family,) = codes(self._family[table.key])
+        calls, ns = np.zeros((2, len(codes_of_family)))
+        np.add.at(calls, family, table.calls)
+        np.add.at(ns, family, table.ns)
+        usual = np.zeros((len(others), 2, len(codes_of_family)))
+        for row, other in enumerate(others):
+            position = np.minimum(
+                np.searchsorted(codes_of_family, self._family[other.key]), len(codes_of_family) - 1
+            )
+            same = codes_of_family[position] == self._family[other.key]
+            np.add.at(usual[row, 0], position[same], other.calls[same])
+            np.add.at(usual[row, 1], position[same], other.ns[same])
+        usual_calls, usual_ns = (weighted_median(usual[:, part], weight) for part in (0, 1))
+        more = np.maximum(ns - usual_ns, 0)
+        more_calls = np.maximum(calls - usual_calls, 0) * ns / np.maximum(calls, _LEAST)
+        varies = self._varies[codes_of_family]
+        # How often experts are called depends on the tokens, too.
+        by_tokens = varies & (usual_calls > 0) & self._is_routed(rank, codes_of_family)
+        # Where the others' experts get no tokens at all, they do not run.
+        by_tokens |= (usual_calls == 0) & (rank in self._sole)
+        # What all ranks call as often, they may call elsewhere.
+        is_extra = self._extra_calls[rank][codes_of_family] & ~by_tokens
+        extra = np.where(is_extra, np.minimum(np.where(usual_calls > 0, more_calls, ns), more), 0)
+        extra = np.where(varies & (usual_calls > 0) & ~by_tokens, more, extra)
+        in_family = extra[family] * table.ns / np.maximum(ns[family], 1)
+        other = _Table(table.key, table.calls, np.round(in_family).astype(np.int64))
+        return other, float(np.where(usual_calls > 0, more, ns)[by_tokens].sum())
+
+    def _is_routed(self, rank: int, family: Int) -> Bool:
+        """Whether more rows in these families are more tokens of the rank's experts."""
+        if self._routed is not None:
+            return np.full(len(family), rank in self._routed)
+        experts = {
+            int(code)
+            for code, key in zip(self._family, self._keys, strict=True)
+            if _EXPERTS.search(f"{key.op} {key.kernel}")
+        }
+        return np.isin(family, list(experts))
+
+    def _other_text(self, rank: int, other: _Table) -> str:
+        """The work with most of the time that the other ranks do not have, "" where there is none."""
+        if not len(other.key) or other.ns.max() <= 0:
+            return ""
+        row = int(np.argmax(other.ns))
+        return f"{self._extra(rank, int(other.key[row]))} ({duration(float(other.ns[row]))} here)"
+
+    def _extra(self, rank: int, key: int) -> str:
+        """How many more calls of a key a rank has, and where."""
+        counts = sorted(self._calls(number, key) for number in self._parts if number != rank)
+        more = self._calls(rank, key) - counts[len(counts) // 2]
+        extra = round(more / max(self._parts[rank].steps, 1))
+        name = f"{self._name(key)} {_short(self._keys[key].arguments)}".rstrip()
+        only = np.array([key])
+        alone = f" on stream {self._stream(rank, only)[0]}, which no other rank uses"
+        where = alone if self._on_own_stream(rank, only)[0] else ""
+        return f"{extra:,} extra {name} per step{where}" if extra > 0 else f"{name}{where}"
+
+    def _stream(self, rank: int, key: Int) -> Int:
+        """The stream of most calls of each key on a rank, -1 for none."""
+        stream = np.full(len(self._keys), -1, dtype=np.int64)
+        stream[self._code[rank]] = self._parts[rank].stream
+        return stream[key]
+
+    def _on_own_stream(self, rank: int, key: Int) -> Bool:
+        """Whether these keys run on a stream that no other rank computes on."""
+        # Of a host that works itself they are threads.
+        if self._parts[rank].cpu_only:
+            return np.zeros(len(key), dtype=bool)
+        streams = [part.stream for number, part in self._parts.items() if number != rank]
+        stream = self._stream(rank, key)
+        return (stream >= 0) & ~np.isin(stream, np.concatenate([*streams, np.empty(0, dtype=np.int64)]))
+
+    def _calls(self, rank: int, key: int) -> int:
+        """Calls of a key in the whole recording."""
+        return int(self._parts[rank].key_calls[self._code[rank] == key].sum())
 
     def _table(self, rank: int, first: int, last: int) -> _Table:
         part = self._parts[rank]
@@ -125,9 +242,36 @@ class Workloads:
         result[columns] = (values[(count - 1) // 2, columns] + values[count // 2, columns]) / 2
         return result
 
+    def _largest_beside(self, rank: int) -> int:
+        """The key with most of the work that a rank has on a stream of its own, -1 where it slows nothing.
+
+        It slows the other kernels down where it takes a good part of what these lose.
+        """
+        part, table = self._parts[rank], self._tables[rank]
+        keys = self._code[rank]
+        own = self._on_own_stream(rank, keys) & self._extra_calls[rank][self._family[keys]]
+        usual = self._usual[rank].ns
+        lost = float(np.where(usual > 0, table.ns - usual * table.calls, 0).sum())
+        if not own.any() or float(part.key_ns[own].sum()) < _BESIDE * lost:
+            return -1
+        return int(keys[own][np.argmax(part.key_ns[own])])
+
+    def _compare_calls(self) -> dict[int, Bool]:
+        """In the whole recording: which families each rank calls more often than the others in the median."""
+        ranks = list(self._parts)
+        calls = np.zeros((len(ranks), len(self._keys)))
+        for row, rank in enumerate(ranks):
+            np.add.at(calls[row], self._family[self._code[rank]], self._parts[rank].key_calls)
+        result = {}
+        for row, rank in enumerate(ranks):
+            others = np.delete(calls, row, axis=0)
+            usual = np.median(others, axis=0) if len(others) else calls[row]
+            result[rank] = calls[row] > usual * _MORE + 0.5
+        return result
+
     def _compare_all(self) -> tuple[dict[int, _Usual], dict[int, float]]:
         """In the whole recording: what others take for the work of each rank, and how much longer it does."""
-        tables = {rank: self._table(rank, 0, len(part.time)) for rank, part in self._parts.items()}
+        tables = self._tables
         usual_of, slowness = {}, {}
         has_arguments = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
         for (rank, table), typical in zip(tables.items(), _without_own(list(tables.values())), strict=True):

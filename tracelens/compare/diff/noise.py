@@ -17,15 +17,13 @@ involved, Biometrika 34 (1947), for the degrees of freedom; the ratio's variance
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Float, Int
-
-_GRID = np.linspace(0, np.pi / 2, 1 << 14)
+from tracelens.table import t_quantile
 
 
 class Interval(NamedTuple):
@@ -138,23 +136,3 @@ def _half_widths(var_b: Float, n_b: int, var_c: Float, n_c: int, tail: float) ->
     pooled_half = t_quantile(tail, n_b + n_c - 2) * np.sqrt(pooled * (1 / n_b + 1 / n_c))
     half: Float = np.maximum(welch, pooled_half)
     return half
-
-
-def t_quantile(tail: float, freedom: float) -> float:
-    """The value that Student's t exceeds with this probability.
-
-    With t = sqrt(freedom) / tan(u) the density is sin(u) ** (freedom - 1), integrated over u from 0, the far
-    end of the tail.
-
-    Args:
-        tail: probability, below 0.5.
-        freedom: degrees of freedom, at least 1; to the hundredth.
-    """
-    return _t_quantile(tail, round(freedom, 2))
-
-
-@lru_cache(maxsize=4096)
-def _t_quantile(tail: float, freedom: float) -> float:
-    density = np.sin(_GRID) ** (freedom - 1)
-    area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
-    return sqrt(freedom) / float(np.tan(np.interp(tail, area / (2 * area[-1]), _GRID)))

@@ -34,7 +34,7 @@ class FaultKind(NamedTuple):
 
 
 KINDS = {
-    "host_delay": FaultKind("late_launch", "ms", 4, 0, "its host sleeps for ms before each layer"),
+    "host_delay": FaultKind("silent_host", "ms", 4, 0, "its host sleeps for ms before each layer"),
     "token_skew": FaultKind(
         "token_load", "factor", 1.5, 1, "its experts get factor times their share of the tokens"
     ),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.analysis.comm import SEND_RECV
+from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW, UNTESTED
 from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
 from tracelens.findings.step_counts import in_steps, step_count
@@ -14,21 +16,34 @@ from tracelens.table import Result, Table
 from tracelens.trace import union
 from tracelens.units import duration
 
-EXPLAINED = ("slow_kernels", "late_launch", "blocking_call", "garbage_collection")
+EXPLAINED = (
+    "extra_work",
+    "slow_kernels",
+    "silent_host",
+    "data_loading",
+    "blocking_call",
+    "garbage_collection",
+    "collective_call",
+    "late_launch",
+)
 """Causes that can be removed on the late rank."""
 
 UNEVEN = ("token_load",)
 
 UNEXPLAINED = ("inherited", "unknown")
 
+NOBODY = "no significant straggler"
+
 
 @detector(
     "stragglers",
     title="Ranks wait for late ranks",
-    remedy="Late launches: NUMA binding, HSA_KERNARG_POOL_SIZE=12582912, fewer or captured launches. "
-    "Blocking calls: drop the sync (.item(), D2H copies; Primus --turbo_sync_free_moe_stage). Garbage "
-    "collection: Megatron --manual-gc --manual-gc-interval on all ranks. Slow kernels: check clocks, power "
-    "cap, temperature and neighbours of that GPU.",
+    remedy="Silent host: see what its Python does there (record with stack=True): data, logging, saving, "
+    "unrecorded garbage collection (Megatron --manual-gc --manual-gc-interval on all ranks), other processes "
+    "on its cores. Data loading: more workers, prefetching. Blocking calls: drop the sync (.item(), D2H "
+    "copies; Primus --turbo_sync_free_moe_stage). Late launches: NUMA binding, "
+    "HSA_KERNARG_POOL_SIZE=12582912, fewer or captured launches. Extra work: share it between the ranks, or "
+    "leave it out. Slow kernels: check clocks, power cap, temperature and neighbours of that GPU.",
     needs=("collectives", "stragglers"),
     host_remedy="Check what the late rank does between its ops (`stragglers`, `idle`): Python, data loading, "
     "garbage collection (collect manually, on all ranks at once). Slower ops: cores shared with other "
@@ -36,7 +51,7 @@ UNEXPLAINED = ("inherited", "unknown")
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank made late by its host or a slower GPU."""
-    return _waiting(results, EXPLAINED, "medium", beyond=True)
+    return _waiting(results, EXPLAINED, "medium", (SIGNIFICANT, TOO_FEW))
 
 
 @detector(
@@ -49,7 +64,7 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
 def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank that has more to compute: larger shapes or more calls."""
     # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
-    return _waiting(results, UNEVEN, "medium", beyond=None)
+    return _waiting(results, UNEVEN, "medium", None)
 
 
 @detector(
@@ -61,7 +76,7 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank whose lateness is inherited or has no recorded cause."""
-    return _waiting(results, UNEXPLAINED, "low", beyond=True)
+    return _waiting(results, UNEXPLAINED, "low", (SIGNIFICANT, TOO_FEW))
 
 
 @detector(
@@ -76,11 +91,14 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for varying ranks, or for less than equal GPUs differ by."""
-    return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", beyond=False)
+    return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", (NOISE, SMALL, UNTESTED))
 
 
 def _waiting(
-    results: Mapping[str, Result], causes: Sequence[str], confidence: Confidence, *, beyond: bool | None
+    results: Mapping[str, Result],
+    causes: Sequence[str],
+    confidence: Confidence,
+    significance: Sequence[str] | None,
 ) -> Mapping[int, Detection] | str:
     """Detections of the ranks that wait for one of these causes.
 
@@ -88,7 +106,7 @@ def _waiting(
         results: of the analyzers.
         causes: that count.
         confidence: of the detections.
-        beyond: for ranks that are late beyond noise, or for the others; None for all.
+        significance: of the late rank for the cause, those that count; None for all.
     """
     lost = results["stragglers"].data["lost"]
     # What a stage of a pipeline waits in a receive is the pipeline's bubble.
@@ -102,19 +120,39 @@ def _waiting(
     if not for_causes.any():
         other_causes = ", ".join(sorted(set(cause.texts(counted))))
         return f"the waiting in collectives has other causes: {other_causes}"
-    if beyond is not None:
-        table = results["stragglers"].data["stragglers"]
-        out = table.array("rank")[table.array("significant").astype(bool)]
-        for_causes &= np.isin(lost.array("late_rank"), out) == beyond
+    verdict = _verdicts(results["stragglers"])
+    if significance is not None:
+        for_causes &= np.isin(verdict, significance)
         if not for_causes.any():
-            return "no significant straggler" if beyond else "all waiting is for significant stragglers"
+            named = SIGNIFICANT in significance
+            return NOBODY if named else "all waiting is for significant stragglers"
+    certain = for_causes & (verdict == SIGNIFICANT)
     steps = step_count(results)
     ranks = np.unique(lost.array("rank")[for_causes]).tolist()
-    named = beyond is not False
+    rest = ""
+    if significance is not None and SIGNIFICANT not in significance:
+        rest = NOBODY
+    elif significance is not None and not certain.any():
+        confidence, rest = "low", "too few steps to tell this from noise"
     return {
-        rank: _detection(lost, rank, (counted, for_causes), causes, steps, confidence, named)
-        for rank in ranks
+        rank: _detection(lost, rank, (counted, for_causes), causes, steps, confidence, rest) for rank in ranks
     }
+
+
+def _verdicts(stragglers: Result) -> NDArray[np.str_]:
+    """How significant the late rank is for the cause, by row of `lost`."""
+    lost, table = stragglers.data["lost"], stragglers.data["causes"]
+    rows = np.arange(len(table))
+    pairs = zip(table.array("rank").tolist(), table.texts("cause", rows), strict=True)
+    of_pair = dict(zip(pairs, table.texts("significance", rows), strict=True))
+    # What a rank has from before is as significant as what else it is late for.
+    ranks = stragglers.data["stragglers"]
+    of_rank = dict(
+        zip(ranks.array("rank").tolist(), ranks.texts("significance", np.arange(len(ranks))), strict=True)
+    )
+    of_pair = {pair: of_rank[pair[0]] if text == UNTESTED else text for pair, text in of_pair.items()}
+    waits = zip(lost.array("late_rank").tolist(), lost.texts("cause", np.arange(len(lost))), strict=True)
+    return np.array([of_pair.get(pair, UNTESTED) for pair in waits], dtype=np.str_)
 
 
 def _detection(
@@ -124,9 +162,19 @@ def _detection(
     causes: Sequence[str],
     steps: int,
     confidence: Confidence,
-    named: bool,
+    note: str,
 ) -> Detection:
-    """What a rank loses; `masks` are the rows that count and those with one of the causes."""
+    """What a rank loses.
+
+    Args:
+        lost: the table.
+        rank: that waits.
+        masks: the rows that count, and those with one of the causes.
+        causes: in question.
+        steps: number of steps.
+        confidence: of the detection.
+        note: what limits it, "" where nothing does.
+    """
     counted, for_causes = (mask & (lost.array("rank") == rank) for mask in masks)
     start, dur, late = (lost.array(name) for name in ("local_ts_ns", "dur_ns", "late_rank"))
     cause = lost.coded("cause")
@@ -151,6 +199,6 @@ def _detection(
         saving,
         union(start[for_causes], start[for_causes] + dur[for_causes]),
         f"{duration(total)} per step of exposed waiting in collectives, of it {listed}; "
-        + (f"most for rank {worst} ({share:.0%})" if named else "no significant straggler"),
+        + (note if note == NOBODY else f"most for rank {worst} ({share:.0%}){note and '; '}{note}"),
         confidence,
     )

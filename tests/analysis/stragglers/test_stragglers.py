@@ -9,7 +9,7 @@ from tests.builders import draw, draw_run, records
 from tracelens import analyze
 from tracelens.analysis.analyzer import ANALYZERS
 from tracelens.analysis.stragglers import causes as _causes
-from tracelens.analysis.stragglers.causes import CAUSES
+from tracelens.analysis.stragglers.verdict import CAUSES
 from tracelens.table.result import Result
 from tracelens.trace.run import Run, make_run
 from tracelens.trace.steps import select_step

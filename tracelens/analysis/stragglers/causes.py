@@ -4,43 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.stragglers.delays import DelayRecorder, delays_of
 from tracelens.analysis.stragglers.medians import weighted_median
+from tracelens.analysis.stragglers.readiness import Carried, carried
 from tracelens.analysis.stragglers.segments import (
     BLOCKED,
-    COLLECTIVE,
     COMM,
-    GARBAGE,
-    LATE,
-    LOADING,
-    SILENT,
     TIMES,
     WORK,
     Segments,
 )
 from tracelens.analysis.stragglers.spans import Span, Spans
+from tracelens.analysis.stragglers.verdict import CAUSES, HOLDING, IDLE, REASON, Verdict
 from tracelens.analysis.stragglers.workload import Excess, Workloads
 from tracelens.arrays import Float, Int
 from tracelens.units import duration
-
-CAUSES = (
-    "token_load",
-    "extra_work",
-    "slow_kernels",
-    "silent_host",
-    "data_loading",
-    "blocking_call",
-    "garbage_collection",
-    "collective_call",
-    "late_launch",
-    "inherited",
-    "unknown",
-)
 
 SMALL_NS = 2_000
 """Waiting of all others together that needs no cause."""
@@ -55,51 +37,6 @@ AT_ONCE = 4096
 _UNQUEUED_NS = 30_000
 # Sender and receiver with less work in common than this were in different parts of the program.
 _SAME_WORK = 0.5
-IDLE = {
-    SILENT: "silent_host",
-    LOADING: "data_loading",
-    BLOCKED: "blocking_call",
-    GARBAGE: "garbage_collection",
-    COLLECTIVE: "collective_call",
-    LATE: "late_launch",
-}
-
-
-_HOLDS = {
-    SILENT: "it was in no recorded call for",
-    LOADING: "it was loading data for",
-    BLOCKED: "it was blocked for",
-    GARBAGE: "it collected garbage for",
-}
-"""What can hold a host up before its launches are late, in words."""
-
-
-_REASON = {
-    "silent_host": "the host was in no recorded op or call: {host}",
-    "data_loading": "the host was loading data in {host}",
-    "blocking_call": "the host was blocked in {host}",
-    "garbage_collection": "of garbage collection: {host}",
-    "collective_call": "the host was in {host}",
-    "late_launch": "the host launched late, the longest time in {host}",
-}
-
-
-class Verdict(NamedTuple):
-    """Why the last rank of a collective was late.
-
-    Attributes:
-        rank: who is to blame: the last rank, or one of the others that held it up before.
-        cause: one of CAUSES.
-        evidence: the figures that say so.
-        late_ns: how late the last rank was.
-        root: evidence of the verdict that a chain of inherited lateness goes back to, "" where this is it.
-    """
-
-    rank: int
-    cause: str
-    evidence: str
-    late_ns: int
-    root: str = ""
 
 
 class Comparison:
@@ -123,6 +60,10 @@ class Comparison:
             for rank, part in parts.items()
         }
         self._spans = Spans(parts, aligned)
+        self._ready = (
+            {rank: part.ready for rank, part in parts.items()},
+            {rank: part.beside_end for rank, part in parts.items()},
+        )
         self._collectives = collectives = aligned.collectives
         self._verdicts: dict[int, Verdict] = {}
         self._reach = {rank: np.maximum.accumulate(comm.end) for rank, comm in self._communication.items()}
@@ -141,13 +82,20 @@ class Comparison:
             collective = self._collectives[index]
             spans = self._spans.of(index, collective)
             times = np.array([self._numbers(participant, spans) for participant in collective.participants])
-            self._verdicts[index] = self._verdict(index, collective, spans, times)
+            before = carried(collective, self._spans.common(index, collective), *self._ready, self._shift)
+            self._verdicts[index] = self._verdict(index, collective, spans, times, before)
             # A receive waits for its sender in every schedule of a pipeline.
             if collective.collective != SEND_RECV:
-                self._record(collective, spans, times)
+                self._record(collective, spans, times, before)
         return [self._verdicts[index] for index in range(len(self._collectives))]
 
-    def _record(self, collective: MatchedCollective, spans: Mapping[int, Span], times: Float) -> None:
+    def _record(
+        self,
+        collective: MatchedCollective,
+        spans: Mapping[int, Span],
+        times: Float,
+        before: Carried | None,
+    ) -> None:
         """What each rank lost on its way to a collective."""
         participants = collective.participants
         held = [self._held(participant, spans[participant.rank]) for participant in participants]
@@ -159,13 +107,19 @@ class Comparison:
             times[:, :-1],
             None if any(values is None for values in held) else np.array(held, dtype=float),
             (called >= 0) & (start - called <= _UNQUEUED_NS),
+            before.more_ns if before else None,
         )
         own = times[:, :-1].sum(axis=1) - times[:, COMM]
         ranks, steps = zip(*((member.rank, member.record.step) for member in participants), strict=True)
         self.recorder.add(ranks, steps, ns, float(np.median(own)))
 
     def _verdict(
-        self, index: int, collective: MatchedCollective, spans: Mapping[int, Span], times_of_all: Float
+        self,
+        index: int,
+        collective: MatchedCollective,
+        spans: Mapping[int, Span],
+        times_of_all: Float,
+        before: Carried | None,
     ) -> Verdict:
         last, wait = collective.last, collective.wait_ns
         is_last = np.array([participant.rank == last.rank for participant in collective.participants])
@@ -177,6 +131,9 @@ class Comparison:
         if sum(wait.values()) < SMALL_NS:
             evidence = f"the others waited {duration(sum(wait.values()))} in total"
             return Verdict(last.rank, "unknown", evidence, round(late))
+        if before and before.more_ns[before.last] < EXPLAINED * late <= before.before_ns:
+            text = f"its computation was {duration(before.before_ns)} behind that of the others before"
+            return self._from(index, *self._at(last.rank, before.kernel, text), round(late))
         if text := self._launched_late(late, last, waiting, weight):
             return self._late_launch(text, late, collective, spans, weight)
         times, times_of_others = times_of_all[is_last][0], times_of_all[~is_last]
@@ -227,7 +184,7 @@ class Comparison:
         if self._parts[last.rank].cpu_only and cause == "late_launch":
             return f"no op ran for {versus}{host and ', the longest time in '}{host}"
         idle = "no op ran for" if self._parts[last.rank].cpu_only else "GPU idle"
-        return f"{idle} {versus} because {_REASON[cause].format(host=host or 'a call')}"
+        return f"{idle} {versus} because {REASON[cause].format(host=host or 'a call')}"
 
     def _host(self, rank: int, span: Span, kind: int) -> str:
         """What the host was in during the longest idle time of a kind."""
@@ -244,9 +201,12 @@ class Comparison:
         A rank that was late for what it did itself is still late for that, and so is one of the others that
         held the last rank up elsewhere.
         """
+        return self._from(index, *self._before(self._collectives[index].last, span, times, typical), late)
+
+    def _from(self, index: int, text: str, before: int, late: int) -> Verdict:
+        """The same, with the evidence and the collective that the lateness comes from (-1 if unknown)."""
         collective = self._collectives[index]
         last = collective.last
-        text, before = self._before(last, span, times, typical)
         # Clocks that are off can turn the order of two around.
         origin = self._verdicts.get(before)
         if (
@@ -281,13 +241,17 @@ class Comparison:
             kernels = kernels[comm.end[kernels] > begin]
             inside = np.minimum(comm.end[kernels], start) - np.maximum(comm.start[kernels], begin)
             kernel = int(kernels[np.argmax(inside)])
-        index = self._of_kernel.get((last.rank, kernel), -1)
+        return self._at(last.rank, kernel, text)
+
+    def _at(self, rank: int, kernel: int, text: str) -> tuple[str, int]:
+        """Evidence with the collective of a rank's communication kernel, and that, -1 if it is none."""
+        index = self._of_kernel.get((rank, kernel), -1)
         if index < 0:
             return text, -1
         collective = self._collectives[index]
         evidence = f"{text}: {collective.collective} {collective.order} of group {collective.group}"
         latest = collective.last.rank
-        return (f"{evidence}, where rank {latest} was last" if latest != last.rank else evidence), index
+        return (f"{evidence}, where rank {latest} was last" if latest != rank else evidence), index
 
     def _launched_late(
         self, late: float, last: Participant, waiting: Sequence[Participant], weight: Float
@@ -328,14 +292,14 @@ class Comparison:
         of_all = np.array(held, dtype=float)
         typical = weighted_median(of_all[1:], weight)
         extra = of_all[0] - typical
-        kind = max(_HOLDS, key=lambda kind: float(extra[kind]))
+        kind = max(HOLDING, key=lambda kind: float(extra[kind]))
         # Sender and receiver block where their parts of the program do, which says nothing of either.
         between_stages = kind == BLOCKED and collective.collective == SEND_RECV
         if extra[kind] < max(EXPLAINED * late, 1) or between_stages:
             return Verdict(last.rank, "late_launch", text, round(late))
         host = self._host(last.rank, spans[last.rank], kind)
         times = f"{duration(of_all[0][kind])} (others {duration(typical[kind])})"
-        evidence = f"{text}; before, {_HOLDS[kind]} {times}{host and ' in '}{host}"
+        evidence = f"{text}; before, {HOLDING[kind]} {times}{host and ' in '}{host}"
         return Verdict(last.rank, IDLE[kind], evidence, round(late))
 
     def _held(self, participant: Participant, span: Span) -> Int | None:
@@ -378,8 +342,8 @@ def _routed(collectives: Sequence[MatchedCollective]) -> set[int] | None:
         return set() if load else None
     return {
         rank
-        for rank, carried in load.items()
-        if carried > np.median([other for number, other in load.items() if number != rank])
+        for rank, carried_bytes in load.items()
+        if carried_bytes > np.median([other for number, other in load.items() if number != rank])
     }
 
 

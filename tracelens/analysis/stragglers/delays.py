@@ -50,6 +50,12 @@ class Delays(NamedTuple):
     ns: Float
     typical_ns: Float
 
+    def without_first(self) -> Delays:
+        """All steps but the first."""
+        kept = self.step > 0
+        rows = (self.position[kept], self.ns[kept], self.typical_ns[kept])
+        return Delays(self.ranks, self.steps[1:], self.rank[kept], self.step[kept] - 1, *rows)
+
     def by_step(self, kind: int) -> Float:
         """Delays of one kind: ns by rank and step."""
         total = np.zeros((len(self.ranks), len(self.steps)))
@@ -118,7 +124,9 @@ class DelayRecorder:
         )
 
 
-def delays_of(start: Int, begin: Float, times: Float, held: Float | None, unqueued: Bool) -> Float:
+def delays_of(
+    start: Int, begin: Float, times: Float, held: Float | None, unqueued: Bool, most: Float | None
+) -> Float:
     """The delays of the ranks of one collective, ns by TIMES.
 
     Args:
@@ -127,11 +135,14 @@ def delays_of(start: Int, begin: Float, times: Float, held: Float | None, unqueu
         times: what each did since then, by TIMES.
         held: what the host of each did from one launch to the other, by TIMES; None if unknown.
         unqueued: whether its kernel began as soon as it was launched.
+        most: of the delay of each, None where that is not limited.
     """
     late = start - median_of_others(start[:, None].astype(float))[:, 0]
     extra = times - median_of_others(times)
     brought = np.maximum(begin - median_of_others(begin[:, None])[:, 0], 0) + np.maximum(extra[:, COMM], 0)
     own = np.maximum(late - brought, 0)
+    if most is not None:
+        own = np.clip(most, 0, own)
     ns = np.maximum(extra, 0)
     ns[:, COMM] = 0
     total = ns.sum(axis=1)

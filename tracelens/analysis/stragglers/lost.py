@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.comm import AlignedRun, RankCommunication
-from tracelens.analysis.stragglers.causes import Verdict
+from tracelens.analysis.stragglers.verdict import Verdict
 from tracelens.arrays import Int
 from tracelens.table import Column, Schema
 from tracelens.trace import cut, difference, exclusive, union

@@ -17,6 +17,7 @@ from tracelens.analysis.host import (
     threads,
     waiting_calls,
 )
+from tracelens.analysis.stragglers.readiness import ready_times
 from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.table import codes, sums
 from tracelens.trace import (
@@ -105,6 +106,8 @@ class Segments(NamedTuple):
         launch: start of the launch call of each communication kernel, -1 if not in the trace.
         beside: whether other work was running when that kernel began.
         held: ns by TIMES of the launching host from the first edge to that launch, whatever the GPU did.
+        ready: when that kernel was launched and the computation before it had ended, -1 if unknown.
+        beside_end: whether other work was running when that kernel ended.
         step_ns: mean length of its steps.
         steps: number of its steps.
         cpu_only: whether the work is the host's.
@@ -127,6 +130,8 @@ class Segments(NamedTuple):
     launch: Int
     beside: Bool
     held: Int
+    ready: Int
+    beside_end: Bool
     step_ns: float
     steps: int
     cpu_only: bool = False
@@ -175,8 +180,12 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     called = lookup(trace.arrays.start, launch, -1)
     other_work = union(work.start[~is_comm], work.end[~is_comm])
     # A host that works itself asks for nothing ahead of its other work.
-    beside = (other_work.covered(comm.start - 1, comm.start + 1) == 2) & (not work.cpu_only)
+    beside, beside_end = (
+        (other_work.covered(time_ns - 1, time_ns + 1) == 2) & (not work.cpu_only)
+        for time_ns in (comm.start, comm.end)
+    )
     held = _held(trace, work, np.flatnonzero(is_comm), int(edges[0]))
+    ready = ready_times(trace, work, is_comm)
     values = (
         edges,
         time,
@@ -187,6 +196,8 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         called,
         beside,
         held,
+        ready,
+        beside_end,
         *_steps(trace),
         work.cpu_only,
     )
@@ -238,7 +249,7 @@ def _silent(rank: int) -> Segments:
     table, no = none.reshape(0, len(TIMES)), none.astype(bool)
     calls, keys, texts = np.empty(0), list[Key](), list[str]()
     times, of_keys = (none, table, table, table, texts), (keys, none, none, none)
-    return Segments(rank, *times, none, none, calls, none, *of_keys, none, no, table, 0.0, 0)
+    return Segments(rank, *times, none, none, calls, none, *of_keys, none, no, table, none, no, 0.0, 0)
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:

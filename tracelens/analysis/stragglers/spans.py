@@ -75,7 +75,7 @@ class Spans:
             index: of the collective in the list that this was made of.
             collective: the collective itself.
         """
-        common = self._common(index, collective)
+        common = self.common(index, collective)
         since_last, since_common = {}, {}
         arrival = collective.last.start
         for participant in collective.participants:
@@ -97,7 +97,7 @@ class Spans:
         alike = len({span.kernels for span in since_common.values()}) == 1
         return since_last if alike else since_common
 
-    def _common(self, index: int, collective: MatchedCollective) -> dict[int, Participant]:
+    def common(self, index: int, collective: MatchedCollective) -> dict[int, Participant]:
         """The last collective that all participants of this one had been in and left; {} if there is none."""
         ranks = {participant.rank: participant for participant in collective.participants}
         for before in reversed(self._shared.before(index, collective)):

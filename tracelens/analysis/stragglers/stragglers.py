@@ -9,15 +9,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective
-from tracelens.analysis.stragglers.causes import (
-    AT_ONCE,
-    CAUSES,
-    EXPLAINED,
-    IDLE,
-    SMALL_NS,
-    Comparison,
-    Verdict,
-)
+from tracelens.analysis.stragglers.causes import AT_ONCE, EXPLAINED, SMALL_NS, Comparison
 from tracelens.analysis.stragglers.lost import LOST, lost_rows
 from tracelens.analysis.stragglers.segments import OTHER, WORK, Segments, segments
 from tracelens.analysis.stragglers.significance import (
@@ -32,6 +24,7 @@ from tracelens.analysis.stragglers.significance import (
     Effect,
     effects,
 )
+from tracelens.analysis.stragglers.verdict import CAUSES, IDLE, Verdict
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 

@@ -107,9 +107,22 @@ def test_kernels_that_were_queued_before_the_recording_began_belong_to_no_whole_
         s7 gemm     |      mnop
         """
     )
-    early = "s7 earlier                   | abcdef"
+    early = "s7 earlier                   | abc"
     assert not drawn(f"{text}\n{early}")
-    assert drawn("\n".join([*text.splitlines()[:1], *text.splitlines()[2:], early])) == [("cut", 6)]
+    assert drawn("\n".join([*text.splitlines()[:1], *text.splitlines()[2:], early])) == [("cut", 3)]
+
+
+def test_a_recording_of_which_most_gpu_work_has_no_launch_call_begins_too_late() -> None:
+    text = """
+        step 1     |  ----
+        op f       |  ----
+        launch     |  ghij
+        s7 earlier | {}
+        s7 gemm    |       ghij
+    """
+    assert not drawn(text.format("abcd"))
+    assert drawn(text.format("abcde")) == [("cut", 5)]
+    assert drawn("s7 gemm | abcd") == [("missing launches", 4)]
 
 
 def test_calls_while_a_graph_is_captured_and_memsets_of_no_byte_have_no_work() -> None:
@@ -143,6 +156,24 @@ def test_a_graph_that_only_ends_earlier_is_another_graph() -> None:
     assert not drawn(GRAPHS.format("cc", " "))
 
 
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [("d", [("missing graph kernels", 1)]), ("a", []), ("g", []), ("cd", []), ("bcef", [])],
+    ids=["amid", "first", "last", "two of a kind", "few siblings"],
+)
+def test_a_single_replay_amid_its_siblings_that_begins_later_is_damaged(
+    lacking: str, expected: list[tuple[str, int]]
+) -> None:
+    norm = "".join(f"   {letter if letter not in lacking else ' '} " for letter in "abcdefg")
+    text = f"""
+        launch cudaGraphLaunch       | a    b    c    d    e    f    g
+        s7 norm                      |{norm.removeprefix(" ")}
+        s7 gemm                      |   a    b    c    d    e    f    g
+        launch cudaDeviceSynchronize |                                  --
+    """
+    assert drawn(text) == expected
+
+
 def test_a_graph_launch_without_any_kernel_is_damaged() -> None:
     assert drawn("""
         launch cudaGraphLaunch       | a    b    c
@@ -165,6 +196,18 @@ def test_an_idle_gpu_with_queued_work_lacks_work_beyond_the_slices_of_other_proc
     assert records(table, "doubt", "count", "dur_ns") == [("missing work", 1, 6 * MS)]
 
 
+def test_a_host_that_waits_before_any_recorded_work_lacks_work() -> None:
+    text = """
+        op f                         | ------------------
+        launch cudaDeviceSynchronize |    ---------
+        launch                       |             ab
+        s7 gemm                      |              aab
+    """
+    assert not drawn(text, ns_per_char=MS // 2)
+    table = analyze(make_run([draw(aligned(text), ns_per_char=MS)]), "completeness")["doubts"]
+    assert records(table, "doubt", "count", "dur_ns") == [("missing work", 1, 10 * MS)]
+
+
 def test_next_to_a_graph_a_tenth_of_a_millisecond_is_enough() -> None:
     of_graph = QUEUED.replace("launch          ", "launch cudaGraphLaunch")
     assert not drawn(aligned(of_graph), ns_per_char=10_000)
@@ -181,16 +224,18 @@ def test_a_host_that_launches_late_leaves_the_gpu_idle_and_nothing_is_missing() 
     )
 
 
-def test_a_host_that_waits_on_after_the_last_work_ends_early_or_its_clock_is_wrong() -> None:
-    text = """
-        launch                       | ab
-        s7 gemm                      |  aabb
-        launch cudaDeviceSynchronize |   ------------
-    """
-    assert not drawn(text, ns_per_char=1000)
-    assert drawn(text, ns_per_char=MS) == [("clock", 1)]
-    of_graph = aligned(text.replace("launch   ", "launch cudaGraphLaunch"))
-    assert drawn(of_graph, ns_per_char=MS) == [("ends early", 1)]
+WAITING_ON = """
+    launch                       | {}
+    s7 gemm                      |   aabbccdd
+    launch cudaDeviceSynchronize |          ------------
+"""
+
+
+def test_a_host_that_waits_on_after_the_last_work_ends_early_or_the_gpus_clock_is_early() -> None:
+    in_order, too_late = WAITING_ON.format("abcd"), WAITING_ON.format("   a b cd")
+    assert not drawn(in_order, ns_per_char=MS // 20)
+    assert drawn(in_order, ns_per_char=MS // 8) == [("ends early", 1)]
+    assert drawn(too_late, ns_per_char=MS // 8) == [("clock", 4)]
 
 
 ONE = """
@@ -316,6 +361,16 @@ def test_kernels_of_one_stream_do_not_run_together() -> None:
     assert drawn(text) == [("overlapping kernels", 1)]
 
 
+def test_kernels_of_a_graph_overlap_in_branches_unless_they_take_much_longer_than_their_like() -> None:
+    text = """
+        launch cudaGraphLaunch | a
+        s7 gemm                |  a  a  a  {}  a  a
+        s7 norm                |   a  a  a   a   a  a
+    """
+    assert not drawn(text.format("aa "))
+    assert drawn(text.format("aaaaa")) == [("overlapping kernels", 1)]
+
+
 def test_what_the_profiler_says_it_lost() -> None:
     warning = "WARNING:2024-04-03 18:51:35 1102:1102 CuptiActivityApi.cpp:137] "
     lines = [f"{warning}Exceeded max GPU buffer count (33 > 32) - terminating tracing", "INFO: all is well"]
@@ -332,22 +387,59 @@ def test_a_rank_without_the_last_step_of_the_others_ends_early() -> None:
     assert records(table, "rank", "doubt", "count") == [(2, "ends early", 1)]
 
 
+def test_a_rank_without_the_first_step_of_the_other_begins_late() -> None:
+    whole = steps(*(ONE.format(*letters) for letters in ("abcd", "efgh", "ijkl")))
+    lines = whole.splitlines()
+    width = lines[0].index("|") + 2
+    blank = [line[: width + 1] + " " * 10 + line[width + 11 :] for line in lines[1:]]
+    later = "\n".join(line for line in blank if not line.startswith("step 0"))
+    table = analyze(draw_run(whole, later), "completeness")["doubts"]
+    assert records(table, "rank", "doubt", "count") == [(1, "cut", 1)]
+
+
 REDUCE = "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float"
 
 
 @pytest.mark.parametrize("odd", [0, 2])
 def test_one_rank_of_a_machine_with_another_clock(odd: int) -> None:
+    """Of one machine are ranks with GPUs of different numbers, unless the traces name their hosts."""
+
+    def clocks(apart_ns: int, *, gpus: int = 4, **header: str) -> list[tuple[int, str]]:
+        ranks = [
+            draw(
+                aligned(f"""
+                    op {REDUCE}                             | - - -
+                    launch                                  | a b c
+                    s9 nccl_AllReduce device={rank % gpus}  |  a b c
+                    launch cudaDeviceSynchronize            |       -
+                """),
+                rank=rank,
+                start_ns=10 * MS + (apart_ns if rank == odd else 0),
+                **{key: value.format(rank == odd) for key, value in header.items()},
+            )
+            for rank in range(4)
+        ]
+        return records(analyze(make_run(ranks), "completeness")["doubts"], "rank", "doubt")
+
+    assert clocks(5 * MS) == [(odd, "clock")]
+    assert not clocks(0)
+    assert not clocks(5 * MS, gpus=2)
+    assert not clocks(5 * MS, host_name="other {}")
+
+
+def test_a_rank_that_begins_after_the_others_have_communicated_begins_late() -> None:
     text = aligned(f"""
-        op {REDUCE}                  | - - -
-        launch                       | a b c
-        s9 nccl_AllReduce            |  a b c
-        launch cudaDeviceSynchronize |       -
+        op {REDUCE}                  | {{}}   - - - - -
+        launch                       | {{}}   b c d e f
+        s9 nccl_AllReduce            |   {{}}  b c d e f
+        launch cudaDeviceSynchronize |              ----
     """)
-    ranks = [draw(text, rank=rank, start_ns=10 * MS + (5 * MS if rank == odd else 0)) for rank in range(4)]
+    ranks = [
+        draw(text.format(*drawing), rank=rank, start_ns=10 * MS)
+        for rank, drawing in enumerate([("-", "a", "a"), ("-", "a", "a"), ("-", "a", "a"), (" ", " ", " ")])
+    ]
     table = analyze(make_run(ranks), "completeness")["doubts"]
-    assert records(table, "rank", "doubt") == [(odd, "clock")]
-    same = [draw(text, rank=rank, start_ns=10 * MS) for rank in range(4)]
-    assert not len(analyze(make_run(same), "completeness")["doubts"])
+    assert records(table, "rank", "doubt", "count") == [(3, "cut", 1)]
 
 
 def test_a_report_leads_with_its_doubts_and_sums_them_up() -> None:
@@ -363,12 +455,17 @@ def test_a_report_leads_with_its_doubts_and_sums_them_up() -> None:
 
 
 def test_findings_in_doubtful_time_have_low_confidence() -> None:
-    run = make_run([draw(aligned(QUEUED), ns_per_char=MS)])
+    text = """
+        launch                       | abcde         f
+        s7 gemm                      |  aabb          ff
+        launch cudaDeviceSynchronize |                --
+    """
+    run = make_run([draw(aligned(text), ns_per_char=MS)])
     findings: Result = analyze(run, "findings")
     table = findings["findings"]
     assert len(table)
     assert set(table["confidence"].astype(str)) == {"low"}
-    assert all("missing work" in text for text in table["evidence"])
+    assert all("missing kernels" in text for text in table["evidence"])
 
 
 def test_every_doubt_says_what_it_affects_and_what_to_do() -> None:

@@ -92,12 +92,15 @@ def another_order(rng: Rng, recording: Recording) -> Damage:
 
 @harmless("a rank on another host's clock")
 def another_clock(rng: Rng, recording: Recording) -> Damage:
+    """The traces name the hosts: unnamed ranks with GPUs 0 to 7 are of one machine, which reads one clock."""
     if len(recording.ranks) < 2:
         raise Absent("one rank only")
     index = int(rng.integers(len(recording.ranks)))
-    edits = RankDamage(recording.ranks[index])
-    edits.ts += rng.uniform(-0.5, 2.0) * US_A_S
-    return Damage({index: edits}, NOTHING)
+    damages = _all(recording)
+    for rank, edits in damages.items():
+        edits.head = {"host_name": "other" if rank == index else "first"}
+    damages[index].ts += rng.uniform(-0.5, 2.0) * US_A_S
+    return Damage(damages, NOTHING)
 
 
 @harmless("one rank alone")

@@ -54,6 +54,7 @@ def rank_record(trace: Trace) -> RankRecord:
         origin=recording.origin,
         recorded_ns=recording.recorded_ns,
         last_ns=int(work.end.max(initial=recording.origin)),
+        gpus=np.unique(work.device[work.device >= 0]).tolist(),
         kernels={marked.labels[step]: int(count[step]) for step in whole},
         edges={marked.labels[step]: (int(marked.edges[step]), int(marked.edges[step + 1])) for step in whole},
         doubts=[*chain.from_iterable(check(recording) for check in checks)],

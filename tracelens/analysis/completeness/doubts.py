@@ -97,7 +97,7 @@ DOUBTS: Mapping[str, DoubtKind] = {
         "record whole steps, with the profiler's schedule",
     ),
     "missing launches": DoubtKind(
-        "kernels whose launch calls are not recorded, though they were launched during the recording",
+        "kernels whose launch calls are not recorded: launched during the recording, or most of all",
         "these kernels belong to no op, their step is a guess, and causes of idle time are unknown",
         ("launch.", "op[", "moe.", "kernel.", "step.", "idle."),
         _AGAIN,

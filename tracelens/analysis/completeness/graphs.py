@@ -1,8 +1,9 @@
 """Replays of a graph with fewer kernels than its other replays.
 
 All replays of a graph run the same nodes. Which graph a call replays is not recorded, so two replays are of
-one graph where one lacks kernels of the other in its middle: a graph that only begins later or ends earlier,
-as the first and the last piece of a model do, lacks none there.
+one graph where one lacks kernels of the other in its middle. A graph that only begins later or ends earlier,
+as the first and the last piece of a model do, lacks none there: it is damaged where it is the only one of its
+kind and stands between the same replays as one of its siblings.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from tracelens.arrays import Int
 MOST = 400
 """Different replays that are compared; so many differ only where nearly all are damaged or none is."""
 
+SIBLINGS = 3
+"""So many equal replays tell that one which begins later or ends earlier should be like them."""
+
 LEAST_SHARE = 0.25
 """A replay with less than this of another's kernels is of another graph."""
 
@@ -27,7 +31,7 @@ class _Replays(NamedTuple):
     """Replays by what ran in them.
 
     Attributes:
-        call: event row of each replay's launch call.
+        call: event row of each replay's launch call, in the order in which they ran.
         kind: of each replay, the position of its kernels in the lists below.
         names: name codes of each kind's kernels, in order of start.
     """
@@ -46,7 +50,7 @@ def missing_graph_kernels(recording: Recording) -> Iterator[Doubt]:
     lacking = {
         kind: sibling
         for kind in range(len(replays.names))
-        if (sibling := _sibling(kind, replays.names, count)) >= 0
+        if (sibling := _sibling(kind, replays, count)) >= 0
     }
     damaged = np.flatnonzero(np.isin(replays.kind, list(lacking)))
     if not len(damaged):
@@ -80,6 +84,8 @@ def _replays(recording: Recording) -> _Replays:
     rows = np.flatnonzero(recording.under_graph)
     rows = rows[np.argsort(work.launch[rows], kind="stable")]
     calls, first, number = np.unique(work.launch[rows], return_index=True, return_counts=True)
+    in_time = np.argsort(work.start[rows[first]], kind="stable")
+    calls, first, number = calls[in_time], first[in_time], number[in_time]
     kinds: dict[bytes, int] = {}
     names: list[Int] = []
     kind = np.zeros(len(calls), dtype=np.int64)
@@ -93,8 +99,9 @@ def _replays(recording: Recording) -> _Replays:
     return _Replays(calls, kind, names)
 
 
-def _sibling(kind: int, names: list[Int], count: Int) -> int:
+def _sibling(kind: int, replays: _Replays, count: Int) -> int:
     """The smallest other kind of replay that this one lacks kernels of, -1 for none."""
+    names = replays.names
     own = names[kind]
     candidates = [
         other
@@ -102,9 +109,19 @@ def _sibling(kind: int, names: list[Int], count: Int) -> int:
         if len(own) < len(names[other]) <= len(own) / LEAST_SHARE and count[other] >= count[kind]
     ]
     for other in sorted(candidates, key=lambda other: len(names[other])):
-        if _is_part(own, names[other]) and not _is_piece(own, names[other]):
+        if not _is_part(own, names[other]):
+            continue
+        amid = count[kind] == 1 and count[other] >= SIBLINGS and _stands_alike(kind, other, replays.kind)
+        if amid or not _is_piece(own, names[other]):
             return other
     return -1
+
+
+def _stands_alike(kind: int, other: int, order: Int) -> bool:
+    """Whether the replay of a kind stands between the same kinds of replay as one of another kind."""
+    neighbours = [*zip(order[:-2].tolist(), order[1:-1].tolist(), order[2:].tolist(), strict=True)]
+    around = {(before, after) for before, at, after in neighbours if at == kind}
+    return any((before, after) in around for before, at, after in neighbours if at == other)
 
 
 def _is_part(own: Int, other: Int) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracelens.analysis.completeness.doubts import Doubt, milliseconds, over
-from tracelens.analysis.completeness.recording import GRAPH_CALLS, SYNCS, Recording
+from tracelens.analysis.completeness.order import FEW, TOLERANCE_NS
+from tracelens.analysis.completeness.recording import SYNCS, Recording
 from tracelens.arrays import Int, lookup
 from tracelens.trace import matching, union
 
@@ -24,6 +25,9 @@ AT_GRAPH_NS = 100_000
 ELSEWHERE_NS = 5_000_000
 """Longer than the time slice of another process."""
 
+AT_END_NS = 1_000_000
+"""In undamaged traces no host waits for as long once the last work has ended."""
+
 SHARE = 0.005
 """Holes of less than this share of the recorded time are no doubt."""
 
@@ -31,19 +35,24 @@ _TO_HOST = re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST")
 
 
 def missing_work(recording: Recording) -> Iterator[Doubt]:
-    """Gaps in the GPU's work during which work was queued, or the host waited for the GPU."""
-    work = recording.work
+    """Gaps in the GPU's work during which work was queued, or the host waited for the GPU.
+
+    Before the first recorded work, only waiting tells: that work may have been late for other reasons.
+    """
+    work, events = recording.work, recording.events
     if len(work.event) < 2:
         return
+    waits = recording.called(SYNCS)
     reached = np.maximum.accumulate(work.end)[:-1]
     after = np.flatnonzero(work.start[1:] > reached) + 1
-    start, end = reached[after - 1], work.start[after]
-    since = np.minimum(_queued(recording, after), end)
-    waits = recording.called(SYNCS)
-    waiting = union(recording.events.start[waits], recording.events.end[waits])
+    first = int(work.start[0])
+    start = np.append(reached[after - 1], min(first, int(events.start[waits].min(initial=first))))
+    end = np.append(work.start[after], first)
+    since = np.append(np.minimum(_queued(recording, after), end[:-1]), first)
+    waiting = union(events.start[waits], events.end[waits])
     waited = waiting.covered(start, end)
     begin = np.maximum(start, since)
-    at_graph = recording.under_graph[after] | recording.under_graph[after - 1]
+    at_graph = np.append(recording.under_graph[after] | recording.under_graph[after - 1], False)
     least = np.where(at_graph, AT_GRAPH_NS, ELSEWHERE_NS)
     hole = (end - begin >= least) | (waited >= least)
     begin = np.where(waited > end - begin, start, begin)
@@ -67,26 +76,24 @@ def missing_work(recording: Recording) -> Iterator[Doubt]:
 def waiting_at_the_end(recording: Recording) -> Iterator[Doubt]:
     """The host goes on waiting for the GPU long after the last recorded work.
 
-    Where each launch call has its kernel, and there is no graph whose replay may be recorded in part, no work
-    is missing: then the clocks of host and GPU differ.
+    That work is missing, even where each launch call has its kernel: a lost buffer holds both. A GPU clock
+    that is early by so much puts kernels before their launch calls.
     """
-    work, events = recording.work, recording.events
+    work, events, launched = recording.work, recording.events, recording.launched
     if not len(work.event):
         return
     last = int(work.end.max())
     rows = np.flatnonzero(recording.called(SYNCS) & (events.end > last))
     start, end = np.maximum(events.start[rows], last), events.end[rows]
-    long = end - start >= ELSEWHERE_NS
+    long = end - start >= AT_END_NS
     total = int((end - start)[long].sum())
     if total < SHARE * recording.recorded_ns:
         return
-    calls = recording.launch_calls
-    accounted = bool(recording.has_work[calls].all() and not recording.called(GRAPH_CALLS)[calls].any())
+    early = bool(((launched >= 0) & (work.start < launched - TOLERANCE_NS)).sum() > FEW)
     yield Doubt(
-        "clock" if accounted else "ends early",
+        "clock" if early else "ends early",
         int(long.sum()),
-        f"after the last recorded GPU work the host still waits for the GPU for {milliseconds(total)}"
-        f"{', though no launch call lacks its kernel' * accounted}",
+        f"after the last recorded GPU work the host still waits for the GPU for {milliseconds(total)}",
         over(start[long], end[long]),
     )
 

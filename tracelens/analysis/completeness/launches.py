@@ -19,6 +19,10 @@ from tracelens.trace import Union, difference
 FEW, SHARE = 2, 0.0005
 """Up to so many, and up to this share, may be lost without a doubt."""
 
+MOST = 0.5
+"""Up to 32% of the GPU time of undamaged recordings was launched before they began; beyond this share of it
+nothing can be attributed."""
+
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -71,21 +75,30 @@ def missing_kernels(recording: Recording) -> Iterator[Doubt]:
 
 
 def missing_launches(recording: Recording) -> Iterator[Doubt]:
-    """Kernels launched during the recording whose calls are not recorded."""
-    work, events = recording.work, recording.events
+    """Kernels whose calls are not recorded: launched during the recording, or most of all.
+
+    The profiler records the calls of the runtime even where it records nothing else of the host.
+    """
+    work = recording.work
     ids = recording.correlation[work.event]
-    has_ops = bool(events.where("op").any())
-    lost = (work.launch < 0) & (ids > recording.first_call_id) & has_ops
+    orphan = (work.launch < 0) & (ids > 0)
+    begun = ids > recording.first_call_id
+    total = max(int(work.dur.sum()), 1)
+    most = int(work.dur[orphan].sum()) > MOST * total
+    if not most and not recording.events.where("op").any():
+        return
+    lost = orphan if most else orphan & begun
     count = int(lost.sum())
     if not material(count, len(work.event)):
         return
-    lost_ns = int(work.dur[lost].sum())
+    queued = bool(recording.is_call.any()) and not begun[lost].any()
+    when = ", though they were launched during the recording" if not most else ""
     yield Doubt(
-        "missing launches",
+        "cut" if queued else "missing launches",
         count,
         f"{count:,} of {len(work.event):,} pieces of GPU work "
-        f"({lost_ns / max(int(work.dur.sum()), 1):.0%} of its time) have no launch call, though they were "
-        "launched during the recording",
+        f"({int(work.dur[lost].sum()) / total:.0%} of its time) "
+        f"{'were launched before the recording began' if queued else f'have no launch call{when}'}",
         over(work.start[lost], work.end[lost]),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracelens.analysis.completeness.doubts import Doubt, milliseconds, over
 from tracelens.analysis.completeness.recording import DEVICE_SYNCS, Recording
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
 from tracelens.trace import rows_by_code
 
 TOLERANCE_NS = 1_000
@@ -27,6 +27,9 @@ FEW = 2
 
 CROWDED = 0.05
 """So many overlap only where the clock is wrong; corrupt durations are those of single kernels."""
+
+LONG, LIKE = 3, 5
+"""Undamaged work that overlaps what follows in a graph takes up to 1.3 times the median of its name."""
 
 _CLIPPED = "GPU work overrunning the next on its stream"
 
@@ -62,17 +65,23 @@ def clock(recording: Recording) -> Iterator[Doubt]:
 
 
 def overlapping_kernels(recording: Recording) -> Iterator[Doubt]:
-    """Work of one stream that runs at the same time; branches of a graph may, and do not count."""
+    """Work of one stream that runs at the same time.
+
+    Branches of a graph may: there only kernels count that take much longer than others of their name, and so
+    reach into what follows them.
+    """
     work = recording.work
-    outside = np.flatnonzero(~recording.under_graph)
+    graph = recording.under_graph
+    reaching = np.where(~graph | _long(recording), work.end, work.start)
     starts: list[Int] = []
     ends: list[Int] = []
-    for rows in rows_by_code(work.lane[outside]).values():
-        start, end = work.start[outside[rows]], work.end[outside[rows]]
-        reached = np.maximum.accumulate(end)[:-1]
-        low, high = start[1:], np.minimum(reached, end[1:])
-        starts.append(low[high > low])
-        ends.append(high[high > low])
+    for part in (np.flatnonzero(~graph), np.flatnonzero(graph)):
+        for rows in rows_by_code(work.lane[part]).values():
+            start, end = work.start[part[rows]], work.end[part[rows]]
+            reached = np.maximum.accumulate(reaching[part[rows]])[:-1]
+            low, high = start[1:], np.minimum(reached, end[1:])
+            starts.append(low[high > low])
+            ends.append(high[high > low])
     start, end = (np.concatenate(times) if times else np.empty(0, np.int64) for times in (starts, ends))
     clipped = sum(number for what, number in recording.meta.repaired.items() if what.startswith(_CLIPPED))
     overlap = int((end - start).sum())
@@ -88,6 +97,16 @@ def overlapping_kernels(recording: Recording) -> Iterator[Doubt]:
         "; ".join(reasons if much else reasons[1:]),
         over(start, end),
     )
+
+
+def _long(recording: Recording) -> Bool:
+    """Work that takes LONG times as long as the median of its name, of which there are LIKE at least."""
+    work = recording.work
+    long = np.zeros(len(work.event), dtype=bool)
+    for rows in rows_by_code(work.name).values():
+        if len(rows) >= LIKE:
+            long[rows] = work.dur[rows] > LONG * np.median(work.dur[rows])
+    return long
 
 
 def _swapped(recording: Recording) -> Int:

@@ -1,9 +1,9 @@
-"""Ranks against each other: one whose recording ends before that of the others, or whose clock fits none."""
+"""Ranks against each other: one that begins late, ends early, or whose clock fits none."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,13 +17,16 @@ APART_NS = 100_000
 LEAST = 5
 """Collectives that tell whether a clock fits."""
 
-LEAST_RANKS, ONE_MACHINE = 4, 8
-"""So many ranks that one of them can be the odd one, and are of one machine."""
+LEAST_RANKS = 4
+"""So many ranks that one of them can be the odd one."""
 
 SHORT = 0.75
 """A step with less than this share of the kernels that the other ranks' steps lead to expect is short."""
 
 LEAST_KERNELS = 50
+
+LATE = 0.1
+"""A rank that begins later than this share of the recorded time after another one lacks its beginning."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class RankRecord:
         origin: its first event, ns.
         recorded_ns: from its first to its last event.
         last_ns: end of its last GPU work.
+        gpus: numbers of its GPUs on its machine.
         kernels: step label to number of pieces of GPU work.
         edges: step label to when it began and ended on the GPU.
         doubts: about this rank alone.
@@ -45,6 +49,7 @@ class RankRecord:
     origin: int
     recorded_ns: int
     last_ns: int
+    gpus: Collection[int]
     kernels: Mapping[str, int]
     edges: Mapping[str, tuple[int, int]]
     doubts: Sequence[Doubt]
@@ -55,26 +60,68 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
     """(rank, doubt) of ranks that differ from the others."""
     if len(records) < 2:
         return
-    yield from _lacking_steps(records)
+    late = dict(_late(records, aligned))
+    yield from late.items()
+    yield from _lacking_steps(records, late)
     yield from _short_steps(records)
     yield from _clocks(records, aligned)
 
 
-def _lacking_steps(records: Sequence[RankRecord]) -> Iterator[tuple[int, Doubt]]:
-    """Ranks without steps that most others have."""
+def _lacking_steps(records: Sequence[RankRecord], late: Collection[int]) -> Iterator[tuple[int, Doubt]]:
+    """Ranks without steps that most others have: all ranks of a job record the same steps."""
     ranks_with = Counter(label for record in records for label in record.kernels)
-    common = [label for label, count in ranks_with.items() if 2 * count > len(records)]
+    common = [label for label, count in ranks_with.items() if 2 * count >= len(records)]
     for record in records:
         missing = [label for label in common if label not in record.kernels]
-        if missing:
-            end = record.origin + record.recorded_ns
+        before = [label for label in missing if _before_first(label, record, records)]
+        after = [label for label in missing if label not in before]
+        if not record.kernels and (record.rank in late or len(records) == 2):
+            # Nothing says on which side its steps lie, nor which of two ranks is the odd one.
+            after = []
+        end = record.origin + record.recorded_ns
+        for name, labels, where in (
+            ("cut", before, over([record.origin], [record.origin])),
+            ("ends early", after, over([min(record.last_ns, end)], [end])),
+        ):
+            if labels:
+                told = f"has no {', '.join(labels[:3])}, as {ranks_with[labels[0]]} of {len(records)} do"
+                begins = "begins late: it " if name == "cut" else ""
+                yield record.rank, Doubt(name, len(labels), f"it {begins}{told}", where)
+
+
+def _before_first(label: str, record: RankRecord, records: Sequence[RankRecord]) -> bool:
+    """Whether others have this step before the first one of the rank."""
+    first = next(iter(record.kernels), None)
+    for other in records:
+        labels = list(other.kernels)
+        if first in labels and label in labels:
+            return labels.index(label) < labels.index(first)
+    return False
+
+
+def _late(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterator[tuple[int, Doubt]]:
+    """Ranks that begin long after another one has communicated, and took no part in that.
+
+    In undamaged runs all ranks begin within 1.3% of the recorded time.
+    """
+    begin = {record.rank: record.origin + aligned.shift.get(record.rank, 0) for record in records}
+    typical = float(np.median([record.recorded_ns for record in records]))
+    number = {rank.rank: len(rank.start) for rank in aligned.ranks}
+    for record in records:
+        before = max(
+            int((rank.end + aligned.shift.get(rank.rank, 0) <= begin[record.rank]).sum())
+            for rank in aligned.ranks
+        )
+        late_ns = begin[record.rank] - min(begin.values())
+        if late_ns > LATE * typical and before and number[record.rank] < max(number.values()):
             yield (
                 record.rank,
                 Doubt(
-                    "ends early",
-                    len(missing),
-                    f"it has no {', '.join(missing[:3])}, as {ranks_with[missing[0]]} of {len(records)} do",
-                    over([min(record.last_ns, end)], [end]),
+                    "cut",
+                    before,
+                    f"it begins {milliseconds(late_ns)} after the first rank, which had communicated "
+                    f"{before:,} times by then",
+                    over([record.origin], [record.origin]),
                 ),
             )
 
@@ -109,13 +156,15 @@ def _short_steps(records: Sequence[RankRecord]) -> Iterator[tuple[int, Doubt]]:
 def _clocks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterator[tuple[int, Doubt]]:
     """Ranks whose collectives do not end with those of the others, whatever the offset of their clock.
 
-    Ranks of one machine read one clock. Where machines have no names, and the ranks are no more than one
-    machine has, a single rank that reads another clock than all the others is no other machine's.
+    Ranks of one machine read one clock. Where machines have no names, ranks whose GPUs have different numbers
+    are of one: alone on another machine, a rank would have the first GPU there.
     """
     known = {record.rank for record in records}
     hosts = Counter(clock.host for clock in aligned.clocks)
     named = any(rank.host for rank in aligned.ranks)
-    if not named and LEAST_RANKS <= len(records) <= ONE_MACHINE and sorted(hosts.values())[:-1] == [1]:
+    gpus = {gpu for record in records for gpu in record.gpus}
+    one_machine = not named and len(gpus) == sum(len(record.gpus) for record in records) >= len(records)
+    if one_machine and len(records) >= LEAST_RANKS and sorted(hosts.values())[:-1] == [1]:
         odd = next(clock for clock in aligned.clocks if hosts[clock.host] == 1)
         # Offsets count from the lowest rank, which may itself be the one that is off.
         apart = abs(odd.offset_ns or next(clock.offset_ns for clock in aligned.clocks if clock.offset_ns))

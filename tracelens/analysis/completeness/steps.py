@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from tracelens.analysis.completeness.doubts import Doubt, milliseconds, over
-from tracelens.analysis.completeness.launches import material
+from tracelens.analysis.completeness.launches import MOST, material
 from tracelens.analysis.completeness.recording import DEVICE_SYNCS, Recording
 from tracelens.arrays import Bool, Float, Int
 from tracelens.table import codes
@@ -30,6 +30,9 @@ EMPTY = 0.1
 
 OUTSIDE = 0.01
 """More than this share of the launch calls outside of all steps are those of a step without its mark."""
+
+CONSIDERABLE = 0.05
+"""Up to this share of GPU time, work that was queued before the recording began is ordinary."""
 
 BEGIN, END = "Iteration Start: ", "Record Window End"
 """What Kineto's marks of the recorded time are called."""
@@ -192,7 +195,9 @@ def _begun_before(recording: Recording) -> Iterator[Doubt]:
     ids = recording.correlation[work.event]
     early = ~linked & (ids > 0) & (ids < recording.first_call_id)
     early_ns, total = int(work.dur[early].sum()), int(work.dur.sum())
-    if linked.any() and early_ns > OUTSIDE * total and material(int(early.sum()), len(early)):
+    # Beyond MOST the check of launches says it, with step marks, too.
+    considerable = CONSIDERABLE * total < early_ns <= MOST * total
+    if linked.any() and considerable and material(int(early.sum()), len(early)):
         yield Doubt(
             "cut",
             int(early.sum()),

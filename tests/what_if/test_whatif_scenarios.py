@@ -235,7 +235,7 @@ def test_what_does_not_apply_is_said() -> None:
     [
         ("scale", "scale needs an argument: scale:PATTERN=FACTOR"),
         ("identity=3", "identity takes no argument"),
-        ("scale:*gemm*=0", "'0' is not a positive number"),
+        ("scale:*gemm*=-1", "'-1' is not a positive number"),
         ("scale:*gemm*=inf", "'inf' is not a positive number"),
         ("scale:*gemm*=fast", "'fast' is not a positive number"),
         ("scale:gemm", "write scale:PATTERN=FACTOR"),

@@ -3,7 +3,7 @@
     run -> build -> Recorded(graph, collectives, windows)            what happened, and what waited for what
                     scenario(context, edit, argument) -> assumptions  what changes
                     schedule(graph, edit, delays) -> Times           when everything then starts and ends
-                    window.spans(...), critical_path(...)            the step, and what it then waits for
+                    StepReplay.extents(...), critical_path(...)      the step, and what it then waits for
 
 A scenario is a function in a module of `scenarios/`, registered with `@scenario(name)`. It gets
 
@@ -69,7 +69,7 @@ def whatif(
 
     Returns:
         tables `whatif` (best first), `assumptions`, `critical_path` and `bottlenecks` (as measured and per
-        scenario), `explained` and `ranks`. meta: step, its base_ns, and the number of recorded steps.
+        scenario), `explained`, `trust` and `ranks`. meta: step, its base_ns, the number of recorded steps.
 
     Raises:
         TracelensError: no such scenario, argument or step; a rank without GPU work.

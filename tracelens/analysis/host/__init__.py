@@ -8,6 +8,7 @@ from tracelens.analysis.host.reads import reads
 from tracelens.analysis.host.stacks import calls, longest, threads
 from tracelens.analysis.host.waits import (
     GARBAGE,
+    SYNCHRONIZE,
     blocking_calls,
     named,
     profiler_calls,
@@ -20,6 +21,7 @@ __all__ = [
     "GAP_NS",
     "GARBAGE",
     "HOST_CAUSES",
+    "SYNCHRONIZE",
     "Gaps",
     "IdlePieces",
     "blocking_calls",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tracelens.errors import TracelensError
 from tracelens.table import Skip
 from tracelens.trace import Run
+from tracelens.what_if.graph.blocking import call_costs, join_waits, waits
 from tracelens.what_if.graph.collectives import RunCollectives, meet, run_collectives
 from tracelens.what_if.graph.device import device
 from tracelens.what_if.graph.graph import Draft, Graph
@@ -38,14 +39,17 @@ def build(run: Run) -> Recorded:
             raise TracelensError(f"{trace.meta.path}: no GPU work to replay")
     collectives = run_collectives(run)
     draft = Draft()
-    hosts, devices = [], []
+    hosts, devices, waiting = [], [], []
     for index, (trace, shift) in enumerate(zip(run.traces, collectives.shift, strict=True)):
         shared = collectives.shared(trace.meta.rank, index, len(trace.work.event))
         hosts.append(host(trace, index, shift, draft))
         devices.append(device(trace, index, shift, shared, hosts[-1], draft))
         order(trace, devices[-1], hosts[-1], draft)
+        waiting.append(waits(trace, devices[-1], hosts[-1]))
+    costs = call_costs(run, waiting)
+    for parts in zip(run.traces, devices, hosts, waiting, strict=True):
+        join_waits(*parts, costs, draft)
     meet(run, collectives, devices, draft)
-    borders = windows(run, hosts, devices)
     graph, number_of = draft.graph(run, collectives.shift)
     skips = [
         Skip(
@@ -56,4 +60,4 @@ def build(run: Run) -> Recorded:
         for trace, own in zip(run.traces, hosts, strict=True)
         if own.unseen
     ]
-    return Recorded(graph, collectives, [window.renumbered(number_of) for window in borders], skips)
+    return Recorded(graph, collectives, windows(graph, number_of, hosts, devices), skips)

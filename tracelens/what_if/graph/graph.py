@@ -24,7 +24,7 @@ class Node(IntEnum):
     """Kinds of nodes."""
 
     POINT = 0  # start of a call or step mark on a host thread
-    WAITED = 1  # end of a call that waits for a GPU
+    WAITED = 1  # end of a call that waits for a GPU, or for room in its queue
     WORK = 2  # kernel, memcpy or memset; an op in a CPU-only run
     ARRIVE = 3  # start of a rank's kernel of a collective
     MEET = 4  # all ranks of a collective have arrived; its duration is the transfer that follows
@@ -44,6 +44,7 @@ class Edge(IntEnum):
     TRANSFER = 7  # a rank has its data when the collective has moved it
     OWN = 8  # a rank's part of a collective ends after it starts
     ORDER = 9  # a thread without a known cause keeps its position behind the others
+    QUEUE = 10  # a launch waits until a full queue has room
 
 
 OVERLAP_NS = 2_000
@@ -89,10 +90,19 @@ class Graph:
         nodes = self.of_rank[rank]
         return nodes[np.isin(self.kind[nodes], kinds)]
 
-    @property
+    @cached_property
     def end(self) -> Int:
         """Measured end of each node, ns."""
         return self.start + self.dur
+
+    @cached_property
+    def binding(self) -> Int:
+        """The edge that each node waited for last as measured, -1 for none."""
+        allowed_ns = self.end[self.src] + self.lag
+        order = np.lexsort((allowed_ns, self.dst))
+        last = np.full(len(self), -1, dtype=np.int64)
+        last[self.dst[order]] = order
+        return last
 
 
 @dataclass
@@ -130,7 +140,7 @@ class Draft:
         self.count += len(start)
         return numbers
 
-    def join(self, kind: int, src: Int, dst: Int, lag: Int | int = 0) -> None:
+    def join(self, kind: Int | int, src: Int, dst: Int, lag: Int | int = 0) -> None:
         """Edges of one kind. A lag longer than what was measured between both nodes counts as that."""
         fields = (src, dst, lag, kind)
         self.edges.append(
@@ -154,7 +164,7 @@ class Draft:
         src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
         kind, rank, event, work, collective, start, dur = (column[order] for column in columns)
         first = np.searchsorted(dst, np.arange(len(order) + 1))
-        delay = _delay(start, dur, src, dst, lag, first)
+        delay = unexplained_delays(start, dur, src, dst, lag, first)
         counts = {
             edge_kind.name.lower(): number for edge_kind, number in zip(Edge, dropped, strict=True) if number
         }
@@ -180,7 +190,8 @@ def _order(start: Int, dur: Int, src: Int, dst: Int, possible: Bool) -> Int:
     return np.lexsort((start + dur, depth, start))
 
 
-def _delay(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first: Int) -> Int:
+def unexplained_delays(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first: Int) -> Int:
+    """How much later each node started than its edges allowed; 0 for one without edges."""
     ready = start.copy()
     waits = first[1:] > first[:-1]
     if waits.any():

@@ -13,6 +13,7 @@ from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Work, matching
 from tracelens.what_if.graph.gloo import Chain, Returns, returns
 from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.graph.handovers import handovers
+from tracelens.what_if.graph.queue import full_queue
 
 
 class Calls(NamedTuple):
@@ -72,7 +73,7 @@ def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
 
 
 def _calls(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
-    """Rows of the calls that are nodes, and which of them wait for a GPU.
+    """Rows of the calls that are nodes, and which of them wait for a GPU or for room in its queue.
 
     Threads that launch nothing, such as a communication library's watchdog that polls events, do not count.
     """
@@ -87,7 +88,7 @@ def _calls(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
     busy = np.unique(thread[launches])
     rows = np.flatnonzero((launches | (waiting & ~inner)) & np.isin(thread, busy))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
-    return rows, waiting[rows]
+    return rows, (waiting | trace.once(full_queue))[rows]
 
 
 def _chains(parts: Iterable[tuple[Int, Int, Int, Int]], begun: Int, thread: Int) -> dict[int, Chain]:

@@ -11,7 +11,8 @@ import numpy as np
 from tracelens.arrays import Bool, Int
 from tracelens.errors import TracelensError
 from tracelens.trace import Run, Trace, Work, rows_by_code, steps_of
-from tracelens.what_if.graph.device import Device
+from tracelens.what_if.graph.device import LONG_AGO, Device
+from tracelens.what_if.graph.graph import Edge, Graph
 from tracelens.what_if.graph.host import Host
 
 
@@ -20,10 +21,16 @@ class Border(NamedTuple):
 
     node: Int
     starts: bool = False  # whether their start counts, not their end
+    mark: int = -1  # the node among them where the host begins or ends the step, -1 for none
 
     def time(self, start: Int, end: Int) -> int:
         """The point in time, ns, given the start and end of all nodes."""
         return int(start[self.node].min() if self.starts else end[self.node].max())
+
+    def renumbered(self, number_of: Int) -> Border:
+        """The same with other node numbers."""
+        mark = int(number_of[self.mark]) if self.mark >= 0 else -1
+        return Border(number_of[self.node], self.starts, mark)
 
 
 class StepSpan(NamedTuple):
@@ -32,11 +39,19 @@ class StepSpan(NamedTuple):
     label: str
     begin: tuple[Border, ...]  # of each rank
     end: tuple[Border, ...]
+    number: int  # of the step, from 1
+    step_of: Int  # of each node, the number of the step whose host window launched it
 
-    def renumbered(self, number_of: Int) -> StepSpan:
-        """The same with other node numbers."""
-        sides = (tuple(border._replace(node=number_of[border.node]) for border in side) for side in self[1:])
-        return StepSpan(self.label, *sides)
+    @property
+    def held(self) -> Bool:
+        """Which nodes a replay of the step leaves as recorded: those of earlier steps."""
+        held: Bool = self.step_of < self.number
+        return held
+
+    @property
+    def last_node(self) -> int:
+        """The last node that the step's end depends on."""
+        return max(int(border.node.max()) for border in self.end)
 
     def borders(self, start: Int, end: Int) -> Int:
         """Begin and end on each rank, ns, given the start and end of all nodes; one row per rank."""
@@ -47,17 +62,48 @@ class StepSpan(NamedTuple):
         durations: Int = np.diff(self.borders(start, end), axis=1)[:, 0]
         return durations
 
+    def host_begin(self, rank: int, start: Int, end: Int) -> int:
+        """When the host's part of the step begins on a rank, ns, given the measured times of all nodes.
 
-def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[StepSpan]:
+        It lasts until the next mark, and as recorded no longer than the step: where it takes longer, the
+        host had run ahead of the GPU before the step, and did so less after it.
+        """
+        first, last = self.begin[rank].mark, self.end[rank].mark
+        span = self.end[rank].time(start, end) - self.begin[rank].time(start, end)
+        return max(int(start[first]), int(start[last]) - span)
+
+
+def windows(graph: Graph, number_of: Int, hosts: Sequence[Host], devices: Sequence[Device]) -> list[StepSpan]:
     """The complete steps that all ranks recorded, as the analyzer `steps` measures them.
 
     See `trace.steps_of`: a step begins with its mark, or later, when the activities launched before are done;
     the last one ends when its mark and everything launched before it have ended.
 
+    Args:
+        graph: of the run.
+        number_of: number in the graph of each node that `hosts` and `devices` name.
+        hosts: of each rank.
+        devices: of each rank.
+
     Raises:
         TracelensError: no step is on all ranks, or the order of steps differs between ranks.
     """
+    run = graph.run
     of_rank = [_of_rank(*parts) for parts in zip(run.traces, hosts, devices, strict=True)]
+    common = _common(run, of_rank)
+    step_of = _step_of_node(graph, common, devices)
+    spans = []
+    for number, label in enumerate(common, start=1):
+        begin, end = (
+            tuple(border.renumbered(number_of) for border in side)
+            for side in zip(*(steps[label] for steps in of_rank), strict=True)
+        )
+        spans.append(StepSpan(label, begin, end, number, step_of))
+    return spans
+
+
+def _common(run: Run, of_rank: Sequence[dict[str, tuple[Border, Border]]]) -> list[str]:
+    """Labels of the steps that all ranks recorded, in order."""
     common = [label for label in of_rank[0] if all(label in steps for steps in of_rank)]
     if not common:
         raise TracelensError("the ranks recorded different steps; give traces of the same steps of one job")
@@ -70,7 +116,7 @@ def windows(run: Run, hosts: Sequence[Host], devices: Sequence[Device]) -> list[
                 f"rank {trace.meta.rank} ran its steps in a different order than rank {run.ranks[0]}; "
                 "give traces of the same steps of one job"
             )
-    return [StepSpan(label, *zip(*(steps[label] for steps in of_rank), strict=True)) for label in common]
+    return common
 
 
 def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:
@@ -83,7 +129,10 @@ def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border
     mark = {name: index for index, name in reversed([*enumerate(names)])}
     points = [*(opened[mark[label]] for label in whole.labels), closed[mark[whole.labels[-1]]]]
     edges = [
-        Border(np.append(device.finish[_last_of_each_stream(trace.work, steps.closes < window)], point))
+        Border(
+            np.append(device.finish[_last_of_each_stream(trace.work, steps.closes < window)], point),
+            mark=int(point),
+        )
         for window, point in enumerate(points, start=steps.whole.start)
     ]
     return dict(zip(whole.labels, pairwise(edges), strict=True))
@@ -94,3 +143,27 @@ def _last_of_each_stream(work: Work, counted: Bool) -> Int:
     rows = np.flatnonzero(counted)
     last = [lane[[np.argmax(work.end[rows[lane]])]] for lane in rows_by_code(work.lane[rows]).values()]
     return rows[np.concatenate(last)] if last else rows
+
+
+def _step_of_node(graph: Graph, common: Sequence[str], devices: Sequence[Device]) -> Int:
+    """How many of these steps had begun when each node was launched; the least of a meeting's ranks."""
+    step_of = np.full(len(graph), len(common), dtype=np.int64)
+    for rank, (trace, device) in enumerate(zip(graph.run.traces, devices, strict=True)):
+        steps, nodes = steps_of(trace), graph.of_rank[rank]
+        work, start = graph.work[nodes], graph.start[nodes] - graph.shift[rank]
+        if steps.marked:
+            windows = np.array([steps.labels.index(label) for label in common])
+            marks, of_work = steps.marks[windows], np.searchsorted(windows, steps.of_work, side="right")
+        else:
+            # Without marks the step begins with the launch of its first work.
+            first = int(np.argmin(trace.work.start))
+            called = int(device.called[first])
+            marks = np.array([called if called > LONG_AGO else int(trace.work.start[first])])
+            of_work = np.ones(len(trace.work.event), dtype=np.int64)
+        on_host = np.searchsorted(marks, start, side="left")
+        step_of[nodes] = np.where(work >= 0, of_work[work], on_host)
+    arrivals = graph.edge == Edge.ARRIVAL
+    met = graph.dst[arrivals]
+    step_of[met] = len(common)
+    np.minimum.at(step_of, met, step_of[graph.src[arrivals]])
+    return step_of

@@ -1,48 +1,126 @@
-"""How much of a step the graph explains: replays without unexplained delays."""
+"""How much of a step the graph explains: starts predicted from durations alone against recorded ones."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from tracelens.trace import rows_by_code
-from tracelens.what_if.graph import Edge, Edit, Graph
-from tracelens.what_if.replay.schedule import binding
+from tracelens.analysis.host import SYNCHRONIZE
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import codes
+from tracelens.trace import WORK_KINDS, matching, rows_by_code
+from tracelens.what_if.graph import SYNCHRONIZE_NS, Edge, Edit, Graph, Node, Recorded
+from tracelens.what_if.replay.schedule import Times
+
+KINDS = ("kernel", "collective", "host call")
+
+_DERIVED = (Edge.LAUNCH, Edge.STREAM, Edge.WAIT, Edge.SYNC, Edge.QUEUE, Edge.TRANSFER)
 
 
-def typical_launches(graph: Graph) -> Edit:
-    """All launches by calls of one name take the median time of those that nothing else held up.
+def durations_only(graph: Graph) -> Edit:
+    """Nothing but durations as recorded: of GPU work, of transfers, and of the host's own time between calls.
 
-    No measured time between these calls and kernels remains, so reproducing the step is a real test of the
-    graph.
+    All gaps are derived: every edge of a kind takes its median, on each rank and for each call by name, and
+    no node waits beyond its edges. A synchronisation whose work is not in the trace waits for nothing.
     """
     edit = Edit.of(graph)
-    last = binding(graph)
-    launches = graph.edge == Edge.LAUNCH
-    held = np.zeros(len(graph.edge), dtype=bool)
-    held[last[last >= 0]] = True
-    # Kernels of a graph after its first wait for others of the graph.
-    rows = np.flatnonzero(launches)
-    launches[:] = False
-    launches[rows[np.unique(graph.src[rows], return_index=True)[1]]] = True
-    held &= launches
-    rows = np.flatnonzero(launches)
-    of_rank = rows_by_code(graph.rank[graph.dst[rows]])
-    for rank, trace in enumerate(graph.run.traces):
-        if trace.meta.cpu_only or rank not in of_rank:
-            continue
-        rank_rows = rows[of_rank[rank]]
-        name = trace.arrays.name[graph.event[graph.src[rank_rows]]]
-        for code in np.unique(name).tolist():
-            same = rank_rows[name == code]
-            free = same[held[same]]
-            if len(free):
-                edit.lag[same] = int(np.median(graph.lag[free] + graph.delay[graph.dst[free]]))
-                edit.delay[graph.dst[free]] = 0
-    return edit
-
-
-def edges_alone(graph: Graph) -> Edit:
-    """No unexplained delays: everything starts when its edges allow."""
-    edit = Edit.of(graph)
     edit.delay[:] = 0
+    gap = graph.start[graph.dst] - graph.end[graph.src]
+    binds = np.zeros(len(graph.edge), dtype=bool)
+    binds[graph.binding[graph.binding >= 0]] = True
+    rows = np.flatnonzero(np.isin(graph.edge, _DERIVED))
+    # Kernels of a graph after its first wait for others of the graph.
+    launches = np.flatnonzero(graph.edge == Edge.LAUNCH)
+    later = np.ones(len(launches), dtype=bool)
+    later[np.unique(graph.src[launches], return_index=True)[1]] = False
+    binds[launches[later]] = False
+    for rank, of_rank in rows_by_code(graph.rank[graph.dst[rows]]).items():
+        trace = graph.run.traces[rank]
+        if trace.meta.cpu_only:
+            continue
+        edges = rows[of_rank]
+        call = np.where(graph.edge[edges] == Edge.LAUNCH, graph.src[edges], graph.dst[edges])
+        of_call = np.isin(graph.edge[edges], (Edge.LAUNCH, Edge.SYNC, Edge.QUEUE))
+        name = np.where(of_call, lookup(trace.arrays.name, graph.event[call], -1), -1)
+        group, (kinds, _) = codes(graph.edge[edges], name)
+        for number in range(len(kinds)):
+            same = edges[group == number]
+            if binds[same].any():
+                edit.lag[same] = int(np.median(gap[same[binds[same]]]))
+    unresolved = _without_work(graph)
+    own = (graph.edge == Edge.HOST) & unresolved[graph.dst]
+    edit.lag[own] = np.minimum(edit.lag[own], SYNCHRONIZE_NS)
     return edit
+
+
+def as_derived(graph: Graph, edit: Edit) -> Times:
+    """The recorded times, and when the edges of an edit would have allowed each node to start."""
+    allowed_ns = graph.end[graph.src] + edit.lag
+    order = np.lexsort((allowed_ns, graph.dst))
+    via = np.full(len(graph), -1, dtype=np.int64)
+    via[graph.dst[order]] = order
+    return Times(graph.start, graph.end, lookup(allowed_ns, via, graph.start), via)
+
+
+class Starts(NamedTuple):
+    """Nodes of one rank and kind, and how far their predicted starts are off."""
+
+    rank: int  # index of its trace
+    kind: str  # one of KINDS
+    error: Int  # ns, predicted - recorded, of each with a cause
+    no_cause: int  # number of nodes that wait for nothing recorded: they stay as recorded
+
+
+def predicted_starts(graph: Graph, computed: Int, times: Times) -> list[Starts]:
+    """The error of each computed node, by rank and kind."""
+    kind = kind_of(graph)
+    counted = computed[graph.kind[computed] != Node.LEAVE]
+    result = []
+    for rank in range(len(graph.run.traces)):
+        for code, name in enumerate(KINDS):
+            nodes = counted[(graph.rank[counted] == rank) & (kind[counted] == code)]
+            if not len(nodes):
+                continue
+            has_cause = graph.first[nodes + 1] > graph.first[nodes]
+            error = (times.start - graph.start)[nodes[has_cause]]
+            result.append(Starts(rank, name, error, int((~has_cause).sum())))
+    return result
+
+
+def kind_of(graph: Graph) -> Int:
+    """Code into KINDS of each node."""
+    kind = np.where(np.isin(graph.kind, (Node.POINT, Node.WAITED)), 2, 1)
+    for nodes, trace in zip(graph.of_rank, graph.run.traces, strict=True):
+        work = nodes[graph.kind[nodes] == Node.WORK]
+        is_comm = trace.work.kind[graph.work[work]] == WORK_KINDS.index("comm")
+        kind[work] = is_comm.astype(np.int64)
+    return kind
+
+
+def unmatched(recorded: Recorded) -> Bool:
+    """Communication whose other ranks are not in the graph: its duration includes waiting for them."""
+    graph = recorded.graph
+    alone = np.zeros(len(graph), dtype=bool)
+    for index, trace in enumerate(graph.run.traces):
+        if len(graph.run.traces) < 2 and trace.meta.world_size < 2:
+            continue
+        # A group of one waits for nobody.
+        size = np.zeros(len(trace.work.event), dtype=np.int64)
+        records = recorded.collectives.aligned.ranks[index].records
+        kernel = recorded.collectives.work[index][[record.kernel for record in records]]
+        np.maximum.at(size, kernel, [record.size for record in records])
+        nodes = graph.nodes(index, Node.WORK)
+        work = graph.work[nodes]
+        alone[nodes] = (trace.work.kind[work] == WORK_KINDS.index("comm")) & (size[work] != 1)
+    return alone
+
+
+def _without_work(graph: Graph) -> Bool:
+    """Synchronisations whose work is not in the trace."""
+    result = np.zeros(len(graph), dtype=bool)
+    for rank, trace in enumerate(graph.run.traces):
+        nodes = graph.nodes(rank, Node.WAITED)
+        result[nodes] = matching(trace.arrays.names, SYNCHRONIZE)[trace.arrays.name[graph.event[nodes]]]
+    result[graph.dst[graph.edge == Edge.SYNC]] = False
+    return result

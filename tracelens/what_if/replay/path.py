@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from tracelens.arrays import Int
-from tracelens.what_if.graph import Edge, Graph, StepSpan
+from tracelens.what_if.graph import Edge, Graph
 from tracelens.what_if.replay.labels import Labels
-from tracelens.what_if.replay.schedule import Times
+from tracelens.what_if.replay.step import Extent
 
 HOST_TIME, STARTING, UNEXPLAINED, COMMUNICATION = "host", "kernel start", "unexplained", "communication"
 CATEGORIES = {
@@ -28,6 +26,7 @@ _OF_EDGE: dict[int, str] = {
     Edge.STREAM: STARTING,
     Edge.WAIT: STARTING,
     Edge.SYNC: STARTING,
+    Edge.QUEUE: STARTING,
     Edge.TRANSFER: COMMUNICATION,
     Edge.OWN: COMMUNICATION,
 }
@@ -58,32 +57,42 @@ class Path(NamedTuple):
         return dict(sorted(ns.items(), key=lambda item: -item[1]))
 
 
-def critical_path(graph: Graph, names: Labels, window: StepSpan, times: Times, lag: Int) -> Path:
-    """The chain of last dependencies, from the end of the step back to its begin; `lag` is of each edge."""
-    borders = window.borders(times.start, times.end)
-    rank = int(np.argmax(borders[:, 1]))
-    begin, cursor = borders[rank].tolist()
-    last = window.end[rank].node
-    node = int(last[np.argmax(times.end[last])])
+def critical_path(graph: Graph, names: Labels, rank: int, extent: Extent, lag: Int) -> Path:
+    """The chain of last dependencies, from the end of the step back to its begin.
+
+    Args:
+        graph: of the run.
+        names: of its nodes.
+        rank: index of the rank whose step it is.
+        extent: its step.
+        lag: of each edge, ns.
+    """
+    begin, cursor, node, times = extent
+    start, end, ready, edge_of = (column.tolist() for column in times)
     pieces: list[Piece] = []
 
-    def cut(node: int, category: str, low: int, high: int) -> int:
-        if min(high, cursor) > max(low, begin):
-            pieces.append(Piece(node, category, max(low, begin), min(high, cursor)))
-        return int(min(low, cursor))
+    def cut(category: str, low: int) -> int:
+        """The piece from `low` to the cursor, which moves there."""
+        if low >= cursor:
+            return cursor
+        if cursor > begin:
+            pieces.append(Piece(node, category, max(low, begin), cursor))
+        return low
 
     while cursor > begin:
-        work_class = names.category.values[names.category.codes[node]]
-        cursor = cut(node, work_class or HOST_TIME, int(times.start[node]), int(times.end[node]))
-        via = int(times.via[node])
+        cursor = min(cursor, end[node])
+        if start[node] < cursor:
+            cursor = cut(names.category.values[names.category.codes[node]] or HOST_TIME, start[node])
+        via = edge_of[node]
         if via < 0:
-            cursor = cut(node, UNEXPLAINED, begin, cursor)
+            cursor = cut(UNEXPLAINED, begin)
             break
-        cursor = cut(node, UNEXPLAINED, int(times.ready[node]), cursor)
-        kind = int(graph.edge[via])
-        edge_category = _OF_EDGE.get(kind, STARTING)
-        if edge_category == STARTING and graph.run.traces[int(graph.rank[node])].meta.cpu_only:
-            edge_category = HOST_TIME
-        cursor = cut(node, edge_category, int(times.ready[node] - lag[via]), cursor)
+        cursor = cut(UNEXPLAINED, ready[node])
+        low = ready[node] - int(lag[via])
+        if low < cursor and cursor > begin:
+            category = _OF_EDGE.get(int(graph.edge[via]), STARTING)
+            if category == STARTING and graph.run.traces[int(graph.rank[node])].meta.cpu_only:
+                category = HOST_TIME
+            cursor = cut(category, low)
         node = int(graph.src[via])
-    return Path(rank, begin, int(borders[rank, 1]), pieces)
+    return Path(rank, begin, extent.end, pieces)

@@ -13,10 +13,18 @@ from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.table import Table
 from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
-from tracelens.what_if.replay.check import edges_alone, typical_launches
+from tracelens.what_if.replay.check import (
+    KINDS,
+    as_derived,
+    durations_only,
+    kind_of,
+    predicted_starts,
+    unmatched,
+)
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.replay.path import UNEXPLAINED, critical_path
-from tracelens.what_if.replay.schedule import Delays, Times, schedule
+from tracelens.what_if.replay.schedule import Delays, schedule
+from tracelens.what_if.replay.step import Extent, StepReplay
 from tracelens.what_if.replay.tables import (
     ASSUMPTIONS,
     BOTTLENECKS,
@@ -24,10 +32,12 @@ from tracelens.what_if.replay.tables import (
     EXPLAINED,
     MEASURED,
     STEP_RANKS,
+    TRUST,
     WHATIF,
     bottleneck_rows,
     interleaved,
     path_rows,
+    trust_row,
 )
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
 
@@ -41,9 +51,8 @@ _DOUBTFUL = 0.1
 
 REPLAYS = {
     "as measured": "nothing changed, unexplained delays kept",
-    "typical launches": "every launch takes the median time from call to kernel; the error shows how well "
-    "the graph predicts the step",
-    "no unexplained delays": "what the graph alone explains",
+    "durations only": "durations as recorded: of GPU work, of transfers, of the host between its calls; "
+    "every gap is the median of its kind, and nothing waits without a recorded cause",
 }
 
 
@@ -63,8 +72,11 @@ class Replay:
 
     Attributes:
         window: the step.
+        derived: the step replayed from durations alone.
+        unexplained: of each rank, time on its critical path that nothing explains, ns by kind of node.
         single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
-        alternatives: the steps they cover.
+        step: its replay.
+        alternatives: replays of the other steps they cover.
         base_ns: measured duration of `window`, mean over ranks.
     """
 
@@ -74,7 +86,9 @@ class Replay:
         step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
         self.single_step_reason = _single_step_reason(recorded, step, serves)
-        self.alternatives = [self.window] if self.single_step_reason else recorded.windows
+        self.step = StepReplay(self.graph, self.window)
+        others = [] if self.single_step_reason else recorded.windows
+        self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
         self.names = labels(recorded)
         self.base = self.window.spans(self.graph.start, self.graph.end)
         if (self.base < 0).any():
@@ -82,15 +96,16 @@ class Replay:
         self.base_ns = _mean(self.base)
         same = Edit.of(self.graph)
         self.before: Mapping[str, int] = {}
-        self.path, self.bottlenecks, self.before = self._path(MEASURED, same, schedule(self.graph, same))
+        self.path, self.bottlenecks, self.before = self._path(MEASURED, same, self.step.extents(same))
         self.path["delta_ns"] = [0] * len(self.before)
+        gaps = durations_only(self.graph)
+        self.derived = self.step.extents(gaps)
+        self.unexplained = self._unexplained(recorded, gaps)
 
     def scenario(self, request: ScenarioRequest) -> Outcome:
         """Replay the step under one scenario, or several together.
 
-        Low to high spans all recorded steps with unexplained delays kept, typical and removed. A single step
-        may get shorter with more delays kept: they may move its begin, when the GPU is done with the step
-        before, further than its end.
+        Low to high spans all recorded steps with unexplained delays kept, typical and removed.
 
         Raises:
             NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.
@@ -104,16 +119,19 @@ class Replay:
                 f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
                 "measured ones"
             ) from error
-        times = {delays: schedule(self.graph, edit, delays) for delays in get_args(Delays)}
-        path, bottlenecks, parts = self._path(request.text, edit, times["typical"])
-        typical = self.window.spans(times["typical"].start, times["typical"].end)
+        replays = {delays: self.step.extents(edit, delays) for delays in get_args(Delays)}
+        path, bottlenecks, parts = self._path(request.text, edit, replays["typical"])
+        typical = _spans(replays["typical"])
         projected = _mean(typical)
         if projected <= 0:
             raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
         steps = [
-            _mean(window.spans(replayed.start, replayed.end))
-            for replayed in times.values()
-            for window in self.alternatives
+            *(_mean(_spans(extents)) for extents in replays.values()),
+            *(
+                _mean(_spans(step.extents(edit, delays)))
+                for step in self.alternatives
+                for delays in get_args(Delays)
+            ),
         ]
         row = {
             "scenario": request.text,
@@ -138,20 +156,36 @@ class Replay:
         return Outcome(projected, _single(row), _single(assumption_row), path, bottlenecks, ranks)
 
     def explained(self) -> Table:
-        """EXPLAINED: the step replayed unchanged, with typical launches, and without unexplained delays."""
-        path_ns = max(sum(self.before.values()), 1)
-        edits = (Edit.of(self.graph), typical_launches(self.graph), edges_alone(self.graph))
-        times = [schedule(self.graph, edit, "high") for edit in edits]
-        replayed_ns = [_mean(self.window.spans(replayed.start, replayed.end)) for replayed in times]
+        """EXPLAINED: the step replayed unchanged, and from durations alone."""
+        replayed_ns = [self.base_ns, _mean(_spans(self.derived))]
+        path_ns, base_ns = max(sum(self.before.values()), 1), max(int(self.base.sum()), 1)
+        unexplained_ns = sum(sum(parts.values()) for parts in self.unexplained)
         return EXPLAINED.table(
             {
                 "replay": list(REPLAYS),
                 "base_ns": [self.base_ns] * len(replayed_ns),
                 "replayed_ns": replayed_ns,
                 "error": [ns / max(self.base_ns, 1) - 1 for ns in replayed_ns],
-                "unexplained_fraction": [self.before.get(UNEXPLAINED, 0) / path_ns, -1.0, -1.0],
+                "unexplained_fraction": [
+                    self.before.get(UNEXPLAINED, 0) / path_ns,
+                    unexplained_ns / base_ns,
+                ],
                 "meaning": list(REPLAYS.values()),
             }
+        )
+
+    def trust(self) -> Table:
+        """TRUST: predicted starts against recorded ones, and what of the step nothing explains."""
+        times = schedule(self.graph, durations_only(self.graph), "typical", self.step.segment)
+        rows = predicted_starts(self.graph, self.step.segment.computed, times)
+        return TRUST.from_rows(
+            trust_row(
+                starts,
+                self.graph.run.ranks[starts.rank],
+                self.unexplained[starts.rank].get(starts.kind, 0),
+                int(self.base[starts.rank]),
+            )
+            for starts in rows
         )
 
     def tables(self, outcomes: Sequence[Outcome]) -> dict[str, Table]:
@@ -167,25 +201,46 @@ class Replay:
                 BOTTLENECKS, [self.bottlenecks, *(outcome.bottlenecks for outcome in ordered)]
             ),
             "explained": self.explained(),
+            "trust": self.trust(),
             "ranks": STEP_RANKS.concat([outcome.ranks for outcome in ordered]),
         }
 
-    def _path(self, name: str, edit: Edit, times: Times) -> tuple[Rows, Rows, dict[str, int]]:
+    def _unexplained(self, recorded: Recorded, gaps: Edit) -> list[dict[str, int]]:
+        """Unexplained time on the critical path of each rank's recorded step, ns by kind of node."""
+        times, kind = as_derived(self.graph, gaps), kind_of(self.graph)
+        waits_unseen = unmatched(recorded)
+        result = []
+        for rank, extent in enumerate(self.step.whole(times)):
+            ns = dict.fromkeys(KINDS, 0)
+            for piece in critical_path(self.graph, self.names, rank, extent, gaps.lag).pieces:
+                own = piece.category == self.names.category.values[self.names.category.codes[piece.node]]
+                if piece.category == UNEXPLAINED or (own and waits_unseen[piece.node]):
+                    ns[KINDS[kind[piece.node]]] += piece.end - piece.start
+            result.append(ns)
+        return result
+
+    def _path(self, name: str, edit: Edit, extents: Sequence[Extent]) -> tuple[Rows, Rows, dict[str, int]]:
         """Rows of CRITICAL_PATH and of BOTTLENECKS, and the path's parts by category, most first."""
-        path = critical_path(self.graph, self.names, self.window, times, edit.lag)
+        last = max(range(len(extents)), key=lambda rank: extents[rank].end)
+        path = critical_path(self.graph, self.names, last, extents[last], edit.lag)
         ranks = self.graph.run.ranks
         rows = path_rows(name, path, self.before)
         return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
 
 
+def _spans(extents: Sequence[Extent]) -> Int:
+    """Duration of a replayed step on each rank, ns."""
+    return np.array([extent.dur for extent in extents])
+
+
 def reliability_warning(explained: Table) -> str:
     """Why projections are unreliable, from EXPLAINED; "" if the graph explains the step."""
-    missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction")[0])
+    missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction").max())
     if max(unexplained, float(np.abs(missed).max())) <= _DOUBTFUL:
         return ""
     return (
-        f"projections are unreliable: {unexplained:.0%} of the critical path is unexplained, and without "
-        f"unexplained delays the replay is off by {missed[-1]:+.0%}; record all ranks with launch calls over "
+        f"projections are unreliable: {unexplained:.0%} of the critical path is unexplained, and from "
+        f"durations alone the replay is off by {missed[-1]:+.0%}; record all ranks with launch calls over "
         "several steps"
     )
 
@@ -204,7 +259,7 @@ def _window(recorded: Recorded, step: str | None) -> StepSpan:
     graph = recorded.graph
     if step == ALL:
         first, last = recorded.windows[0], recorded.windows[-1]
-        return StepSpan("all steps", first.begin, last.end)
+        return first._replace(label="all steps", end=last.end)
     if step is not None:
         for window in recorded.windows:
             if window.label in (step, f"ProfilerStep#{step}"):

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
-from tracelens.what_if.graph import Edit, Graph
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.what_if.graph import Edit, Graph, StepSpan
 
 Delays = Literal["low", "typical", "high"]
 """What happens to unexplained delays when a node's dependencies change.
@@ -36,27 +36,67 @@ class Times(NamedTuple):
     via: Int  # the edge that each node waited for last, -1 for none
 
 
-def schedule(graph: Graph, edit: Edit, delays: Delays = "typical") -> Times:
-    """Start and end of each node of the edited graph."""
-    kept = np.flatnonzero(edit.kept)
-    first = np.searchsorted(graph.dst[kept], np.arange(len(graph) + 1)).tolist()
-    src, lag = graph.src[kept].tolist(), edit.lag[kept].tolist()
-    dur, measured, delay = edit.dur.tolist(), graph.start.tolist(), edit.delay.tolist()
-    stays = _stays(graph, edit.delay, delays).tolist()
+class Segment:
+    """The nodes that a replay computes, prepared once for many replays; all others stay as measured."""
+
+    def __init__(self, graph: Graph, window: StepSpan | None = None, *, idle: bool = False) -> None:
+        """The nodes of a step, up to its end; without a step all nodes.
+
+        Args:
+            graph: of the run.
+            window: the step.
+            idle: whether earlier GPU work counts as done when the host begins the step.
+        """
+        self.end = _idle_ends(graph, window) if window is not None and idle else graph.end
+        held = np.zeros(len(graph), dtype=bool) if window is None else window.held
+        stop = len(graph) if window is None else window.last_node + 1
+        nodes = np.flatnonzero(~held[:stop])
+        low, high = (int(nodes[0]), stop) if len(nodes) else (stop, stop)
+        self.nodes = slice(low, high)
+        self.edges = slice(int(graph.first[low]), int(graph.first[high]))
+        self.computed = nodes
+        self.rows: list[int] = (nodes - low).tolist()
+        # Sources before the segment stand behind its nodes.
+        src = graph.src[self.edges]
+        self.outside = np.unique(src[src < low])
+        self._src = np.where(src < low, high - low + np.searchsorted(self.outside, src), src - low)
+        self._dst = graph.dst[self.edges] - low
+        self._all = self._edges(np.arange(len(src)))
+
+    def edges_of(self, kept: Bool) -> tuple[Int, list[int], list[int]]:
+        """(positions in the segment, first of each node, source of each) of the edges that are there."""
+        inside = kept[self.edges]
+        return self._all if inside.all() else self._edges(np.flatnonzero(inside))
+
+    def _edges(self, rows: Int) -> tuple[Int, list[int], list[int]]:
+        first = np.searchsorted(self._dst[rows], np.arange(self.nodes.stop - self.nodes.start + 1))
+        return rows, first.tolist(), self._src[rows].tolist()
+
+
+def schedule(graph: Graph, edit: Edit, delays: Delays = "typical", segment: Segment | None = None) -> Times:
+    """Start and end of each node of the edited graph, or of a segment of it."""
+    segment = Segment(graph) if segment is None else segment
+    nodes = segment.nodes
+    edges, first, src = segment.edges_of(edit.kept)
+    lag = edit.lag[segment.edges][edges].tolist()
+    dur, measured, delay = (column[nodes].tolist() for column in (edit.dur, graph.start, edit.delay))
+    stays = _stays(graph, edit.delay, delays)[nodes].tolist()
     absorbs = delays != "high"
-    start, end, ready, via = ([0] * len(graph) for _ in range(4))
-    for node in range(len(graph)):
+    start, ready = measured.copy(), (graph.start - graph.delay)[nodes].tolist()
+    end = [*segment.end[nodes].tolist(), *segment.end[segment.outside].tolist()]
+    via = [-1] * len(start)
+    for node in segment.rows:
         low, high = first[node], first[node + 1]
         was, late = measured[node], delay[node]
         if low == high:
-            begin = was
-            ready[node], via[node] = was, -1
+            begin = ready[node] = was
         else:
             ready_ns, best = end[src[low]] + lag[low], low
-            for edge in range(low + 1, high):
-                allowed_ns = end[src[edge]] + lag[edge]
-                if allowed_ns > ready_ns:
-                    ready_ns, best = allowed_ns, edge
+            if high > low + 1:
+                for edge in range(low + 1, high):
+                    allowed_ns = end[src[edge]] + lag[edge]
+                    if allowed_ns > ready_ns:
+                        ready_ns, best = allowed_ns, edge
             ready[node], via[node] = ready_ns, best
             if ready_ns < was - late:
                 begin = ready_ns + stays[node]
@@ -66,27 +106,16 @@ def schedule(graph: Graph, edit: Edit, delays: Delays = "typical") -> Times:
                 begin = ready_ns + late
         start[node] = begin
         end[node] = begin + dur[node]
-    last_edge = np.array(via, dtype=np.int64)
-    return Times(
-        np.array(start, dtype=np.int64),
-        np.array(end, dtype=np.int64),
-        np.array(ready, dtype=np.int64),
-        lookup(kept, last_edge, -1),
-    )
-
-
-def binding(graph: Graph) -> Int:
-    """The edge that each node waited for last as measured, -1 for none."""
-    allowed_ns = graph.end[graph.src] + graph.lag
-    order = np.lexsort((allowed_ns, graph.dst))
-    last = np.full(len(graph), -1, dtype=np.int64)
-    last[graph.dst[order]] = order
-    return last
+    times = Times(graph.start.copy(), graph.end.copy(), graph.start - graph.delay, graph.binding.copy())
+    times.start[nodes], times.end[nodes], times.ready[nodes] = start, end[: len(start)], ready
+    last_edge = np.array(via, dtype=np.int64)[segment.computed - nodes.start]
+    times.via[segment.computed] = lookup(segment.edges.start + edges, last_edge, -1)
+    return times
 
 
 def usual_delays(graph: Graph, delay: Int) -> Int:
     """Of each node, the median delay of all nodes that waited last for an edge of the same kind, ns."""
-    last = binding(graph)
+    last = graph.binding
     usual = np.zeros(len(graph), dtype=np.int64)
     kinds = lookup(graph.edge, last, -1)
     for kind in np.unique(kinds[kinds >= 0]).tolist():
@@ -102,3 +131,14 @@ def _stays(graph: Graph, delay: Int, delays: Delays) -> Int:
     if delays == "low":
         return np.zeros_like(delay)
     return np.minimum(delay, usual_delays(graph, delay))
+
+
+def _idle_ends(graph: Graph, window: StepSpan) -> Int:
+    """Measured ends, those of earlier steps at the latest when the host begins this one."""
+    ends = graph.end.copy()
+    held = window.held
+    for nodes, border in zip(graph.of_rank, window.begin, strict=True):
+        if border.mark >= 0:
+            earlier = nodes[held[nodes]]
+            ends[earlier] = np.minimum(ends[earlier], graph.start[border.mark])
+    return ends

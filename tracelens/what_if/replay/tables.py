@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tracelens.arrays import Int
 from tracelens.table import Column, Schema, Table
+from tracelens.what_if.replay.check import Starts
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
 
@@ -76,9 +79,26 @@ EXPLAINED = Schema(
         Column("base_ns", "int64", "ns"),
         Column("replayed_ns", "int64", "ns"),
         Column("error", "float64", "ratio", "replayed / base - 1"),
-        Column("unexplained_fraction", "float64", "fraction", "unexplained delays, of the critical path"),
+        Column("unexplained_fraction", "float64", "fraction", "of the step, see `trust`"),
         Column("meaning", "str", prose=True),
     ),
+)
+TRUST = Schema(
+    "Predicted starts against recorded ones",
+    (
+        Column("rank", "int64"),
+        Column("kind", "category", doc="kernel (copies and memsets included), collective, or host call"),
+        Column("count", "int64", "count", "in the step"),
+        Column("without_cause", "int64", "count", "of these, waiting for nothing recorded: not predicted"),
+        Column("p50_ns", "int64", "ns", "median distance of predicted and recorded start"),
+        Column("p90_ns", "int64", "ns", "90th percentile of it"),
+        Column("p99_ns", "int64", "ns", "99th percentile of it"),
+        Column("unexplained_ns", "int64", "ns", "on the rank's critical path"),
+        Column("unexplained_fraction", "float64", "fraction", "of the rank's step"),
+    ),
+    doc="Starts predicted from durations alone: of GPU work, of transfers, and of the host between calls. "
+    "All other gaps are derived from what waited for what, at the median of their kind. Unexplained is time "
+    "for which something waited longer, and communication whose other ranks are not in the traces.",
 )
 STEP_RANKS = Schema(
     "Step time by rank",
@@ -112,6 +132,23 @@ def path_rows(scenario: str, path: Path, before: Mapping[str, int]) -> dict[str,
         "dur_ns": [now.get(name, 0) for name in names],
         "fraction": [now.get(name, 0) / step_ns for name in names],
         "delta_ns": [now.get(name, 0) - before.get(name, 0) for name in names],
+    }
+
+
+def trust_row(starts: Starts, rank: int, unexplained_ns: int, step_ns: int) -> dict[str, Any]:
+    """One row of TRUST."""
+    far = np.abs(starts.error) if len(starts.error) else np.zeros(1, dtype=np.int64)
+    p50, p90, p99 = np.percentile(far, (50, 90, 99)).round().astype(np.int64).tolist()
+    return {
+        "rank": rank,
+        "kind": starts.kind,
+        "count": len(starts.error) + starts.no_cause,
+        "without_cause": starts.no_cause,
+        "p50_ns": p50,
+        "p90_ns": p90,
+        "p99_ns": p99,
+        "unexplained_ns": unexplained_ns,
+        "unexplained_fraction": unexplained_ns / max(step_ns, 1),
     }
 
 

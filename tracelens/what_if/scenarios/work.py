@@ -22,7 +22,7 @@ def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
     text, equals, factor_text = argument.rpartition("=")
     if not equals or not text:
         raise TracelensError(f"scenario scale:{argument}: write scale:PATTERN=FACTOR, as in scale:gemm=0.5")
-    factor = number(factor_text, f"scale:{argument}")
+    factor = 0.0 if factor_text.strip() == "0" else number(factor_text, f"scale:{argument}")
     pattern, graph = wildcards(text), context.graph
     matches = np.zeros(len(graph), dtype=bool)
     for column in labels(context.recorded):

@@ -139,7 +139,8 @@ def test_idle_causes_add_up_to_the_idle_time(drawing: Drawing, unit: int) -> Non
     for cause, count, dur in records(causes, "cause", "count", "dur_ns"):
         of_cause = hosts[hosts["cause"] == cause]
         if cause != "short gaps":
-            assert (of_cause["count"].sum(), of_cause["dur_ns"].sum()) == (count, dur)
+            assert of_cause["dur_ns"].sum() == dur
+            assert of_cause["count"].max() <= count <= of_cause["count"].sum()
 
 
 @given(drawings, units)

@@ -218,7 +218,7 @@ def test_labels_are_read_as_what_they_say(kind: Any, batch: Batch, plan: Plan, t
     assert label(kind, batch, plan) == text
     read = grammar().step(text)
     assert read is not None
-    assert (read.engine, read.kind) == ("ATOM", kind.removeprefix("dummy_"))
+    assert (read.engines, read.kind) == (("ATOM",), kind.removeprefix("dummy_"))
     assert (read.requests, read.tokens) == (len(batch), size(batch))
     assert read.dummy == kind.startswith("dummy")
     assert read.tbo == plan.split

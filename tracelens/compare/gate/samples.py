@@ -117,6 +117,8 @@ def from_result(result: Result, name: str, version: str, trust: object = None) -
     Raises:
         TracelensError: the run has no GPU work, or its ranks have no step in common.
     """
+    if TABLE not in result.data and result.failures:
+        raise TracelensError(f"{name}: {result.failures[0]}")
     table = result.data[TABLE]
     columns = {
         key: table.array(key).tolist() if key in ("rank", "value") else table.texts(key) for key in _COLUMNS

@@ -168,11 +168,15 @@ def test_idle_causes_are_the_idle_time(case: Case, scope: Scope) -> None:
         causes, hosts = of_rank(result["causes"], rank), of_rank(result["hosts"], rank)
         assert total(causes) == idle
         explained = causes[causes["cause"] != "short gaps"].set_index("cause")
-        by_cause = hosts.groupby("cause")[["dur_ns", "count"]].sum()
-        assert by_cause.to_dict() == explained[["dur_ns", "count"]].to_dict()
+        by_cause = hosts.groupby("cause")
+        assert by_cause["dur_ns"].sum().to_dict() == explained["dur_ns"].to_dict()
+        # A gap may have several causes, and several hosts of one cause.
+        counts = explained["count"].sort_index()
+        assert (by_cause["count"].max() <= counts).all()
+        assert (by_cause["count"].sum() >= counts).all()
         longest = of_rank(result["gaps"], rank)["dur_ns"]
         assert longest.is_monotonic_decreasing
-        assert longest.max() == hosts["max_ns"].max() or hosts.empty
+        assert longest.max() >= hosts["max_ns"].max() or hosts.empty
 
 
 @scopes

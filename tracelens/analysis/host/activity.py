@@ -26,6 +26,8 @@ garbage. Where several events are around, the last of these that one of them say
 
 _LOADING = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__")
 _FOREVER = 1 << 62
+_OTHERS = 8
+"""Where a thread is silent, so many others that launch most are looked at."""
 
 
 class Activity(NamedTuple):
@@ -95,9 +97,8 @@ class Host:
         own = self._with_overhead(number, self._of_thread(number, start, end))
         parts = [own.take(own.what != NOTHING)]
         silent = own.take(own.what == NOTHING)
-        for other in [
-            other for other, pid in self._pid.items() if pid == self._pid[number] and other != number
-        ]:
+        others = [other for other, pid in self._pid.items() if pid == self._pid[number] and other != number]
+        for other in others[:_OTHERS]:
             if not len(silent.start):
                 break
             activity = self._of_thread(other, silent.start, silent.end)

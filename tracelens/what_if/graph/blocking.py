@@ -141,10 +141,13 @@ def join_waits(
     if not len(calls.call):
         return
     names = trace.arrays.names
-    typical = np.array([
-        costs.get(name, COPY_NS if _COPY.search(name) else SYNCHRONIZE_NS) for name in names
-    ])  # fmt: skip
     dur, behind = calls.over - calls.begun, calls.over - calls.done
+    shortest = np.full(len(names), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, calls.name, dur)
+    default = [COPY_NS if _COPY.search(name) else SYNCHRONIZE_NS for name in names]
+    known = np.array([costs.get(name, -1) for name in names])
+    # With its wait, no call of the name took less than it costs.
+    typical = np.where(known >= 0, known, np.minimum(default, shortest))
     waited = calls.done > calls.begun
     cost = np.where(waited, np.where(calls.kind == FREE, behind, typical[calls.name]), dur)
     returned = host.calls.returned[calls.call]

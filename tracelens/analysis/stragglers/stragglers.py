@@ -54,7 +54,7 @@ _KIND = {cause: kind for kind, cause in IDLE.items()} | {
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 
 _EFFECT = (
-    Column("effect_ns", "int64", "ns", "what it loses by this in a step beyond the other ranks' mean"),
+    Column("effect_ns", "int64", "ns", "what it loses by this in a step, beyond the median of the others"),
     Column(
         "effect_low_ns",
         "int64",

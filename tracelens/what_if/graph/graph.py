@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace import Run, rows_by_code
 
 
@@ -103,6 +103,20 @@ class Graph:
         last = np.full(len(self), -1, dtype=np.int64)
         last[self.dst[order]] = order
         return last
+
+    @cached_property
+    def usual_delay(self) -> Int:
+        """The delay that is usual for each node, as measured, see `usual_delays`."""
+        return self.usual_delays(self.delay)
+
+    def usual_delays(self, delay: Int) -> Int:
+        """Of each node, the median delay of all nodes that waited last for an edge of the same kind, ns."""
+        usual = np.zeros(len(self), dtype=np.int64)
+        kinds = lookup(self.edge, self.binding, -1)
+        for kind in np.unique(kinds[kinds >= 0]).tolist():
+            same_kind = kinds == kind
+            usual[same_kind] = int(np.median(delay[same_kind]))
+        return usual
 
 
 @dataclass

@@ -113,24 +113,14 @@ def schedule(graph: Graph, edit: Edit, delays: Delays = "typical", segment: Segm
     return times
 
 
-def usual_delays(graph: Graph, delay: Int) -> Int:
-    """Of each node, the median delay of all nodes that waited last for an edge of the same kind, ns."""
-    last = graph.binding
-    usual = np.zeros(len(graph), dtype=np.int64)
-    kinds = lookup(graph.edge, last, -1)
-    for kind in np.unique(kinds[kinds >= 0]).tolist():
-        same_kind = kinds == kind
-        usual[same_kind] = int(np.median(delay[same_kind]))
-    return usual
-
-
 def _stays(graph: Graph, delay: Int, delays: Delays) -> Int:
     """What stays of each node's delay when it is ready earlier than it was."""
     if delays == "high":
         return delay
     if delays == "low":
         return np.zeros_like(delay)
-    return np.minimum(delay, usual_delays(graph, delay))
+    is_measured = np.array_equal(delay, graph.delay)
+    return np.minimum(delay, graph.usual_delay if is_measured else graph.usual_delays(delay))
 
 
 def _idle_ends(graph: Graph, window: StepSpan) -> Int:

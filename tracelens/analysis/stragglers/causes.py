@@ -60,6 +60,7 @@ class Comparison:
             for rank, part in parts.items()
         }
         self._spans = Spans(parts, aligned)
+        self._cpu_only = any(part.cpu_only for part in parts.values())
         self._ready = (
             {rank: part.ready for rank, part in parts.items()},
             {rank: part.beside_end for rank, part in parts.items()},
@@ -82,7 +83,9 @@ class Comparison:
             collective = self._collectives[index]
             spans = self._spans.of(index, collective)
             times = np.array([self._numbers(participant, spans) for participant in collective.participants])
-            before = carried(collective, self._spans.common(index, collective), *self._ready, self._shift)
+            before = None
+            if not self._cpu_only:  # what a CPU computes beside communication slows that down
+                before = carried(collective, self._spans.common(index, collective), *self._ready, self._shift)
             self._verdicts[index] = self._verdict(index, collective, spans, times, before)
             # A receive waits for its sender in every schedule of a pipeline.
             if collective.collective != SEND_RECV:

@@ -21,7 +21,8 @@ The level of 1% is divided among kinds of delays by 1 / (number of delays): what
 to look like a fault. These weights do not look at which rank or step a delay is of, so the level holds.
 
 With more than three steps the first is left out: what a rank lost there it may have lost before the recording
-began. With more than three left, the interval of the effect must not include zero.
+began. With more than three left, the interval of the effect must not include zero; of work it may, since its
+amount changes from step to step.
 
 tests/analysis/stragglers/test_false_alarms.py measures false alarms and power with autocorrelated delays.
 
@@ -40,7 +41,7 @@ import numpy as np
 
 from tracelens.analysis.stragglers.delays import Delays
 from tracelens.analysis.stragglers.medians import median_of_others
-from tracelens.analysis.stragglers.segments import COMM, TIMES
+from tracelens.analysis.stragglers.segments import COMM, TIMES, WORK
 from tracelens.arrays import Float
 from tracelens.table import t_quantile, t_tail
 
@@ -146,7 +147,7 @@ def _effect(delays: Delays, kind: int, index: int, beyond: Float, step_ns: float
         p_values.append(_steps(lost, step_ns) * ranks * (1.25 if steps <= _MOST_STEPS else 1))
     p_value = min(min(p_values) / share, 1.0)
     # What recurs at some places of a step need not cost anything in the sum of its steps.
-    if p_value < ALPHA and (steps <= _FEW_STEPS or low > 0):
+    if p_value < ALPHA and (steps <= _FEW_STEPS or low > 0 or kind == WORK):
         return Effect(mean, low, high, p_value, SIGNIFICANT)
     positions = int(delays.position.max()) + 1
     unable = steps == 1 or (steps == 2 and 1 / (ranks * positions) >= ALPHA)

@@ -30,6 +30,8 @@ from tracelens.trace import Scope
 
 SHOWN = 20
 
+_LONGEST_NS = 1 << 62
+
 WHY = {
     "token_load": "more rows of tokens in the same ops",
     "extra_work": "more or other work than the others run: more calls, other ops or shapes",
@@ -209,8 +211,9 @@ def _effect_row(
     )
     return {
         "effect_ns": round(effect.ns * share),
-        "effect_low_ns": round(low),
-        "effect_high_ns": round(high),
+        # The interval of damaged time stamps can be wider than 64 bits hold.
+        "effect_low_ns": round(max(low, -_LONGEST_NS)),
+        "effect_high_ns": round(min(high, _LONGEST_NS)),
         "p_value": effect.p_value,
         "significance": effect.verdict,
     }

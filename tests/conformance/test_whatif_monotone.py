@@ -45,8 +45,8 @@ def test_less_gpu_work_is_no_longer_step(replay: Replay) -> None:
         for factor in FACTORS:
             edit = Edit.of(replay.graph)
             edit.dur = np.rint(edit.dur * factor).astype(np.int64)
-            durs.append([extent.dur for extent in replay.step.extents(edit, delays)])
-        assert durs[0] == replay.base.tolist()
+            durs.append([extent.dur for extent in replay.projector.step.extents(edit, delays)])
+        assert durs[0] == replay.projector.base.tolist()
         assert (np.diff(np.array(durs), axis=0) <= 0).all()
 
 
@@ -55,21 +55,21 @@ def test_the_scenario_is_monotone(replay: Replay) -> None:
         steps = [replay.scenario(parse_request(f"scale:*={factor:g}")).projected_ns for factor in FACTORS]
     except NotApplicable as reason:
         pytest.skip(str(reason))
-    assert steps[0] == replay.base_ns
+    assert steps[0] == replay.projector.base_ns
     assert steps == sorted(steps, reverse=True)
 
 
 def one_rank(replay: Replay) -> Replay:
     """Of several ranks, one also waits for the others; without marks nobody knows the host's part."""
     (trace, *others) = replay.graph.run.traces
-    if others or trace.meta.cpu_only or replay.window.begin[0].mark < 0:
+    if others or trace.meta.cpu_only or replay.projector.window.begin[0].mark < 0:
         pytest.skip("several ranks, no GPU, or no step marks")
     return replay
 
 
 def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
     """From mark to mark without waiting, or from the begin of the step if the host ran ahead until then."""
-    graph, window = one_rank(replay).graph, replay.window
+    graph, window = one_rank(replay).graph, replay.projector.window
     begin, end = window.borders(graph.start, graph.end)[0]
     first, last = (int(graph.start[border.mark]) for border in (window.begin[0], window.end[0]))
     calls = (graph.edge == Edge.HOST) & (graph.kind[graph.dst] == Node.WAITED)
@@ -84,15 +84,17 @@ def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
     bound = max(host_ns, last - int(begin) - waited(int(begin)), 0)
     edit = Edit.of(graph)
     edit.dur[:] = 0
-    (extent,) = replay.step.extents(edit, "typical")
+    (extent,) = replay.projector.step.extents(edit, "typical")
     latencies = KERNEL_NS + int(mine.sum()) * WAIT_NS
-    assert extent.dur >= bound - 0.02 * replay.base_ns
-    assert extent.dur <= bound + max(min(latencies, 0.02 * replay.base_ns), 0.01 * replay.base_ns)
+    assert extent.dur >= bound - 0.02 * replay.projector.base_ns
+    assert extent.dur <= bound + max(
+        min(latencies, 0.02 * replay.projector.base_ns), 0.01 * replay.projector.base_ns
+    )
 
 
 def test_without_host_time_the_gpu_alone_is_left(replay: Replay) -> None:
     """No longer than all GPU work one after the other, and no shorter than that of the busiest stream."""
-    graph, window = one_rank(replay).graph, replay.window
+    graph, window = one_rank(replay).graph, replay.projector.window
     work = graph.run.traces[0].work
     inside = (window.step_of == window.number) & (graph.kind == Node.WORK)
     if inside.sum() < 100 or float(replay.explained().array("unexplained_fraction").max()) > 0.1:

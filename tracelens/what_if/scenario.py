@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from tracelens.errors import TracelensError
 from tracelens.registry import Registry
 from tracelens.trace import Trace
 from tracelens.what_if.graph import Edit, Graph, Node, Recorded
+
+T = TypeVar("T")
 
 _LEAST, _MOST = 1e-9, 1e9
 """Range of numbers in arguments; a number outside is a typo."""
@@ -33,6 +36,7 @@ class ScenarioContext:
     recorded: Recorded  # the run as a graph, with its collectives and steps
     device: str | None = None  # name of the recorded device, if the user gives it
     device_file: str | None = None  # TOML file that describes it, if the user gives one
+    _read: dict[Callable[..., Any], list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -53,6 +57,12 @@ class ScenarioContext:
         meetings = np.flatnonzero(self.graph.kind == Node.MEET)
         matched = self.recorded.collectives.matched
         return meetings, [matched[number] for number in self.graph.collective[meetings].tolist()]
+
+    def read(self, function: Callable[[Trace, Device | None], T]) -> list[T]:
+        """What a function makes of each rank's trace and device, in order of rank; made once a run."""
+        if function not in self._read:
+            self._read[function] = [function(trace, self.device_of(trace)) for trace in self.graph.run.traces]
+        return cast(list[T], self._read[function])
 
     def device_of(self, trace: Trace) -> Device | None:
         """The device of a rank: from the user, else from its trace; None if unknown."""

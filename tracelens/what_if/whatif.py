@@ -89,8 +89,8 @@ def whatif(
         doc=purpose(whatif),
         skips=tuple(skips),
         meta={
-            "step": replay.window.label,
-            "base_ns": replay.base_ns,
+            "step": replay.projector.window.label,
+            "base_ns": replay.projector.base_ns,
             "recorded_steps": len(recorded.windows),
         },
         command="tracelens project whatif PATH...",
@@ -125,8 +125,8 @@ def _limits(run: Run, replay: Replay, tables: Mapping[str, Table]) -> list[Skip]
         for trace in run.traces
         for problem in trace.meta.problems
     ]
-    if replay.single_step_reason:
-        text = f"{replay.single_step_reason}; low and high cover unexplained delays only"
+    if replay.projector.single_step_reason:
+        text = f"{replay.projector.single_step_reason}; low and high cover unexplained delays only"
         skips.append(Skip("step-to-step variation", text))
     if text := reliability_warning(tables["explained"]):
         skips.append(Skip("full critical path", text))

@@ -1,6 +1,7 @@
 """Replays the graph: new times, the critical path, and how well it reproduces the recorded run."""
 
 from tracelens.what_if.replay.labels import labels
+from tracelens.what_if.replay.projector import Projection, Projector
 from tracelens.what_if.replay.replay import Outcome, Replay, reliability_warning
 
-__all__ = ["Outcome", "Replay", "labels", "reliability_warning"]
+__all__ = ["Outcome", "Projection", "Projector", "Replay", "labels", "reliability_warning"]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median_low
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving import rank_steps
-from tracelens.arrays import Int
-from tracelens.errors import TracelensError
 from tracelens.table import Table
-from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
+from tracelens.what_if.graph import Edit, Recorded
 from tracelens.what_if.replay.check import (
     KINDS,
     as_derived,
@@ -23,8 +19,9 @@ from tracelens.what_if.replay.check import (
 )
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.replay.path import UNEXPLAINED, critical_path
-from tracelens.what_if.replay.schedule import Delays, schedule
-from tracelens.what_if.replay.step import Extent, StepReplay
+from tracelens.what_if.replay.projector import Projector, mean_ns, spans
+from tracelens.what_if.replay.schedule import schedule
+from tracelens.what_if.replay.step import Extent
 from tracelens.what_if.replay.tables import (
     ASSUMPTIONS,
     BOTTLENECKS,
@@ -39,12 +36,9 @@ from tracelens.what_if.replay.tables import (
     path_rows,
     trust_row,
 )
-from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
+from tracelens.what_if.scenario import ScenarioContext, ScenarioRequest
 
 Rows = dict[str, Any]
-
-ALL = "all"
-"""Selects all steps together."""
 
 _DOUBTFUL = 0.1
 """Largest trusted share of a step; recordings of all ranks and several steps stay within 1/40."""
@@ -71,101 +65,63 @@ class Replay:
     """One step of a run, replayed.
 
     Attributes:
-        window: the step.
+        projector: the step under scenarios.
         derived: the step replayed from durations alone.
         unexplained: of each rank, time on its critical path that nothing explains, ns by kind of node.
-        single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
-        step: its replay.
-        alternatives: replays of the other steps they cover.
-        base_ns: measured duration of `window`, mean over ranks.
     """
 
     def __init__(self, recorded: Recorded, context: ScenarioContext, step: str | None) -> None:
-        self.graph, self.context = recorded.graph, context
-        serves = any(rank_steps(trace).steps for trace in self.graph.run.traces)
-        step = ALL if step is None and serves else step
-        self.window = _window(recorded, step)
-        self.single_step_reason = _single_step_reason(recorded, step, serves)
-        self.step = StepReplay(self.graph, self.window)
-        others = [] if self.single_step_reason else recorded.windows
-        self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
+        self.graph = recorded.graph
+        self.projector = Projector(recorded, context, step)
         self.names = labels(recorded)
-        self.base = self.window.spans(self.graph.start, self.graph.end)
-        if (self.base < 0).any():
-            raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
-        self.base_ns = _mean(self.base)
         same = Edit.of(self.graph)
         self.before: Mapping[str, int] = {}
-        self.path, self.bottlenecks, self.before = self._path(MEASURED, same, self.step.extents(same))
+        self.path, self.bottlenecks, self.before = self._path(
+            MEASURED, same, self.projector.step.extents(same)
+        )
         self.path["delta_ns"] = [0] * len(self.before)
         gaps = durations_only(self.graph)
-        self.derived = self.step.extents(gaps)
+        self.derived = self.projector.step.extents(gaps)
         self.unexplained = self._unexplained(recorded, gaps)
 
     def scenario(self, request: ScenarioRequest) -> Outcome:
-        """Replay the step under one scenario, or several together.
-
-        Low to high spans all recorded steps with unexplained delays kept, typical and removed.
-
-        Raises:
-            NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.
-            TracelensError: a duration would exceed that of any step.
-        """
-        edit = Edit.of(self.graph)
-        try:
-            assumed = [item.change(self.context, edit, argument) for item, argument in request.parts]
-        except TooLong as error:
-            raise TracelensError(
-                f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
-                "measured ones"
-            ) from error
-        replays = {delays: self.step.extents(edit, delays) for delays in get_args(Delays)}
-        path, bottlenecks, parts = self._path(request.text, edit, replays["typical"])
-        typical = _spans(replays["typical"])
-        projected = _mean(typical)
-        if projected <= 0:
-            raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
-        steps = [
-            *(_mean(_spans(extents)) for extents in replays.values()),
-            *(
-                _mean(_spans(step.extents(edit, delays)))
-                for step in self.alternatives
-                for delays in get_args(Delays)
-            ),
-        ]
+        """Replay the step under one scenario, or several together; raises as `Projector.project`."""
+        projection = self.projector.project(request)
+        path, bottlenecks, parts = self._path(request.text, projection.edit, projection.extents["typical"])
+        typical = spans(projection.extents["typical"])
         row = {
             "scenario": request.text,
-            "base_ns": self.base_ns,
-            "projected_ns": projected,
-            "low_ns": min(steps),
-            "high_ns": max(steps),
-            "gain": self.base_ns / max(projected, 1) - 1,
+            "base_ns": self.projector.base_ns,
+            "projected_ns": projection.step_ns,
+            "low_ns": projection.low_ns,
+            "high_ns": projection.high_ns,
+            "gain": self.projector.base_ns / max(projection.step_ns, 1) - 1,
             "bottleneck": next(iter(parts), ""),
         }
         assumption_row = {
             "scenario": request.text,
             "change": " ".join(dict.fromkeys(item.doc for item, _ in request.parts)),
-            "assumption": "; ".join(dict.fromkeys(assumed)),
+            "assumption": "; ".join(dict.fromkeys(projection.assumed)),
         }
         ranks = {
             "scenario": [request.text] * len(typical),
             "rank": np.array(self.graph.run.ranks),
-            "base_ns": self.base,
+            "base_ns": self.projector.base,
             "projected_ns": typical,
         }
-        return Outcome(projected, _single(row), _single(assumption_row), path, bottlenecks, ranks)
+        return Outcome(projection.step_ns, _single(row), _single(assumption_row), path, bottlenecks, ranks)
 
     def explained(self) -> Table:
         """EXPLAINED: the step replayed unchanged, and from durations alone."""
-        replayed_ns = [self.base_ns, _mean(_spans(self.derived))]
-        path_ns, base_ns = max(sum(self.before.values()), 1), max(int(self.base.sum()), 1)
+        replayed_ns = [self.projector.base_ns, mean_ns(spans(self.derived))]
+        path_ns, base_ns = max(sum(self.before.values()), 1), max(int(self.projector.base.sum()), 1)
         unexplained_ns = sum(sum(parts.values()) for parts in self.unexplained)
         return EXPLAINED.table(
             {
                 "replay": list(REPLAYS),
-                "base_ns": [self.base_ns] * len(replayed_ns),
+                "base_ns": [self.projector.base_ns] * len(replayed_ns),
                 "replayed_ns": replayed_ns,
-                "error": [ns / max(self.base_ns, 1) - 1 for ns in replayed_ns],
+                "error": [ns / max(self.projector.base_ns, 1) - 1 for ns in replayed_ns],
                 "unexplained_fraction": [
                     self.before.get(UNEXPLAINED, 0) / path_ns,
                     unexplained_ns / base_ns,
@@ -176,14 +132,14 @@ class Replay:
 
     def trust(self) -> Table:
         """TRUST: predicted starts against recorded ones, and what of the step nothing explains."""
-        times = schedule(self.graph, durations_only(self.graph), "typical", self.step.segment)
-        rows = predicted_starts(self.graph, self.step.segment.computed, times)
+        times = schedule(self.graph, durations_only(self.graph), "typical", self.projector.step.segment)
+        rows = predicted_starts(self.graph, self.projector.step.segment.computed, times)
         return TRUST.from_rows(
             trust_row(
                 starts,
                 self.graph.run.ranks[starts.rank],
                 self.unexplained[starts.rank].get(starts.kind, 0),
-                int(self.base[starts.rank]),
+                int(self.projector.base[starts.rank]),
             )
             for starts in rows
         )
@@ -210,7 +166,7 @@ class Replay:
         times, kind = as_derived(self.graph, gaps), kind_of(self.graph)
         waits_unseen = unmatched(recorded)
         result = []
-        for rank, extent in enumerate(self.step.whole(times)):
+        for rank, extent in enumerate(self.projector.step.whole(times)):
             ns = dict.fromkeys(KINDS, 0)
             for piece in critical_path(self.graph, self.names, rank, extent, gaps.lag).pieces:
                 own = piece.category == self.names.category.values[self.names.category.codes[piece.node]]
@@ -228,11 +184,6 @@ class Replay:
         return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
 
 
-def _spans(extents: Sequence[Extent]) -> Int:
-    """Duration of a replayed step on each rank, ns."""
-    return np.array([extent.dur for extent in extents])
-
-
 def reliability_warning(explained: Table) -> str:
     """Why projections are unreliable, from EXPLAINED; "" if the graph explains the step."""
     missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction").max())
@@ -245,35 +196,5 @@ def reliability_warning(explained: Table) -> str:
     )
 
 
-def _single_step_reason(recorded: Recorded, step: str | None, serves: bool) -> str:
-    """Why other recorded steps do not show how much steps vary; "" if they do."""
-    if step == ALL:
-        return "all steps together occur once"
-    if serves:
-        return "every step of a serving engine runs a different batch"
-    return "only one step is recorded" if len(recorded.windows) == 1 else ""
-
-
-def _window(recorded: Recorded, step: str | None) -> StepSpan:
-    """The step to replay."""
-    graph = recorded.graph
-    if step == ALL:
-        first, last = recorded.windows[0], recorded.windows[-1]
-        return first._replace(label="all steps", end=last.end)
-    if step is not None:
-        for window in recorded.windows:
-            if window.label in (step, f"ProfilerStep#{step}"):
-                return window
-        known = ", ".join(window.label for window in recorded.windows)
-        path = graph.run.traces[0].meta.path
-        raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
-    spans = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
-    return recorded.windows[spans.index(median_low(spans))]
-
-
 def _single(row: Mapping[str, Any]) -> Rows:
     return {name: [value] for name, value in row.items()}
-
-
-def _mean(spans: Int) -> int:
-    return round(float(spans.mean()))

@@ -1,0 +1,136 @@
+"""Step times of a recorded run under scenarios: what `project whatif` and the findings both ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from tracelens.analysis.serving import rank_steps
+from tracelens.arrays import Int
+from tracelens.errors import TracelensError
+from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
+from tracelens.what_if.replay.schedule import Delays
+from tracelens.what_if.replay.step import Extent, StepReplay
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
+
+ALL = "all"
+"""Selects all steps together."""
+
+
+class Projection(NamedTuple):
+    """A step under a scenario.
+
+    Attributes:
+        request: the scenario, or several together.
+        assumed: what each part of it assumes.
+        edit: what it changes in the graph.
+        extents: the step on each rank, by what becomes of unexplained delays.
+        step_ns: its duration, mean of the ranks, with typical delays.
+        low_ns: of the shortest of all recorded steps, with any delays.
+        high_ns: of the longest.
+    """
+
+    request: ScenarioRequest
+    assumed: Sequence[str]
+    edit: Edit
+    extents: Mapping[Delays, Sequence[Extent]]
+    step_ns: int
+    low_ns: int
+    high_ns: int
+
+
+class Projector:
+    """One step of a run, replayed under scenarios.
+
+    Attributes:
+        window: the step.
+        single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
+        step: its replay.
+        alternatives: replays of the other steps they cover.
+        base: measured duration of `window` on each rank, ns.
+        base_ns: their mean.
+    """
+
+    def __init__(self, recorded: Recorded, context: ScenarioContext, step: str | None = None) -> None:
+        self.graph, self.context = recorded.graph, context
+        serves = any(rank_steps(trace).steps for trace in self.graph.run.traces)
+        step = ALL if step is None and serves else step
+        self.window = _window(recorded, step)
+        self.single_step_reason = _single_step_reason(recorded, step, serves)
+        self.step = StepReplay(self.graph, self.window)
+        others = [] if self.single_step_reason else recorded.windows
+        self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
+        self.base = self.window.spans(self.graph.start, self.graph.end)
+        if (self.base < 0).any():
+            raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
+        self.base_ns = mean_ns(self.base)
+
+    def project(self, request: ScenarioRequest) -> Projection:
+        """Replay the step under one scenario, or several together.
+
+        Low to high spans all recorded steps with unexplained delays kept, typical and removed.
+
+        Raises:
+            NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.
+            TracelensError: a duration would exceed that of any step.
+        """
+        edit = Edit.of(self.graph)
+        try:
+            assumed = [item.change(self.context, edit, argument) for item, argument in request.parts]
+        except TooLong as error:
+            raise TracelensError(
+                f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
+                "measured ones"
+            ) from error
+        replays = {delays: self.step.extents(edit, delays) for delays in get_args(Delays)}
+        step_ns = mean_ns(spans(replays["typical"]))
+        if step_ns <= 0:
+            raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
+        steps = [
+            *(mean_ns(spans(extents)) for extents in replays.values()),
+            *(
+                mean_ns(spans(step.extents(edit, delays)))
+                for step in self.alternatives
+                for delays in get_args(Delays)
+            ),
+        ]
+        return Projection(request, assumed, edit, replays, step_ns, min(steps), max(steps))
+
+
+def spans(extents: Sequence[Extent]) -> Int:
+    """Duration of a replayed step on each rank, ns."""
+    return np.array([extent.dur for extent in extents])
+
+
+def mean_ns(durations: Int) -> int:
+    """Mean of the ranks, whole ns."""
+    return round(float(durations.mean()))
+
+
+def _single_step_reason(recorded: Recorded, step: str | None, serves: bool) -> str:
+    """Why other recorded steps do not show how much steps vary; "" if they do."""
+    if step == ALL:
+        return "all steps together occur once"
+    if serves:
+        return "every step of a serving engine runs a different batch"
+    return "only one step is recorded" if len(recorded.windows) == 1 else ""
+
+
+def _window(recorded: Recorded, step: str | None) -> StepSpan:
+    """The step to replay."""
+    graph = recorded.graph
+    if step == ALL:
+        first, last = recorded.windows[0], recorded.windows[-1]
+        return first._replace(label="all steps", end=last.end)
+    if step is not None:
+        for window in recorded.windows:
+            if window.label in (step, f"ProfilerStep#{step}"):
+                return window
+        known = ", ".join(window.label for window in recorded.windows)
+        path = graph.run.traces[0].meta.path
+        raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
+    durations = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
+    return recorded.windows[durations.index(median_low(durations))]

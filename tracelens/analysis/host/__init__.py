@@ -5,13 +5,12 @@ from tracelens.analysis.host.gaps import GAP_NS, Gaps, find_gaps
 from tracelens.analysis.host.idle import host_names
 from tracelens.analysis.host.launches import launch_bound
 from tracelens.analysis.host.reads import reads
-from tracelens.analysis.host.stacks import calls, longest, threads
+from tracelens.analysis.host.stacks import threads
 from tracelens.analysis.host.waits import (
     GARBAGE,
     SYNCHRONIZE,
     blocking_calls,
     named,
-    profiler_calls,
     waiting_calls,
 )
 
@@ -25,14 +24,11 @@ __all__ = [
     "Gaps",
     "IdlePieces",
     "blocking_calls",
-    "calls",
     "find_gaps",
     "host_names",
     "idle_pieces",
     "launch_bound",
-    "longest",
     "named",
-    "profiler_calls",
     "reads",
     "threads",
     "waiting_calls",

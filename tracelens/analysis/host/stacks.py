@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int, lookup, ranges
-from tracelens.table import codes, sums
 from tracelens.trace import STACK_KINDS, Events
 
 
@@ -91,27 +90,3 @@ def overlaps(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Pieces]:
     high = np.minimum(pieces.end[piece], end[interval])
     inside = high > low
     return interval[inside], Pieces(low[inside], high[inside], pieces.owner[piece[inside]])
-
-
-def longest(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Int]:
-    """For each interval, the owner with the largest share of it.
-
-    Args:
-        pieces: of one thread.
-        start: ns, of disjoint intervals.
-        end: ns.
-
-    Returns:
-        (event row or -1, ns of its share).
-    """
-    winner = np.full(len(start), -1, dtype=np.int64)
-    share = np.zeros(len(start), dtype=np.int64)
-    interval, overlap = overlaps(pieces, start, end)
-    if not len(interval):
-        return winner, share
-    group, (of_interval, owner) = codes(interval, overlap.owner)
-    time = sums(group, overlap.end - overlap.start, len(owner))
-    order = np.lexsort((time, of_interval))
-    winner[of_interval[order]] = owner[order]
-    share[of_interval[order]] = time[order]
-    return winner, share

@@ -17,7 +17,7 @@ from tracelens.analysis.host.waits import (
 )
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, Trace, cut, difference, union
+from tracelens.trace import STEP_MARK, Trace, Union, cut, difference, union
 
 NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
 """What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
@@ -48,6 +48,11 @@ class Activity(NamedTuple):
 
     def take(self, rows: Int | Bool) -> Activity:
         return Activity(*(values[rows] for values in self))
+
+    def outside(self, times: Union) -> Activity:
+        """What lies outside of these times."""
+        rows, start, end = cut(self.start, self.end, difference(union(self.start, self.end), times))
+        return self.take(rows)._replace(start=start, end=end)
 
 
 class Host:
@@ -104,11 +109,8 @@ class Host:
             activity = self._of_thread(other, silent.start, silent.end)
             activity = activity.take(activity.what != NOTHING)
             parts.append(activity._replace(interval=silent.interval[activity.interval]))
-            free = difference(union(silent.start, silent.end), union(activity.start, activity.end))
-            row, low, high = cut(silent.start, silent.end, free)
-            silent = silent.take(row)._replace(start=low, end=high)
-        together = Activity(*(np.concatenate(values) for values in zip(*parts, silent, strict=True)))
-        return together.take(np.argsort(together.start, kind="stable"))
+            silent = silent.outside(union(activity.start, activity.end))
+        return _in_order(*parts, silent)
 
     def _of_thread(self, number: int, start: Int, end: Int) -> Activity:
         """What one thread did in intervals."""
@@ -144,16 +146,8 @@ class Host:
         profiler = activity.take(rows[hit])._replace(
             start=inside.start, end=inside.end, what=np.full(len(hit), PROFILER), event=inside.owner
         )
-        over = union(overhead.start, overhead.end)
-        rest, low, high = cut(
-            activity.start[rows],
-            activity.end[rows],
-            difference(union(activity.start[rows], activity.end[rows]), over),
-        )
-        others = activity.take(rows[rest])._replace(start=low, end=high)
-        parts = (activity.take(~slowed), profiler, others)
-        together = Activity(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-        return together.take(np.argsort(together.start, kind="stable"))
+        others = activity.take(rows).outside(union(overhead.start, overhead.end))
+        return _in_order(activity.take(~slowed), profiler, others)
 
     def _holds_up(self, number: int) -> Bool:
         """Which of the profiler's own events a thread had to wait for."""
@@ -166,3 +160,9 @@ class Host:
         owner = pieces.owner[np.searchsorted(borders, start, side="right")]
         held: Bool = untouched & (lookup(self._what, owner, NOTHING) == BUSY)
         return held
+
+
+def _in_order(*parts: Activity) -> Activity:
+    """One of several, in order of time."""
+    together = Activity(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return together.take(np.argsort(together.start, kind="stable"))

@@ -28,10 +28,11 @@ KERNEL_NS, WAIT_NS = 10_000, 100_000
 def replay(request: pytest.FixtureRequest) -> Replay:
     path: Path = request.param
     try:
-        recorded = build(tracelens.load(path))
+        run = tracelens.load(path)
+        recorded = build(run)
     except TracelensError as error:
         pytest.skip(str(error))
-    return Replay(recorded, ScenarioContext(recorded), None)
+    return Replay(recorded, ScenarioContext(recorded, run.traces), None)
 
 
 def test_there_are_thirty_traces() -> None:
@@ -61,8 +62,8 @@ def test_the_scenario_is_monotone(replay: Replay) -> None:
 
 def one_rank(replay: Replay) -> Replay:
     """Of several ranks, one also waits for the others; without marks nobody knows the host's part."""
-    (trace, *others) = replay.graph.run.traces
-    if others or trace.meta.cpu_only or replay.projector.window.begin[0].mark < 0:
+    (rank, *others) = replay.graph.ranks
+    if others or rank.cpu_only or replay.projector.window.begin[0].mark < 0:
         pytest.skip("several ranks, no GPU, or no step marks")
     return replay
 
@@ -95,7 +96,7 @@ def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
 def test_without_host_time_the_gpu_alone_is_left(replay: Replay) -> None:
     """No longer than all GPU work one after the other, and no shorter than that of the busiest stream."""
     graph, window = one_rank(replay).graph, replay.projector.window
-    work = graph.run.traces[0].work
+    work = replay.projector.context.traces[0].work
     inside = (window.step_of == window.number) & (graph.kind == Node.WORK)
     if inside.sum() < 100 or float(replay.explained().array("unexplained_fraction").max()) > 0.1:
         pytest.skip("hardly any GPU work, or delays that nothing explains")

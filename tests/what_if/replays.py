@@ -38,9 +38,8 @@ def edges(recorded: Recorded, kind: str) -> list[tuple[str, str]]:
     graph = recorded.graph
 
     def said(node: int) -> str:
-        trace = graph.run.traces[int(graph.rank[node])]
-        event = int(graph.event[node])
-        name = trace.arrays.names[trace.arrays.name[event]] if event >= 0 else ""
+        names, slot = graph.ranks[int(graph.rank[node])].name, int(graph.slot[node])
+        name = names.values[names.codes[slot]] if slot >= 0 else ""
         return f"{graph.rank[node]}:{Node(graph.kind[node]).name.lower()} {name}".strip()
 
     rows = (graph.edge == Edge[kind.upper()]).nonzero()[0].tolist()

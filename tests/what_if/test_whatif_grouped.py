@@ -238,7 +238,7 @@ def test_the_ladder_s_loop_predicts_its_grouped_rung_but_for_the_host_s_pace() -
     step = measured.spans(grouped.graph.start, grouped.graph.end).mean()
     edit = Edit.of(graph)
     ((item, argument),) = parse_request("grouped_gemm").parts
-    item.change(ScenarioContext(recorded_), edit, argument)
+    item.change(ScenarioContext(recorded_, before.traces), edit, argument)
     times = schedule(graph, edit)
     assert 1.1 < window.spans(times.start, times.end).mean() / step < 1.3
     for rank_index, (trace, other) in enumerate(zip(before.traces, after.traces, strict=True)):

@@ -153,7 +153,7 @@ def test_balanced_experts_have_the_same_work_on_all_ranks() -> None:
         return [6, 10] if rank else [2, 2]
 
     run, _ = recorded(Model(loop=True, ranks=2, experts=4, exchange="all_to_all", rows=rows))
-    context = ScenarioContext(build(run))
+    context = ScenarioContext(build(run), run.traces)
     graph = context.graph
     edit = Edit.of(graph)
     assert re.search(r"1\.\d\dx the mean", balanced(context, edit, ""))

@@ -31,29 +31,42 @@ class Shared:
         function: (parts, **options) -> what is shared.
         part: (trace, **options) -> what the function needs of this rank.
         options: names of the options that it takes.
+        shared: names of what it needs itself that analyzers share.
     """
 
     name: str
     function: Callable[..., Any]
     part: Callable[..., Any]
     options: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+
+    @property
+    def requires(self) -> list[Shared]:
+        """What has to be made before it."""
+        return [*map(SHARED.get, self.shared)]
 
     def __call__(self, run: Run, results: Mapping[str, Any] = EMPTY, **options: Any) -> Any:
         """Make it for a run; arguments as for an analyzer."""
-        return self.combine([self.part_of(trace, **options) for trace in run.traces], results, **options)
+        made = {
+            item.name: item(run, results, **options) for item in self.requires if item.name not in results
+        }
+        parts = [self.part_of(trace, **options) for trace in run.traces]
+        return self.combine(parts, {**results, **made}, **options)
 
     def part_of(self, trace: Trace, **options: Any) -> Any:
         """What `combine` needs of one rank, or its Failure; it can be pickled, and holds no trace."""
         return guard(_on_rank(self.name, trace), self.part, trace, **_selected(options, _options(self.part)))
 
     def combine(self, parts: Sequence[Any], results: Mapping[str, Any] = EMPTY, **options: Any) -> Any:
-        """What is shared, from the parts of all ranks in order of rank; a Failure where a rank failed."""
-        failures = [part for part in parts if isinstance(part, Failure)]
-        return (
-            failures[0]
-            if failures
-            else guard(self.name, self.function, parts, **_selected(options, _options(self.function)))
-        )
+        """What is shared, from the parts of all ranks in order of rank and what it needs besides.
+
+        A Failure where a rank failed, or what it needs.
+        """
+        shared = [results[name] for name in self.shared]
+        failures = [part for part in (*parts, *shared) if isinstance(part, Failure)]
+        if failures:
+            return failures[0]
+        return guard(self.name, self.function, parts, *shared, **_selected(options, _options(self.function)))
 
 
 @dataclass(frozen=True)
@@ -168,20 +181,26 @@ class Analyzer:
 
 
 ANALYZERS: Registry[Analyzer] = Registry("analyzer", "tracelens.analysis", "tracelens.findings")
-SHARED: Registry[Shared] = Registry("shared input", "tracelens.analysis", "tracelens.findings")
+SHARED: Registry[Shared] = Registry(
+    "shared input", "tracelens.analysis", "tracelens.what_if", "tracelens.findings"
+)
 
 
-def share(name: str, *, part: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def share(
+    name: str, *, part: Callable[..., Any], shared: Sequence[str] = ()
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Register a function (parts, *, options) -> T whose value analyzers share.
 
     Args:
         name: for the `shared` of analyzers.
         part: (trace, *, options) -> what the function needs of one rank.
+        shared: other shared values, which the function takes after the parts.
     """
 
     def keep(function: Callable[..., T]) -> Callable[..., T]:
         options = dict.fromkeys(_options(function) + _options(part))
-        SHARED.add(name, Shared(name, function, part, tuple(options)), function.__module__)
+        item = Shared(name, function, part, tuple(options), tuple(shared))
+        SHARED.add(name, item, function.__module__)
         return function
 
     return keep
@@ -248,7 +267,7 @@ def with_required(wanted: Sequence[Analyzer]) -> list[Analyzer | Shared]:
     ordered: dict[str, Analyzer | Shared] = {}
 
     def add(item: Analyzer | Shared) -> None:
-        for required in item.requires if isinstance(item, Analyzer) else ():
+        for required in item.requires:
             add(required)
         ordered[item.name] = item
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from tracelens.analysis.comm import MatchedCollective
-from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.roofline import Costing, costing
 from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
+from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
 from tracelens.trace import Trace
 from tracelens.what_if.graph import Edit, Graph, Node, Recorded
@@ -29,14 +29,43 @@ class NotApplicable(TracelensError):
     """The run has nothing that a scenario changes; its text says why and becomes a Skip."""
 
 
+Read = Callable[[Trace, Device | None], Any]
+"""Reads what a scenario needs of one rank beside the graph: (trace, device) -> a small picklable value."""
+
+
+class Unread(NamedTuple):
+    """Why a function could not read a rank."""
+
+    reason: str
+
+
+def name_of(function: Read) -> str:
+    """A name by which what a function read is found in another process."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def read_rank(functions: Iterable[Read], trace: Trace, device: Device | None) -> dict[str, Any]:
+    """What each function, by `name_of`, reads of one rank, or why it cannot."""
+
+    def value(function: Read) -> Any:
+        part = f"what-if reading {function.__name__}, rank {trace.meta.rank}"
+        try:
+            made = guard(part, function, trace, device)
+        except TracelensError as error:
+            return Unread(str(error))
+        return Unread(made) if isinstance(made, Failure) else made
+
+    return {name_of(function): value(function) for function in functions}
+
+
 @dataclass(frozen=True)
 class ScenarioContext:
     """What a scenario may read."""
 
     recorded: Recorded  # the run as a graph, with its collectives and steps
-    device: str | None = None  # name of the recorded device, if the user gives it
-    device_file: str | None = None  # TOML file that describes it, if the user gives one
-    _read: dict[Callable[..., Any], list[Any]] = field(default_factory=dict, init=False, repr=False)
+    traces: Sequence[Trace] = ()  # of its ranks where they are in memory, in order of rank
+    reads: Sequence[Mapping[str, Any]] = ()  # what `read_rank` made of each rank, elsewhere
+    _read: dict[Read, list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -48,7 +77,7 @@ class ScenarioContext:
         Raises:
             NotApplicable: it is a CPU-only run.
         """
-        if all(trace.meta.cpu_only for trace in self.graph.run.traces):
+        if all(rank.cpu_only for rank in self.graph.ranks):
             raise NotApplicable("CPU-only run: no launches, no GPU work, nothing waits for a GPU")
         return self.graph
 
@@ -59,14 +88,27 @@ class ScenarioContext:
         return meetings, [matched[number] for number in self.graph.collective[meetings].tolist()]
 
     def read(self, function: Callable[[Trace, Device | None], T]) -> list[T]:
-        """What a function makes of each rank's trace and device, in order of rank; made once a run."""
+        """What a function makes of each rank's trace and device, in order of rank; made once a run.
+
+        Raises:
+            NotApplicable: it was not read where the traces were; see `reads` of `scenario`.
+        """
         if function not in self._read:
-            self._read[function] = [function(trace, self.device_of(trace)) for trace in self.graph.run.traces]
+            self._read[function] = self._made(function)
         return cast(list[T], self._read[function])
 
-    def device_of(self, trace: Trace) -> Device | None:
-        """The device of a rank: from the user, else from its trace; None if unknown."""
-        return choose_device(self.device, self.device_file) or own_device(trace)
+    def _made(self, function: Read) -> list[Any]:
+        if self.traces:
+            ranks = zip(self.traces, self.graph.ranks, strict=True)
+            return [function(trace, rank.device) for trace, rank in ranks]
+        name = name_of(function)
+        if not self.reads or not all(name in read for read in self.reads):
+            raise NotApplicable("needs the traces; project it with `tracelens project whatif`")
+        values = [read[name] for read in self.reads]
+        for value in values:
+            if isinstance(value, Unread):
+                raise NotApplicable(value.reason)
+        return values
 
 
 def work_costs(trace: Trace) -> Costing:
@@ -86,6 +128,8 @@ class Scenario:
     change: Change  # (context, edit, argument) -> the assumptions of the projection; edits in place
     argument: str = ""  # syntax of what follows the name, such as "=GB/s"; "" for nothing
     usual: tuple[str, ...] = ("",)  # arguments tried when the user names no scenario
+    reads: tuple[Read, ...] = ()  # what it reads of each rank beside the graph
+    in_reports: bool = True  # whether that is read for a report, whose findings may ask for the scenario
 
     @property
     def grammar(self) -> str:
@@ -97,12 +141,29 @@ class Scenario:
 SCENARIOS: Registry[Scenario] = Registry("scenario", "tracelens.what_if.scenarios")
 
 
-def scenario(name: str, *, argument: str = "", usual: Sequence[str] = ("",)) -> Callable[[Change], Change]:
-    """Register a function (context, edit, argument) -> assumptions as a scenario with its docstring."""
+def scenario(
+    name: str,
+    *,
+    argument: str = "",
+    usual: Sequence[str] = ("",),
+    reads: Sequence[Read] = (),
+    in_reports: bool = True,
+) -> Callable[[Change], Change]:
+    """Register a function (context, edit, argument) -> assumptions as a scenario with its docstring.
+
+    Args:
+        name: as on the command line.
+        argument: syntax of what follows the name; "" for nothing.
+        usual: arguments tried when the user names no scenario.
+        reads: functions (trace, device) -> small picklable value, all that it asks of `context.read`. They
+            run where the traces are, which in a report of many ranks are other processes.
+        in_reports: whether findings may ask for it, so that reports pay for what it reads.
+    """
 
     def keep(change: Change) -> Change:
         doc = (change.__doc__ or name).splitlines()[0]
-        SCENARIOS.add(name, Scenario(name, doc, change, argument, tuple(usual)), change.__module__)
+        item = Scenario(name, doc, change, argument, tuple(usual), tuple(reads), in_reports)
+        SCENARIOS.add(name, item, change.__module__)
         return change
 
     return keep

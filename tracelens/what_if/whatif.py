@@ -7,8 +7,11 @@
 
 A scenario is a function in a module of `scenarios/`, registered with `@scenario(name)`. It gets
 
-- `context.recorded.graph`: nodes and edges as numpy arrays, see `graph.Graph`; the run itself is
-  `graph.run`, and `graph.rank` and `graph.work` lead from a node to its activity in `run.traces[rank].work`;
+- `context.recorded.graph`: nodes and edges as numpy arrays, see `graph.Graph`; `graph.rank`, `graph.work`
+  and `graph.event` lead from a node to a rank's activity and to the row of its event;
+- `context.read(function)`: for each rank what function(trace, device) made of it, in the process where its
+  trace was: the rows of activities or events and what is known of them. Each such function stands in `reads`
+  of the decorator;
 - `context.recorded.collectives.matched[graph.collective[node]]`: the collective of a meeting; the transfer is
   the meeting's duration;
 - `labels(context.recorded)`: names and kernel classes of all nodes;
@@ -75,8 +78,8 @@ def whatif(
         TracelensError: no such scenario, argument or step; a rank without GPU work.
     """
     requests = [parse_request(text) for text in scenarios] or default_requests()
-    recorded = build(run)
-    replay = Replay(recorded, ScenarioContext(recorded, device, device_file), step)
+    recorded = build(run, device, device_file)
+    replay = Replay(recorded, ScenarioContext(recorded, run.traces), step)
     outcomes, not_applicable = _outcomes(replay, requests, progress)
     skips = [*recorded.collectives.aligned.skips, *recorded.skips, *not_applicable]
     tables = replay.tables(outcomes)

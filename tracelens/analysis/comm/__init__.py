@@ -1,10 +1,10 @@
 """Communication: collectives matched across ranks, clocks, waiting against transfer, overlap."""
 
-from tracelens.analysis.comm.aligned import AlignedRun, align_run
+from tracelens.analysis.comm.aligned import AlignedRun, align, align_run
 from tracelens.analysis.comm.kinds import collective_kinds
 from tracelens.analysis.comm.matching import SEND_RECV, Group, MatchedCollective, Participant
 from tracelens.analysis.comm.messages import traffic_matrices
-from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record
+from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
 from tracelens.analysis.comm.waiting import bus_factor
 
 __all__ = [
@@ -16,8 +16,10 @@ __all__ = [
     "Participant",
     "RankCommunication",
     "Record",
+    "align",
     "align_run",
     "bus_factor",
     "collective_kinds",
+    "rank_communication",
     "traffic_matrices",
 ]

@@ -1,7 +1,7 @@
 """Roofline: what each op call must do, how fast the device could do it, and how fast it was."""
 
 from tracelens.analysis.roofline.bounds import bounds, least_ns
-from tracelens.analysis.roofline.costing import Costing, costing
+from tracelens.analysis.roofline.costing import Costing, Counted, costing
 from tracelens.analysis.roofline.gemm_flops import MatrixFlops, matrix_flops
 from tracelens.analysis.roofline.gemm_rate import gemm_rate
 from tracelens.analysis.roofline.op_calls import OpCalls
@@ -11,6 +11,7 @@ from tracelens.analysis.roofline.transfers import direction
 
 __all__ = [
     "Costing",
+    "Counted",
     "MatrixFlops",
     "OpCalls",
     "bounds",

@@ -10,7 +10,8 @@ import numpy as np
 
 from tracelens.analysis.host import named
 from tracelens.arrays import Int, lookup
-from tracelens.trace import Run, Trace, Work, matching, rows_by_code
+from tracelens.table import Coded
+from tracelens.trace import Trace, Work, matching, rows_by_code
 from tracelens.what_if.graph.device import LONG_AGO, Device
 from tracelens.what_if.graph.graph import Draft, Edge
 from tracelens.what_if.graph.host import Host
@@ -51,22 +52,27 @@ class Waits(NamedTuple):
     """The blocking calls of one rank, in order of time; times in ns by its own clock.
 
     Attributes:
-        call: index among the host's calls.
+        begin, returned: nodes of its start and end, see RankPart.
         kind: one of DEVICE to QUEUE.
-        name: code of the call's name.
+        name: of the call.
         begun, over: when the call was made, and when it returned.
         done: when the last of the work that it waits for was done, LONG_AGO if unknown.
-        row, work: pairs of a blocking call (position here) and a piece of work that it waits for.
+        row, work: pairs of a blocking call (position here) and the node of what it waits for, at its end.
+        work_end: when that ended.
+        prompt: name of a call to how long those took that did not wait.
     """
 
-    call: Int
+    begin: Int
+    returned: Int
     kind: Int
-    name: Int
+    name: Coded
     begun: Int
     over: Int
     done: Int
     row: Int
     work: Int
+    work_end: Int
+    prompt: dict[str, Int]
 
 
 def waits(trace: Trace, gpu: Device, host: Host) -> Waits:
@@ -103,60 +109,88 @@ def waits(trace: Trace, gpu: Device, host: Host) -> Waits:
     done = np.full(len(call), LONG_AGO, dtype=np.int64)
     over_before = work.end[awaited] <= over[row]
     np.maximum.at(done, row[over_before], work.end[awaited[over_before]])
-    return Waits(call, kind, events.name[event], begun, over, done, row, awaited)
+    idle = (done > LONG_AGO) & (done <= begun) & (kind < COPY)
+    prompt = _prompt(trace, event[idle], np.unique(events.name[event[kind == QUEUE]]))
+    return Waits(
+        host.calls.begin[call],
+        host.calls.returned[call],
+        kind,
+        Coded.used(events.name[event], events.names),
+        begun,
+        over,
+        done,
+        row,
+        gpu.finish[awaited],
+        work.end[awaited],
+        prompt,
+    )
 
 
-def call_costs(run: Run, waiting: Sequence[Waits]) -> dict[str, int]:
+def _prompt(trace: Trace, idle: Int, stalling: Int) -> dict[str, Int]:
+    """Durations of calls that did not wait, ns by name.
+
+    Args:
+        trace: of the rank.
+        idle: event rows of blocking calls with nothing to wait for.
+        stalling: codes of the names of launches that met a full queue.
+    """
+    events, work = trace.arrays, trace.work
+    copies = np.flatnonzero((work.launch >= 0) & ~work.is_kernel)
+    launch = work.launch[copies]
+    early = named(events, _ASYNCHRONOUS_COPY)[launch] & (events.end[launch] < work.end[copies])
+    calls = [idle, launch[early]]
+    if len(stalling):
+        launches = np.unique(work.launch[work.launch >= 0])
+        stalled = np.isin(events.name[launches], stalling)
+        calls.append(launches[stalled & ~trace.once(full_queue)[launches]])
+    rows = np.concatenate(calls)
+    dur = (events.end - events.start)[rows]
+    return {events.names[code]: dur[same] for code, same in rows_by_code(events.name[rows]).items()}
+
+
+def call_costs(waiting: Sequence[Waits]) -> dict[str, int]:
     """Median duration of calls that did not wait, ns by name, over all ranks of a run.
 
     Of a copy, those of its name that returned before the copy was done.
     """
     samples: dict[str, list[Int]] = {}
-    for trace, calls in zip(run.traces, waiting, strict=True):
-        events, work = trace.arrays, trace.work
-        idle = (calls.done > LONG_AGO) & (calls.done <= calls.begun) & (calls.kind < COPY)
-        copies = np.flatnonzero((work.launch >= 0) & ~work.is_kernel)
-        launch = work.launch[copies]
-        early = named(events, _ASYNCHRONOUS_COPY)[launch] & (events.end[launch] < work.end[copies])
-        launch = launch[early]
-        if (calls.kind == QUEUE).any():
-            launches = np.unique(work.launch[work.launch >= 0])
-            stalled = np.isin(events.name[launches], calls.name[calls.kind == QUEUE])
-            launch = np.concatenate((launch, launches[stalled & ~trace.once(full_queue)[launches]]))
-        name = np.concatenate((calls.name[idle], events.name[launch]))
-        dur = np.concatenate(((calls.over - calls.begun)[idle], (events.end - events.start)[launch]))
-        for code, rows in rows_by_code(name).items():
-            samples.setdefault(events.names[code], []).append(dur[rows])
+    for calls in waiting:
+        for name, dur in calls.prompt.items():
+            samples.setdefault(name, []).append(dur)
     return {name: int(np.median(np.concatenate(parts))) for name, parts in samples.items()}
 
 
-def join_waits(
-    trace: Trace, gpu: Device, host: Host, calls: Waits, costs: Mapping[str, int], draft: Draft
-) -> None:
+def join_waits(calls: Waits, costs: Mapping[str, int], number_of: Int, draft: Draft) -> None:
     """Edges to the return of each blocking call: its own cost, and what it waits for.
 
     A call that found its work done, or whose work is not in the trace, takes its full duration. What a free
     takes after its wait is its own time.
+
+    Args:
+        calls: of one rank.
+        costs: from `call_costs`.
+        number_of: number in the draft of each node that the calls name.
+        draft: of the run's graph.
     """
-    if not len(calls.call):
+    if not len(calls.begin):
         return
-    names = trace.arrays.names
+    name, names = calls.name
     dur, behind = calls.over - calls.begun, calls.over - calls.done
     shortest = np.full(len(names), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, calls.name, dur)
+    np.minimum.at(shortest, name, dur)
     default = [COPY_NS if _COPY.search(name) else SYNCHRONIZE_NS for name in names]
     known = np.array([costs.get(name, -1) for name in names])
     # With its wait, no call of the name took less than it costs.
     typical = np.where(known >= 0, known, np.minimum(default, shortest))
     waited = calls.done > calls.begun
-    cost = np.where(waited, np.where(calls.kind == FREE, behind, typical[calls.name]), dur)
-    returned = host.calls.returned[calls.call]
-    draft.join(Edge.HOST, host.calls.begin[calls.call], returned, cost)
-    back = np.where(waited, np.minimum(behind, RETURN_NS), typical[calls.name])
+    cost = np.where(waited, np.where(calls.kind == FREE, behind, typical[name]), dur)
+    returned = number_of[calls.returned]
+    draft.join(Edge.HOST, number_of[calls.begin], returned, cost)
+    back = np.where(waited, np.minimum(behind, RETURN_NS), typical[name])
     back = np.where(calls.kind == FREE, cost, back)
-    lag = np.minimum(calls.over[calls.row] - trace.work.end[calls.work], back[calls.row])
+    lag = np.minimum(calls.over[calls.row] - calls.work_end, back[calls.row])
     kind = np.where(calls.kind == QUEUE, Edge.QUEUE, Edge.SYNC)[calls.row]
-    draft.join(kind, gpu.finish[calls.work], returned[calls.row], lag)
+    draft.join(kind, number_of[calls.work], returned[calls.row], lag)
 
 
 def _last_ended(work: Work, lane: Int, before: Int) -> Int:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import AlignedRun, MatchedCollective, align_run
+from tracelens.analysis.comm import AlignedRun, MatchedCollective
 from tracelens.arrays import Bool, Int
-from tracelens.trace import WORK_KINDS, Run, rows_by_code
-from tracelens.what_if.graph.device import Device
+from tracelens.trace import rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge, Node
+from tracelens.what_if.graph.rank_part import RankPart
 
 
 class RunCollectives(NamedTuple):
@@ -43,26 +43,26 @@ class RunCollectives(NamedTuple):
         return is_shared
 
 
-def run_collectives(run: Run) -> RunCollectives:
+def run_collectives(parts: Sequence[RankPart], aligned: AlignedRun) -> RunCollectives:
     """The collectives of a run, matched across its ranks."""
-    aligned = align_run(run)
-    comm = WORK_KINDS.index("comm")
     kernels: dict[int, list[int]] = {}
     for collective in aligned.collectives:
         for participant in collective.participants:
             kernels.setdefault(participant.rank, []).append(participant.record.kernel)
-    work = [np.flatnonzero(trace.work.kind == comm) for trace in run.traces]
+    work = [np.flatnonzero(part.rank.is_comm) for part in parts]
     return RunCollectives(aligned, work, kernels)
 
 
-def meet(run: Run, collectives: RunCollectives, devices: Sequence[Device], draft: Draft) -> None:
-    """Add the meetings to the graph.
+def meet(
+    parts: Sequence[RankPart], collectives: RunCollectives, number_of: Sequence[Int], draft: Draft
+) -> None:
+    """Add the meetings to the graph; `number_of` is the number in it of each node of each part.
 
     The ranks have met when the last of their kernels has started. The transfer lasts from then to the first
     end of a kernel. A rank whose kernel ends before all have arrived needs not all of them (the root of a
     broadcast, a small message that is sent without waiting): it takes its own time.
     """
-    index_of = {trace.meta.rank: index for index, trace in enumerate(run.traces)}
+    index_of = {part.rank.number: index for index, part in enumerate(parts)}
     participants = [
         (number, index_of[member.rank], int(collectives.work[index_of[member.rank]][member.record.kernel]))
         for number, collective in enumerate(collectives.matched)
@@ -73,9 +73,10 @@ def meet(run: Run, collectives: RunCollectives, devices: Sequence[Device], draft
     number, rank, work = (np.array(column, dtype=np.int64) for column in zip(*participants, strict=True))
     begin, finish, start, end = (np.empty(len(number), dtype=np.int64) for _ in range(4))
     for index, rows in rows_by_code(rank).items():
-        device, activities = devices[index], run.traces[index].work
-        begin[rows], finish[rows] = device.begin[work[rows]], device.finish[work[rows]]
-        for column, times in ((start, activities.start), (end, activities.end)):
+        part = parts[index]
+        begin[rows] = number_of[index][part.begin[work[rows]]]
+        finish[rows] = number_of[index][part.finish[work[rows]]]
+        for column, times in ((start, part.work_start), (end, part.work_end)):
             column[rows] = times[work[rows]] + collectives.shift[index]
     count = len(collectives.matched)
     met = np.full(count, np.iinfo(np.int64).min)
@@ -83,11 +84,11 @@ def meet(run: Run, collectives: RunCollectives, devices: Sequence[Device], draft
     done = np.full(count, np.iinfo(np.int64).max)
     waited = end >= met[number]
     np.minimum.at(done, number[waited], end[waited])
-    lowest = np.full(count, len(run.traces))
+    lowest = np.full(count, len(parts))
     np.minimum.at(lowest, number, rank)
     node = np.empty(count, dtype=np.int64)
     for index, rows in rows_by_code(lowest).items():
-        node[rows] = draft.add(Node.MEET, index, met[rows], dur=done[rows] - met[rows], collective=rows)
+        node[rows] = draft.add(Node.MEET, met[rows], rank=index, dur=done[rows] - met[rows], collective=rows)
     draft.join(Edge.ARRIVAL, begin, node[number])
     draft.join(Edge.TRANSFER, node[number[waited]], finish[waited], end[waited] - done[number[waited]])
     # A kernel may serve several meetings; where one of them holds it up, its own time is part of that.

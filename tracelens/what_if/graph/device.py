@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Int, lookup
 from tracelens.trace import Trace
 from tracelens.what_if.graph.gloo import starts, waited
-from tracelens.what_if.graph.graph import OVERLAP_NS, Draft, Node
+from tracelens.what_if.graph.graph import OVERLAP_NS, Draft
 from tracelens.what_if.graph.host import Host
 
 # Activities to look back on a stream for one that does not overlap.
@@ -20,28 +20,19 @@ LONG_AGO = np.iinfo(np.int64).min // 4
 class Device(NamedTuple):
     """The GPU activities of one rank, aligned with `trace.work`."""
 
-    begin: Int  # node that starts with it
+    begin: Int  # node that starts with it, see RankPart
     finish: Int  # node that ends with it: the same, except for collectives that several ranks recorded
     called: Int  # start of its launch call, ns by the trace's own clock; LONG_AGO if unknown
     call: Int  # index of its launch call among the host's calls, -1 if not in the trace
     before: Int  # index of the previous activity on its stream, -1 for none
 
 
-def device(trace: Trace, rank: int, shift: int, shared: Bool, host: Host, draft: Draft) -> Device:
-    """Add the GPU activities of one rank to the graph.
-
-    `rank` is its index in the run, `shift` ns from its clock to that of the first rank, `shared` which
-    activities belong to a collective that other ranks recorded too.
-    """
+def device(trace: Trace, host: Host, draft: Draft) -> Device:
+    """The GPU activities of one rank; in a CPU-only run, what starts and awaits collectives."""
     work, events = trace.work, trace.arrays
-    begin, finish = host.work.copy(), host.work.copy()
-    alone = np.flatnonzero((host.work < 0) & ~shared)
-    begin[alone] = finish[alone] = draft.add(
-        Node.WORK, rank, work.start[alone] + shift, dur=work.dur[alone], event=work.event[alone], work=alone
-    )
-    rows = np.flatnonzero(shared)
-    begin[rows] = draft.add(Node.ARRIVE, rank, work.start[rows] + shift, event=work.event[rows], work=rows)
-    finish[rows] = draft.add(Node.LEAVE, rank, work.end[rows] + shift, event=work.event[rows], work=rows)
+    on_host, count = host.work >= 0, len(work.event)
+    begin = np.where(on_host, host.work, draft.count + np.arange(count))
+    finish = np.where(on_host, host.work, draft.count + count + np.arange(count))
     call_of_event = np.full(len(events.start), -1, dtype=np.int64)
     call_of_event[host.calls.event] = np.arange(len(host.calls.event))
     call = lookup(call_of_event, work.launch, -1)

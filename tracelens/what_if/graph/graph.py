@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.trace import Run, rows_by_code
+from tracelens.devices import Device
+from tracelens.table import Coded
+from tracelens.trace import rows_by_code
 
 
 class Node(IntEnum):
@@ -54,15 +57,46 @@ OVERLAP_NS = 2_000
 _TIES = 64
 
 
+class Rank(NamedTuple):
+    """What the graph knows of one rank beside its nodes.
+
+    Attributes:
+        number: of the rank.
+        path: of its trace.
+        world_size: ranks of the job, -1 where the trace does not say.
+        cpu_only: whether its work is the host's.
+        serves: whether it ran steps of a serving engine.
+        device: whose figures count, None where it is not known.
+        is_comm: whether each activity in the trace's `work` is communication.
+        name: of each slot, that of its event.
+        label: of each slot, for people: of a host point the op around it, if any.
+        category: kernel class of each slot, "" for a host point.
+        thread: number of the host thread of each slot, -1 for an activity.
+    """
+
+    number: int
+    path: str
+    world_size: int
+    cpu_only: bool
+    serves: bool
+    device: Device | None
+    is_comm: Bool
+    name: Coded
+    label: Coded
+    category: Coded
+    thread: Int
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes, each after all that it waits for, and their edges in order of `dst`."""
 
-    run: Run
+    ranks: tuple[Rank, ...]  # in order of their numbers
     kind: Int  # of each node, a Node
-    rank: Int  # index of its trace in `run.traces`; of a meeting that of its lowest rank
+    rank: Int  # index into `ranks`; of a meeting that of its lowest rank
     event: Int  # row in the trace's events, -1 for a meeting
     work: Int  # index into the trace's `work`, -1 for none
+    slot: Int  # position in its rank's names, -1 for a meeting
     collective: Int  # of a meeting, index into `RunCollectives.matched`; else -1
     start: Int  # measured, ns, by the clock of the first rank
     dur: Int  # of work, and of a meeting the transfer; else 0
@@ -83,7 +117,7 @@ class Graph:
         """Nodes of each rank, ascending; meetings belong to their lowest rank."""
         by_rank = rows_by_code(self.rank)
         none = np.zeros(0, dtype=np.int64)
-        return tuple(by_rank.get(rank, none) for rank in range(len(self.run.traces)))
+        return tuple(by_rank.get(rank, none) for rank in range(len(self.ranks)))
 
     def nodes(self, rank: int, *kinds: Node) -> Int:
         """Nodes of these kinds of one rank, ascending."""
@@ -132,21 +166,22 @@ class Draft:
 
     def add(
         self,
-        kind: int,
-        rank: int,
+        kind: Int | int,
         start: Int,
         *,
+        rank: int = 0,
         dur: Int | int = 0,
         event: Int | int = -1,
         work: Int | int = -1,
+        slot: Int | int = -1,
         collective: Int | int = -1,
     ) -> Int:
-        """Nodes of one kind and rank; see Graph.
+        """Nodes of one rank; see Graph.
 
         Returns:
             their numbers.
         """
-        fields = (kind, rank, event, work, collective, start, dur)
+        fields = (kind, rank, event, work, slot, collective, start, dur)
         self.nodes.append(
             tuple(np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for value in fields)
         )
@@ -161,11 +196,19 @@ class Draft:
             tuple(np.broadcast_to(np.asarray(value, dtype=np.int64), len(src)) for value in fields)
         )
 
-    def graph(self, run: Run, shift: Sequence[int]) -> tuple[Graph, Int]:
+    def node_columns(self) -> list[Int]:
+        """(kind, rank, event, work, slot, collective, start, dur) of all nodes."""
+        return _columns(self.nodes, 8)
+
+    def edge_columns(self) -> list[Int]:
+        """(src, dst, lag, kind) of all edges."""
+        return _columns(self.edges, 4)
+
+    def graph(self, ranks: Sequence[Rank], shift: Sequence[int]) -> tuple[Graph, Int]:
         """The graph: nodes in order, contradicted edges dropped; and each node's number in it."""
-        columns = _columns(self.nodes, 7)
+        columns = self.node_columns()
         start, dur = columns[-2:]
-        src, dst, lag, edge = _columns(self.edges, 4)
+        src, dst, lag, edge = self.edge_columns()
         slack = start[dst] - (start + dur)[src]
         allowed = np.where(edge == Edge.STREAM, -OVERLAP_NS, 0)
         order = _order(start, dur, src, dst, slack >= allowed)
@@ -176,14 +219,14 @@ class Draft:
         dropped = np.bincount(edge[~kept], minlength=len(Edge)).tolist()
         by_node = np.flatnonzero(kept)[np.argsort(dst[kept], kind="stable")]
         src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
-        kind, rank, event, work, collective, start, dur = (column[order] for column in columns)
+        kind, rank, event, work, slot, collective, start, dur = (column[order] for column in columns)
         first = np.searchsorted(dst, np.arange(len(order) + 1))
         delay = unexplained_delays(start, dur, src, dst, lag, first)
         counts = {
             edge_kind.name.lower(): number for edge_kind, number in zip(Edge, dropped, strict=True) if number
         }
-        nodes = kind, rank, event, work, collective, start, dur, delay
-        return Graph(run, *nodes, src, dst, lag, edge, first, tuple(shift), counts), number_of
+        nodes = kind, rank, event, work, slot, collective, start, dur, delay
+        return Graph(tuple(ranks), *nodes, src, dst, lag, edge, first, tuple(shift), counts), number_of
 
 
 def _columns(parts: Sequence[tuple[Int, ...]], count: int) -> list[Int]:

@@ -36,29 +36,25 @@ class Host(NamedTuple):
     unseen: int  # as in Handovers
 
 
-def host(trace: Trace, rank: int, shift: int, draft: Draft) -> Host:
-    """Add the host of one rank to the graph.
+def host(trace: Trace, draft: Draft) -> Host:
+    """Add the host of one rank to its part of the graph.
 
     A call is a point where it starts; the time until the next point of its thread is the host's own. A call
     that waits for a GPU has a second point where it returns. A thread that is silent while another works and
     then resumes (the backward pass has its own thread) waited for it, see `handovers`.
-
-    `rank` is its index in the run, `shift` ns from its clock to that of the first rank.
     """
     events, work, thread = trace.arrays, trace.work, threads(trace.arrays)
     event, waits = _calls(trace, work, thread)
-    begin = draft.add(Node.POINT, rank, events.start[event] + shift, event=event)
+    begin = draft.add(Node.POINT, events.start[event], event=event)
     returned = np.full(len(event), -1, dtype=np.int64)
-    returned[waits] = draft.add(Node.WAITED, rank, events.end[event[waits]] + shift, event=event[waits])
+    returned[waits] = draft.add(Node.WAITED, events.end[event[waits]], event=event[waits])
     mark = np.flatnonzero(matching(events.names, STEP_MARK)[events.name] & events.where("annotation"))
     mark = mark[np.argsort(events.start[mark], kind="stable")]
-    opened = draft.add(Node.POINT, rank, events.start[mark] + shift, event=mark)
-    closed = draft.add(Node.POINT, rank, events.end[mark] + shift, event=mark)
+    opened = draft.add(Node.POINT, events.start[mark], event=mark)
+    closed = draft.add(Node.POINT, events.end[mark], event=mark)
     own = np.full(len(work.event), -1, dtype=np.int64)
     rows = np.flatnonzero(work.cpu_only & (work.kind != WORK_KINDS.index("comm")))
-    own[rows] = draft.add(
-        Node.WORK, rank, work.start[rows] + shift, dur=work.dur[rows], event=work.event[rows], work=rows
-    )
+    own[rows] = draft.add(Node.WORK, work.start[rows], dur=work.dur[rows], event=work.event[rows], work=rows)
     parts = (
         (begin, event, events.start[event], events.start[event]),
         (returned[waits], event[waits], events.end[event[waits]], events.end[event[waits]]),

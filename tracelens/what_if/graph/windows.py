@@ -10,9 +10,9 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int
 from tracelens.errors import TracelensError
-from tracelens.trace import Run, Trace, Work, rows_by_code, steps_of
+from tracelens.trace import Trace, Work, rows_by_code, steps_of
 from tracelens.what_if.graph.device import LONG_AGO, Device
-from tracelens.what_if.graph.graph import Edge, Graph
+from tracelens.what_if.graph.graph import Edge, Graph, Rank
 from tracelens.what_if.graph.host import Host
 
 
@@ -73,7 +73,36 @@ class StepSpan(NamedTuple):
         return max(int(start[first]), int(start[last]) - span)
 
 
-def windows(graph: Graph, number_of: Int, hosts: Sequence[Host], devices: Sequence[Device]) -> list[StepSpan]:
+class RankSteps(NamedTuple):
+    """The steps of one rank, times by its own clock.
+
+    Attributes:
+        borders: label of each whole step to its begin and end; nodes as in RankPart.
+        labels: of all windows, see `steps_of`; empty where steps are not marked.
+        marks: where the host began each window, ns; without marks where it launched its first work.
+        of_work: window of each activity.
+    """
+
+    borders: dict[str, tuple[Border, Border]]
+    labels: list[str]
+    marks: Int
+    of_work: Int
+
+
+def steps_of_rank(trace: Trace, host: Host, device: Device) -> RankSteps:
+    """The steps of one rank."""
+    steps = steps_of(trace)
+    if steps.marked:
+        return RankSteps(_borders(trace, host, device), steps.labels, steps.marks, steps.of_work)
+    # Without marks the step begins with the launch of its first work.
+    first = int(np.argmin(trace.work.start))
+    called = int(device.called[first])
+    opened = called if called > LONG_AGO else int(trace.work.start[first])
+    whole = (Border(device.begin, True), Border(device.finish))
+    return RankSteps({steps.labels[0]: whole}, [], np.array([opened]), steps.of_work)
+
+
+def windows(graph: Graph, number_of: Sequence[Int], of_rank: Sequence[RankSteps]) -> list[StepSpan]:
     """The complete steps that all ranks recorded, as the analyzer `steps` measures them.
 
     See `trace.steps_of`: a step begins with its mark, or later, when the activities launched before are done;
@@ -81,49 +110,49 @@ def windows(graph: Graph, number_of: Int, hosts: Sequence[Host], devices: Sequen
 
     Args:
         graph: of the run.
-        number_of: number in the graph of each node that `hosts` and `devices` name.
-        hosts: of each rank.
-        devices: of each rank.
+        number_of: of each rank, the number in the graph of each node that its steps name.
+        of_rank: of each rank.
 
     Raises:
         TracelensError: no step is on all ranks, or the order of steps differs between ranks.
     """
-    run = graph.run
-    of_rank = [_of_rank(*parts) for parts in zip(run.traces, hosts, devices, strict=True)]
-    common = _common(run, of_rank)
-    step_of = _step_of_node(graph, common, devices)
+    borders = [
+        {
+            label: (begin.renumbered(numbers), end.renumbered(numbers))
+            for label, (begin, end) in steps.borders.items()
+        }
+        for steps, numbers in zip(of_rank, number_of, strict=True)
+    ]
+    common = _common(graph.ranks, borders)
+    step_of = _step_of_node(graph, common, of_rank)
     spans = []
     for number, label in enumerate(common, start=1):
-        begin, end = (
-            tuple(border.renumbered(number_of) for border in side)
-            for side in zip(*(steps[label] for steps in of_rank), strict=True)
-        )
+        begin, end = zip(*(steps[label] for steps in borders), strict=True)
         spans.append(StepSpan(label, begin, end, number, step_of))
     return spans
 
 
-def _common(run: Run, of_rank: Sequence[dict[str, tuple[Border, Border]]]) -> list[str]:
+def _common(ranks: Sequence[Rank], of_rank: Sequence[dict[str, tuple[Border, Border]]]) -> list[str]:
     """Labels of the steps that all ranks recorded, in order."""
     common = [label for label in of_rank[0] if all(label in steps for steps in of_rank)]
     if not common:
         raise TracelensError("the ranks recorded different steps; give traces of the same steps of one job")
-    for trace, steps in zip(run.traces, of_rank, strict=True):
+    for rank, steps in zip(ranks, of_rank, strict=True):
         shared = steps.keys() & of_rank[0].keys()
         if [label for label in steps if label in shared] != [
             label for label in of_rank[0] if label in shared
         ]:
             raise TracelensError(
-                f"rank {trace.meta.rank} ran its steps in a different order than rank {run.ranks[0]}; "
+                f"rank {rank.number} ran its steps in a different order than rank {ranks[0].number}; "
                 "give traces of the same steps of one job"
             )
     return common
 
 
-def _of_rank(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:
+def _borders(trace: Trace, host: Host, device: Device) -> dict[str, tuple[Border, Border]]:
+    """Begin and end of each whole step by its marks."""
     steps = steps_of(trace)
     whole = steps.only_whole()
-    if not steps.marked:
-        return {whole.labels[0]: (Border(device.begin, True), Border(device.finish))}
     row, opened, closed = host.marks
     names = [trace.arrays.names[code] for code in trace.arrays.name[row].tolist()]
     mark = {name: index for index, name in reversed([*enumerate(names)])}
@@ -145,21 +174,17 @@ def _last_of_each_stream(work: Work, counted: Bool) -> Int:
     return rows[np.concatenate(last)] if last else rows
 
 
-def _step_of_node(graph: Graph, common: Sequence[str], devices: Sequence[Device]) -> Int:
+def _step_of_node(graph: Graph, common: Sequence[str], of_rank: Sequence[RankSteps]) -> Int:
     """How many of these steps had begun when each node was launched; the least of a meeting's ranks."""
     step_of = np.full(len(graph), len(common), dtype=np.int64)
-    for rank, (trace, device) in enumerate(zip(graph.run.traces, devices, strict=True)):
-        steps, nodes = steps_of(trace), graph.of_rank[rank]
+    for rank, steps in enumerate(of_rank):
+        nodes = graph.of_rank[rank]
         work, start = graph.work[nodes], graph.start[nodes] - graph.shift[rank]
-        if steps.marked:
+        if steps.labels:
             windows = np.array([steps.labels.index(label) for label in common])
             marks, of_work = steps.marks[windows], np.searchsorted(windows, steps.of_work, side="right")
         else:
-            # Without marks the step begins with the launch of its first work.
-            first = int(np.argmin(trace.work.start))
-            called = int(device.called[first])
-            marks = np.array([called if called > LONG_AGO else int(trace.work.start[first])])
-            of_work = np.ones(len(trace.work.event), dtype=np.int64)
+            marks, of_work = steps.marks, np.ones_like(steps.of_work)
         on_host = np.searchsorted(marks, start, side="left")
         step_of[nodes] = np.where(work >= 0, of_work[work], on_host)
     arrivals = graph.edge == Edge.ARRIVAL

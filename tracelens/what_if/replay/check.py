@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.analysis.host import SYNCHRONIZE
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import codes
-from tracelens.trace import WORK_KINDS, matching, rows_by_code
+from tracelens.trace import matching, rows_by_code
 from tracelens.what_if.graph import SYNCHRONIZE_NS, Edge, Edit, Graph, Node, Recorded
 from tracelens.what_if.replay.schedule import Times
 
@@ -36,13 +36,12 @@ def durations_only(graph: Graph) -> Edit:
     later[np.unique(graph.src[launches], return_index=True)[1]] = False
     binds[launches[later]] = False
     for rank, of_rank in rows_by_code(graph.rank[graph.dst[rows]]).items():
-        trace = graph.run.traces[rank]
-        if trace.meta.cpu_only:
+        if graph.ranks[rank].cpu_only:
             continue
         edges = rows[of_rank]
         call = np.where(graph.edge[edges] == Edge.LAUNCH, graph.src[edges], graph.dst[edges])
         of_call = np.isin(graph.edge[edges], (Edge.LAUNCH, Edge.SYNC, Edge.QUEUE))
-        name = np.where(of_call, lookup(trace.arrays.name, graph.event[call], -1), -1)
+        name = np.where(of_call, lookup(graph.ranks[rank].name.codes, graph.slot[call], -1), -1)
         group, (kinds, _) = codes(graph.edge[edges], name)
         for number in range(len(kinds)):
             same = edges[group == number]
@@ -77,7 +76,7 @@ def predicted_starts(graph: Graph, computed: Int, times: Times) -> list[Starts]:
     kind = kind_of(graph)
     counted = computed[graph.kind[computed] != Node.LEAVE]
     result = []
-    for rank in range(len(graph.run.traces)):
+    for rank in range(len(graph.ranks)):
         for code, name in enumerate(KINDS):
             nodes = counted[(graph.rank[counted] == rank) & (kind[counted] == code)]
             if not len(nodes):
@@ -91,10 +90,9 @@ def predicted_starts(graph: Graph, computed: Int, times: Times) -> list[Starts]:
 def kind_of(graph: Graph) -> Int:
     """Code into KINDS of each node."""
     kind = np.where(np.isin(graph.kind, (Node.POINT, Node.WAITED)), 2, 1)
-    for nodes, trace in zip(graph.of_rank, graph.run.traces, strict=True):
+    for nodes, rank in zip(graph.of_rank, graph.ranks, strict=True):
         work = nodes[graph.kind[nodes] == Node.WORK]
-        is_comm = trace.work.kind[graph.work[work]] == WORK_KINDS.index("comm")
-        kind[work] = is_comm.astype(np.int64)
+        kind[work] = rank.is_comm[graph.work[work]].astype(np.int64)
     return kind
 
 
@@ -102,25 +100,25 @@ def unmatched(recorded: Recorded) -> Bool:
     """Communication whose other ranks are not in the graph: its duration includes waiting for them."""
     graph = recorded.graph
     alone = np.zeros(len(graph), dtype=bool)
-    for index, trace in enumerate(graph.run.traces):
-        if len(graph.run.traces) < 2 and trace.meta.world_size < 2:
+    for index, rank in enumerate(graph.ranks):
+        if len(graph.ranks) < 2 and rank.world_size < 2:
             continue
         # A group of one waits for nobody.
-        size = np.zeros(len(trace.work.event), dtype=np.int64)
+        size = np.zeros(len(rank.is_comm), dtype=np.int64)
         records = recorded.collectives.aligned.ranks[index].records
         kernel = recorded.collectives.work[index][[record.kernel for record in records]]
         np.maximum.at(size, kernel, [record.size for record in records])
         nodes = graph.nodes(index, Node.WORK)
         work = graph.work[nodes]
-        alone[nodes] = (trace.work.kind[work] == WORK_KINDS.index("comm")) & (size[work] != 1)
+        alone[nodes] = rank.is_comm[work] & (size[work] != 1)
     return alone
 
 
 def _without_work(graph: Graph) -> Bool:
     """Synchronisations whose work is not in the trace."""
     result = np.zeros(len(graph), dtype=bool)
-    for rank, trace in enumerate(graph.run.traces):
-        nodes = graph.nodes(rank, Node.WAITED)
-        result[nodes] = matching(trace.arrays.names, SYNCHRONIZE)[trace.arrays.name[graph.event[nodes]]]
+    for index, rank in enumerate(graph.ranks):
+        nodes = graph.nodes(index, Node.WAITED)
+        result[nodes] = matching(rank.name.values, SYNCHRONIZE)[rank.name.codes[graph.slot[nodes]]]
     result[graph.dst[graph.edge == Edge.SYNC]] = False
     return result

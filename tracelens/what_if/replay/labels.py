@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int
 from tracelens.table import Coded
-from tracelens.trace import enclosing_op
 from tracelens.what_if.graph import Node, Recorded
 
 
@@ -25,36 +24,21 @@ class Labels(NamedTuple):
 def labels(recorded: Recorded) -> Labels:
     """The names of all nodes."""
     graph = recorded.graph
-    texts: list[list[str]] = []
-    classes: list[list[str]] = []
-    name, category = (np.zeros(len(graph), dtype=np.int64) for _ in range(2))
-    rows = []
-    for nodes, trace in zip(graph.of_rank, graph.run.traces, strict=True):
-        rank_nodes = nodes[graph.kind[nodes] != Node.MEET]
-        events, work = trace.arrays, trace.work
-        event, work_row = graph.event[rank_nodes], graph.work[rank_nodes]
-        around = trace.once(enclosing_op)[event]
-        name[rank_nodes] = events.name[np.where((work_row < 0) & (around >= 0), around, event)]
-        texts.append(events.names)
-        category[rank_nodes] = lookup(work.category, work_row, len(work.categories))
-        classes.append([*work.categories, ""])
-        rows.append(rank_nodes)
+    of_rank = [nodes[graph.kind[nodes] != Node.MEET] for nodes in graph.of_rank]
     meetings = np.flatnonzero(graph.kind == Node.MEET)
-    collectives = [collective.collective for collective in recorded.collectives.matched]
-    known = list(dict.fromkeys(collectives))
-    code = np.array([known.index(text) for text in collectives], dtype=np.int64)
-    name[meetings] = code[graph.collective[meetings]]
-    rows.append(meetings)
-    order = np.concatenate(rows)
-    return Labels(
-        _merged([*texts, known], name, rows, order),
-        _merged([*classes, ["communication"]], category, rows, order),
-    )
+    rows = np.concatenate((*of_rank, meetings))
+    slots = [graph.slot[nodes] for nodes in of_rank]
+    matched = recorded.collectives.matched
+    collectives = Coded.of([matched[number].collective for number in graph.collective[meetings].tolist()])
+    communication = Coded(np.zeros(len(meetings), dtype=np.int64), ["communication"])
+    names = [rank.label.take(slot) for rank, slot in zip(graph.ranks, slots, strict=True)]
+    categories = [rank.category.take(slot) for rank, slot in zip(graph.ranks, slots, strict=True)]
+    return Labels(_in_order([*names, collectives], rows), _in_order([*categories, communication], rows))
 
 
-def _merged(values: list[list[str]], codes: Int, rows: list[Int], order: Int) -> Coded:
-    """One column over all nodes from one per part."""
-    coded = Coded.concat([Coded(codes[part], texts) for part, texts in zip(rows, values, strict=True)])
-    merged = np.empty(len(codes), dtype=np.int64)
-    merged[order] = coded.codes
-    return Coded(merged, coded.values)
+def _in_order(parts: list[Coded], rows: Int) -> Coded:
+    """One column over all nodes from one per part, whose nodes follow each other in `rows`."""
+    column = Coded.concat(parts)
+    codes = np.empty(len(rows), dtype=np.int64)
+    codes[rows] = column.codes
+    return Coded(codes, column.values)

@@ -91,7 +91,7 @@ def critical_path(graph: Graph, names: Labels, rank: int, extent: Extent, lag: I
         low = ready[node] - int(lag[via])
         if low < cursor and cursor > begin:
             category = _OF_EDGE.get(int(graph.edge[via]), STARTING)
-            if category == STARTING and graph.run.traces[int(graph.rank[node])].meta.cpu_only:
+            if category == STARTING and graph.ranks[int(graph.rank[node])].cpu_only:
                 category = HOST_TIME
             cursor = cut(category, low)
         node = int(graph.src[via])

@@ -8,7 +8,6 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from tracelens.analysis.serving import rank_steps
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
@@ -56,7 +55,7 @@ class Projector:
 
     def __init__(self, recorded: Recorded, context: ScenarioContext, step: str | None = None) -> None:
         self.graph, self.context = recorded.graph, context
-        serves = any(rank_steps(trace).steps for trace in self.graph.run.traces)
+        serves = any(rank.serves for rank in self.graph.ranks)
         step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
         self.single_step_reason = _single_step_reason(recorded, step, serves)
@@ -130,7 +129,7 @@ def _window(recorded: Recorded, step: str | None) -> StepSpan:
             if window.label in (step, f"ProfilerStep#{step}"):
                 return window
         known = ", ".join(window.label for window in recorded.windows)
-        path = graph.run.traces[0].meta.path
+        path = graph.ranks[0].path
         raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
     durations = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
     return recorded.windows[durations.index(median_low(durations))]

@@ -105,7 +105,7 @@ class Replay:
         }
         ranks = {
             "scenario": [request.text] * len(typical),
-            "rank": np.array(self.graph.run.ranks),
+            "rank": np.array([rank.number for rank in self.graph.ranks]),
             "base_ns": self.projector.base,
             "projected_ns": typical,
         }
@@ -137,7 +137,7 @@ class Replay:
         return TRUST.from_rows(
             trust_row(
                 starts,
-                self.graph.run.ranks[starts.rank],
+                self.graph.ranks[starts.rank].number,
                 self.unexplained[starts.rank].get(starts.kind, 0),
                 int(self.projector.base[starts.rank]),
             )
@@ -179,7 +179,7 @@ class Replay:
         """Rows of CRITICAL_PATH and of BOTTLENECKS, and the path's parts by category, most first."""
         last = max(range(len(extents)), key=lambda rank: extents[rank].end)
         path = critical_path(self.graph, self.names, last, extents[last], edit.lag)
-        ranks = self.graph.run.ranks
+        ranks = [rank.number for rank in self.graph.ranks]
         rows = path_rows(name, path, self.before)
         return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,26 +16,54 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficienc
 from tracelens.what_if.scenarios.loops import Loop, iterations, loops
 
 
-@scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",))
+class ExpertLoops(NamedTuple):
+    """The loops over experts of one rank.
+
+    Attributes:
+        loops: passes through them.
+        dur: of each activity in the trace's `work`, ns; none without loops.
+        rate: FLOP/s of the run's large GEMMs outside of them, else what the device achieves; 0 if unknown.
+        dtype: of the experts' GEMMs.
+    """
+
+    loops: list[Loop]
+    dur: Int
+    rate: float
+    dtype: str
+
+
+def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
+    """The loops over experts of one rank."""
+    if not any(map(iterations, trace.once(regions).passes)):
+        return ExpertLoops([], np.empty(0, dtype=np.int64), 0.0, "")
+    layers, costs = trace.once(regions), trace.once(work_costs)
+    items = np.unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
+    known = (costs.items[item].cost for item in items)
+    dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
+    rate = gemm_rate(trace, device, layers.stage == EXPERTS)
+    return ExpertLoops(loops(trace, _bytes_per_s(device)), trace.work.dur, rate, dtype)
+
+
+@scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",), reads=(expert_loops,))
 def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Loops over experts become one grouped GEMM per weight, at EFFICIENCY of the achievable rate."""
     share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
-    traces = context.gpu_graph().run.traces
-    if not any(map(iterations, chain.from_iterable(trace.once(regions).passes for trace in traces))):
+    graph, of_rank = context.gpu_graph(), context.read(expert_loops)
+    if not any(rank.loops for rank in of_rank):
         raise NotApplicable("no loop over experts: no 4 GEMMs of one weight size in an MoE layer")
-    rank_loops: list[list[Loop]] = []
     rates = []
-    for rank, trace in enumerate(traces):
-        device = context.device_of(trace)
-        rates.append(_rate(trace, device, share))
-        bytes_per_s = device.hbm_bytes_per_s if device else 0.0
-        rank_loops.append(loops(trace, bytes_per_s))
-        node, dur = _node_of_work(context, rank), trace.work.dur.astype(float)
-        for loop in rank_loops[-1]:
-            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rates[-1], bytes_per_s)
+    for index, rank in enumerate(of_rank):
+        if not rank.loops:
+            continue
+        device = graph.ranks[index].device
+        rates.append(_rate(rank, device, share))
+        node, dur = _node_of_work(context, index), rank.dur.astype(float)
+        for loop in rank.loops:
+            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rates[-1], _bytes_per_s(device))
             own_ns = dur[loop.gemms]
             _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
             _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
+    rank_loops = [rank.loops for rank in of_rank]
     launches, passes = _remove(context, edit, rank_loops), sum(map(len, rank_loops))
     source = f"{share:g} of what the device achieves" if share else "the rate of the run's own large GEMMs"
     return (
@@ -46,25 +74,23 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-def _rate(trace: Trace, device: Device | None, share: float) -> float:
+def _bytes_per_s(device: Device | None) -> float:
+    return device.hbm_bytes_per_s if device else 0.0
+
+
+def _rate(rank: ExpertLoops, device: Device | None, share: float) -> float:
     """FLOP/s of a grouped GEMM.
 
     The rate of a run's own large GEMMs reflects its shapes, power and clocks; it ignores tiles cut off at the
     borders of small groups.
     """
-    layers = trace.once(regions)
     if not share:
-        rate = gemm_rate(trace, device, layers.stage == EXPERTS)
-        if not rate:
+        if not rank.rate:
             raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
-        return rate
-    costs = trace.once(work_costs)
-    items = np.unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
-    known = (costs.items[item].cost for item in items)
-    dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
-    peak = (device.max_achievable(dtype) or device.peak("matrix", dtype)) if device else None
+        return rank.rate
+    peak = (device.max_achievable(rank.dtype) or device.peak("matrix", rank.dtype)) if device else None
     if not peak:
-        raise NotApplicable(f"the device's peak for {dtype} GEMMs is unknown: give --device")
+        raise NotApplicable(f"the device's peak for {rank.dtype} GEMMs is unknown: give --device")
     return share * peak
 
 
@@ -72,7 +98,7 @@ def _node_of_work(context: ScenarioContext, rank: int) -> Int:
     """The node of each of a rank's activities, -1 for none."""
     graph = context.graph
     nodes = graph.nodes(rank, Node.WORK)
-    node_of = np.full(len(graph.run.traces[rank].work.event), -1, dtype=np.int64)
+    node_of = np.full(len(graph.ranks[rank].is_comm), -1, dtype=np.int64)
     node_of[graph.work[nodes]] = nodes
     return node_of
 

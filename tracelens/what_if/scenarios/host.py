@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import GARBAGE, named, threads
+from tracelens.analysis.host import GARBAGE, blocking_calls, named, threads
 from tracelens.analysis.moe import blocking
-from tracelens.arrays import Bool, lookup
-from tracelens.trace import enclosing_op, matching, rows_by_code, wildcards
-from tracelens.what_if.graph import Covered, Edge, Edit, Graph, Node
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.devices import Device
+from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcards
+from tracelens.what_if.graph import Covered, Edge, Edit, Graph, Node, full_queue
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
 
 
@@ -20,13 +22,34 @@ def identity(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return "nothing changes"
 
 
-@scenario("no_blocking", argument="=CALL_OR_OP")
+class CallNames(NamedTuple):
+    """Names of calls that may wait for the GPU, and of the ops around them."""
+
+    event: Int  # row of each call, ascending
+    path: Int  # index into `paths` of each
+    paths: list[tuple[str, ...]]  # names from the call to the outermost op
+
+
+def call_names(trace: Trace, device: Device | None) -> CallNames:
+    """The names around each call of a rank that may wait."""
+    events, around = trace.arrays, trace.once(enclosing_op)
+    rows = np.flatnonzero(blocking_calls(trace, trace.work) | trace.once(full_queue))
+    columns, op = [events.name[rows]], around[rows]
+    while (op >= 0).any():
+        columns.append(lookup(events.name, op, -1))
+        op = lookup(around, lookup(events.parent, op, -1), -1)
+    paths, path = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    names = [tuple(events.names[code] for code in codes if code >= 0) for codes in paths.tolist()]
+    return CallNames(rows, path.ravel(), names)
+
+
+@scenario("no_blocking", argument="=CALL_OR_OP", reads=(call_names,))
 def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """No host call waits for the GPU, or none whose name or enclosing op matches the argument."""
     graph, reason = context.gpu_graph(), "no call waits for the GPU"
     calls = np.ones(len(graph), dtype=bool)
     if argument:
-        calls = _matches(graph, wildcards(argument))
+        calls = _matches(context, wildcards(argument))
         reason = f"no blocking call matches {argument!r}, by its name or an enclosing op"
     count = _unblock(graph, edit, calls, reason)
     return (
@@ -35,15 +58,20 @@ def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-@scenario("sync_free")
+def calls_in_layers(trace: Trace, device: Device | None) -> Int:
+    """Event rows of the blocking calls in MoE layers of a rank."""
+    calls = trace.once(blocking)
+    return calls.event[calls.layer_pass >= 0]
+
+
+@scenario("sync_free", reads=(calls_in_layers,))
 def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """MoE layers keep their sizes on the GPU: no call in them waits."""
     graph = context.gpu_graph()
     in_layer = np.zeros(len(graph), dtype=bool)
-    for rank, trace in enumerate(graph.run.traces):
-        calls = trace.once(blocking)
+    for rank, calls in enumerate(context.read(calls_in_layers)):
         nodes = graph.nodes(rank, Node.WAITED)
-        in_layer[nodes] = np.isin(graph.event[nodes], calls.event[calls.layer_pass >= 0])
+        in_layer[nodes] = np.isin(graph.event[nodes], calls)
     count = _unblock(graph, edit, in_layer, "no call in an MoE layer waits for the GPU")
     return (
         f"{count:,} calls in MoE layers return at once; GPU work and launches stay the same, though "
@@ -70,19 +98,26 @@ def host(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return f"host time between calls x {factor:g}; launch latencies stay the same"
 
 
-@scenario("no_garbage_collection")
+def garbage_collections(trace: Trace, device: Device | None) -> tuple[Int, Int, Int]:
+    """(thread, start, end) of each garbage collection of a rank, ns by its own clock."""
+    events = trace.arrays
+    rows = np.flatnonzero(named(events, GARBAGE))
+    # Most traces have none, and numbering threads takes longer than finding that out.
+    thread = threads(events)[rows] if len(rows) else rows
+    return thread, events.start[rows], events.end[rows]
+
+
+@scenario("no_garbage_collection", reads=(garbage_collections,))
 def no_garbage_collection(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Python's garbage collector does not run within the steps."""
     graph = context.graph
     saved = np.zeros(len(graph.edge), dtype=np.int64)
     host_time = np.flatnonzero((graph.edge == Edge.HOST) & (graph.kind[graph.dst] != Node.WAITED))
     for rank, rows in rows_by_code(graph.rank[graph.dst[host_time]]).items():
-        events = graph.run.traces[rank].arrays
-        thread, collects = threads(events), np.flatnonzero(named(events, GARBAGE))
-        collecting = Covered(thread[collects], events.start[collects], events.end[collects])
+        collecting = Covered(*context.read(garbage_collections)[rank])
         edges = host_time[rows]
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
-        caller = thread[graph.event[graph.dst[edges]]]
+        caller = graph.ranks[rank].thread[graph.slot[graph.dst[edges]]]
         saved[edges] = collecting.covered(caller, end_ns - graph.lag[edges], end_ns)
     if not saved.any():
         raise NotApplicable("no garbage collection recorded between host calls")
@@ -105,16 +140,12 @@ def _unblock(graph: Graph, edit: Edit, calls: Bool, reason: str) -> int:
     return len(np.unique(graph.dst[waiting]))
 
 
-def _matches(graph: Graph, pattern: re.Pattern[str]) -> Bool:
-    """Nodes of calls whose name, or that of an enclosing op, matches."""
+def _matches(context: ScenarioContext, pattern: re.Pattern[str]) -> Bool:
+    """Ends of waiting calls whose name, or that of an op around them, matches."""
+    graph = context.graph
     result = np.zeros(len(graph), dtype=bool)
-    for rank, trace in enumerate(graph.run.traces):
-        events, around = trace.arrays, trace.once(enclosing_op)
-        matches = matching(events.names, pattern)[events.name]
-        nodes = graph.nodes(rank, *(kind for kind in Node if kind != Node.MEET))
-        result[nodes] = matches[graph.event[nodes]]
-        op = around[graph.event[nodes]]
-        while (op >= 0).any():
-            result[nodes] |= lookup(matches, op, False)
-            op = lookup(around, lookup(events.parent, op, -1), -1)
+    for rank, calls in enumerate(context.read(call_names)):
+        matches = np.array([matching(path, pattern).any() for path in calls.paths], dtype=bool)
+        nodes = graph.nodes(rank, Node.WAITED)
+        result[nodes] = np.isin(graph.event[nodes], calls.event[matches[calls.path]])
     return result

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.roofline import bounds
-from tracelens.arrays import Bool, Float, lookup
+from tracelens.analysis.roofline import Counted, bounds
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.devices import Device, read_device
 from tracelens.devices import device as device_named
-from tracelens.trace import WORK_KINDS, Trace
+from tracelens.trace import Trace
 from tracelens.what_if.graph import Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario, work_costs
 
@@ -16,22 +16,28 @@ _NODE = 8
 """GPUs that the links of a node connect, in all bundled devices' servers."""
 
 
-@scenario("device", argument="=NAME or FILE.toml", usual=())
+def counted(trace: Trace, device: Device | None) -> tuple[list[Counted], Int]:
+    """Kinds of calls of a rank with their costs, and the index among them of each activity, -1 for none."""
+    costs = trace.once(work_costs)
+    return costs.items, costs.item
+
+
+@scenario("device", argument="=NAME or FILE.toml", usual=(), reads=(counted,), in_reports=False)
 def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """The run on another device: each kernel scales with its roofline time, the host stays the same."""
     target = read_device(argument) if argument.endswith(".toml") else device_named(argument)
     graph = context.gpu_graph()
     scaled_ns = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}
     recorded_devices = []
-    for rank, trace in enumerate(graph.run.traces):
-        recorded = context.device_of(trace)
+    for index, rank in enumerate(graph.ranks):
+        recorded = rank.device
         if recorded is None:
-            raise NotApplicable(f"rank {trace.meta.rank}: unknown device; give --device")
+            raise NotApplicable(f"rank {rank.number}: unknown device; give --device")
         recorded_devices.append(recorded)
-        factor, modelled = ratios(trace, recorded, target)
-        nodes = graph.nodes(rank, Node.WORK)
+        factor, modelled = ratios(*context.read(counted)[index], recorded, target)
+        nodes = graph.nodes(index, Node.WORK)
         work_row = graph.work[nodes]
-        comm = trace.work.kind[work_row] == WORK_KINDS.index("comm")
+        comm = rank.is_comm[work_row]
         dur_ns = edit.dur[nodes].astype(float)
         scaled_ns["alone"] += dur_ns[comm].sum()
         scaled_ns["roofline"] += dur_ns[~comm & modelled[work_row]].sum()
@@ -50,19 +56,20 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def ratios(trace: Trace, recorded: Device, target: Device) -> tuple[Float, Bool]:
+def ratios(items: list[Counted], item: Int, recorded: Device, target: Device) -> tuple[Float, Bool]:
     """Time on `target` / time on `recorded` of each of a rank's activities, and which of them are modelled.
+
+    `items` and `item` are from `counted`.
 
     Uses max-achievable FLOP/s if both devices publish it for the type, else the data sheets' peaks.
     """
-    costing = trace.once(work_costs)
-    known_bounds = [bounds(costing.items, device) for device in (recorded, target)]
+    known_bounds = [bounds(items, device) for device in (recorded, target)]
     both = (known_bounds[0].maf > 0) & (known_bounds[1].maf > 0)
     before, after = (np.where(both, bound.maf, bound.roofline) for bound in known_bounds)
     known = (before > 0) & (after > 0)
     memory = recorded.hbm_bytes_per_s / target.hbm_bytes_per_s
     ratio = np.where(known, after / np.where(known, before, 1.0), memory)
-    return lookup(ratio, costing.item, memory), lookup(known, costing.item, False)
+    return lookup(ratio, item, memory), lookup(known, item, False)
 
 
 def _scale_transfers(

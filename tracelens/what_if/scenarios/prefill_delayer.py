@@ -13,7 +13,7 @@ from tracelens.arrays import Int, lookup
 from tracelens.table import codes, sums
 from tracelens.what_if.graph import Edit, Graph, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.scenarios.serving_steps import ServingSteps, serving_steps
+from tracelens.what_if.scenarios.serving_steps import ServingSteps, serving_rank, serving_steps
 
 _PREFILLS = ("prefill", "mixed")
 
@@ -25,7 +25,7 @@ class StepOutcome(NamedTuple):
     token_factor: float = 1.0  # growth of the most tokens that a rank prefills in it
 
 
-@scenario("prefill_delayer")
+@scenario("prefill_delayer", reads=(serving_rank,))
 def prefill_delayer(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Serving ranks hold prompts back until others prefill too: no rank decodes beside a prefill."""
     graph, serving = context.graph, serving_steps(context)
@@ -105,7 +105,7 @@ def _decode_ns(context: ScenarioContext, serving: ServingSteps) -> tuple[float, 
         typical_ns = float(median(decode_steps))
         return typical_ns, f"as long as the recorded ones ({typical_ns / 1e6:,.2f} ms)"
     graph = context.graph
-    index_of = {rank: index for index, rank in enumerate(graph.run.ranks)}
+    index_of = {rank.number: index for index, rank in enumerate(graph.ranks)}
     work_ns = _sums_ns(graph, serving.of_node, graph.rank, Node.WORK)
     transfer_ns = _sums_ns(graph, serving.of_node, np.zeros_like(graph.rank), Node.MEET)
     decode_work = [

@@ -45,7 +45,7 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
     factors, waits, spread = np.ones(len(collectives)), np.zeros(len(collectives)), _spread(graph, meetings)
     for meeting in np.flatnonzero(larger).tolist():
         collective = collectives[meeting]
-        device = context.device_of(graph.run.traces[int(graph.rank[meetings[meeting]])])
+        device = graph.ranks[int(graph.rank[meetings[meeting]])].device
         size = collective.participants[0].record.size
         factors[meeting] = transfer_ratio(collective, times, device, machine)
         waits[meeting] = spread[meeting] * (expected_maximum(size * times) - expected_maximum(size))

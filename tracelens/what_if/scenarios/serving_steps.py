@@ -6,10 +6,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.serving import GlobalStep, by_one_clock, global_steps, rank_steps
+from tracelens.analysis.serving import GlobalStep, RankSteps, by_one_clock, global_steps, rank_steps
 from tracelens.arrays import Int, lookup
+from tracelens.devices import Device
+from tracelens.trace import Trace
 from tracelens.what_if.graph import Edge, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext
+
+
+class ServingRank(NamedTuple):
+    """What the serving scenarios read of a rank."""
+
+    steps: RankSteps
+    calls: Int  # event rows of its runtime calls; none where it has no steps
+    kernel_ns: int  # of its shortest kernel, 0 without any
+
+
+def serving_rank(trace: Trace, device: Device | None) -> ServingRank:
+    """The labelled steps of a rank, and what its engine launches at least."""
+    steps = trace.once(rank_steps)
+    calls = np.flatnonzero(trace.arrays.where("launch") if steps.steps else np.zeros(0, dtype=bool))
+    kernel_ns = trace.work.dur[trace.work.is_kernel & (trace.work.dur > 0)]
+    return ServingRank(steps, calls, int(kernel_ns.min()) if len(kernel_ns) else 0)
 
 
 class ServingSteps(NamedTuple):
@@ -25,9 +43,8 @@ def serving_steps(context: ScenarioContext) -> ServingSteps:
     Raises:
         NotApplicable: there are no labelled steps, or no rank to compare with.
     """
-    run = context.graph.run
     shift = context.recorded.collectives.aligned.shift
-    ranks = by_one_clock([rank_steps(trace) for trace in run.traces], shift)
+    ranks = by_one_clock([rank.steps for rank in context.read(serving_rank)], shift)
     labelled = [rank for rank in ranks if rank.steps]
     if not labelled:
         raise NotApplicable("no step labels of a serving engine in the trace")
@@ -45,7 +62,7 @@ def _step_of_node(context: ScenarioContext, steps: list[GlobalStep]) -> Int:
     for number, global_step in enumerate(steps):
         for rank, step in global_step.rank_steps:
             windows.setdefault(rank, []).append((number, step.start, step.end))
-    for index, rank in enumerate(graph.run.ranks):
+    for index, rank in enumerate(rank.number for rank in graph.ranks):
         if rank not in windows:
             continue
         number, start, end = np.array(windows[rank], dtype=np.int64).T
@@ -57,10 +74,10 @@ def _step_of_node(context: ScenarioContext, steps: list[GlobalStep]) -> Int:
     step_of[graph.src[launch]] = step_of[graph.dst[launch]]
     launches = np.zeros(len(graph), dtype=bool)
     launches[graph.src[launch]] = True
-    for rank, trace in enumerate(graph.run.traces):
+    for index, own in enumerate(context.read(serving_rank)):
         # A call that launches nothing belongs to what was launched before it; step marks are no calls.
-        calls = graph.nodes(rank, Node.POINT, Node.WAITED)
-        calls = calls[trace.arrays.where("launch")[graph.event[calls]]]
+        calls = graph.nodes(index, Node.POINT, Node.WAITED)
+        calls = calls[np.isin(graph.event[calls], own.calls)]
         last = np.maximum.accumulate(np.where(launches[calls], np.arange(len(calls)), -1))
         step_of[calls] = lookup(step_of[calls], last, -1)
     transfer = (graph.edge == Edge.TRANSFER) & (graph.kind[graph.src] == Node.MEET)

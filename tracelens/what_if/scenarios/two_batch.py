@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.trace import WORK_KINDS, rows_by_code
+from tracelens.trace import rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario
-from tracelens.what_if.scenarios.serving_steps import serving_steps
+from tracelens.what_if.scenarios.serving_steps import serving_rank, serving_steps
 
 
-@scenario("two_batch_overlap", argument="=EFFICIENCY")
+@scenario("two_batch_overlap", argument="=EFFICIENCY", reads=(serving_rank,))
 def two_batch_overlap(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Prefill steps run as two batches: one computes while the other communicates."""
     share = efficiency(argument, f"two_batch_overlap={argument}") if argument else 1.0
@@ -26,11 +26,10 @@ def two_batch_overlap(context: ScenarioContext, edit: Edit, argument: str) -> st
     if not (split & (graph.kind == Node.MEET)).any():
         raise NotApplicable("no collective recorded on several ranks in the prefill steps")
     computes = np.zeros(len(graph), dtype=bool)
-    for rank, trace in enumerate(graph.run.traces):
+    for rank, own in enumerate(context.read(serving_rank)):
         nodes = graph.nodes(rank, Node.WORK)
-        computes[nodes] = trace.work.kind[graph.work[nodes]] != WORK_KINDS.index("comm")
-        kernel_ns = trace.work.dur[trace.work.is_kernel & (trace.work.dur > 0)]
-        edit.dur[nodes[split[nodes] & computes[nodes]]] += int(kernel_ns.min()) if len(kernel_ns) else 0
+        computes[nodes] = ~graph.ranks[rank].is_comm[graph.work[nodes]]
+        edit.dur[nodes[split[nodes] & computes[nodes]]] += own.kernel_ns
     edit.lag[(graph.edge == Edge.HOST) & split[graph.src] & split[graph.dst]] *= 2
     transfer_ns, hidden_ns = 0.0, 0.0
     split_nodes = np.flatnonzero(split)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.moe import EXPERTS, regions
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.table import codes
-from tracelens.trace import matching, rows_by_code, wildcards
+from tracelens.trace import Trace, matching, rows_by_code, wildcards
 from tracelens.what_if.graph import Edit, Node
 from tracelens.what_if.replay import labels
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
@@ -34,16 +36,30 @@ def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return f"{len(nodes):,} activities take {factor:g}x as long; everything else stays the same"
 
 
-@scenario("balanced")
+class ExpertWork(NamedTuple):
+    """Activities of a rank in MoE layers, aligned with its trace's `work`."""
+
+    layer_pass: Int  # number of the pass through a layer, -1 outside
+    phase: Int  # code into PHASES, -1 outside
+    in_experts: Bool  # whether it is routed experts' work
+
+
+def expert_work(trace: Trace, device: Device | None) -> ExpertWork:
+    """Which activities of a rank are in MoE layers."""
+    layers = trace.once(regions)
+    return ExpertWork(layers.layer_pass, layers.phase, layers.stage == EXPERTS)
+
+
+@scenario("balanced", reads=(expert_work,))
 def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """All ranks have equal routed-expert work: the mean over ranks in each layer and pass."""
     graph = context.graph
-    if len(graph.run.traces) < 2:
+    if len(graph.ranks) < 2:
         raise NotApplicable("a single rank does not show the imbalance between ranks")
     group = _expert_groups(context)
     work_of_rank = [
         {(group[rank], *key): nodes for key, nodes in _expert_work(context, rank).items()}
-        for rank in range(len(graph.run.traces))
+        for rank in range(len(graph.ranks))
     ]
     column = {
         key: number for number, key in enumerate(dict.fromkeys(key for work in work_of_rank for key in work))
@@ -68,15 +84,12 @@ def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 def _expert_groups(context: ScenarioContext) -> list[int]:
     """The expert-parallel group of each rank: ranks that exchange tokens in their MoE layers."""
-    run, collectives = context.graph.run, context.recorded.collectives
-    index_of = {rank: index for index, rank in enumerate(run.ranks)}
-    group = list(range(len(run.traces)))
+    ranks, collectives, layers = context.graph.ranks, context.recorded.collectives, context.read(expert_work)
+    index_of = {rank.number: index for index, rank in enumerate(ranks)}
+    group = list(range(len(ranks)))
     for collective in collectives.matched:
         kernels = [(index_of[member.rank], member.record.kernel) for member in collective.participants]
-        passes = [
-            run.traces[rank].once(regions).layer_pass[collectives.work[rank][kernel]]
-            for rank, kernel in kernels
-        ]
+        passes = [layers[rank].layer_pass[collectives.work[rank][kernel]] for rank, kernel in kernels]
         joined = {group[rank] for rank, _ in kernels}
         if min(passes) >= 0 and len(joined) > 1:
             group = [min(joined) if number in joined else number for number in group]
@@ -86,10 +99,10 @@ def _expert_groups(context: ScenarioContext) -> list[int]:
 def _expert_work(context: ScenarioContext, rank: int) -> dict[tuple[int, int], Int]:
     """(pass through an MoE layer, phase) of a rank to the nodes of its routed experts' work."""
     graph = context.graph
-    layers = graph.run.traces[rank].once(regions)
+    layers = context.read(expert_work)[rank]
     nodes = graph.nodes(rank, Node.WORK)
     work = graph.work[nodes]
-    inside = (layers.layer_pass[work] >= 0) & (layers.stage[work] == EXPERTS)
+    inside = (layers.layer_pass[work] >= 0) & layers.in_experts[work]
     nodes, work = nodes[inside], work[inside]
     group, (layer_pass, phase) = codes(layers.layer_pass[work], layers.phase[work])
     rows = rows_by_code(group)

@@ -80,7 +80,7 @@ FLOORS = (
     {"roofline"},
     {"completeness", "pipeline", "serving", "stragglers"},
     {"moe"},
-    {"overview"},
+    {"fusable", "overview"},
 )
 """The rooms of `analysis` from the ground up; each is built on those below it."""
 # What `import tracelens` may run: these import neither pandas nor numpy.

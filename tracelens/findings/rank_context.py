@@ -1,81 +1,17 @@
-"""What detectors look at: one rank's trace with what several of them ask for."""
+"""What detectors look at: one rank's work in its steps, and whether launches hold it up."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
-
-from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces
-from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Int, lookup
-from tracelens.devices import Device
-from tracelens.trace import Trace, Union, Work, steps_of, union
+from tracelens.analysis.fusable import StepWork
 
 _LAUNCH_BOUND = 0.1
 """Of the time of the steps: where the queue is mostly filled, the GPU waits for launches for less."""
 
 
-class RankContext:
-    """One rank, as detectors see it.
-
-    Attributes:
-        trace: all that it recorded.
-        rows: positions in `trace.work` of the work that started in a step.
-        work: that work, in order of start.
-        device: whose figures count, None where it is not known.
-        window: first and last time of the steps on the GPU, ns.
-        host_window: first and last time of the steps on the host, ns.
-        steps: number of steps; 1 where they are not marked.
-    """
-
-    def __init__(self, trace: Trace, device: Device | None) -> None:
-        self.trace, self.device = trace, device
-        work = trace.work
-        steps = steps_of(trace)
-        inner = steps.whole
-        self.steps = max(len(inner), 1)
-        low, high = (inner[0], inner[-1] + 1) if inner else (0, 0)
-        self.window = int(steps.edges[low]), int(steps.edges[high])
-        self.host_window = int(steps.marks[low]), int(steps.marks[high])
-        self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
-        self.work: Work = work.take(self.rows)
-
-    @property
-    def step_ns(self) -> float:
-        return (self.window[1] - self.window[0]) / self.steps
-
-    def per_step(self, total: float) -> float:
-        """A total of the recording, for one step."""
-        return total / self.steps
-
-    @cached_property
-    def caller(self) -> Int:
-        """The event row of the call behind each piece of work, see Work.host_call."""
-        return self.work.host_call
-
-    @cached_property
-    def called(self) -> Int:
-        """When each piece of work was called by the host, ns; -1 where that is not known."""
-        return lookup(self.trace.arrays.start, self.caller, -1)
-
-    @cached_property
-    def busy(self) -> Union:
-        return self.work.union()
-
-    @cached_property
-    def gaps(self) -> Gaps:
-        """All gaps in the GPU work of the steps; positions are in `work`."""
-        return find_gaps(self.work, np.array(self.window))
-
-    @cached_property
-    def idle(self) -> IdlePieces:
-        """These gaps by cause, as analyzer `idle` tells them."""
-        return idle_pieces(self.trace, self.work, self.gaps)
-
-    def idle_by(self, *causes: str) -> IdlePieces:
-        """The idle time of some causes."""
-        return self.idle.take(np.isin(self.idle.cause, [CODE[name] for name in causes]))
+class RankContext(StepWork):
+    """One rank, as detectors see it."""
 
     @cached_property
     def is_launch_bound(self) -> bool:
@@ -85,16 +21,3 @@ class RankContext:
         """
         late = int(self.idle_by("launch overhead").dur.sum())
         return late > _LAUNCH_BOUND * (self.window[1] - self.window[0])
-
-    def during(self, mask: Bool | Int) -> Union:
-        """When the work under a mask ran."""
-        return union(self.work.start[mask], self.work.end[mask])
-
-    @cached_property
-    def ops(self) -> OpCalls:
-        """The recorded arguments of the ops."""
-        return self.trace.once(OpCalls)
-
-    def op_names(self) -> Int:
-        """Code into the events' names of each piece of work's op, -1 for none."""
-        return lookup(self.trace.arrays.name, self.work.op, -1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
+from tracelens.analysis.fusable.gemm_collectives import GATHER, REDUCE, SCATTER, fused_ns
 from tracelens.costs.call import OpCall
 from tracelens.costs.model import OpCost, find
 from tracelens.devices.catalogue import device as device_named
 from tracelens.devices.spec import Device
 from tracelens.findings.detectors.comm.gemm_collective import gemm_collective
 from tracelens.findings.detectors.detector import Detection, Outcome
-from tracelens.findings.fusable import GATHER, REDUCE, SCATTER, fused_ns
 from tracelens.findings.rank_context import RankContext
 
 MI300X = device_named("mi300x")

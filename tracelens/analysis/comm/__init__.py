@@ -1,6 +1,7 @@
 """Communication: collectives matched across ranks, clocks, waiting against transfer, overlap."""
 
 from tracelens.analysis.comm.aligned import AlignedRun, align, align_run
+from tracelens.analysis.comm.hierarchy import HostSpans, Part, host_spans, spans_of
 from tracelens.analysis.comm.kinds import collective_kinds
 from tracelens.analysis.comm.matching import SEND_RECV, Group, MatchedCollective, Participant
 from tracelens.analysis.comm.messages import traffic_matrices
@@ -12,7 +13,9 @@ __all__ = [
     "SEND_RECV",
     "AlignedRun",
     "Group",
+    "HostSpans",
     "MatchedCollective",
+    "Part",
     "Participant",
     "RankCommunication",
     "Record",
@@ -20,6 +23,8 @@ __all__ = [
     "align_run",
     "bus_factor",
     "collective_kinds",
+    "host_spans",
     "rank_communication",
+    "spans_of",
     "traffic_matrices",
 ]

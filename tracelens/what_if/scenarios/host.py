@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import GARBAGE, blocking_calls, named, threads
-from tracelens.analysis.moe import blocking
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.devices import Device
 from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcards
@@ -55,27 +54,6 @@ def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return (
         f"{count:,} calls return at once; the host gets the values it read there at no cost; GPU work and "
         "launches stay the same (no padding or masks in place of unknown sizes)"
-    )
-
-
-def calls_in_layers(trace: Trace, device: Device | None) -> Int:
-    """Event rows of the blocking calls in MoE layers of a rank."""
-    calls = trace.once(blocking)
-    return calls.event[calls.layer_pass >= 0]
-
-
-@scenario("sync_free", reads=(calls_in_layers,))
-def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """MoE layers keep their sizes on the GPU: no call in them waits."""
-    graph = context.gpu_graph()
-    in_layer = np.zeros(len(graph), dtype=bool)
-    for rank, calls in enumerate(context.read(calls_in_layers)):
-        nodes = graph.nodes(rank, Node.WAITED)
-        in_layer[nodes] = np.isin(graph.event[nodes], calls)
-    count = _unblock(graph, edit, in_layer, "no call in an MoE layer waits for the GPU")
-    return (
-        f"{count:,} calls in MoE layers return at once; GPU work and launches stay the same, though "
-        "sync-free layers pad buffers to the worst case and launch more"
     )
 
 

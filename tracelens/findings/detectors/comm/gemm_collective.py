@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.arrays import Float
-from tracelens.devices import Device
+from tracelens.analysis.fusable import exposed_pairs, pairs, speed_of_light
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
-from tracelens.findings.fusable import Pairs, fused_ns, pairs
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import difference, union
 from tracelens.units import duration
@@ -28,13 +26,11 @@ def gemm_collective(context: RankContext) -> Outcome:
     start, end = context.work.start[gemm_pairs.row], context.work.end[gemm_pairs.row]
     dur = end - start
     computation = context.work.union("computation")
-    exposed = dur - computation.covered(start, end)
-    # A collective that mostly runs beside computation is overlapped already, if not with this GEMM.
-    slow = gemm_pairs.serial & (2 * exposed > dur)
+    exposed, slow = exposed_pairs(context, gemm_pairs)
     count = int(slow.sum())
     if not count:
         return f"the collectives of all {len(slow)} tensor-parallel GEMMs are overlapped"
-    light = _limits(gemm_pairs, context.device)
+    light = speed_of_light(gemm_pairs, context.device)
     now = (gemm_pairs.gemm_ns + exposed)[slow]
     # At best the shorter of the two hides in the longer one, and both are bound by the device.
     best = np.maximum(np.maximum(gemm_pairs.gemm_ns, dur), light)[slow]
@@ -65,18 +61,3 @@ def gemm_collective(context: RankContext) -> Outcome:
         f"{duration(measured)} per step{limit}; overlapped, the longer of the two remains",
         "medium" if context.device else "low",
     )
-
-
-def _limits(gemm_pairs: Pairs, device: Device | None) -> Float:
-    """Speed of light of each pair, ns; 0 where the device is not known."""
-    if device is None:
-        return np.zeros(len(gemm_pairs.row))
-    columns = (gemm_pairs.cost, gemm_pairs.kind, gemm_pairs.message, gemm_pairs.ranks)
-    keys = list(zip(*(column.tolist() for column in columns), strict=True))
-    limit = {
-        (cost, kind, message, ranks): fused_ns(
-            gemm_pairs.costs[cost], gemm_pairs.kinds[kind], message, ranks, device
-        )
-        for cost, kind, message, ranks in set(keys)
-    }
-    return np.array([limit[key] for key in keys])

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.analysis.fusable.step_work import StepWork
+from tracelens.arrays import Bool, Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.dtypes import BITS
-from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, sums
 from tracelens.trace import WORK_KINDS
 
@@ -92,7 +92,7 @@ def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) 
     return max(seconds) * 1e9
 
 
-def pairs(context: RankContext) -> Pairs | str:
+def pairs(context: StepWork) -> Pairs | str:
     """The GEMMs of a rank that could be fused with a collective, or why there are none."""
     work = context.work
     comm = _collectives(context)
@@ -115,7 +115,32 @@ def pairs(context: RankContext) -> Pairs | str:
     )
 
 
-def _collectives(context: RankContext) -> _Collectives:
+def exposed_pairs(context: StepWork, gemm_pairs: Pairs) -> tuple[Int, Bool]:
+    """How long each pair's collective runs beside no computation, ns, and which pairs run one by one.
+
+    A collective that mostly runs beside computation is overlapped already, if not with this GEMM.
+    """
+    start, end = context.work.start[gemm_pairs.row], context.work.end[gemm_pairs.row]
+    exposed = end - start - context.work.union("computation").covered(start, end)
+    return exposed, gemm_pairs.serial & (2 * exposed > end - start)
+
+
+def speed_of_light(gemm_pairs: Pairs, device: Device | None) -> Float:
+    """Speed of light of each pair, ns; 0 where the device is not known."""
+    if device is None:
+        return np.zeros(len(gemm_pairs.row))
+    columns = (gemm_pairs.cost, gemm_pairs.kind, gemm_pairs.message, gemm_pairs.ranks)
+    keys = list(zip(*(column.tolist() for column in columns), strict=True))
+    limit = {
+        (cost, kind, message, ranks): fused_ns(
+            gemm_pairs.costs[cost], gemm_pairs.kinds[kind], message, ranks, device
+        )
+        for cost, kind, message, ranks in set(keys)
+    }
+    return np.array([limit[key] for key in keys])
+
+
+def _collectives(context: StepWork) -> _Collectives:
     """The collectives of a rank except those of groups that are for something else."""
     events, work, table = context.trace.arrays, context.work, context.trace.tables["collectives"]
     position_of = np.full(len(events.start), -1, dtype=np.int64)
@@ -144,7 +169,7 @@ def _kind(collective: str) -> int:
     return next((_ORDER.index(kind) for name, kind in _KINDS.items() if name in collective), -1)
 
 
-def _before(context: RankContext, computed: Int, comm: _Collectives) -> Int:
+def _before(context: StepWork, computed: Int, comm: _Collectives) -> Int:
     """Place in `computed` of the last computation called before each collective; -1 for none."""
     called, start = context.called[computed], context.work.start[computed]
     # A replayed graph calls all its kernels at once: there, GPU time tells the order.
@@ -156,7 +181,7 @@ def _before(context: RankContext, computed: Int, comm: _Collectives) -> Int:
     return last_before[len(computed) :]
 
 
-def _matching(context: RankContext, comm: _Collectives, op: Int, backward: Bool) -> Pairs | str:
+def _matching(context: StepWork, comm: _Collectives, op: Int, backward: Bool) -> Pairs | str:
     """Pairs whose message is the GEMM's result or operand."""
     group, _ = codes(*context.ops.keys(op))
     _, first, of_op = np.unique(group, return_index=True, return_inverse=True)
@@ -188,7 +213,7 @@ def _matching(context: RankContext, comm: _Collectives, op: Int, backward: Bool)
     )
 
 
-def _cost(context: RankContext, op: int) -> OpCost | None:
+def _cost(context: StepWork, op: int) -> OpCost | None:
     cost = context.ops.cost(op)
     return cost if cost is not None and {"M", "N", "K"} <= dict(cost.dims).keys() else None
 
@@ -200,7 +225,7 @@ def _sizes(cost: OpCost) -> tuple[int, int, int]:
     return cost.write_bytes, elements * dims["M"] * dims["K"], elements * dims["K"] * dims["N"]
 
 
-def _extent(context: RankContext, op: Int) -> tuple[Int, Int, Int]:
+def _extent(context: StepWork, op: Int) -> tuple[Int, Int, Int]:
     """GPU time, first start and last end of the kernels of each op."""
     work = context.work
     rows = np.flatnonzero((work.op >= 0) & np.isin(work.op, op))

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import NODE
+from tracelens.analysis.fusable.step_work import StepWork
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.costs import OpCall, Tensor, Uncounted
 from tracelens.dtypes import BITS
-from tracelens.findings.rank_context import RankContext
 from tracelens.table import codes, nearest
 from tracelens.trace import WORK_KINDS
 
@@ -77,13 +77,13 @@ def width(dtype: str) -> float:
     return BITS.get(dtype, 0) / 8
 
 
-def events_named(context: RankContext, *names: str) -> Int:
+def events_named(context: StepWork, *names: str) -> Int:
     """Rows of the ops of these names."""
     events = context.trace.arrays
     return np.flatnonzero(events.named(names.__contains__) & events.where("op"))
 
 
-def distinct(context: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
+def distinct(context: StepWork, rows: Int) -> tuple[Int, list[OpCall]]:
     """Group ops that have the same name and arguments.
 
     Args:
@@ -100,7 +100,7 @@ def distinct(context: RankContext, rows: Int) -> tuple[Int, list[OpCall]]:
     return group, [context.ops.call(row) for row in rows[first].tolist()]
 
 
-def sizes_of(context: RankContext) -> tuple[set[Size], set[Size]]:
+def sizes_of(context: StepWork) -> tuple[set[Size], set[Size]]:
     """Logits of the losses in the trace: (of torch's own, of Megatron's), of any number of classes."""
     plain, parallel = set(), set()
     for call in distinct(context, events_named(context, *LOSSES))[1]:
@@ -114,7 +114,7 @@ def sizes_of(context: RankContext) -> tuple[set[Size], set[Size]]:
     return plain, parallel
 
 
-def loss_work(context: RankContext, plain: set[Size], parallel: set[Size]) -> LossWork:
+def loss_work(context: StepWork, plain: set[Size], parallel: set[Size]) -> LossWork:
     """Work of losses over logits of these sizes, without the communication in them."""
     events = context.trace.arrays
     parts = np.zeros(len(events.start), dtype=bool)
@@ -144,13 +144,13 @@ def _converts(call: OpCall, sizes: set[Size]) -> bool:
     )
 
 
-def _matching(context: RankContext, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
+def _matching(context: StepWork, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
     group, calls = distinct(context, rows)
     fits = np.array([wanted(call) for call in calls], dtype=bool)
     return rows[fits[group]] if len(calls) else rows
 
 
-def _conversions(context: RankContext, sizes: set[Size]) -> Bool:
+def _conversions(context: StepWork, sizes: set[Size]) -> Bool:
     """Work that copies logits from or to FP32, before and behind torch's loss."""
     mask = np.zeros(len(context.work.event), dtype=bool)
     events, shapes = context.trace.arrays, context.trace.tables["ops"].columns["shapes"]

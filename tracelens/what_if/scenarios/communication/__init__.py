@@ -1,0 +1,1 @@
+"""Collectives that are faster or overlapped."""

@@ -1,0 +1,1 @@
+"""Kernels that are fused, not repeated, or of another size."""

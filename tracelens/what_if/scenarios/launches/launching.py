@@ -1,0 +1,136 @@
+"""What launching costs the host: quicker calls, or one launch for the whole step."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.devices import Device
+from tracelens.trace import Trace
+from tracelens.units import duration
+from tracelens.what_if.graph import Edge, Edit, Graph, Node
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
+from tracelens.what_if.scenarios.removal import cut
+
+GRAPH_GAP_NS = 600
+"""From the end of a kernel of a graph to the start of the next: in recorded graphs 620 ns on an H200 (mean of
+310 gaps) and 510 ns on an MI300X (543)."""
+
+_GRAPH = re.compile("GraphLaunch")
+
+
+class LaunchCalls(NamedTuple):
+    """The calls of one rank that launch GPU work.
+
+    Attributes:
+        event: row of each, ascending.
+        dur: of the call, ns.
+        name: code into `names`.
+        names: of the calls.
+    """
+
+    event: Int
+    dur: Int
+    name: Int
+    names: list[str]
+
+
+def launch_calls(trace: Trace, device: Device | None) -> LaunchCalls:
+    """The calls of one rank that launch GPU work."""
+    events, work = trace.arrays, trace.work
+    event = np.unique(work.launch[work.launch >= 0])
+    codes, name = np.unique(events.name[event], return_inverse=True)
+    names = [events.names[code] for code in codes.tolist()]
+    return LaunchCalls(event, (events.end - events.start)[event], name.ravel(), names)
+
+
+@scenario("launch_cost", argument="=FACTOR", reads=(launch_calls,))
+def launch_cost(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Launch calls take FACTOR times as long, else no longer than usual on the quickest rank."""
+    graph, by_rank = context.gpu_graph(), context.read(launch_calls)
+    factor = number(argument, f"launch_cost={argument}") if argument else 0.0
+    usual = {} if factor else _quickest(by_rank)
+    saved = np.zeros(len(graph.edge))
+    for rank, calls in enumerate(by_rank):
+        if not len(calls.event):
+            continue
+        target = calls.dur * factor
+        if not factor:
+            least = np.array([usual[name] for name in calls.names], dtype=float)
+            target = np.minimum(calls.dur, least[calls.name])
+        own = np.flatnonzero((graph.edge == Edge.HOST) & (graph.rank[graph.src] == rank))
+        own = own[(graph.kind[graph.src[own]] == Node.POINT) & (graph.kind[graph.dst[own]] != Node.WAITED)]
+        event = graph.event[graph.src[own]]
+        index = np.minimum(np.searchsorted(calls.event, event), len(calls.event) - 1)
+        launches = calls.event[index] == event
+        saved[own[launches]] = (calls.dur - target)[index[launches]]
+    saved = np.minimum(saved, graph.lag)
+    if not saved.any():
+        raise NotApplicable("no launch call takes longer than usual, or none is in the trace")
+    edit.set_lag(saved != 0, (edit.lag * (1 - saved / np.maximum(graph.lag, 1)))[saved != 0])
+    what = (
+        f"take {factor:g}x as long"
+        if factor
+        else "take no longer than their name's median on the quickest rank"
+    )
+    return (
+        f"launch calls {what}: {duration(abs(saved.sum()))} of host time over all ranks; from a call to the "
+        "start of its kernel, and what the host does between calls, stay the same"
+    )
+
+
+def _quickest(by_rank: list[LaunchCalls]) -> dict[str, float]:
+    """The lowest of the ranks' medians for each name of a call, ns."""
+    usual: dict[str, float] = {}
+    for calls in by_rank:
+        for code, name in enumerate(calls.names):
+            usual[name] = min(usual.get(name, np.inf), float(np.median(calls.dur[calls.name == code])))
+    return usual
+
+
+@scenario("step_graph", reads=(launch_calls,))
+def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """The step's GPU work is launched as one graph; calls that wait for the GPU split it."""
+    graph = context.gpu_graph()
+    launches = np.zeros(len(graph), dtype=bool)
+    for rank, calls in enumerate(context.read(launch_calls)):
+        eager = calls.event[
+            ~np.array([bool(_GRAPH.search(name)) for name in calls.names], dtype=bool)[calls.name]
+        ]
+        points = graph.nodes(rank, Node.POINT)
+        launches[points] = np.isin(graph.event[points], eager)
+    captured = launches & ~_openings(graph, edit, launches)
+    if not captured.any():
+        raise NotApplicable("no two launches in a row that a graph could hold")
+    host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & captured[graph.dst]
+    cut(edit.lag, host_time)
+    edit.delay[captured] = 0
+    work = np.zeros(len(graph), dtype=bool)
+    of_graph = graph.edge == Edge.LAUNCH
+    work[graph.dst[of_graph & captured[graph.src]]] = True
+    behind = (graph.edge == Edge.STREAM) & work[graph.dst]
+    edit.lag[behind] = np.minimum(edit.lag[behind], GRAPH_GAP_NS)
+    pieces = int(launches.sum() - captured.sum())
+    return (
+        f"{int(captured.sum()):,} of {int(launches.sum()):,} launches go with the host time before them; "
+        f"{pieces:,} remain: the first of each step and behind each call that waits for the GPU; queued "
+        f"kernels follow each other within {GRAPH_GAP_NS / 1000:g} us; shapes must not change between steps"
+    )
+
+
+def _openings(graph: Graph, edit: Edit, launches: Bool) -> Bool:
+    """The launches that begin a graph: those behind a step mark or a wait."""
+    before = np.full(len(graph), -1, dtype=np.int64)
+    previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    before[graph.dst[previous]] = graph.src[previous]
+    waits = np.zeros(len(graph), dtype=bool)
+    waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
+    follows = lookup(launches, before, False)
+    # A call that no longer waits for anything splits nothing.
+    free = (graph.kind == Node.WAITED) & ~waits
+    passed = lookup(free, before, False)
+    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
+    return launches & ~follows

@@ -1,0 +1,127 @@
+"""Taking GPU work and its launch calls out of a graph; nothing here makes anything take longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tracelens.analysis.fusable import Chains
+from tracelens.arrays import Bool, Float, Int
+from tracelens.what_if.graph import Edge, Edit, Graph, Node
+
+
+def work_nodes(graph: Graph, rank: int, rows: Int) -> Int:
+    """The node of each of these activities of a rank, -1 for a matched collective's.
+
+    Args:
+        graph: of the run.
+        rank: index of the trace.
+        rows: positions in its work.
+    """
+    nodes = graph.nodes(rank, Node.WORK)
+    work = graph.work[nodes]
+    order = np.argsort(work, kind="stable")
+    index = np.minimum(np.searchsorted(work[order], rows), max(len(nodes) - 1, 0))
+    if not len(nodes):
+        return np.full(len(rows), -1, dtype=np.int64)
+    node = nodes[order[index]]
+    return np.where(graph.work[node] == rows, node, -1)
+
+
+def marked(graph: Graph, rows: Sequence[Int]) -> Bool:
+    """Which nodes are one of these activities, given by rank; both ends of a matched collective's kernel."""
+    result = np.zeros(len(graph), dtype=bool)
+    for rank, of_rank in enumerate(rows):
+        nodes = graph.nodes(rank, Node.WORK, Node.ARRIVE, Node.LEAVE)
+        result[nodes] = np.isin(graph.work[nodes], of_rank)
+    return result
+
+
+def meetings_of(graph: Graph, work: Bool) -> Bool:
+    """Which nodes are meetings of which all ranks' kernels are marked."""
+    arrival = graph.edge == Edge.ARRIVAL
+    met, missing = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    met[graph.dst[arrival & work[graph.src]]] = True
+    missing[graph.dst[arrival & ~work[graph.src]]] = True
+    return met & ~missing
+
+
+def launches_of(graph: Graph, work: Bool) -> Bool:
+    """Which nodes are calls all of whose work is marked."""
+    launch = graph.edge == Edge.LAUNCH
+    only, also = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    only[graph.src[launch & work[graph.dst]]] = True
+    also[graph.src[launch & ~work[graph.dst]]] = True
+    return only & ~also
+
+
+def cut(lag: Int, mask: Bool) -> None:
+    """Lags under a mask become 0; those that let activities overlap stay."""
+    lag[mask] = np.minimum(lag[mask], 0)
+
+
+def drop_launches(graph: Graph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
+    """Work under a mask is launched together with other work: its calls take no host time.
+
+    Args:
+        graph: of the run.
+        edit: of it.
+        work: nodes.
+        also: nodes of other calls that take none.
+
+    Returns:
+        the number of launches that go.
+    """
+    launches = launches_of(graph, work)
+    calls = launches if also is None else launches | also
+    gone = work | calls
+    edit.delay[gone] = 0
+    cut(edit.lag, (graph.edge == Edge.HOST) & calls[graph.dst])
+    cut(edit.lag, (graph.edge == Edge.STREAM) & work[graph.dst])
+    return int(launches.sum())
+
+
+def drop_work(graph: Graph, edit: Edit, work: Bool, calls: Bool | None = None) -> int:
+    """Work under a mask is not done; returns the number of launches that go with it.
+
+    A collective goes if all its ranks leave it out. `calls` are others that go with it.
+    """
+    meetings = meetings_of(graph, work)
+    edit.dur[work | meetings] = 0
+    cut(edit.lag, np.isin(graph.edge, (Edge.OWN, Edge.TRANSFER)) & work[graph.dst])
+    return drop_launches(graph, edit, work, calls)
+
+
+def unblock(graph: Graph, edit: Edit, calls: Bool) -> int:
+    """Calls under a mask no longer wait for the GPU; returns the number of those that did."""
+    waiting = (
+        (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst] & edit.kept
+    )
+    edit.kept &= ~waiting
+    return len(np.unique(graph.dst[waiting]))
+
+
+def fuse(graph: Graph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
+    """One kernel replaces each chain: it takes its time and one launch.
+
+    Returns:
+        (chains, launches removed, ns of all chains, ns of the kernels that replace them).
+    """
+    later = np.zeros(len(graph), dtype=bool)
+    count, before_ns, after_ns = 0, 0.0, 0.0
+    for rank, chains in enumerate(by_rank):
+        node = work_nodes(graph, rank, chains.rows)
+        kept = node >= 0
+        node, chain = node[kept], chains.chain[kept]
+        total: Float = np.bincount(chain, graph.dur[node], len(chains.fused_ns)).astype(float)
+        factor: Float = np.minimum(chains.fused_ns / np.maximum(total, 1), 1)
+        edit.set_dur(node, edit.dur[node] * factor[chain])
+        first = np.unique(chain, return_index=True)[1]
+        repeated = np.ones(len(node), dtype=bool)
+        repeated[first] = False
+        later[node[repeated]] = True
+        count += len(first)
+        before_ns += float(total.sum())
+        after_ns += float(np.minimum(chains.fused_ns, total).sum())
+    return count, drop_launches(graph, edit, later), before_ns, after_ns

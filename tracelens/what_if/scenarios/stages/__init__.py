@@ -1,0 +1,1 @@
+"""Stages of a pipeline: their schedule and their share of the layers."""

@@ -46,6 +46,28 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def test_the_gpu_is_waited_for_where_timed_steps_begin_and_end(tmp_path: Path) -> None:
+    """Steps that only queue work take its time, also where the loop ends before the part does."""
+    x = torch.randn(4096, 4096, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with tracelens.record(tmp_path, wait=7, warmup=1, steps=1, pace_steps=5) as r:
+        for step in range(14):
+            if step == 2:
+                begin.record()
+            for _ in range(20):
+                y = x @ x
+            if step == 6:
+                end.record()
+            r.step()
+        for _ in range(500):  # what is done behind the loop is none of its steps
+            y = x @ x
+    assert y.isfinite().all()
+    before, after = tracelens.load(tmp_path).traces[0].meta.pace
+    assert (before.steps, after.steps) == (5, 3)
+    assert before.dur_ns == pytest.approx(begin.elapsed_time(end) * 1e6, rel=0.1)
+    assert after.step_ns == pytest.approx(before.step_ns, rel=0.2)
+
+
 def test_the_gpu_is_recorded(path: Path) -> None:
     trace = read(path)
     products = [event for event in trace["traceEvents"] if event["name"] == "aten::mm"]

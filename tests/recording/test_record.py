@@ -93,7 +93,16 @@ def test_what_the_trace_says_of_itself(tmp_path: Path) -> None:
 
 
 def test_run_json(tmp_path: Path) -> None:
-    r = loop(tmp_path, 4, config={"layers": 4}, mesh={"ep": 8}, stack=True, memory=True, max_bytes=10**9)
+    r = loop(
+        tmp_path,
+        4,
+        config={"layers": 4},
+        mesh={"ep": 8},
+        stack=True,
+        memory=True,
+        max_bytes=10**9,
+        pace_steps=0,
+    )
     found = sidecar(tmp_path)
     assert set(found.pop("software")) >= {"python", "torch"}
     assert found.pop("device")["count"] == torch.cuda.device_count()
@@ -110,8 +119,9 @@ def test_run_json(tmp_path: Path) -> None:
         "window": {"wait": 1, "warmup": 1, "steps": 2, "recorded": [2, 3]},
         "options": {
             "shapes": True, "stack": True, "memory": True, "scopes": [], "max_bytes": 10**9, "scrub": False,
-            "ranks": "all",
+            "ranks": "all", "pace_steps": 0,
         },
+        "pace": None,
         "files": {"0": "rank0.json.gz"},
         "config": {"layers": 4},
         "mesh": {"ep": 8},

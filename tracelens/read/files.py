@@ -20,6 +20,9 @@ SIDECAR = "run.json"
 MAGIC = re.compile(r"[*?\[]")
 """What makes a path a pattern."""
 
+PACE_FILE = re.compile(r"rank\d+\.pace\.json")
+"""What it writes for the other ranks, of which run.json says nothing."""
+
 _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
 
@@ -98,7 +101,7 @@ def named_like_a_trace(file: str) -> bool:
     A leading dot is for what other systems leave beside files (._rank0.json).
     """
     name = os.path.basename(file).lower()
-    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".")
+    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".") and not PACE_FILE.fullmatch(name)
 
 
 def _traces(files: Iterable[str]) -> list[str]:

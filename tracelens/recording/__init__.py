@@ -43,14 +43,26 @@ if TYPE_CHECKING:
     from tracelens.recording.scopes import region, scoped, span
     from tracelens.recording.sidecar import plain
     from tracelens.recording.start import record
-    from tracelens.recording.window import WARMUP, RecordingWindow
+    from tracelens.recording.window import LEFT_OUT, PACE_STEPS, WARMUP, RecordingWindow
 
-__all__ = ["WARMUP", "RecordingWindow", "plain", "record", "region", "scoped", "span"]
+__all__ = [
+    "LEFT_OUT",
+    "PACE_STEPS",
+    "WARMUP",
+    "RecordingWindow",
+    "plain",
+    "record",
+    "region",
+    "scoped",
+    "span",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "RecordingWindow": "recording.window",
+        "LEFT_OUT": "recording.window",
+        "PACE_STEPS": "recording.window",
         "WARMUP": "recording.window",
         "plain": "recording.sidecar",
         "record": "recording.start",

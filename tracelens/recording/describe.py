@@ -30,6 +30,7 @@ class Options:
     mesh: Any = None
     max_bytes: int | None = None
     scrub: bool = False
+    pace_steps: int = 0
 
     @property
     def host(self) -> str | None:
@@ -65,7 +66,9 @@ def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:
     return [thread for _, thread in sorted(threads, key=lambda pair: pair[0])]
 
 
-def metadata(job_rank: JobRank, window: RecordingWindow, options: Options) -> dict[str, Any]:
+def metadata(
+    job_rank: JobRank, window: RecordingWindow, options: Options, pace: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What stands at the top of a trace: `tracelens`, and the rank where torch does not write it."""
     header: dict[str, Any] = {
         "version": __version__,
@@ -74,6 +77,8 @@ def metadata(job_rank: JobRank, window: RecordingWindow, options: Options) -> di
         "config": plain(options.config),
         "mesh": plain(options.mesh),
     }
+    if pace is not None:
+        header["pace"] = pace
     if threads := gloo_threads():
         header["gloo_threads"] = threads
     if job_rank.source == "torch.distributed":
@@ -82,8 +87,10 @@ def metadata(job_rank: JobRank, window: RecordingWindow, options: Options) -> di
     return {"tracelens": header, "distributedInfo": rank}
 
 
-def content(job_rank: JobRank, window: RecordingWindow, options: Options) -> dict[str, Any]:
-    """What stands in run.json and is known without having run; see `tracelens.recording.sidecar`."""
+def content(
+    job_rank: JobRank, window: RecordingWindow, options: Options, pace: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What stands in run.json besides what only the recorder knows; see `tracelens.recording.sidecar`."""
     recording = job_rank.recording(options.ranks)
     return {
         "tracelens": __version__,
@@ -102,7 +109,9 @@ def content(job_rank: JobRank, window: RecordingWindow, options: Options) -> dic
             "max_bytes": options.max_bytes,
             "scrub": options.scrub,
             "ranks": options.ranks,
+            "pace_steps": options.pace_steps,
         },
+        "pace": pace,
         "files": None if recording is None else {rank: f"rank{rank}.json.gz" for rank in recording},
         "config": options.config,
         "mesh": options.mesh,

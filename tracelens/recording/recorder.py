@@ -20,6 +20,7 @@ from tracelens.recording.describe import Options, content, metadata
 from tracelens.recording.garbage import Collections
 from tracelens.recording.job_rank import JobRank, find_job_rank
 from tracelens.recording.modules import Hooks, choose
+from tracelens.recording.pace import Pace
 from tracelens.recording.pack import Packed, pack
 from tracelens.recording.scrub import scrub
 from tracelens.recording.window import RecordingWarning, RecordingWindow
@@ -45,6 +46,7 @@ class Recorder:
         self._finished = 0  # steps of the loop
         self._notes_shown = 0
         self._key = secrets.token_hex(8)
+        self._pace = Pace(window, options.pace_steps)
         self._state = "new"
         self._recorded = range(0)
         self._profiler: Any = None
@@ -64,7 +66,7 @@ class Recorder:
         if records and _autograd_profiler._is_profiler_enabled:
             raise TracelensError("another torch profiler is running in this process: stop it first")
         if self.options.scrub:
-            scrub(json.dumps(metadata(self.job_rank, self.window, self.options)), "config or mesh")
+            scrub(json.dumps(self._metadata()), "config or mesh")
         if self.options.model is not None:
             self._modules = choose(self.options.model, self.options.names)
         if records or self.job_rank.rank == 0:
@@ -74,18 +76,28 @@ class Recorder:
             self._start()
         return self
 
-    def step(self) -> None:
-        """Say that a step of the loop is done; the trace is written when the last of the window is."""
+    def step(self, *, tokens: Any = None, samples: Any = None) -> None:
+        """Say that a step of the loop is done; the trace is written when the last of the window is.
+
+        Args:
+            tokens: of the step, those of all ranks together, for tokens/s: a number or a tensor with one.
+            samples: likewise.
+        """
         if self._state == "new":
             raise TracelensError("step() was called outside of `with tracelens.record(...) as r:`")
-        if self._state != "running":
+        if self._state == "closed":
             return
         self._finished += 1
+        # Before the profiler, which starts where a part ends.
+        completed = self._pace.step(self._finished, tokens=tokens, samples=samples)
         if self._profiler is not None:
             self._profiler.step()
         if self._finished == self.window.end:
             self._stop()
             self._write()
+            self._tell()
+        elif completed and self._finished > self.window.end:
+            self._beside()
             self._tell()
 
     def span(self, name: str) -> AbstractContextManager[Any]:
@@ -99,13 +111,20 @@ class Recorder:
     ) -> None:
         if self._state == "running":
             self._stop()
+            self._pace.abandon()  # the part before the window: no trace goes with it
             self._write()
-            # The loop's own exception must not be replaced where warnings are errors.
-            with contextlib.suppress(*([RecordingWarning] if error else [])):
-                self._tell()
-        elif self.facts and self._state == "written":
-            self._sidecar()
+        elif self._timed_to_the_end(error) or self.facts:
+            self._beside()
+        self._state = "closed"
+        # The loop's own exception must not be replaced where warnings are errors.
+        with contextlib.suppress(*([RecordingWarning] if error else [])):
             self._tell()
+
+    def _timed_to_the_end(self, error: BaseException | None) -> bool:
+        """End the part after the window with the loop; whether it is timed."""
+        if error is not None:
+            self._pace.abandon()  # a device that has failed may never be done
+        return self._pace.close()
 
     def _make_folder(self) -> None:
         try:
@@ -172,9 +191,8 @@ class Recorder:
             self.notes.append(f"rank {self.job_rank.rank}: {error}")
         finally:
             self.raw.unlink(missing_ok=True)
-        if steps and self.job_rank.rank == 0:
-            self._sidecar()
-            self._state = "written"
+        if steps:
+            self._beside()
 
     def _pack(self, steps: range) -> Packed:
         options, name = self.options, f"rank{self.job_rank.rank}.json.gz"
@@ -187,7 +205,7 @@ class Recorder:
             unfinished=None if len(steps) == self.window.steps else self._finished,
             max_bytes=options.max_bytes,
             paths=not options.scrub,
-            metadata=metadata(self.job_rank, self.window, self.options),
+            metadata=self._metadata(),
         )
         self.path = self.folder / name
         lost = packed.left_out(steps, frames)
@@ -197,14 +215,29 @@ class Recorder:
             )
         return packed
 
-    def _sidecar(self) -> None:
+    def _metadata(self) -> dict[str, Any]:
+        return metadata(self.job_rank, self.window, self.options, self._timed())
+
+    def _timed(self) -> dict[str, Any] | None:
+        """The pace of this rank up to now, by which its files are known to be of one recording."""
+        return {"recording": self._key, **self._pace.parts} if self.options.pace_steps else None
+
+    def _beside(self) -> None:
+        """Write what stands beside the trace: run.json on rank 0, on others a pace that no trace has."""
+        rank = self.job_rank.rank
         try:
-            document = content(self.job_rank, self.window, self.options)
-            document["window"]["recorded"] = self._recorded
-            document["options"]["scopes"] = list(self._modules)
-            sidecar.write(self.folder, {**document, "facts": self.facts, "notes": self.notes})
+            if rank == 0:
+                document = content(self.job_rank, self.window, self.options, self._timed())
+                document["window"]["recorded"] = self._recorded
+                document["options"]["scopes"] = list(self._modules)
+                sidecar.write(self.folder, {**document, "facts": self.facts, "notes": self.notes})
+            elif self._pace.parts and (self.path is None or "after" in self._pace.parts):
+                self.folder.mkdir(parents=True, exist_ok=True)  # a rank that does not record has made none
+                sidecar.write_pace(self.folder, rank, self._timed())
         except OSError as error:
-            self.notes.append(f"{self.folder / sidecar.NAME} was not written: {error.strerror}")
+            name = sidecar.pace_name(rank) if rank else sidecar.NAME
+            note = f"{self.folder / name} was not written: {error.strerror}"
+            self.notes += [] if note in self.notes else [note]
 
     def _tell(self) -> None:
         new, self._notes_shown = self.notes[self._notes_shown :], len(self.notes)

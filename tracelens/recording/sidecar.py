@@ -13,11 +13,23 @@ One JSON object, written by rank 0; `schema` grows with every change that a read
     host            name of rank 0's host, null if scrubbed; every trace names its own under `tracelens`
     window          wait, warmup, steps as asked for; recorded: numbers of the steps in rank 0's trace, or in
                     that of the others if it does not record; empty if its trace could not be written
-    options         shapes, stack, memory, max_bytes, scrub, ranks, scopes (names of modules that got one)
+    options         shapes, stack, memory, max_bytes, scrub, ranks, pace_steps, scopes (names of modules that
+                    got one)
+    pace            steps of rank 0 that were timed without the profiler, null with pace_steps=0: recording (a
+                    key that stands in the trace as well), and `before` and `after` the window, each left out
+                    where no step was timed:
+                        steps     number of the first one, and of the one after the last
+                        dur_ns    of all of them together; the device was synchronised at both ends only
+                        tokens    of all of them, null where a step did not tell
+                        samples   likewise
     files           rank to file name, of all ranks that record; null where only each host knows
     config, mesh    as the program passed them, null if it did not
     facts           what the program added while it ran
     notes           texts of the warnings of rank 0's recording
+
+Every trace has its rank's `pace` under `tracelens` as well, as far as it is known when the window ends. What
+comes later, or belongs to a rank without a trace, is in run.json for rank 0, and for any other rank in
+`rank<N>.pace.json`: schema ("tracelens.pace/1"), rank, and the keys of `pace`.
 
 What JSON cannot hold is written as text: `str(value)`, and "nan" and "inf" for numbers.
 """
@@ -36,6 +48,7 @@ from tracelens.outputs import whole_file
 
 NAME = "run.json"
 SCHEMA = "tracelens.run/1"
+PACE_SCHEMA = "tracelens.pace/1"
 TRACE = re.compile(r"rank\d+\.json\.gz")
 
 
@@ -65,6 +78,19 @@ def write(folder: Path, content: Mapping[str, Any]) -> Path:
         (folder / name).unlink(missing_ok=True)
     with whole_file(path) as file:
         file.write(json.dumps(plain({"schema": SCHEMA, **content}), indent=2).encode() + b"\n")
+    return path
+
+
+def pace_name(rank: int) -> str:
+    """Name of the file with the pace of a rank other than 0."""
+    return f"rank{rank}.pace.json"
+
+
+def write_pace(folder: Path, rank: int, pace: Mapping[str, Any] | None) -> Path:
+    """Write the pace of a rank other than 0; raises as `write`."""
+    path = folder / pace_name(rank)
+    with whole_file(path) as file:
+        file.write(json.dumps({"schema": PACE_SCHEMA, "rank": rank, **(pace or {})}).encode() + b"\n")
     return path
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.recording.pack import MAX_BYTES
-from tracelens.recording.window import RecordingWindow
+from tracelens.recording.window import PACE_STEPS, RecordingWindow, whole_number
 
 if TYPE_CHECKING:
     from tracelens.recording.recorder import Recorder
@@ -23,6 +23,7 @@ def record(
     wait: int = RecordingWindow.wait,
     warmup: int = RecordingWindow.warmup,
     steps: int = RecordingWindow.steps,
+    pace_steps: int = PACE_STEPS,
     model: Any = None,
     names: str | Callable[[str, Any], str | bool | None] | None = None,
     config: Mapping[str, Any] | None = None,
@@ -47,6 +48,8 @@ def record(
         wait: steps before the profiler starts.
         warmup: steps with the profiler running and nothing kept.
         steps: steps recorded.
+        pace_steps: most steps timed without the profiler: the last of `wait`, but never the loop's first two,
+            and as many after the window. The device is synchronised at both ends. `wait=22` gives 20.
         model: a torch.nn.Module whose blocks, attention, MLPs, routers and experts get scopes of their
             qualified names, forward ("layers.3.mlp") and backward ("layers.3.mlp.B").
         names: other modules of `model` to name so: a regular expression to be found in qualified names, or a
@@ -68,14 +71,19 @@ def record(
         TracelensError: an argument is wrong, here or as the `with` begins.
     """
     window = RecordingWindow(wait, warmup, steps)
+    whole_number("pace_steps", pace_steps, least=0)
+    _check(max_bytes, names, model)
+    torch_part = _torch_part()
+    choices = (stack, memory, ranks, model, names, config, mesh, max_bytes, scrub, pace_steps)
+    recorder: Recorder = torch_part.Recorder(Path(folder), window, torch_part.Options(*choices))
+    return recorder
+
+
+def _check(max_bytes: object, names: object, model: object) -> None:
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
         raise TracelensError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
     if names is not None and model is None:
         raise TracelensError("names selects modules of a model: pass model too")
-    torch_part = _torch_part()
-    options = torch_part.Options(stack, memory, ranks, model, names, config, mesh, max_bytes, scrub)
-    recorder: Recorder = torch_part.Recorder(Path(folder), window, options)
-    return recorder
 
 
 def _torch_part() -> ModuleType:

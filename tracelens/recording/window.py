@@ -13,6 +13,13 @@ WARMUP = 2
 """Steps with the profiler running and nothing kept: the first pays for the tracing library's start."""
 
 
+PACE_STEPS = 20
+"""Most steps that are timed without the profiler, before the window and after it."""
+
+LEFT_OUT = 2
+"""Steps before these that are not timed: kernels are loaded, buffers made and communicators set up."""
+
+
 class RecordingWarning(UserWarning):
     """A recording is incomplete; the training goes on."""
 
@@ -34,9 +41,7 @@ class RecordingWindow:
 
     def __post_init__(self) -> None:
         for name, least in (("wait", 0), ("warmup", 0), ("steps", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise TracelensError(f"{name} must be a whole number, {least} or more, not {value!r}")
+            whole_number(name, getattr(self, name), least)
 
     @classmethod
     def between(cls, start: int, end: int, warmup: int = WARMUP) -> RecordingWindow:
@@ -76,3 +81,22 @@ class RecordingWindow:
     def recorded(self, finished: int) -> range:
         """The recorded steps among the first `finished` steps of the loop."""
         return range(self.first, max(self.first, min(finished, self.end)))
+
+    def timed(self, most: int) -> dict[str, range]:
+        """Steps that are timed without the profiler, counted from 0, by part: "before" and "after".
+
+        Args:
+            most: steps of a part: the last ones of `wait`, and the first ones after the window.
+        """
+        after = self.end + LEFT_OUT
+        parts = {
+            "before": range(max(LEFT_OUT, self.wait - most), self.wait),
+            "after": range(after, after + most),
+        }
+        return {name: steps for name, steps in parts.items() if steps}
+
+
+def whole_number(name: str, value: object, least: int) -> None:
+    """Raise TracelensError for what is no whole number of at least so much."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TracelensError(f"{name} must be a whole number, {least} or more, not {value!r}")

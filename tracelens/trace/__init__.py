@@ -36,6 +36,7 @@ from tracelens.trace.links import (
     launches_by_flow,
 )
 from tracelens.trace.names import STEP_MARK, matching, wildcards
+from tracelens.trace.pace import PacePart, mean_step_ns
 from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
 from tracelens.trace.steps import Steps, is_step, launched_in, select_step, steps_of
 from tracelens.trace.tables import (
@@ -66,6 +67,7 @@ __all__ = [
     "Calls",
     "Events",
     "Flows",
+    "PacePart",
     "Run",
     "Scope",
     "Stack",
@@ -104,6 +106,7 @@ __all__ = [
     "launches_by_flow",
     "make_run",
     "matching",
+    "mean_step_ns",
     "named_ranks",
     "nest",
     "rows_by_code",

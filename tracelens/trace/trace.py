@@ -11,6 +11,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int
 from tracelens.table import Table
+from tracelens.trace.pace import PacePart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,7 @@ class TraceMeta:
         losses: what the profiler itself says that it lost.
         cpu_only: nothing in the trace is a GPU's, so that its work is the host's, see trace/cpu_only.py.
         threads: (pid, tid) to the name the profiler gave it.
+        pace: steps that this rank timed without the profiler, where it was recorded by `tracelens.record`.
     """
 
     path: str
@@ -59,6 +61,7 @@ class TraceMeta:
     losses: tuple[str, ...] = ()
     cpu_only: bool = False
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    pace: tuple[PacePart, ...] = ()
 
     def __repr__(self) -> str:
         dropped = sum(self.dropped.values())

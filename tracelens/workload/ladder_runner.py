@@ -17,10 +17,10 @@ import torch.multiprocessing as mp
 from tracelens.errors import TracelensError
 from tracelens.outputs import write_file
 from tracelens.planner.config import Config
-from tracelens.recording import WARMUP, plain
+from tracelens.recording import LEFT_OUT, WARMUP, plain
 from tracelens.workload import binding, graph
 from tracelens.workload.ladder import PlannedRung, SkippedRung
-from tracelens.workload.launch import UNTIMED, Job, launched, run_job
+from tracelens.workload.launch import Job, launched, run_job
 from tracelens.workload.train import Measured
 
 NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
@@ -59,7 +59,7 @@ class Ladder:
             )
 
     def job(self, config: Config, folder: str) -> Job:
-        start = UNTIMED + self.timed + WARMUP
+        start = LEFT_OUT + self.timed + WARMUP
         end = start + self.recorded
         return Job(config, self.out / folder, self.device, steps=end, start=start, end=end, scrub=self.scrub)
 

@@ -25,7 +25,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, at_least_one
 from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
-from tracelens.recording import RecordingWindow, record
+from tracelens.recording import LEFT_OUT, PACE_STEPS, RecordingWindow, record
 from tracelens.workload.binding import bind
 from tracelens.workload.faults import Fault, inject_faults
 from tracelens.workload.parallel import make_groups
@@ -42,9 +42,6 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 RunRank = Callable[[int, int, Any], Any]
 """Runs one rank of a job: its rank, its number on its machine, the job."""
-
-UNTIMED = 2
-"""Steps at the start in which kernels are loaded, buffers made and communicators set up."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class Job:
 
     def timed(self) -> range:
         """The steps after warm-up and without a profiler."""
-        return range(UNTIMED, self.steps if self.out is None else self.window.wait)
+        return range(LEFT_OUT, self.steps if self.out is None else self.window.wait)
 
 
 def resolve_device(device: str | None) -> str:
@@ -247,6 +244,7 @@ def measure(trainer: Trainer, job: Job) -> Measured:
         wait=window.wait,
         warmup=window.warmup,
         steps=window.steps,
+        pace_steps=max(PACE_STEPS, window.wait),  # all that `Job.timed` names
         stack=job.stack,
         memory=job.memory,
         config=trainer.config.as_dict() | injected,
@@ -260,7 +258,7 @@ def measure(trainer: Trainer, job: Job) -> Measured:
         for step in range(job.steps):
             with log if log and window.phase(step) == "record" else nullcontext():
                 measured.step(trainer)
-            recording.step()
+            recording.step(tokens=trainer.config.global_tokens)
         if log:
             recording.facts["expected"] = expectations(trainer, log, window.steps)
     return measured

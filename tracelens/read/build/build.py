@@ -14,11 +14,11 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import ParseError
 from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
+from tracelens.read.build.header import device_names, distributed
 from tracelens.read.build.losses import reported_losses
 from tracelens.read.build.pairs import pair_begin_end
 from tracelens.read.build.rows import EventRows
 from tracelens.read.build.unread import unread_device_events
-from tracelens.read.gloo import THREADS_KEY
 from tracelens.read.json import (
     FIRST_NS,
     LAST_NS,
@@ -32,6 +32,7 @@ from tracelens.read.json import (
     ranks_of_header,
     summable,
 )
+from tracelens.read.pace import pace_of
 from tracelens.table import Coded, Table, nearest
 from tracelens.trace import (
     EVENT_KINDS,
@@ -124,7 +125,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     )
     records = table.collectives
     if cpu_only and not records:
-        records = cpu_only.collectives(_distributed(splitter))
+        records = cpu_only.collectives(distributed(splitter.header | splitter.tail))
     collectives = collectives_table(records, rows.source, link, events, rows.repaired)
     meta = _meta(splitter, table, rows, dialect, threads, unread)
     return Trace(
@@ -354,14 +355,6 @@ def _forward(op: Int, ops: Table, thread: Int, start: Int, nested: tuple[Int, In
     return lookup(of_event, backward_node, -1)
 
 
-def _distributed(splitter: Splitter) -> dict[str, Any]:
-    """What the header says of the rank and its process groups, with what tracelens's recorder adds to it."""
-    keys = splitter.header | splitter.tail
-    info, recorder = keys.get("distributedInfo"), keys.get("tracelens")
-    threads = recorder.get(THREADS_KEY) if isinstance(recorder, dict) else None
-    return {**(info if isinstance(info, dict) else {}), **({THREADS_KEY: threads} if threads else {})}
-
-
 def _meta(
     splitter: Splitter,
     table: Encoded,
@@ -371,29 +364,24 @@ def _meta(
     unread: tuple[str, ...],
 ) -> TraceMeta:
     keys = splitter.header | splitter.tail
-    info = _distributed(splitter)
-    rank, world_size, notes = ranks_of_header(info)
+    rank, world_size, notes = ranks_of_header(distributed(keys))
+    pace, unreadable = pace_of(splitter.source.path, keys.get("tracelens"), rank)
     host = keys.get("host_name")
-    properties = keys.get("deviceProperties")
-    devices = {
-        integer(entry.get("id", index)): str(entry.get("name", ""))
-        for index, entry in enumerate(properties if isinstance(properties, list) else [])
-        if isinstance(entry, dict)
-    }
     return TraceMeta(
         path=splitter.source.path,
         format=dialect.name,
         rank=rank,
         world_size=world_size,
         host=host if isinstance(host, str) else "",
-        devices=devices,
+        devices=device_names(keys),
         epoch_ns=max(integer(keys.get("baseTimeNanoseconds"), LAST_NS), 0),
         read=len(table.columns.phase) + len(table.drops) + table.unused.total(),
         kept=rows.kept,
         dropped=dict(rows.dropped),
         first_drop=rows.first_drop,
         repaired=dict(rows.repaired),
-        problems=(*splitter.problems, *notes, *unread),
+        problems=(*splitter.problems, *notes, *unread, *unreadable),
         losses=reported_losses(keys),
         threads=threads,
+        pace=pace,
     )

@@ -122,6 +122,7 @@ def measure(engine: Engine, job: ServeJob) -> dict[str, Any] | None:
         wait=window.wait,
         warmup=window.warmup,
         steps=window.steps,
+        pace_steps=0,  # every tick runs another batch: no tick's time is that of others
         stack=job.stack,
         config=job.settings(),
         mesh={"ranks": job.ranks, "dp": job.ranks, "moe_tp": job.ranks},

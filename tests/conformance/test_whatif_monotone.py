@@ -15,6 +15,7 @@ from tracelens.trace.intervals import union
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import Edge, Node
+from tracelens.what_if.replay.projector import Projector
 from tracelens.what_if.replay.replay import Replay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, parse_request
 
@@ -32,7 +33,7 @@ def replay(request: pytest.FixtureRequest) -> Replay:
         recorded = build(run)
     except TracelensError as error:
         pytest.skip(str(error))
-    return Replay(recorded, ScenarioContext(recorded, run.traces), None)
+    return Replay(Projector(recorded, ScenarioContext(recorded, run.traces)))
 
 
 def test_there_are_thirty_traces() -> None:

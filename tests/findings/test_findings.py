@@ -19,11 +19,13 @@ from tracelens.cli.app import app
 from tracelens.errors import UnknownName
 from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
-from tracelens.table.result import Result, result
+from tracelens.table.result import Result, Skip, result
 from tracelens.trace.intervals import union
 
 MODULE = importlib.import_module("tracelens.findings.findings")
+MODULE_REPLAYS = importlib.import_module("tracelens.findings.replays")
 STEP_NS = 1000
+NO_GRAPH = Skip("savings by replay", "no graph")
 
 
 def detection(saving: float, *where: tuple[int, int], confidence: Any = "high") -> Detection:
@@ -65,8 +67,8 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
             RankDetections(number, 10 * number, STEP_NS, dict(outcomes))
             for number, outcomes in enumerate(ranks)
         ]
-        nothing = dict.fromkeys(NEEDS, result({}, []))
-        return MODULE.findings.combine(parts, nothing)
+        nothing: dict[str, Any] = dict.fromkeys(NEEDS, result({}, []))
+        return MODULE.findings.combine(parts, nothing | {"projector": NO_GRAPH})
 
     return rank
 
@@ -83,7 +85,7 @@ def test_the_largest_saving_comes_first(ranked: Any) -> None:
         ("seen", "mend large", 0, 200, "large"),
         ("seen", "mend small", 0, 0, "small"),
     ]
-    assert result.skips == ()
+    assert result.skips == (NO_GRAPH,)
 
 
 def test_time_that_two_are_about_counts_for_the_first(ranked: Any) -> None:
@@ -133,18 +135,18 @@ def test_where_it_is_worst_is_told_since_that_ranks_first_event(ranked: Any) -> 
 
 
 def test_a_symptom_is_ranked_below_the_cause_of_most_of_its_time(ranked: Any) -> None:
-    # 60 of the symptom's 100 ns are the cause's, so 40% of its 500 are left.
-    result = ranked({"symptom": detection(500, (0, 100)), "cause": detection(50, (40, 100))})
+    # 60 of the symptom's 100 ns are the cause's, so 40 are left.
+    result = ranked({"symptom": detection(100, (0, 100)), "cause": detection(50, (40, 100))})
     columns = ("detector", "saving_ns", "additional_ns", "explained_by")
-    assert records(result["findings"], *columns) == [("cause", 50, 50, ""), ("symptom", 500, 200, "cause")]
+    assert records(result["findings"], *columns) == [("cause", 50, 50, ""), ("symptom", 100, 40, "cause")]
     assert "60%" in result["findings"]["evidence"][1]
     assert "Cause" in result["findings"]["evidence"][1]
 
 
 def test_a_symptom_comes_first_where_no_cause_has_most_of_its_time(ranked: Any) -> None:
-    # The causes claim their 40 and 30 ns first, although the symptom is ranked above them.
-    symptom = detection(500, (0, 100))
-    result = ranked({"symptom": symptom, "a": detection(50, (0, 40)), "b": detection(20, (60, 90))})
+    # The causes claim their 400 and 300 ns first, although the symptom is ranked above them.
+    symptom = detection(500, (0, 1000))
+    result = ranked({"symptom": symptom, "a": detection(50, (0, 400)), "b": detection(20, (600, 900))})
     assert records(result["findings"], "detector", "additional_ns", "explained_by") == [
         ("symptom", 150, ""),
         ("a", 50, ""),
@@ -182,8 +184,8 @@ def test_causes_keep_their_order_among_themselves_and_no_cause_explains_a_cause(
 
 
 def test_what_is_of_the_job_counts_as_it_is(ranked: Any) -> None:
-    whole = {"job": {JOB: detection(40, (0, 10))}, "none": "no such thing"}
-    result = ranked({"a": detection(60, (0, 10))}, {"a": "not here"}, whole=whole)
+    whole = {"job": {JOB: detection(40, (0, 50))}, "none": "no such thing"}
+    result = ranked({"a": detection(60, (0, 70))}, {"a": "not here"}, whole=whole)
     columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "ts_ns", "evidence")
     assert records(result["findings"], *columns) == [
         ("job", 40, 40, -1, -1, "seen"),
@@ -211,34 +213,49 @@ def test_what_saves_next_to_nothing_is_no_finding(ranked: Any) -> None:
 def test_without_a_finding_there_is_a_reason(ranked: Any) -> None:
     result = ranked({"a": "not here"})
     assert not len(result["findings"])
-    assert [(skip.subject, skip.reason) for skip in result.skips] == [
-        ("findings", "nothing costs more than 0.5% of a step, see `checks`")
-    ]
+    assert result.skips == (
+        Skip("findings", "nothing costs more than 0.5% of a step, see `checks`"),
+        NO_GRAPH,
+    )
 
 
 def test_a_saving_without_a_place_is_not_cut(ranked: Any) -> None:
-    result = ranked({"a": detection(60), "b": detection(100, (0, 50))})
+    result = ranked({"a": detection(60), "b": detection(100, (0, 150))})
     assert records(result["findings"], "detector", "additional_ns", "ts_ns") == [("b", 100, 0), ("a", 60, -1)]
+
+
+def test_an_estimate_is_no_longer_than_the_time_it_is_about_or_the_step(ranked: Any) -> None:
+    result = ranked({"within": detection(500, (0, 300)), "endless": detection(5000, (300, 4000))})
+    assert records(result["findings"], "detector", "saving_ns", "additional_ns", "low_ns", "high_ns") == [
+        ("endless", 1000, 1000, 0, 1000),
+        ("within", 300, 0, 0, 300),
+    ]
+
+
+def test_without_a_graph_estimates_are_upper_bounds_of_low_confidence(ranked: Any) -> None:
+    result = ranked({"a": detection(60, (0, 90), confidence="high")})
+    columns = ("basis", "scenario", "confidence", "upper_bound")
+    assert records(result["findings"], *columns) == [("upper bound", "", "low", MODULE_REPLAYS.NO_SCENARIO)]
 
 
 def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:
     result = ranked(
-        {"a": detection(60, (0, 9)), "b": "no sign"},
-        {"a": detection(40, (0, 9)), "b": "nor here"},
+        {"a": detection(60, (0, 90)), "b": "no sign"},
+        {"a": detection(40, (0, 90)), "b": "nor here"},
         whole={"c": "too few ranks"},
     )
     assert records(result["measurements"]) == [
         (0, "", "step", 1000.0, "ns"),
         (1, "", "step", 1000.0, "ns"),
         (0, "a", "so many", 3.0, "count"),
-        (0, "a", "saving", 60.0, "ns"),
+        (0, "a", "estimate", 60.0, "ns"),
         (1, "a", "so many", 3.0, "count"),
-        (1, "a", "saving", 40.0, "ns"),
+        (1, "a", "estimate", 40.0, "ns"),
     ]
     assert records(result["checks"]) == [
-        ("a", "the sign of a", 2, 50, "finding"),
-        ("b", "the sign of b", 0, 0, "no sign; nor here"),
-        ("c", "the sign of c", 0, 0, "too few ranks"),
+        ("a", "the sign of a", 2, 50, 50, "upper bound", "", "finding"),
+        ("b", "the sign of b", 0, 0, 0, "", "", "no sign; nor here"),
+        ("c", "the sign of c", 0, 0, 0, "", "", "too few ranks"),
     ]
 
 
@@ -273,11 +290,14 @@ def test_no_finding_without_numbers(report: Result) -> None:
     for row in table.itertuples():
         assert any(sign.isdigit() for sign in row.evidence.removeprefix(f"rank {row.worst_rank}: "))
         of_detector = measured[measured["detector"] == row.detector]
-        assert len(of_detector[of_detector["measure"] != "saving"]) > 0
-        saving = of_detector[of_detector["measure"] == "saving"]["value"].sum() / (
+        assert len(of_detector[of_detector["measure"] != "estimate"]) > 0
+        if row.basis == "replayed":
+            assert row.scenario
+            continue
+        estimate = of_detector[of_detector["measure"] == "estimate"]["value"].sum() / (
             1 if row.worst_rank == JOB else 2
         )
-        assert row.saving_ns == round(saving)
+        assert row.saving_ns <= round(estimate)
 
 
 def test_every_detector_gives_a_verdict(report: Result) -> None:

@@ -440,6 +440,7 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
     """A ranked table with two columns of sentences, which is read as entries; some cells are not known."""
     at = np.arange(rows)
     saving = 30_000_000 // (at + 1)
+    added = saving // np.where(at % 3, 3, 1)
     told = [names[place % len(names)] for place in range(rows)]
     columns = (
         Column("place", "int64", "count"),
@@ -457,8 +458,8 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         "place": at + 1,
         "finding": told,
         "saving_ns": saving,
-        "fraction": saving / 100_000_000,
-        "additional_ns": saving // np.where(at % 3, 3, 1),
+        "fraction": added / 100_000_000,
+        "additional_ns": added,
         "confidence": ["high" if place % 2 else "" for place in range(rows)],
         "evidence": [f"rank {place}: {name} " + "again and again " * 12 for place, name in enumerate(told)],
         "remedy": ["" if place == 1 else f"Do without {name}." for place, name in enumerate(told)],

@@ -15,6 +15,7 @@ from tracelens.analysis.comm import SEND_RECV
 from tracelens.arrays import Bool
 from tracelens.what_if.graph.build import Recorded, build
 from tracelens.what_if.graph.graph import Edge, unexplained_delays
+from tracelens.what_if.replay.projector import Projector
 from tracelens.what_if.replay.replay import Replay
 from tracelens.what_if.scenario import ScenarioContext
 from tracelens.what_if.whatif import whatif
@@ -92,7 +93,7 @@ def every_second(rows: Bool) -> Bool:
 
 
 def unexplained(recorded: Recorded) -> float:
-    table = Replay(recorded, ScenarioContext(recorded), None).explained()
+    table = Replay(Projector(recorded, ScenarioContext(recorded))).explained()
     return float(table.array("unexplained_fraction").max())
 
 

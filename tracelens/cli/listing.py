@@ -63,7 +63,9 @@ def _rows(kind: Listing) -> list[tuple[str, ...]]:
     if kind is Listing.detectors:
         from tracelens.findings.detectors import DETECTORS
 
-        return [(name, plugin.doc) for name, plugin in DETECTORS.items()]
+        return [("name", "replayed as", "signature")] + [
+            (name, plugin.scenario or "-", plugin.doc) for name, plugin in DETECTORS.items()
+        ]
     if kind is Listing.parsers:
         from tracelens.read import PARSERS
 

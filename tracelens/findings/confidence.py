@@ -1,29 +1,47 @@
-"""Findings that rest on doubtful parts of a recording are believed less."""
+"""How far to believe a saving: what it is, how well the graph explains the step, and what is in doubt."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
 from tracelens.analysis.completeness import doubtful_time, doubts_within
+from tracelens.findings.candidates import Candidate
 from tracelens.findings.detectors import JOB, Confidence, Detection
+from tracelens.findings.replays import Replays
 from tracelens.table import Result
 
 LOW, MEDIUM = 0.5, 0.1
 """From such a share of its time in doubtful stretches on, a finding has at most this confidence."""
 
 
-def doubted(detections: Mapping[int, Detection], worst: int, doubts: Result) -> Detection:
-    """The detection on the worst rank, with less confidence where its time lies in doubtful stretches.
+EXPLAINED = 1 / 40
+"""Up to this unexplained share of the step the graph explains it; recordings of all ranks and several steps
+stay within."""
+
+
+def trusted(candidate: Candidate, replays: Replays) -> Detection:
+    """The detection on the worst rank, with the confidence in its saving.
+
+    An upper bound has low confidence; a replay that of the detector, high only where the graph explains the
+    step.
+    """
+    detection = candidate.detections[candidate.worst]
+    if candidate.saving.basis != "replayed":
+        return detection._replace(confidence="low")
+    if detection.confidence == "high" and replays.doubt > EXPLAINED:
+        return detection._replace(confidence="medium")
+    return detection
+
+
+def doubted(detection: Detection, rank: int, doubts: Result) -> Detection:
+    """A detection with less confidence where its time lies in doubtful stretches.
 
     Args:
-        detections: by rank, or of the JOB.
-        worst: the rank that loses most.
+        detection: on the rank, or of the JOB.
+        rank: that loses most.
         doubts: of the analyzer `completeness`.
     """
-    detection = detections[worst]
-    share, names = _doubtful_share(detection, worst, doubts)
+    share, names = _doubtful_share(detection, rank, doubts)
     if share < MEDIUM:
         return detection
     capped: Confidence = "low" if share >= LOW or detection.confidence == "low" else "medium"

@@ -9,13 +9,17 @@ import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
-from tracelens.findings.confidence import doubted
+from tracelens.findings.candidates import Candidate, StepTime
+from tracelens.findings.confidence import doubted, trusted
 from tracelens.findings.detectors import DETECTORS, JOB, Detection, Outcome
 from tracelens.findings.rank_context import RankContext
-from tracelens.findings.ranking import Candidate, Ranked, ranked
+from tracelens.findings.ranking import Ranked, ranked
+from tracelens.findings.replays import Replays
 from tracelens.guard import Failure
-from tracelens.table import Column, Result, Schema, Skip, result
+from tracelens.table import Column, Result, Schema, Skip
 from tracelens.trace import Trace
+from tracelens.units import duration
+from tracelens.what_if import Projector
 
 NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read, and the doubts about the recording."""
@@ -28,12 +32,20 @@ FINDINGS = Schema(
     (
         Column("position", "int64", "count"),
         Column("finding", "str"),
-        Column("saving_ns", "int64", "ns", "per step, if only this is fixed; mean of the ranks"),
+        Column("additional_ns", "int64", "ns", "what fixing it saves when those above are fixed, for a symptom "
+               "when all causes are; mean of the ranks"),
         Column("fraction", "float64", "fraction", "of the step"),
-        Column("additional_ns", "int64", "ns", "of it, not already saved by the findings above"),
-        Column("confidence", "category", doc="high: the trace shows the lost time; medium: the "
-               "remaining time is estimated; low: an upper bound"),
+        Column("saving_ns", "int64", "ns", "if only this is fixed"),
+        Column("low_ns", "int64", "ns", "the saving at least, by the longest step"),
+        Column("high_ns", "int64", "ns", "the saving at most, by the shortest step"),
+        Column("basis", "category", doc="of the saving: replayed under the scenario, or an upper bound"),
+        Column("scenario", "str", doc="that gives it: `tracelens project whatif PATH --scenario`; '' for an "
+               "estimate"),
+        Column("confidence", "category", doc="high: replayed, and the trace shows the lost time; medium: "
+               "replayed, and the remaining time is estimated; low: the most that the remedy can save, or a "
+               "doubtful recording"),
         Column("evidence", "str", doc="on the rank that loses most", prose=True),
+        Column("upper_bound", "str", doc="why the saving is an upper bound", prose=True),
         Column("remedy", "str", prose=True),
         Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
         Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
@@ -41,8 +53,9 @@ FINDINGS = Schema(
         Column("explained_by", "category", doc="for a symptom: detector of the cause with most of its time"),
     ),
     kind="entries",
-    doc=f"Ranked by recoverable step time, symptoms below their causes. Savings per step; under {SHOWN:.1%} "
-    "hidden. Time shared by several findings counts for the cause, else for the first of them.",
+    doc="Ranked by the step time that each adds to those above. A saving is what the replay of the run under "
+    f"its scenario gives, of a serving engine for all steps together; under {SHOWN:.1%} hidden. Upper bounds "
+    "share the time that replayed findings leave.",
 )  # fmt: skip
 
 MEASUREMENTS = Schema(
@@ -50,7 +63,7 @@ MEASUREMENTS = Schema(
     (
         Column("rank", "int64", doc="-1 for the whole job"),
         Column("detector", "category", doc="'' for the mean step"),
-        Column("measure", "category", doc="what was measured; saving: per step"),
+        Column("measure", "category", doc="what was measured; estimate: of the saving, per step"),
         Column("value", "float64"),
         Column("unit", "category"),
     ),
@@ -63,7 +76,10 @@ CHECKS = Schema(
         Column("detector", "category"),
         Column("signature", "str", prose=True),
         Column("ranks", "int64", "count", "that show it"),
-        Column("saving_ns", "int64", "ns", "per step, mean of the ranks"),
+        Column("estimate_ns", "int64", "ns", "of the saving by the detector, mean of the ranks"),
+        Column("saving_ns", "int64", "ns", "if only this is fixed, mean of the ranks"),
+        Column("basis", "category", doc="of the saving; '' where nothing is detected"),
+        Column("scenario", "str", doc="that was replayed, '' for none"),
         Column("verdict", "str", doc="finding, or why not", prose=True),
     ),
     kind="entries",
@@ -80,6 +96,7 @@ class RankDetections(NamedTuple):
         step_ns: mean duration of a step.
         outcomes: by detector.
         cpu_only: whether the work is the host's.
+        steps: number of whole steps.
     """
 
     rank: int
@@ -87,6 +104,7 @@ class RankDetections(NamedTuple):
     step_ns: float
     outcomes: dict[str, Outcome]
     cpu_only: bool = False
+    steps: int = 1
 
 
 def rank_detections(
@@ -96,53 +114,69 @@ def rank_detections(
     context = RankContext(trace, choose_device(device, device_file) or own_device(trace))
     outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
-    return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, context.work.cpu_only)
+    return RankDetections(
+        trace.meta.rank, origin, context.step_ns, outcomes, context.work.cpu_only, context.steps
+    )
 
 
-@analyzer("findings", title="What to fix first", order=0, part=rank_detections, needs=NEEDS)
-def findings(ranks: Sequence[RankDetections], results: Mapping[str, Result]) -> Result:
+@analyzer(
+    "findings", title="What to fix first", order=0, part=rank_detections, shared=("projector",), needs=NEEDS
+)
+def findings(
+    ranks: Sequence[RankDetections], projector: Projector | Skip, results: Mapping[str, Result]
+) -> Result:
     """What should be fixed first, what does it save, and how?
 
     Args:
         ranks: from `rank_detections`, whose options are `device` and `device_file`, as for `roofline`.
+        projector: replays a step of the run under scenarios, or says why it cannot.
         results: of the analyzers that detectors read.
 
     Returns:
-        tables `findings`, `measurements` and `checks`.
+        tables `findings`, `measurements` and `checks`. meta: the replayed step and its base_ns.
 
     Raises:
         TracelensError: no such device, or the file is no device file.
     """
-    by_rank = {rank.rank: rank for rank in ranks}
-    step_ns = sum(rank.step_ns for rank in ranks) / len(ranks)
     outcomes: dict[str, Mapping[int, Detection] | str] = {
         name: item.of_run(results) if item.needs else _together(name, ranks)
         for name, item in DETECTORS.items()
     }
-    candidates = [
-        Candidate.of(item, detections, len(ranks))
-        for name, item in DETECTORS.items()
-        if not isinstance(detections := outcomes[name], str)
-    ]
-    worth = [candidate for candidate in candidates if candidate.saving_ns > max(SHOWN * step_ns, 0)]
+    replays = Replays(projector, sum(rank.step_ns for rank in ranks) / len(ranks))
+    candidates = _sized(outcomes, ranks, replays)
+    shown = {item.detector.name: item for item in candidates if item.saving.ns > SHOWN * replays.base_ns}
     rows = [
-        _row(position, finding, step_ns, by_rank, results["completeness"])
-        for position, finding in enumerate(ranked(worth, len(ranks)), start=1)
+        _row(position, finding, ranks, replays, results["completeness"])
+        for position, finding in enumerate(ranked(list(shown.values()), replays, len(ranks)), start=1)
     ]
-    verdicts = {
-        candidate.detector.name: "finding" if candidate in worth else f"below {SHOWN:.1%} of a step"
-        for candidate in candidates
-    }
     tables = {
         "findings": FINDINGS.from_rows(rows),
         "measurements": MEASUREMENTS.from_rows([*_steps(ranks), *_measured(candidates)]),
-        "checks": CHECKS.from_rows(_checked(outcomes, candidates, verdicts)),
+        "checks": CHECKS.from_rows(_checked(outcomes, candidates, shown)),
     }
     skips = [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checks`")]
     reasons = [*outcomes.values(), *(reason for rank in ranks for reason in rank.outcomes.values())]
     failures = {reason.part: reason for reason in reasons if isinstance(reason, Failure)}
     skips += [Skip(part, failure) for part, failure in failures.items()]
-    return result(tables, skips)
+    return Result("findings", "", tables, skips=(*skips, *replays.skips), meta=replays.meta)
+
+
+def _sized(
+    outcomes: Mapping[str, Mapping[int, Detection] | str],
+    ranks: Sequence[RankDetections],
+    replays: Replays,
+) -> list[Candidate]:
+    """What was detected, replayed where the estimate is worth it."""
+    steps = {rank.rank: StepTime(rank.step_ns, rank.steps) for rank in ranks}
+    candidates = [
+        Candidate.of(item, detections, steps, replays.base_ns, replays.step_count)
+        for name, item in DETECTORS.items()
+        if not isinstance(detections := outcomes[name], str)
+    ]
+    return [
+        replays.sized(item) if item.saving.ns > max(SHOWN * replays.base_ns, 0) else item
+        for item in candidates
+    ]
 
 
 def _together(name: str, ranks: Sequence[RankDetections]) -> Mapping[int, Detection] | str:
@@ -155,27 +189,32 @@ def _together(name: str, ranks: Sequence[RankDetections]) -> Mapping[int, Detect
 def _row(
     position: int,
     finding: Ranked,
-    step_ns: float,
-    ranks: Mapping[int, RankDetections],
+    ranks: Sequence[RankDetections],
+    replays: Replays,
     doubts: Result,
 ) -> dict[str, Any]:
-    candidate, cause = finding.candidate, finding.cause
-    worst = candidate.worst
-    detection = doubted(candidate.detections, worst, doubts)
-    cpu_only = any(rank.cpu_only for rank in ranks.values())
+    candidate, cause, saving = finding.candidate, finding.cause, finding.candidate.saving
+    worst, by_rank = candidate.worst, {rank.rank: rank for rank in ranks}
+    detection = doubted(trusted(candidate, replays), worst, doubts)
+    cpu_only = any(rank.cpu_only for rank in ranks)
     prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at_ns = -1
-    if worst in ranks and detection.where.total:
+    if worst in by_rank and detection.where.total:
         longest = int(np.argmax(detection.where.end - detection.where.start))
-        at_ns = int(detection.where.start[longest]) - ranks[worst].origin
+        at_ns = int(detection.where.start[longest]) - by_rank[worst].origin
     return {
         "position": position,
         "finding": candidate.detector.title,
-        "saving_ns": round(candidate.saving_ns),
-        "fraction": min(candidate.saving_ns / max(step_ns, 1), 1.0),
         "additional_ns": round(finding.additional_ns),
+        "fraction": min(finding.additional_ns / max(replays.base_ns, 1), 1.0),
+        "saving_ns": round(saving.ns),
+        "low_ns": round(saving.low_ns),
+        "high_ns": round(saving.high_ns),
+        "basis": saving.basis,
+        "scenario": saving.scenario,
         "confidence": detection.confidence,
         "evidence": f"{prefix}{detection.evidence}{_explained(finding)}",
+        "upper_bound": saving.upper_bound,
         "remedy": (cpu_only and candidate.detector.host_remedy) or candidate.detector.remedy,
         "worst_rank": worst,
         "ts_ns": at_ns,
@@ -205,23 +244,49 @@ def _measured(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
         {"rank": rank, "detector": candidate.detector.name, "measure": measure, "value": value, "unit": unit}
         for candidate in candidates
         for rank, detection in sorted(candidate.detections.items())
-        for measure, value, unit in (*detection.quantities, ("saving", float(detection.saving_ns), "ns"))
+        for measure, value, unit in (*detection.quantities, ("estimate", float(detection.saving_ns), "ns"))
     ]
 
 
 def _checked(
     outcomes: Mapping[str, Mapping[int, Detection] | str],
     candidates: Sequence[Candidate],
-    verdicts: Mapping[str, str],
+    shown: Mapping[str, Candidate],
 ) -> list[dict[str, Any]]:
-    saving = {candidate.detector.name: candidate.saving_ns for candidate in candidates}
+    by_name = {candidate.detector.name: candidate for candidate in candidates}
     return [
         {
             "detector": name,
             "signature": item.doc,
             "ranks": 0 if isinstance(outcome := outcomes[name], str) else len(outcome),
-            "saving_ns": round(saving.get(name, 0)),
-            "verdict": outcome if isinstance(outcome, str) else verdicts[name],
+            **_sizes(by_name.get(name)),
+            "verdict": outcome if isinstance(outcome, str) else _verdict(by_name[name], name in shown),
         }
         for name, item in DETECTORS.items()
     ]
+
+
+def _sizes(candidate: Candidate | None) -> dict[str, Any]:
+    """Columns of a check: what was estimated and what the replay gave."""
+    if candidate is None:
+        return {"estimate_ns": 0, "saving_ns": 0, "basis": "", "scenario": ""}
+    saving = candidate.saving
+    return {
+        "estimate_ns": round(candidate.estimated_ns),
+        "saving_ns": round(saving.ns),
+        "basis": saving.basis,
+        "scenario": saving.scenario,
+    }
+
+
+def _verdict(candidate: Candidate, is_finding: bool) -> str:
+    """Whether a detection is a finding, and if not, why."""
+    saving = candidate.saving
+    if is_finding:
+        return "finding"
+    if not saving.scenario:
+        return f"below {SHOWN:.1%} of a step"
+    return (
+        f"{duration(candidate.estimated_ns)} estimated, but replayed under {saving.scenario} the step "
+        f"gains {duration(saving.ns)}, below {SHOWN:.1%} of it: it waits for something else"
+    )

@@ -1,8 +1,11 @@
-"""The order of the findings: by what each adds to those above it, symptoms below their causes.
+"""The order of the findings: by the step time that each saves when those above it are fixed, most first.
 
 A symptom (a GPU that waits for launches, many small kernels, an exposed all-to-all) and its cause (a loop
-over experts, a host that blocks, a late rank) are often one stretch of time. Causes share the time among
-themselves first, symptoms what is left.
+over experts, a host that blocks, a late rank) are often one stretch of time. What both save together is less
+than the sum; the replay of both scenarios says how much. Causes count first, symptoms add to all of them.
+
+Upper bounds, which no replay sizes, share what the replayed findings leave of the step, again causes first.
+A replayed finding takes of the time that it is about as large a share as it adds to the others.
 """
 
 from __future__ import annotations
@@ -10,43 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tracelens.findings.detectors import JOB, Detection, Detector
+from tracelens.findings.candidates import Candidate, explaining, mean_of_ranks, overlap_ns
+from tracelens.findings.replays import Replays
 from tracelens.trace import Union, both
-
-_MOST = 0.5
-"""A cause that overlaps more than this share of a symptom's time explains it."""
-
-
-class Candidate(NamedTuple):
-    """What a detector found on all ranks.
-
-    Attributes:
-        detector: that found it.
-        detections: by rank, or JOB.
-        saving_ns: per step, mean of the ranks.
-    """
-
-    detector: Detector
-    detections: Mapping[int, Detection]
-    saving_ns: float
-
-    @classmethod
-    def of(cls, detector: Detector, detections: Mapping[int, Detection], ranks: int) -> Candidate:
-        saving = {rank: detection.saving_ns for rank, detection in detections.items()}
-        return cls(detector, detections, _mean(saving, ranks))
-
-    @property
-    def worst(self) -> int:
-        return max(self.detections, key=lambda rank: self.detections[rank].saving_ns)
 
 
 class Ranked(NamedTuple):
-    """A candidate in its place.
+    """A candidate in its position.
 
     Attributes:
         candidate: that is ranked.
-        additional_ns: per step, of its saving, what no other candidate has claimed before.
-        cause: that explains most of a symptom, None where none does.
+        additional_ns: what it saves when those above it are fixed; at most its own saving.
+        cause: above it, that overlaps most of a symptom's time; None where none does.
         explained: share of the symptom's time that is the cause's.
     """
 
@@ -56,77 +34,89 @@ class Ranked(NamedTuple):
     explained: float = 0.0
 
 
-def ranked(candidates: Sequence[Candidate], ranks: int) -> Iterator[Ranked]:
-    """The candidates by what they add, each symptom behind all causes that overlap most of its time."""
-    causes = [candidate for candidate in candidates if not candidate.detector.symptom]
-    symptoms = [candidate for candidate in candidates if candidate.detector.symptom]
+def ranked(candidates: Sequence[Candidate], replays: Replays, ranks: int) -> Iterator[Ranked]:
+    """The candidates by what they add, most first."""
+    replayed = _replayed([one for one in candidates if one.saving.scenario], replays)
+    bounds = _bounds([one for one in candidates if not one.saving.scenario], replayed, replays.base_ns, ranks)
+    above: list[Candidate] = []
+    for candidate, additional_ns in sorted([*replayed, *bounds], key=_precedence):
+        causes = explaining(candidate, above) if candidate.detector.symptom else []
+        explained, cause = causes[0] if causes else (0.0, None)
+        yield Ranked(candidate, additional_ns, cause, explained)
+        if not candidate.detector.symptom:
+            above.append(candidate)
+
+
+Addition = tuple[Candidate, float]
+"""A candidate, and what it saves when others are fixed, ns."""
+
+
+def _precedence(addition: Addition) -> tuple[float, bool, bool, float]:
+    candidate, additional_ns = addition
+    saving = candidate.saving
+    return -additional_ns, candidate.detector.symptom, not saving.scenario, -saving.ns
+
+
+def _replayed(candidates: Sequence[Candidate], replays: Replays) -> list[Addition]:
+    """Candidates with scenarios: each time the one that adds most to those before it, symptoms after causes.
+
+    What a candidate adds is taken to shrink as others are fixed, so it is replayed again only when it would
+    be next. Where two of them help each other, the second counts for no more than it saves by itself.
+    """
+    result: list[Addition] = []
+    most_ns = {id(candidate): candidate.saving.ns for candidate in candidates}
+    # How many were fixed when a candidate was last replayed.
+    fixed_then = dict.fromkeys(most_ns, 0)
+    for symptoms in (False, True):
+        remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
+        while remaining:
+            candidate = min(remaining, key=lambda one: _precedence((one, most_ns[id(one)])))
+            if fixed_then[id(candidate)] == len(result):
+                result.append((candidate, most_ns[id(candidate)]))
+                remaining.remove(candidate)
+                continue
+            fixed = [other.saving.scenario for other, _ in result]
+            gain_ns = replays.step_ns(fixed) - replays.step_ns([*fixed, candidate.saving.scenario])
+            most_ns[id(candidate)] = max(min(most_ns[id(candidate)], gain_ns), 0.0)
+            fixed_then[id(candidate)] = len(result)
+    return result
+
+
+def _bounds(
+    candidates: Sequence[Candidate], replayed: Sequence[Addition], base_ns: float, ranks: int
+) -> list[Addition]:
+    """What upper bounds add to all replayed findings; together no more than these leave of the step."""
     claimed: dict[int, Union] = {}
-    waiting = [*_by_addition(causes, claimed, ranks), *_by_addition(symptoms, claimed, ranks)]
-    explaining = {id(symptom): _explaining(symptom, causes) for symptom in symptoms}
-    placed: set[int] = set()
-    while waiting:
-        free = [
-            index
-            for index, (candidate, _) in enumerate(waiting)
-            if all(id(cause) in placed for _, cause in explaining.get(id(candidate), ()))
-        ]
-        candidate, additional = waiting.pop(
-            max(free, key=lambda index: (waiting[index][1], waiting[index][0].saving_ns))
-        )
-        placed.add(id(candidate))
-        explained, cause = max(
-            explaining.get(id(candidate), ()), key=lambda item: item[0], default=(0.0, None)
-        )
-        yield Ranked(candidate, additional, cause, explained)
+    left_ns = max(base_ns - sum(additional_ns for _, additional_ns in replayed), 0.0)
+    result: list[Addition] = []
+    for symptoms in (False, True):
+        remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
+        while remaining:
+            added = [(one, _unclaimed(one, claimed, replayed, ranks)) for one in remaining]
+            candidate, additional_ns = min(added, key=_precedence)
+            remaining.remove(candidate)
+            result.append((candidate, min(additional_ns, left_ns)))
+            left_ns -= result[-1][1]
+            for rank, detection in candidate.detections.items():
+                claimed[rank] = both(claimed.get(rank, detection.where), detection.where)
+    return result
 
 
-def _by_addition(
-    candidates: Sequence[Candidate], claimed: dict[int, Union], ranks: int
-) -> Iterator[tuple[Candidate, float]]:
-    """Each time the candidate that adds most to what is claimed, and what it adds; then it claims its own."""
-    remaining = list(candidates)
-    while remaining:
-        added = [_additional(candidate, claimed, ranks) for candidate in remaining]
-        best = max(range(len(remaining)), key=lambda index: (added[index], remaining[index].saving_ns))
-        candidate = remaining.pop(best)
-        yield candidate, added[best]
-        for rank, detection in candidate.detections.items():
-            claimed[rank] = both(claimed.get(rank, detection.where), detection.where)
-
-
-def _additional(candidate: Candidate, claimed: Mapping[int, Union], ranks: int) -> float:
-    """What a candidate saves of the time that no other has claimed."""
+def _unclaimed(
+    candidate: Candidate, claimed: Mapping[int, Union], replayed: Sequence[Addition], ranks: int
+) -> float:
+    """What a candidate's estimate has left of the time that others have not claimed."""
     free = {}
     for rank, detection in candidate.detections.items():
-        total, claimed_ns = detection.where.total, 0
-        if total and rank in claimed:
-            claimed_ns = _overlap_ns(detection.where, claimed[rank])
-        free[rank] = detection.saving_ns * (1 - claimed_ns / max(total, 1))
-    return _mean(free, ranks)
-
-
-def _explaining(symptom: Candidate, causes: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-    """The causes that overlap most of a symptom's time on all ranks, with that share."""
-    total = sum(detection.where.total for detection in symptom.detections.values())
-    shares = [
-        (
-            sum(
-                _overlap_ns(detection.where, cause.detections[rank].where)
-                for rank, detection in symptom.detections.items()
-                if rank in cause.detections
-            )
-            / max(total, 1),
-            cause,
+        total = max(detection.where.total, 1)
+        of_bounds = overlap_ns(detection.where, claimed[rank]) if rank in claimed else 0
+        of_replayed = sum(
+            overlap_ns(detection.where, other.detections[rank].where)
+            * min(additional_ns / max(mean_of_ranks(other.lost_ns, ranks), 1), 1.0)
+            for other, additional_ns in replayed
+            if rank in other.detections
         )
-        for cause in causes
-    ]
-    return [(share, cause) for share, cause in shares if share > _MOST]
-
-
-def _overlap_ns(where: Union, other: Union) -> int:
-    return int(other.covered(where.start, where.end).sum())
-
-
-def _mean(values: Mapping[int, float], ranks: int) -> float:
-    """Mean over the ranks, those without a value as 0; what is of the job as a whole counts as it is."""
-    return sum(values.values()) / (1 if JOB in values else ranks)
+        free[rank] = (
+            candidate.estimate_ns[rank] * (1 - of_bounds / total) * (1 - min(of_replayed / total, 1.0))
+        )
+    return min(mean_of_ranks(free, ranks), candidate.saving.ns)

@@ -1,7 +1,19 @@
 """What if: the run as a graph, replayed with changes."""
 
-from tracelens.what_if.replay import Projection, Projector
-from tracelens.what_if.scenario import SCENARIOS, NotApplicable, parse_request
+from tracelens.what_if.replay import DOUBTFUL, Projection, Projector, Replay, doubt, reliability_warning
+from tracelens.what_if.scenario import SCENARIOS, NotApplicable, ScenarioRequest, parse_request
 from tracelens.what_if.whatif import whatif
 
-__all__ = ["SCENARIOS", "NotApplicable", "Projection", "Projector", "parse_request", "whatif"]
+__all__ = [
+    "DOUBTFUL",
+    "SCENARIOS",
+    "NotApplicable",
+    "Projection",
+    "Projector",
+    "Replay",
+    "ScenarioRequest",
+    "doubt",
+    "parse_request",
+    "reliability_warning",
+    "whatif",
+]

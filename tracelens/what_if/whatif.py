@@ -33,7 +33,7 @@ from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
 from tracelens.trace import Run
 from tracelens.what_if.graph import build
-from tracelens.what_if.replay import Outcome, Replay, reliability_warning
+from tracelens.what_if.replay import Outcome, Projector, Replay, reliability_warning
 from tracelens.what_if.scenario import (
     NotApplicable,
     ScenarioContext,
@@ -79,7 +79,7 @@ def whatif(
     """
     requests = [parse_request(text) for text in scenarios] or default_requests()
     recorded = build(run, device, device_file)
-    replay = Replay(recorded, ScenarioContext(recorded, run.traces), step)
+    replay = Replay(Projector(recorded, ScenarioContext(recorded, run.traces), step))
     outcomes, not_applicable = _outcomes(replay, requests, progress)
     skips = [*recorded.collectives.aligned.skips, *recorded.skips, *not_applicable]
     tables = replay.tables(outcomes)

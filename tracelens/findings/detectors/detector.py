@@ -46,6 +46,8 @@ class Detection(NamedTuple):
             once.
         evidence: the figures in a sentence or two.
         confidence: in the saving.
+        scenario: the what-if request that its remedy is, where that depends on what is measured; "" if none
+            is, None for the detector's.
     """
 
     quantities: tuple[Quantity, ...]
@@ -53,6 +55,7 @@ class Detection(NamedTuple):
     where: Union
     evidence: str
     confidence: Confidence
+    scenario: str | None = None
 
 
 Outcome = Detection | str
@@ -71,7 +74,9 @@ class Detector:
         needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
         launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
         host_remedy: what to do about it there, "" where that is the same.
-        symptom: whether others may be its cause: what overlaps it claims their common time first.
+        symptom: whether others may be its cause.
+        scenario: the what-if request that its remedy is, whose replay sizes the saving; "" if none models
+            it. A detection may name another.
         function: (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason.
     """
 
@@ -84,6 +89,7 @@ class Detector:
     launching: bool = False
     host_remedy: str = ""
     symptom: bool = False
+    scenario: str = ""
 
     def of_rank(self, context: RankContext) -> Outcome:
         if self.launching and context.work.cpu_only:
@@ -106,6 +112,7 @@ DETECTORS: Registry[Detector] = Registry("detector", "tracelens.findings.detecto
 def detector(
     name: str,
     *,
+    scenario: str = "",
     title: str,
     remedy: str,
     needs: Sequence[str] = (),
@@ -117,6 +124,8 @@ def detector(
 
     Args:
         name: in the tables.
+        scenario: the what-if request that the remedy is, as in `project whatif --scenario`; its replay gives
+            the saving. A Detection may name another.
         title: of its finding.
         remedy: what to do about it.
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
@@ -127,7 +136,9 @@ def detector(
 
     def keep(function: Callable[..., Any]) -> Detector:
         doc = (function.__doc__ or name).strip().splitlines()[0]
-        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, host_remedy, symptom)
+        item = Detector(
+            name, title, remedy, doc, tuple(needs), function, launching, host_remedy, symptom, scenario
+        )
         DETECTORS.add(name, item, function.__module__)
         return item
 

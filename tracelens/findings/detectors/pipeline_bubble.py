@@ -70,6 +70,7 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
 
 @detector(
     "pipeline_ramp",
+    scenario="vpp",
     title="Pipeline ramp: stages idle while it fills and drains",
     remedy="More model chunks a rank (interleaved 1F1B: Megatron --num-layers-per-virtual-pipeline-stage or "
     "--num-virtual-stages-per-pipeline-rank, VPP), more micro-batches a step, fewer stages, or a zero-bubble "
@@ -100,12 +101,14 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
             f"{bubble.mean('bubble_fraction'):.1%} of the phase, theory {now:.1%}, with {2 * chunks} chunks "
             f"{then:.1%}"
         )
-        detections[rank] = bubble.detection("ramp", saving, evidence, "medium")
+        detection = bubble.detection("ramp", saving, evidence, "medium")
+        detections[rank] = detection._replace(scenario=f"vpp={2 * chunks}")
     return detections
 
 
 @detector(
     "pipeline_imbalance",
+    scenario="balanced_stages",
     title="Pipeline stages of unequal work",
     remedy="Move layers from the slowest stage to the others (Megatron --pipeline-model-parallel-layout, "
     "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers; embedding, loss and dense "

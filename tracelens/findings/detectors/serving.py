@@ -26,6 +26,7 @@ _EXPOSED = 0.1
 
 @detector(
     "serving_phases",
+    scenario="prefill_delayer",
     title="Ranks prefill while others decode",
     remedy="Let the data-parallel ranks agree on when to prefill (ATOM's PrefillDelayer: hold a prefill "
     "until most ranks have one, bounded by waiting ticks and the KV cache's low watermark), so that all "
@@ -116,6 +117,7 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "serving_two_batch",
+    scenario="two_batch_overlap",
     title="Exposed communication in serving steps",
     remedy="Split the batch in two and let one half compute while the other communicates (ATOM: two-batch "
     "overlap, TBO, over all-gather / reduce-scatter as well as all-to-all); split by tokens, not requests, "

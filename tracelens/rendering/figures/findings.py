@@ -1,4 +1,4 @@
-"""What the findings would save, and how much of it is left when those above are fixed."""
+"""What each finding saves, and how much of it is left when others are fixed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _LIGHTER = "rgba(74,116,216,0.3)"
 @figure("findings")
 @needs("findings", "finding", "saving_ns", "additional_ns", "fraction")
 def findings(ranked: Table) -> list[Figure]:
-    """Table `findings`: one bar each; solid is what it saves after those above it, lighter the rest."""
+    """Table `findings`: one bar each; solid is what it adds to others, lighter what they save as well."""
     first = ranked.take(slice(_TOP))
     saving = first.array("saving_ns")
     added = np.minimum(first.array("additional_ns"), saving)
-    share = first.array("fraction") / np.maximum(saving, 1)
-    parts = {"additional to those above": added, "saved by those above as well": saving - added}
+    # Shares are of one step, so they are to its savings as the largest is to its own.
+    share = float(first.array("fraction").max(initial=0.0)) / max(int(added.max(initial=0)), 1)
+    parts = {"in addition to others": added, "saved by others as well": saving - added}
     truncation = f" (the first {_TOP} of {len(ranked)})" if len(ranked) > _TOP else ""
     drawn = stacked_bars(
-        f"Saving of a step, if only this were fixed{truncation}",
+        f"Step time that each finding saves{truncation}",
         first.texts("finding"),
         parts,
         {name: ns * share for name, ns in parts.items()},

@@ -2,6 +2,15 @@
 
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.replay.projector import Projection, Projector
-from tracelens.what_if.replay.replay import Outcome, Replay, reliability_warning
+from tracelens.what_if.replay.replay import DOUBTFUL, Outcome, Replay, doubt, reliability_warning
 
-__all__ = ["Outcome", "Projection", "Projector", "Replay", "labels", "reliability_warning"]
+__all__ = [
+    "DOUBTFUL",
+    "Outcome",
+    "Projection",
+    "Projector",
+    "Replay",
+    "doubt",
+    "labels",
+    "reliability_warning",
+]

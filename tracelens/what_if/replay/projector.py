@@ -46,6 +46,7 @@ class Projector:
 
     Attributes:
         window: the step.
+        step_count: number of recorded steps in it: 1, or all of a serving engine.
         single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
         step: its replay.
         alternatives: replays of the other steps they cover.
@@ -58,6 +59,7 @@ class Projector:
         serves = any(rank.serves for rank in self.graph.ranks)
         step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
+        self.step_count = len(recorded.windows) if step == ALL else 1
         self.single_step_reason = _single_step_reason(recorded, step, serves)
         self.step = StepReplay(self.graph, self.window)
         others = [] if self.single_step_reason else recorded.windows
@@ -76,14 +78,7 @@ class Projector:
             NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.
             TracelensError: a duration would exceed that of any step.
         """
-        edit = Edit.of(self.graph)
-        try:
-            assumed = [item.change(self.context, edit, argument) for item, argument in request.parts]
-        except TooLong as error:
-            raise TracelensError(
-                f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
-                "measured ones"
-            ) from error
+        edit, assumed = self._edited(request)
         replays = {delays: self.step.extents(edit, delays) for delays in get_args(Delays)}
         step_ns = mean_ns(spans(replays["typical"]))
         if step_ns <= 0:
@@ -97,6 +92,22 @@ class Projector:
             ),
         ]
         return Projection(request, assumed, edit, replays, step_ns, min(steps), max(steps))
+
+    def step_ns(self, request: ScenarioRequest) -> int:
+        """The `step_ns` of a projection alone, several times as fast; raises as `project`."""
+        edit, _ = self._edited(request)
+        return mean_ns(spans(self.step.extents(edit, "typical")))
+
+    def _edited(self, request: ScenarioRequest) -> tuple[Edit, list[str]]:
+        """What a request changes in the graph, and what it assumes."""
+        edit = Edit.of(self.graph)
+        try:
+            return edit, [item.change(self.context, edit, argument) for item, argument in request.parts]
+        except TooLong as error:
+            raise TracelensError(
+                f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
+                "measured ones"
+            ) from error
 
 
 def spans(extents: Sequence[Extent]) -> Int:

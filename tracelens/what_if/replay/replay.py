@@ -36,11 +36,11 @@ from tracelens.what_if.replay.tables import (
     path_rows,
     trust_row,
 )
-from tracelens.what_if.scenario import ScenarioContext, ScenarioRequest
+from tracelens.what_if.scenario import ScenarioRequest
 
 Rows = dict[str, Any]
 
-_DOUBTFUL = 0.1
+DOUBTFUL = 0.1
 """Largest trusted share of a step; recordings of all ranks and several steps stay within 1/40."""
 
 REPLAYS = {
@@ -70,9 +70,9 @@ class Replay:
         unexplained: of each rank, time on its critical path that nothing explains, ns by kind of node.
     """
 
-    def __init__(self, recorded: Recorded, context: ScenarioContext, step: str | None) -> None:
-        self.graph = recorded.graph
-        self.projector = Projector(recorded, context, step)
+    def __init__(self, projector: Projector) -> None:
+        recorded = projector.context.recorded
+        self.graph, self.projector = recorded.graph, projector
         self.names = labels(recorded)
         same = Edit.of(self.graph)
         self.before: Mapping[str, int] = {}
@@ -184,10 +184,16 @@ class Replay:
         return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
 
 
+def doubt(explained: Table) -> float:
+    """Share of the step that the graph does not explain or that its replay misses, from EXPLAINED."""
+    missed, unexplained = explained.array("error"), explained.array("unexplained_fraction")
+    return max(float(unexplained.max()), float(np.abs(missed).max()))
+
+
 def reliability_warning(explained: Table) -> str:
     """Why projections are unreliable, from EXPLAINED; "" if the graph explains the step."""
     missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction").max())
-    if max(unexplained, float(np.abs(missed).max())) <= _DOUBTFUL:
+    if doubt(explained) <= DOUBTFUL:
         return ""
     return (
         f"projections are unreliable: {unexplained:.0%} of the critical path is unexplained, and from "

@@ -30,6 +30,7 @@ _ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatt
 
 @detector(
     "exposed_all_to_all",
+    scenario="all_to_all_hidden",
     title="Exposed all-to-all",
     remedy="Overlap the all-to-all of one micro-batch with the computation of another (1F1B overlap: "
     "--overlap_moe_expert_parallel_comm; two-batch overlap in serving), and send each token only once per "

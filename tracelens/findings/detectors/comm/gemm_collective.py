@@ -13,6 +13,7 @@ from tracelens.units import duration
 
 @detector(
     "gemm_collective",
+    scenario="gemm_collective_overlap",
     title="GEMMs do not overlap their collectives",
     remedy="Fuse or overlap them tile by tile: GEMM + reduce-scatter and all-gather + GEMM kernels (Megatron "
     "--tp-comm-overlap with sequence parallelism, torch symmetric memory with async TP, Triton-distributed / "

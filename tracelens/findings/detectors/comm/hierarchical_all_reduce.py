@@ -17,6 +17,7 @@ from tracelens.units import duration
 
 @detector(
     "hierarchical_all_reduce",
+    scenario="hierarchical_all_reduce",
     title="Collectives across hosts in one flat ring",
     remedy="Use a hierarchical algorithm: reduce-scatter within the host, all-reduce of each rank's part "
     "across hosts, all-gather within the host (NCCL_ALGO=Tree comes close; HSDP or "

@@ -34,9 +34,15 @@ UNEXPLAINED = ("inherited", "unknown")
 
 NOBODY = "no significant straggler"
 
+_BLAMED = 0.1
+"""A rank with a smaller share of the waiting is not worth a scenario."""
+_MOST = 0.9
+"""Waiting with this share of causes that a steady pace removes."""
+
 
 @detector(
     "stragglers",
+    scenario="median_pace",
     title="Ranks wait for late ranks",
     remedy="Silent host: see what its Python does there (record with stack=True): data, logging, saving, "
     "unrecorded garbage collection (Megatron --manual-gc --manual-gc-interval on all ranks), other processes "
@@ -56,6 +62,7 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
 
 @detector(
     "stragglers_load",
+    scenario="balanced",
     title="Ranks wait for ranks with more work",
     remedy="Balance the work: token routing (auxiliary loss, router bias, expert placement by load), "
     "sequences by length, layers by time.",
@@ -81,6 +88,7 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
 
 @detector(
     "stragglers_noise",
+    scenario="median_pace",
     title="Ranks wait for each other, without a significant straggler",
     remedy="Check what hits ranks at different times: garbage collection (Megatron --manual-gc "
     "--manual-gc-interval on all ranks), launches (NUMA binding, HSA_KERNARG_POOL_SIZE=12582912), clocks. "
@@ -134,9 +142,34 @@ def _waiting(
         rest = NOBODY
     elif significance is not None and not certain.any():
         confidence, rest = "low", "too few steps to tell this from noise"
+    scenario = None
+    if significance is not None:
+        scenario = _all_paced(lost, for_causes, counted) if rest == NOBODY else _paced(lost, for_causes)
+    masks = counted, for_causes
     return {
-        rank: _detection(lost, rank, (counted, for_causes), causes, steps, confidence, rest) for rank in ranks
+        rank: _detection(lost, rank, masks, causes, steps, confidence, rest)._replace(scenario=scenario)
+        for rank in ranks
     }
+
+
+def _paced(lost: Table, for_causes: Bool) -> str:
+    """The what-if request in which the late ranks take no longer than the others; their own causes only."""
+    if not for_causes.any() or not lost.coded("cause").mask(EXPLAINED.__contains__)[for_causes].all():
+        return ""
+    ranks, index = np.unique(lost.array("late_rank")[for_causes], return_inverse=True)
+    blamed = np.bincount(index, weights=lost.array("dur_ns")[for_causes])
+    worst = np.flatnonzero(blamed >= _BLAMED * blamed.sum())
+    return "+".join(f"median_pace={ranks[row]}" for row in worst[np.argsort(-blamed[worst])].tolist())
+
+
+def _all_paced(lost: Table, for_causes: Bool, counted: Bool) -> str:
+    """The what-if request in which no rank is later than the others, if that is what ranks wait for.
+
+    A rank that has more to do is later for a reason that a steady pace does not remove.
+    """
+    dur, cause = lost.array("dur_ns"), lost.coded("cause")
+    random_ns = dur[for_causes & ~cause.equals("extra_work")].sum()
+    return "median_pace" if random_ns >= _MOST * dur[counted].sum() else ""
 
 
 def _verdicts(stragglers: Result) -> NDArray[np.str_]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from glob import escape
 
 import numpy as np
 
 from tracelens.analysis.host import CODE
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Union, both, enclosing_op, union
@@ -20,6 +21,7 @@ _MOST = 0.9
 
 @detector(
     "moe_blocking_calls",
+    scenario="sync_free",
     title="Blocking calls in MoE layers",
     remedy="Keep sizes on the GPU: sync-free MoE layers (Primus' turbo_sync_free_moe_stage 1 to 3: "
     "moe_permutation_fusion, use_turbo_deepep with use_cuda_num_token_per_expert and num_worst_tokens, "
@@ -74,6 +76,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
 
 @detector(
     "other_blocking_calls",
+    scenario="no_blocking",
     title="Blocking calls outside MoE layers",
     remedy="Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
     "norms on the GPU, copy with non_blocking=True from pinned memory.",
@@ -101,6 +104,7 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
         f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > _MOST * where.total else "medium",
+        _without(context, calls, inside),
     )
 
 
@@ -135,10 +139,43 @@ def _consequence(context: RankContext, meanwhile: Union, refill: Union) -> str:
     return f"{text}, not counted since launches are late everywhere" if context.is_launch_bound else text
 
 
+def _without(context: RankContext, calls: Blocking, mask: Bool) -> str:
+    """The what-if request in which these calls do not wait, but those in MoE layers do.
+
+    Where none is in an MoE layer, no call waits; else those of the op with most waiting, if calls in MoE
+    layers are not in it. "" if names do not tell them apart.
+    """
+    in_layers = calls.event[calls.layer_pass >= 0]
+    if not len(in_layers):
+        return "no_blocking"
+    blocked_ns: Counter[str] = Counter()
+    for name, ns in zip(_names(context, calls.event[mask]), calls.blocked_ns[mask].tolist(), strict=True):
+        blocked_ns[name] += ns
+    ((name, _),) = blocked_ns.most_common(1)
+    return "" if name in _all_names(context, in_layers) else f"no_blocking={escape(name)}"
+
+
+def _all_names(context: RankContext, event: Int) -> set[str]:
+    """Names of calls and of all ops around them."""
+    events, around = context.trace.arrays, context.trace.once(enclosing_op)
+    codes, row = set[int](), event
+    while len(row):
+        codes.update(np.unique(events.name[row]).tolist())
+        # The op around the calls first, then the one around its parent.
+        op = around[row if row is event else events.parent[row][events.parent[row] >= 0]]
+        row = np.unique(op[op >= 0])
+    return {events.names[code] for code in codes}
+
+
 def _ops(context: RankContext, calls: Blocking, mask: Bool) -> str:
     """The ops, or calls where there is none around them, with the most blocking calls."""
-    events = context.trace.arrays
-    around = context.trace.once(enclosing_op)[calls.event[mask]]
-    rows = np.where(around >= 0, around, calls.event[mask])
-    names = Counter(events.names[code] for code in events.name[rows].tolist())
+    names = Counter(_names(context, calls.event[mask]))
     return ", ".join(name for name, _ in names.most_common(_OPS))
+
+
+def _names(context: RankContext, event: Int) -> list[str]:
+    """The innermost op around each of these calls, or the call where there is none."""
+    events = context.trace.arrays
+    around = context.trace.once(enclosing_op)[event]
+    rows = np.where(around >= 0, around, event)
+    return [events.names[code] for code in events.name[rows].tolist()]

@@ -18,6 +18,7 @@ _EVENT = "Python GC"
 
 @detector(
     "garbage_collection",
+    scenario="no_garbage_collection",
     title="Garbage collection stalls the host",
     remedy="Collect manually: gc.disable(), gc.freeze() once the model is built, and gc.collect() every N "
     "steps, in the same step on all ranks, so that they pause together (Megatron: --manual-gc with "

@@ -22,6 +22,7 @@ to the start on an idle GPU it takes 5 to 35 us."""
 
 @detector(
     "launch_bound",
+    scenario="step_graph",
     title="Launch-bound: the GPU waits for the host to launch",
     remedy="Bind each process to its GPU's NUMA node (numactl --cpunodebind/--membind; "
     "ENABLE_NUMA_BINDING=1 in Primus); on ROCm enlarge the kernel-argument pool "

@@ -42,6 +42,7 @@ _ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
 
 @detector(
     "loss_unfused",
+    scenario="fused_loss",
     title="Cross-entropy loss runs kernel by kernel",
     remedy="Fuse the loss into one kernel that keeps the logits' own type (Megatron: "
     "--cross-entropy-loss-fusion, with --cross-entropy-fusion-impl te; Primus: the loss fusion helper; else "

@@ -17,6 +17,7 @@ _SHOWN = 3
 
 @detector(
     "recompute",
+    scenario="no_recompute",
     title="Activations are recomputed",
     remedy="Recompute less: only what is cheap to redo and large to keep (selective recompute of attention "
     "or MoE activations; Megatron: --recompute-granularity selective with --recompute-modules), or only as "

@@ -29,6 +29,7 @@ class _Spans(NamedTuple):
 
 @detector(
     "expert_loop",
+    scenario="grouped_gemm",
     title="Expert loop",
     remedy="Compute all experts in one grouped GEMM: Primus' use_turbo_groupmlp, "
     "Megatron-LM --moe-grouped-gemm, torch._grouped_mm, or Hugging Face's grouped experts implementation.",

@@ -18,6 +18,7 @@ _EVEN = 1.02
 
 @detector(
     "token_imbalance",
+    scenario="balanced",
     title="Tokens are spread unevenly over ranks",
     remedy="Balance the routing: auxiliary loss or bias-corrected router, expert placement by load (EPLB), "
     "redundant copies of busy experts, or a capacity limit; --moe_router_force_load_balancing shows what it "

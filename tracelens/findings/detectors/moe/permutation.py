@@ -17,6 +17,7 @@ _SMALL_NS = 10_000
 
 @detector(
     "permute_unfused",
+    scenario="fused_permute",
     title="Unfused permutation of tokens",
     remedy="Sort and move tokens with fused kernels: moe_permutation_fusion (Transformer Engine, Primus), "
     "or Triton permute kernels.",
@@ -49,6 +50,7 @@ def permute_unfused(context: RankContext) -> Outcome:
 
 @detector(
     "router_unfused",
+    scenario="fused_router",
     title="Unfused router",
     remedy="Route with one kernel: fused_group_topk_routing_with_aux_score (Primus), moe_router_fusion "
     "(Megatron-LM with Transformer Engine), or a topk-softmax kernel in serving.",

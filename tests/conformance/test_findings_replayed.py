@@ -1,0 +1,74 @@
+"""What a finding promises is what `project whatif` prints, on every trace; and findings are in that order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tracelens
+from tests.conformance.test_step_lengths import runs
+from tracelens.table.result import Result
+from tracelens.trace.run import Run
+
+
+@pytest.fixture(scope="module", params=runs())
+def findings(request: pytest.FixtureRequest) -> tuple[Run, Result]:
+    path: Path = request.param
+    run = tracelens.load(path)
+    return run, tracelens.analyze(run, "findings")
+
+
+def test_a_saving_is_what_whatif_prints(findings: tuple[Run, Result]) -> None:
+    """Of findings, and of detections that the replay shows to be none."""
+    run, result = findings
+    rows, checked = result["findings"], result["checks"]
+    scenarios = sorted({*rows["scenario"], *checked["scenario"]} - {""})
+    if not scenarios:
+        pytest.skip("nothing of this trace is replayed")
+    projected = tracelens.whatif(run, scenarios)
+    table = projected["whatif"].set_index("scenario")
+    assert set(table.index) == set(scenarios)
+    assert projected.meta["step"] == result.meta["step"]
+    for row in rows[rows["scenario"] != ""].itertuples():
+        same = table.loc[row.scenario]
+        assert row.saving_ns == same["base_ns"] - same["projected_ns"]
+        assert row.low_ns == max(same["base_ns"] - same["high_ns"], 0)
+        assert row.high_ns == max(same["base_ns"] - same["low_ns"], 0)
+        assert row.saving_ns <= row.high_ns
+    for row in checked[checked["scenario"] != ""].itertuples():
+        assert row.saving_ns == table.loc[row.scenario, "base_ns"] - table.loc[row.scenario, "projected_ns"]
+
+
+def test_findings_are_in_order_of_what_they_add(findings: tuple[Run, Result]) -> None:
+    _, result = findings
+    table: pd.DataFrame = result["findings"]
+    additional = table["additional_ns"].to_numpy()
+    assert (np.diff(additional) <= 0).all()
+    assert (additional <= table["saving_ns"]).all()
+    base: Any = result.meta.get("base_ns")
+    if base is None:
+        return
+    assert additional.sum() <= base + len(table)
+    assert table["fraction"].to_numpy() == pytest.approx(additional / max(base, 1), abs=1e-6)
+
+
+def test_a_symptom_stands_below_the_cause_that_it_names(findings: tuple[Run, Result]) -> None:
+    _, result = findings
+    above: set[str] = set()
+    for row in result["findings"].itertuples():
+        assert row.explained_by in above | {""}
+        above.add(row.detector)
+
+
+def test_a_basis_is_told(findings: tuple[Run, Result]) -> None:
+    """Without a scenario there is a reason, and low confidence."""
+    _, result = findings
+    for row in result["findings"].itertuples():
+        assert row.basis in ("replayed", "upper bound")
+        assert (row.basis == "upper bound") == bool(row.upper_bound)
+        assert row.scenario or row.basis == "upper bound"
+        assert row.basis == "replayed" or row.confidence == "low"

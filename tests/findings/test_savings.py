@@ -1,0 +1,165 @@
+"""Savings by replay: a finding saves what its scenario gives, and no time is counted twice."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import records
+from tests.what_if.replays import projected, run_of
+from tracelens import analyze
+from tracelens.findings.detectors.detector import Detection, Detector, Quantity
+from tracelens.table.result import Result
+from tracelens.trace.intervals import union
+
+MODULE = importlib.import_module("tracelens.findings.findings")
+US = 1000
+
+CHAIN = """
+    step 1    | -----
+    launch    |  abcd
+    s7 opener |   aaaaaa
+    s7 first  |         bbbbbbbb
+    s7 second |                 cccc
+    s7 third  |                     dd
+"""
+"""A step of 20 us of GPU work in a row, all launched while the first kernel runs."""
+
+
+Wanted = tuple[str, tuple[int, int]]
+"""A scenario, and the columns that the detection is about."""
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Findings of a drawing by detectors that always detect; those named symptom... are symptoms."""
+
+    def analyzed(*texts: str, **wanted: Wanted) -> Result:
+        monkeypatch.setattr(MODULE, "DETECTORS", {name: one(name, *item) for name, item in wanted.items()})
+        return analyze(run_of(*texts), "findings")
+
+    def one(name: str, scenario: str, columns: tuple[int, int]) -> Detector:
+        start, end = (np.array([column * US], dtype=np.int64) for column in columns)
+        outcome = Detection(
+            (Quantity("so many", 1.0, "count"),), float((end - start)[0]), union(start, end), "seen", "high"
+        )
+        return Detector(
+            name, name.title(), "mend it", "a sign", (), lambda context: outcome,
+            symptom=name.startswith("symptom"), scenario=scenario,
+        )  # fmt: skip
+
+    return analyzed
+
+
+def savings(result: Result) -> list[tuple[Any, ...]]:
+    """(detector, additional, saving in us, basis, explained by) of each finding."""
+    return [
+        (detector, additional / US, saving / US, basis, cause)
+        for detector, additional, saving, basis, cause in records(
+            result["findings"], "detector", "additional_ns", "saving_ns", "basis", "explained_by"
+        )
+    ]
+
+
+def test_the_saving_is_what_the_replay_gives(found: Any) -> None:
+    result = found(CHAIN, half=("scale:first=0.5", (9, 17)))
+    assert savings(result) == [("half", 4, 4, "replayed", "")]
+    (row,) = result["findings"].itertuples()
+    step = result.meta["base_ns"] / US
+    assert row.scenario == "scale:first=0.5"
+    assert step - projected(run_of(CHAIN), "scale:first=0.5") == 4
+    assert row.fraction == pytest.approx(4 / step)
+    assert row.low_ns <= row.saving_ns <= row.high_ns
+    assert (row.confidence, row.upper_bound) == ("high", "")
+
+
+def test_two_findings_share_time(found: Any) -> None:
+    """Both are rid of the second kernel: 12 us by the one, then the third kernel's 2 us are left."""
+    result = found(CHAIN, narrow=("scale:[st]*=0", (17, 23)), wide=("scale:[fs]*=0", (9, 21)))
+    assert savings(result) == [("wide", 12, 12, "replayed", ""), ("narrow", 2, 6, "replayed", "")]
+
+
+def test_a_finding_that_adds_nothing_after_another(found: Any) -> None:
+    result = found(CHAIN, within=("scale:second=0", (17, 21)), wide=("scale:[fs]*=0", (9, 21)))
+    assert savings(result) == [("wide", 12, 12, "replayed", ""), ("within", 0, 4, "replayed", "")]
+
+
+def test_a_symptom_stands_below_its_cause_although_it_saves_more(found: Any) -> None:
+    """The cause has 8 of the 12 us that the symptom saves by itself."""
+    result = found(CHAIN, symptom=("scale:[fs]*=0", (9, 21)), cause=("scale:first=0", (9, 17)))
+    assert savings(result) == [("cause", 8, 8, "replayed", ""), ("symptom", 4, 12, "replayed", "cause")]
+
+
+def test_a_symptom_that_adds_more_than_each_cause_is_first(found: Any) -> None:
+    """Of its 14 us the causes have 4 and 2, which are less than most of its time."""
+    result = found(
+        CHAIN,
+        symptom=("scale:[fst]*=0", (9, 23)),
+        b=("scale:second=0", (17, 21)),
+        c=("scale:third=0", (21, 23)),
+    )
+    assert savings(result) == [
+        ("symptom", 8, 14, "replayed", ""),
+        ("b", 4, 4, "replayed", ""),
+        ("c", 2, 2, "replayed", ""),
+    ]
+
+
+BESIDE = """
+    step 1    | -----
+    launch    |  ab
+    s7 first  |   aaaaaaaaaa
+    s9 second |    bbbbbbbbbbbb
+"""
+
+
+def test_time_that_something_else_fills_is_no_finding(found: Any) -> None:
+    """The second kernel ends 3 us after the first, so without the first the step is as long."""
+    result = found(BESIDE, hidden=("scale:first=0", (3, 13)), long=("scale:second=0", (4, 16)))
+    assert savings(result) == [("long", 3, 3, "replayed", "")]
+    (row,) = result["checks"][result["checks"]["detector"] == "hidden"].itertuples()
+    assert (row.estimate_ns, row.saving_ns, row.basis, row.scenario) == (
+        10 * US, 0, "replayed", "scale:first=0",
+    )  # fmt: skip
+    assert row.verdict.startswith("10.0 us estimated")
+
+
+def test_two_that_help_each_other_promise_no_more_than_each_alone(found: Any) -> None:
+    """Half of the second kernel leaves the first as the last one, so that without it 3 us are saved, not 2."""
+    text = BESIDE.replace("launch    |  ab", "launch    |  abc") + "s9 third | " + " " * 15 + "cc\n"
+    half, rest = "scale:second=0.5", "scale:[ft]*=0"
+    result = found(text, half=(half, (4, 16)), rest=(rest, (3, 18)))
+    step = result.meta["base_ns"] / US
+    assert step - projected(run_of(text), f"{half}+{rest}") == 8
+    assert savings(result) == [("half", 5, 5, "replayed", ""), ("rest", 2, 2, "replayed", "")]
+
+
+@pytest.mark.parametrize("scenario", ["", "no_such_scenario", "all_to_all_hidden"])
+def test_what_cannot_be_replayed_is_an_upper_bound(found: Any, scenario: str) -> None:
+    result = found(CHAIN, bound=(scenario, (9, 17)))
+    assert savings(result) == [("bound", 8, 8, "upper bound", "")]
+    (row,) = result["findings"].itertuples()
+    assert (row.scenario, row.confidence, row.low_ns, row.high_ns) == ("", "low", 0, 8 * US)
+    assert scenario in row.upper_bound
+
+
+def test_an_upper_bound_gets_what_replayed_findings_leave_of_its_time(found: Any) -> None:
+    """Half of the first kernel's time is saved by replay, so half of the bound's is left."""
+    result = found(CHAIN, half=("scale:first=0.5", (9, 17)), bound=("", (9, 17)))
+    assert savings(result) == [("half", 4, 4, "replayed", ""), ("bound", 4, 8, "upper bound", "")]
+
+
+def test_upper_bounds_and_replays_together_are_at_most_the_step(found: Any) -> None:
+    result = found(CHAIN, most=("scale:*=0.1", (9, 17)), bound=("", (6, 23)), other=("", (6, 23)))
+    assert result["findings"]["additional_ns"].sum() <= result.meta["base_ns"]
+
+
+def test_ranks_that_recorded_different_steps_have_estimates(found: Any) -> None:
+    result = found(CHAIN, CHAIN.replace("step 1", "step 2"), bound=("scale:first=0.5", (9, 17)))
+    assert [row[3] for row in savings(result)] == ["upper bound"]
+    assert "savings by replay" in {skip.subject for skip in result.skips}
+    assert "base_ns" not in result.meta

@@ -19,6 +19,7 @@ from tracelens.reproducers.make import replay
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 LOOP, GROUPED = str(SAMPLES / "one_gpu/loop/rank0.json.gz"), str(SAMPLES / "one_gpu/grouped/rank0.json.gz")
+EP4 = str(SAMPLES / "ladder/ep4/00_baseline")
 
 
 class Outcome:
@@ -190,10 +191,17 @@ def test_while_time_is_lost(run) -> None:
     assert "aten::_grouped_mm" not in {row["subject"] for row in outcome.table}
 
 
+def test_collectives_that_run_while_time_is_lost(run) -> None:
+    outcome = run(EP4, "-o", "out", "--finding", "exposed_all_to_all", "--json")
+    assert outcome.code == 0, outcome.err
+    assert {row["subject"] for row in outcome.table} == {"all_to_allv"}
+    assert {row["processes"] for row in outcome.table} == {4}
+
+
 def test_while_the_gpu_idles_there_is_nothing_to_run(run) -> None:
     outcome = run(GROUPED, "-o", "out", "--finding", "launch_bound")
     assert outcome.code == 2
-    assert "no op runs on the GPU while this finding costs time" in outcome.err
+    assert "no op or collective runs on the GPU while this finding costs time" in outcome.err
 
 
 def test_what_changed(run) -> None:

@@ -17,8 +17,11 @@ from tests.builders import draw_run, records
 from tracelens import analyze
 from tracelens.cli.app import app
 from tracelens.errors import UnknownName
+from tracelens.findings.actions import Recording
 from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
+from tracelens.findings.remedies.platform import Platform
+from tracelens.findings.remedies.remedies import remedy
 from tracelens.table.result import Result, Skip, result
 from tracelens.trace.intervals import union
 
@@ -32,6 +35,12 @@ def detection(saving: float, *where: tuple[int, int], confidence: Any = "high") 
     """A detection whose time is lost in these windows."""
     starts, ends = (np.array([edges[side] for edges in where], dtype=np.int64) for side in (0, 1))
     return Detection((Quantity("so many", 3.0, "count"),), saving, union(starts, ends), "seen", confidence)
+
+
+def recording(rank: int) -> Recording:
+    """A trace without steps and calls."""
+    none = np.zeros(0, dtype=np.int64)
+    return Recording(f"rank{rank}.json", 0, -1, (), none, False, union(none, none), (), {}, Platform())
 
 
 def of_rank(name: str) -> Detector:
@@ -64,7 +73,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         known |= {name: of_run(name, outcomes) for name, outcomes in (whole or {}).items()}
         monkeypatch.setattr(MODULE, "DETECTORS", dict(sorted(known.items())))
         parts = [
-            RankDetections(number, 10 * number, STEP_NS, dict(outcomes))
+            RankDetections(number, 10 * number, STEP_NS, dict(outcomes), recording(number))
             for number, outcomes in enumerate(ranks)
         ]
         nothing: dict[str, Any] = dict.fromkeys(NEEDS, result({}, []))
@@ -270,7 +279,7 @@ def test_findings_make_the_results_that_detectors_need() -> None:
 def test_every_detector_says_what_it_looks_for_and_what_to_do() -> None:
     for name, item in DETECTORS.items():
         assert item.title, name
-        assert item.remedy.endswith("."), name
+        assert remedy(name, Platform()).endswith("."), name
         assert item.doc.endswith("."), name
 
 

@@ -453,6 +453,7 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         Column("remedy", "str", prose=True),
         Column("worst_rank", "int64"),
         Column("at_ns", "int64", NS),
+        Column("show_command", "str", folded=True),
     )
     data = {
         "place": at + 1,
@@ -465,6 +466,9 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         "remedy": ["" if place == 1 else f"Do without {name}." for place, name in enumerate(told)],
         "worst_rank": np.where(at == 0, -1, at),
         "at_ns": np.where(at == 2, -1, 1_000_000 * (at + 20)),
+        "show_command": [
+            "" if place == 2 else f"show '{name}' {'x' * 90}" for place, name in enumerate(told)
+        ],
     }
     doc = f"Where two are about the same time, it counts once. {SCRIPT}"
     return result(

@@ -16,6 +16,7 @@ from tests.rendering.test_human_formats import page, tags
 from tracelens.rendering.formats.console import console
 from tracelens.rendering.formats.html import fragment
 from tracelens.rendering.formats.markdown import markdown
+from tracelens.rendering.formats.markdown_text import code
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.rows import cut
 from tracelens.table.result import Report, Result
@@ -56,6 +57,28 @@ def test_facts_are_the_short_cells_that_are_known() -> None:
     assert first.facts[first.share_at].text == "30.0% of the step"
     assert [label for label, _ in first.prose] == ["evidence", "remedy"]
     assert [label for label, _ in second.prose] == ["evidence"]
+    assert second.folded == [("show command", f"show 'Blocking calls' {'x' * 90}")]
+    assert third.folded == []
+
+
+def test_lines_to_copy_stay_whole_in_every_format() -> None:
+    line = f"show 'Expert loop' {'x' * 90}"
+    report = Report((plain(),))
+    for width in (20, 80, 200):
+        assert f"show command  {line}\n" in console(report, width=width)
+    assert f"   *show command*: `{line}`\n" in markdown(report)
+    text = page(plain())
+    assert '<details class="folded"><summary>show command</summary>' in text
+    assert f"<code>{line.replace(chr(39), '&#39;')}</code>" in text
+    assert text.count('<details class="folded">') == 3  # the third row has none
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [("a b", "`a b`"), ("a `b` c", "``a `b` c``"), ("`a``b", "``` `a``b ```"), ("<b>@x", "`<b>@x`")],
+)
+def test_code_in_markdown_is_what_is_to_be_copied(line: str, shown: str) -> None:
+    assert code(line) == shown
 
 
 def test_a_first_column_that_is_no_place_is_a_fact() -> None:
@@ -80,7 +103,8 @@ def test_a_first_column_that_is_no_place_is_a_fact() -> None:
 def test_console_entries_keep_to_the_width_and_lose_nothing(width: int, names: tuple[str, ...]) -> None:
     result = sample.findings(4, names)
     text = console(Report((result,)), width=width)
-    assert max(map(cell_len, text.splitlines())) <= width
+    wrapped = [line for line in text.splitlines() if not line.lstrip().startswith("show command  ")]
+    assert max(map(cell_len, wrapped)) <= width
     squeezed = re.sub(r"\s", "", text)
     for entry in told(result):
         for part in (entry.name, *map(str, entry.facts), *(said for _, said in entry.prose)):
@@ -160,9 +184,10 @@ def test_endless_sentences_are_cut() -> None:
     (entry,) = told(result)
     assert len(entry.name) == 160
     assert max(len(text) for _, text in entry.prose) == 1200
+    assert entry.folded == [("show command", "100,098 characters, which only JSON and CSV hold")]
     assert len(fragment(result)) < 20_000
 
 
 def test_machine_formats_keep_the_table() -> None:
-    assert len(plain().tables["findings"].columns) == 10
+    assert len(plain().tables["findings"].columns) == 11
     assert np.array_equal(plain()["findings"]["place"], [1, 2, 3, 4])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tracelens
@@ -21,6 +22,7 @@ from tracelens.reproducers.collectives.messages import Message
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts.collective_kinds import COLLECTIVE_KINDS, NAMES
 from tracelens.table.result import Skip
+from tracelens.trace.intervals import union
 from tracelens.trace.run import make_run
 
 HEADER = {"deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}]}
@@ -87,6 +89,22 @@ def test_same_collectives_are_one_script_with_the_shortest_duration_over_ranks()
     assert (
         "3 calls of 3.0 us (median; 2.0 to 4.0) on AMD Instinct MI300X: ncclDevKernel_Generic" in script.text
     )
+
+
+def test_only_collectives_that_run_at_a_time_of_any_of_their_ranks() -> None:
+    what = record("allreduce", dtype="BFloat16")
+    drawn = rank(what, "    aaaaaa bbbb cc"), rank(what, "      aaaa  bbb cc")
+
+    def count(when: dict[int, tuple[int, int]]) -> int:
+        during = {number: union(np.array([start]), np.array([end])) for number, (start, end) in when.items()}
+        scripts, _ = made(*drawn, during=during)
+        return sum(script.count for script in scripts)
+
+    assert count({0: (4000, 18_000)}) == 3
+    assert count({0: (10_000, 12_000)}) == 1  # b, of which rank 1's begins at 12 us
+    assert count({1: (10_000, 12_000)}) == 0
+    assert count({1: (4000, 7000), 0: (17_000, 18_000)}) == 2
+    assert count({}) == 0
 
 
 def test_what_differs_is_another_script() -> None:

@@ -63,9 +63,8 @@ def _rows(kind: Listing) -> list[tuple[str, ...]]:
     if kind is Listing.detectors:
         from tracelens.findings.detectors import DETECTORS
 
-        return [("name", "replayed as", "signature")] + [
-            (name, plugin.scenario or "-", plugin.doc) for name, plugin in DETECTORS.items()
-        ]
+        rows = [(name, plugin.scenario or "-", plugin.doc) for name, plugin in DETECTORS.items()]
+        return [("name", "replayed as", "signature"), *rows]
     if kind is Listing.parsers:
         from tracelens.read import PARSERS
 

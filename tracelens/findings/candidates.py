@@ -42,11 +42,11 @@ class StepTime(NamedTuple):
 
     Attributes:
         dur_ns: mean of its steps.
-        count: of whole steps in the recording.
+        steps: whole ones in the recording.
     """
 
     dur_ns: float
-    count: int
+    steps: int
 
 
 class Candidate(NamedTuple):
@@ -92,7 +92,7 @@ class Candidate(NamedTuple):
         estimate_ns, lost_ns = {}, {}
         for rank, detection in detections.items():
             step = ranks.get(rank, any_rank)
-            lost_ns[rank] = detection.where.total / step.count * step_count
+            lost_ns[rank] = detection.where.total / step.steps * step_count
             most = min(lost_ns[rank] or float("inf"), step.dur_ns * step_count)
             estimate_ns[rank] = min(detection.saving_ns * step_count, most)
         estimated_ns = min(mean_of_ranks(estimate_ns, len(ranks)), base_ns)

@@ -9,11 +9,13 @@ import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
+from tracelens.findings.actions import Commands, Recording
 from tracelens.findings.candidates import Candidate, StepTime
 from tracelens.findings.confidence import doubted, trusted
 from tracelens.findings.detectors import DETECTORS, JOB, Detection, Outcome
 from tracelens.findings.rank_context import RankContext
 from tracelens.findings.ranking import Ranked, ranked
+from tracelens.findings.remedies import remedy
 from tracelens.findings.replays import Replays
 from tracelens.guard import Failure
 from tracelens.table import Column, Result, Schema, Skip
@@ -51,6 +53,10 @@ FINDINGS = Schema(
         Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category"),
         Column("explained_by", "category", doc="for a symptom: detector of the cause with most of its time"),
+        Column("evidence_command", "str", doc="the step that has most of it", folded=True),
+        Column("replay_command", "str", doc="scripts of the calls that run meanwhile", folded=True),
+        Column("whatif_command", "str", doc="the run without it", folded=True),
+        Column("location", "str", doc="of the longest piece of its time", folded=True),
     ),
     kind="entries",
     doc="Ranked by the step time that each adds to those above. A saving is what the replay of the run under "
@@ -95,7 +101,7 @@ class RankDetections(NamedTuple):
         origin: time of its first event, ns.
         step_ns: mean duration of a step.
         outcomes: by detector.
-        cpu_only: whether the work is the host's.
+        recording: what commands need of the trace.
         steps: number of whole steps.
     """
 
@@ -103,7 +109,7 @@ class RankDetections(NamedTuple):
     origin: int
     step_ns: float
     outcomes: dict[str, Outcome]
-    cpu_only: bool = False
+    recording: Recording
     steps: int = 1
 
 
@@ -114,9 +120,8 @@ def rank_detections(
     context = RankContext(trace, choose_device(device, device_file) or own_device(trace))
     outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
-    return RankDetections(
-        trace.meta.rank, origin, context.step_ns, outcomes, context.work.cpu_only, context.steps
-    )
+    recording = Recording.of(trace, outcomes, device, device_file)
+    return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, recording, context.steps)
 
 
 @analyzer(
@@ -196,13 +201,13 @@ def _row(
     candidate, cause, saving = finding.candidate, finding.cause, finding.candidate.saving
     worst, by_rank = candidate.worst, {rank.rank: rank for rank in ranks}
     detection = doubted(trusted(candidate, replays), worst, doubts)
-    cpu_only = any(rank.cpu_only for rank in ranks)
+    commands = Commands({rank.rank: rank.recording for rank in ranks})
     prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at_ns = -1
     if worst in by_rank and detection.where.total:
         longest = int(np.argmax(detection.where.end - detection.where.start))
         at_ns = int(detection.where.start[longest]) - by_rank[worst].origin
-    return {
+    row = {
         "position": position,
         "finding": candidate.detector.title,
         "additional_ns": round(finding.additional_ns),
@@ -215,12 +220,13 @@ def _row(
         "confidence": detection.confidence,
         "evidence": f"{prefix}{detection.evidence}{_explained(finding)}",
         "upper_bound": saving.upper_bound,
-        "remedy": (cpu_only and candidate.detector.host_remedy) or candidate.detector.remedy,
+        "remedy": remedy(candidate.detector.name, commands.platform, candidate.detector.remedy),
         "worst_rank": worst,
         "ts_ns": at_ns,
         "detector": candidate.detector.name,
         "explained_by": cause.detector.name if cause else "",
     }
+    return row | commands.of(candidate.detector.name, candidate.detections, worst, saving.scenario)
 
 
 def _explained(finding: Ranked) -> str:

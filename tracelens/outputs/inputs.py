@@ -15,8 +15,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
+from tracelens.filenames import named_like_a_trace
 from tracelens.outputs.files import cannot_write, is_stream, status
-from tracelens.read import MAGIC, TraceFiles, is_url, local_path, named_like_a_trace
+from tracelens.read import MAGIC, TraceFiles, is_url, local_path
 
 _STDIN = "/dev/stdin"
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.read.files import MAGIC, TraceFiles, local_path, named_like_a_trace
+    from tracelens.read.files import MAGIC, TraceFiles, local_path
     from tracelens.read.parser import PARSERS, parse
     from tracelens.read.remote import is_url
 
-__all__ = ["MAGIC", "PARSERS", "TraceFiles", "is_url", "local_path", "named_like_a_trace", "parse"]
+__all__ = ["MAGIC", "PARSERS", "TraceFiles", "is_url", "local_path", "parse"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -21,7 +21,6 @@ __getattr__, __dir__ = lazy(
         "TraceFiles": "read.files",
         "is_url": "read.remote",
         "local_path": "read.files",
-        "named_like_a_trace": "read.files",
         "parse": "read.parser",
     },
 )

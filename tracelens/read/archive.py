@@ -10,8 +10,8 @@ from io import BytesIO
 from typing import IO
 
 from tracelens.errors import ParseError
+from tracelens.filenames import TRACE_SUFFIXES
 from tracelens.limits import limits
-from tracelens.read.files import TRACE_SUFFIXES
 from tracelens.read.remote import is_url
 from tracelens.read.source import HEAD, Damage, Meter, Source, unpacked
 

@@ -8,20 +8,12 @@ from collections.abc import Iterable, Iterator
 from glob import escape, iglob
 
 from tracelens.errors import ParseError
+from tracelens.filenames import TRACE_SUFFIXES, traces_among
 from tracelens.limits import limits
 from tracelens.read.remote import Listing, is_url, list_url
 
-TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
-"""What is taken from a directory; a file that is named is read whatever its suffix."""
-
-SIDECAR = "run.json"
-"""What the recorder writes beside the traces of a run."""
-
 MAGIC = re.compile(r"[*?\[]")
 """What makes a path a pattern."""
-
-PACE_FILE = re.compile(r"rank\d+\.pace\.json")
-"""What it writes for the other ranks, of which run.json says nothing."""
 
 _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
@@ -79,7 +71,7 @@ def _expand(path: str) -> list[str]:
     listing = None if path == "-" else _list(path)
     if listing is None:
         return [path]
-    traces = _traces(listing.files)
+    traces = traces_among(listing.files)
     if not listing.pattern:
         if not traces:
             inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
@@ -87,27 +79,12 @@ def _expand(path: str) -> list[str]:
         return sorted(traces, key=_natural)
     for folder in listing.folders:
         inside = _list(folder)
-        traces += _traces(inside.files) if inside else []
+        traces += traces_among(inside.files) if inside else []
     # Where some are named like traces, the others are notes, logs and the like.
     if not traces and not listing.files:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
         raise ParseError(path, bare if listing.folders else "no file matches this pattern")
     return sorted(traces or listing.files, key=_natural)
-
-
-def named_like_a_trace(file: str) -> bool:
-    """Whether a file is taken from a directory.
-
-    A leading dot is for what other systems leave beside files (._rank0.json).
-    """
-    name = os.path.basename(file).lower()
-    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".") and not PACE_FILE.fullmatch(name)
-
-
-def _traces(files: Iterable[str]) -> list[str]:
-    named = [file for file in files if named_like_a_trace(file)]
-    # A trace may be called so, but not among others.
-    return [file for file in named if len(named) == 1 or os.path.basename(file) != SIDECAR]
 
 
 def _list(path: str) -> Listing | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tracelens.errors import ParseError
-from tracelens.read.files import SIDECAR
+from tracelens.filenames import SIDECAR
 from tracelens.read.open import open_source
 from tracelens.trace import PacePart
 

@@ -92,7 +92,7 @@ def replay(
     candidates = by_time if order == "time" else _recoverable(run, calls, device)
     if order == "time" and not selection.ops_only:
         progress("finding collectives")
-        scripts, skips = collectives(run, ranks=first_ranks)
+        scripts, skips = collectives(run, ranks=first_ranks, during=selection.during)
         matching = [script for script in scripts if fnmatchcase(script.subject, selection.op or "*")]
         candidates += [_Candidate(script.total_us, script) for script in matching]
     if not candidates:
@@ -170,7 +170,7 @@ def _why_nothing(run: Run, selection: Selection) -> str:
     if selection.during is not None and not any(
         len(selected_work(trace, selection).event) for trace in run.traces
     ):
-        return "no op runs on the GPU while this finding costs time"
+        return "no op or collective runs on the GPU while this finding costs time"
     largest = merged([cases(trace, trace.work) for trace in run.traces])
     names = list(dict.fromkeys(case.call.op for case in largest))[:5]
     return f"no call matches; the largest are {', '.join(names) or 'none'}"

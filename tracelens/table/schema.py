@@ -43,6 +43,7 @@ class Column:
         unit: of its values. The reasons for efficiencies that need one begin the column `note`.
         doc: what it means.
         prose: sentences, which are shown whole; names are shortened in their middle.
+        folded: lines to be copied, such as commands: whole, unbroken, and where possible folded away.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Column:
     unit: Unit = ""
     doc: str = ""
     prose: bool = False
+    folded: bool = False
 
     @property
     def is_text(self) -> bool:

@@ -43,6 +43,7 @@ class TraceMeta:
         cpu_only: nothing in the trace is a GPU's, so that its work is the host's, see trace/cpu_only.py.
         threads: (pid, tid) to the name the profiler gave it.
         pace: steps that this rank timed without the profiler, where it was recorded by `tracelens.record`.
+        software: program or library to its version, as far as the file names them; "" where it gives none.
     """
 
     path: str
@@ -62,6 +63,7 @@ class TraceMeta:
     cpu_only: bool = False
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
     pace: tuple[PacePart, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         dropped = sum(self.dropped.values())

@@ -69,11 +69,10 @@ class Detector:
     Attributes:
         name: in the tables.
         title: of its finding.
-        remedy: what to do about it.
+        remedy: what to do about it, where findings/remedies has no entries for it.
         doc: the signature, one line.
         needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
         launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
-        host_remedy: what to do about it there, "" where that is the same.
         symptom: whether others may be its cause.
         scenario: the what-if request that its remedy is, whose replay sizes the saving; "" if none models
             it. A detection may name another.
@@ -87,7 +86,6 @@ class Detector:
     needs: tuple[str, ...]
     function: Callable[..., Any]
     launching: bool = False
-    host_remedy: str = ""
     symptom: bool = False
     scenario: str = ""
 
@@ -114,10 +112,9 @@ def detector(
     *,
     scenario: str = "",
     title: str,
-    remedy: str,
+    remedy: str = "",
     needs: Sequence[str] = (),
     launching: bool = False,
-    host_remedy: str = "",
     symptom: bool = False,
 ) -> Callable[[Callable[..., Any]], Detector]:
     """Register a function as a detector; the first line of its docstring names the signature.
@@ -127,18 +124,15 @@ def detector(
         scenario: the what-if request that the remedy is, as in `project whatif --scenario`; its replay gives
             the saving. A Detection may name another.
         title: of its finding.
-        remedy: what to do about it.
+        remedy: what to do about it, for a detector that findings/remedies/remedies.toml does not know.
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
-        host_remedy: what to do about it where the host does the work, if that is something else.
         symptom: whether it shows what other detectors name the cause of; see findings/ranking.py.
     """
 
     def keep(function: Callable[..., Any]) -> Detector:
         doc = (function.__doc__ or name).strip().splitlines()[0]
-        item = Detector(
-            name, title, remedy, doc, tuple(needs), function, launching, host_remedy, symptom, scenario
-        )
+        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, symptom, scenario)
         DETECTORS.add(name, item, function.__module__)
         return item
 

@@ -72,10 +72,6 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
     "pipeline_ramp",
     scenario="vpp",
     title="Pipeline ramp: stages idle while it fills and drains",
-    remedy="More model chunks a rank (interleaved 1F1B: Megatron --num-layers-per-virtual-pipeline-stage or "
-    "--num-virtual-stages-per-pipeline-rank, VPP), more micro-batches a step, fewer stages, or a zero-bubble "
-    "schedule. The bubble is (PP - 1) / (PP - 1 + GA x VPP): twice the chunks halve the ramp and double the "
-    "messages; layers must divide by PP x VPP.",
     needs=("pipeline",),
 )
 def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
@@ -110,9 +106,6 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     "pipeline_imbalance",
     scenario="balanced_stages",
     title="Pipeline stages of unequal work",
-    remedy="Move layers from the slowest stage to the others (Megatron --pipeline-model-parallel-layout, "
-    "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers; embedding, loss and dense "
-    "layers count); recompute on the stages with time to spare (Primus recompute_layer_ids).",
     needs=("pipeline",),
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
@@ -152,9 +145,6 @@ def _work(table: Table) -> dict[int, float]:
 @detector(
     "pipeline_p2p",
     title="Pipeline stages wait for messages",
-    remedy="Overlap sends and receives with computation (Megatron: interleaved schedule with "
-    "--overlap-p2p-communication-warmup-flush, without --no-overlap-p2p-communication); put "
-    "neighbouring stages on neighbouring nodes.",
     needs=("pipeline",),
 )
 def pipeline_p2p(results: Mapping[str, Result]) -> Detections:

@@ -28,9 +28,6 @@ _EXPOSED = 0.1
     "serving_phases",
     scenario="prefill_delayer",
     title="Ranks prefill while others decode",
-    remedy="Let the data-parallel ranks agree on when to prefill (ATOM's PrefillDelayer: hold a prefill "
-    "until most ranks have one, bounded by waiting ticks and the KV cache's low watermark), so that all "
-    "prefill or all decode, with graphs and without padding; or separate prefill from decode servers.",
     needs=("collectives", "serving"),
 )
 def serving_phases(results: Mapping[str, Result]) -> Detections:
@@ -70,9 +67,6 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
 @detector(
     "serving_padding",
     title="Ranks are padded to the rank with most tokens",
-    remedy="Balance tokens over the data-parallel ranks (route requests by load, chunk prefills alike), keep "
-    "ranks in one phase (PrefillDelayer), gather by each rank's own token count (all_gatherv / "
-    "reduce_scatterv) instead of padding, and capture graphs for more batch sizes.",
     needs=("collectives", "serving"),
 )
 def serving_padding(results: Mapping[str, Result]) -> Detections:
@@ -119,9 +113,6 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
     "serving_two_batch",
     scenario="two_batch_overlap",
     title="Exposed communication in serving steps",
-    remedy="Split the batch in two and let one half compute while the other communicates (ATOM: two-batch "
-    "overlap, TBO, over all-gather / reduce-scatter as well as all-to-all); split by tokens, not requests, "
-    "so that both halves end together (a cut request's prefix counts as cached for its suffix).",
     needs=("collectives", "serving"),
 )
 def serving_two_batch(results: Mapping[str, Result]) -> Detections:

@@ -18,6 +18,7 @@ from tracelens.read.build.header import device_names, distributed
 from tracelens.read.build.losses import reported_losses
 from tracelens.read.build.pairs import pair_begin_end
 from tracelens.read.build.rows import EventRows
+from tracelens.read.build.software import software_of
 from tracelens.read.build.unread import unread_device_events
 from tracelens.read.json import (
     FIRST_NS,
@@ -384,4 +385,5 @@ def _meta(
         losses=reported_losses(keys),
         threads=threads,
         pace=pace,
+        software=software_of(keys),
     )

@@ -149,6 +149,10 @@ def _entries(screen: Console, doc: str, shown_entries: list[Entry]) -> None:
         block.add_row(*((entry.number, body) if number_width else (body,)))
         screen.print()
         screen.print(block)
+        margin = " " * (number_width + _GAP if number_width else 0)
+        for label, text in entry.folded:
+            # What a terminal wraps is copied as one line; line breaks of ours would be copied, too.
+            screen.print(Text.assemble(margin, (f"{label}  ", "dim"), text), soft_wrap=True)
 
 
 def _flowing(facts: list[str], width: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracelens.guard import banner
-from tracelens.rendering.formats.markdown_text import escaped
+from tracelens.rendering.formats.markdown_text import code, escaped
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Cut,
@@ -90,6 +90,8 @@ def _entries(shown_entries: list[Entry]) -> list[str]:
         margin = " " * (len(mark) + 1)
         for label, text in entry.prose:
             lines += [f"{margin}*{escaped(label)}*: {escaped(text)}", ""]
+        for label, text in entry.folded:
+            lines += [f"{margin}*{escaped(label)}*: {code(text)}", ""]
     return lines[:-1]
 
 

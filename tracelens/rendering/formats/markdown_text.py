@@ -51,6 +51,14 @@ def escaped(text: str) -> str:
     return "".join([*parts, _plain(line[end:], end)])
 
 
+def code(text: str) -> str:
+    """`text` on one line as code, which can be copied as it is; the fence is longer than any in it."""
+    line = without_commands(one_line(text))
+    fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
 def _plain(text: str, start: int) -> str:
     """Text without live words; only at the start of a line do some signs mean something."""
     if not text:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracelens.rendering.tables.rows import Cut, ShownColumn
-from tracelens.rendering.tables.values import ABSENT, label, one_line, shorten
+from tracelens.rendering.tables.values import ABSENT, encodable, label, one_line, shorten
 from tracelens.units import PERCENT
 
 # Names stand on a line of their own; sentences are whole, unless a trace makes them endless.
 _NAME_WIDTH = 160
 _PROSE_WIDTH = 1200
+_LINE_WIDTH = 4000
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Entry:
         share_at: where among the facts that fraction is, else -1.
         facts: the other short cells that are known, in order of the columns.
         prose: (label, text) of the sentences that are there.
+        folded: (label, text) of the lines to copy, such as commands.
     """
 
     number: str
@@ -51,16 +53,20 @@ class Entry:
     share_at: int
     facts: list[Fact]
     prose: list[tuple[str, str]]
+    folded: list[tuple[str, str]]
 
 
 def entries(part: Cut) -> list[Entry]:
     """The shown rows of a table as entries."""
     columns = part.columns
-    name = next((shown for shown in columns if shown.column.is_text and not shown.column.prose), None)
+    long = {shown.column.name for shown in columns if shown.column.prose or shown.column.folded}
+    name = next((shown for shown in columns if shown.column.is_text and shown.column.name not in long), None)
     ranked = columns[0].column.unit == "count" and columns[0].cells == list(range(1, part.count + 1))
     ranking = columns[0] if ranked else None
     short = [
-        shown for shown in columns if not shown.column.prose and shown is not name and shown is not ranking
+        shown
+        for shown in columns
+        if shown.column.name not in long and shown is not name and shown is not ranking
     ]
     share = next((shown for shown in short if shown.column.unit == "fraction"), None)
     made = []
@@ -79,9 +85,21 @@ def entries(part: Cut) -> list[Entry]:
                     for shown in columns
                     if shown.column.prose and shown.texts[row].strip()
                 ],
+                folded=[
+                    (label(shown.column), _whole(str(shown.cells[row])))
+                    for shown in columns
+                    if shown.column.folded and str(shown.cells[row])
+                ],
             )
         )
     return made
+
+
+def _whole(text: str) -> str:
+    """A line to copy: as it is, or not at all."""
+    if len(text) > _LINE_WIDTH:
+        return f"{len(text):,} characters, which only JSON and CSV hold"
+    return encodable(one_line(text))
 
 
 def _facts(short: list[ShownColumn], row: int) -> Iterator[tuple[ShownColumn, Fact]]:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from tracelens.analysis.comm import SEND_RECV, align_run, bus_factor
+import numpy as np
+
+from tracelens.analysis.comm import SEND_RECV, AlignedRun, align_run, bus_factor
 from tracelens.dtypes import epsilon
 from tracelens.reproducers.collectives.batches import Batch, batches, middle
 from tracelens.reproducers.collectives.messages import Matrix, Message, message
@@ -33,7 +35,7 @@ from tracelens.reproducers.scripts import (
     timed,
 )
 from tracelens.table import Skip
-from tracelens.trace import Run, Scope, Trace
+from tracelens.trace import Run, Scope, Trace, Union
 
 _WAITING = "Recorded only on rank {} of {}: the traced time may include waiting for the others."
 _CUT = "The group has {} ranks; messages are cut to its first {}, so no traced time compares."
@@ -41,7 +43,11 @@ _NO_KERNEL = "no GPU kernels; for CPU collectives (gloo) the profiler records no
 
 
 def collectives(
-    run: Run, *, ranks: int | None = None, scope: Scope = "all"
+    run: Run,
+    *,
+    ranks: int | None = None,
+    scope: Scope = "all",
+    during: Mapping[int, Union] | None = None,
 ) -> tuple[list[Script], list[Skip]]:
     """A script for each different collective: same name, size of the group, element type and sizes.
 
@@ -50,11 +56,15 @@ def collectives(
         ranks: cut groups down to their first ranks, so that fewer GPUs will do; such a script has no traced
             time to be compared with.
         scope: "all", or "linked" for work whose launch call is in the trace.
+        during: by rank, ns by the clock of its trace: only collectives that run then on any rank.
 
     Returns:
         the scripts, those with most time first, and what could not be made, with the reason.
     """
-    all_batches, skips = batches(align_run(run, scope))
+    aligned = align_run(run, scope)
+    all_batches, skips = batches(aligned)
+    if during is not None:
+        all_batches = [batch for batch in all_batches if _runs(batch, during, aligned)]
     devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
     by_message: dict[Message, list[Batch]] = {}
     refused: Counter[tuple[str, str]] = Counter()
@@ -78,6 +88,16 @@ def collectives(
     if not all_batches and not skips and any(_on_cpu(trace) for trace in run.traces):
         skips.append(Skip("all collectives", _NO_KERNEL))
     return sorted(scripts, key=lambda script: -script.total_us), skips
+
+
+def _runs(batch: Batch, during: Mapping[int, Union], aligned: AlignedRun) -> bool:
+    """Whether a collective runs on any of its ranks then."""
+    for member in batch.participants:
+        when = during.get(member.rank)
+        own = np.array([[member.start], [member.end]]) - aligned.shift[member.rank]
+        if when is not None and len(when.start) and int(when.covered(*own)[0]) > 0:
+            return True
+    return False
 
 
 def _on_cpu(trace: Trace) -> bool:

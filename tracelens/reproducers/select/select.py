@@ -46,13 +46,13 @@ class Selection:
 
     @property
     def selects_all(self) -> bool:
-        return not (self.op or self.ops_only)
+        return not (self.op or self.ops_only or self.during is not None)
 
     @property
     def ops_only(self) -> bool:
         """Whether a condition applies to calls of ops only, not to collectives."""
         has_rank = self.rank >= 0 or self.at_ns is not None
-        return bool(has_rank or self.ops or self.shapes or self.module or self.during is not None)
+        return bool(has_rank or self.ops or self.shapes or self.module)
 
 
 def sizes(text: str) -> tuple[int, ...]:

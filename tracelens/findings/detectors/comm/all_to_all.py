@@ -32,9 +32,6 @@ _ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatt
     "exposed_all_to_all",
     scenario="all_to_all_hidden",
     title="Exposed all-to-all",
-    remedy="Overlap the all-to-all of one micro-batch with the computation of another (1F1B overlap: "
-    "--overlap_moe_expert_parallel_comm; two-batch overlap in serving), and send each token only once per "
-    "rank (DeepEP: use_turbo_deepep).",
     symptom=True,  # of ranks that come late: much of it is waiting for them
 )
 def exposed_all_to_all(context: RankContext) -> Outcome:
@@ -48,9 +45,6 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
 @detector(
     "exposed_token_gather",
     title="Exposed all-gather and reduce-scatter of tokens",
-    remedy="Overlap them with the computation of another batch (two-batch overlap in serving), gather each "
-    "rank's own token count instead of padding, or send tokens only to the ranks of their experts "
-    "(all-to-all dispatch: DeepEP, MORI).",
     symptom=True,
 )
 def exposed_token_gather(context: RankContext) -> Outcome:

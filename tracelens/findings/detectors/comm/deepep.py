@@ -44,10 +44,6 @@ class _Pairs(NamedTuple):
 @detector(
     "deepep_busy_wait",
     title="DeepEP: the host spins until tokens are counted",
-    remedy="Sync-free MoE: fixed-size receive buffers, so that the host does not need the token counts "
-    "(Turbo DeepEP dispatch: num_worst_tokens, use_cuda_num_token_per_expert; Primus "
-    "--turbo_sync_free_moe_stage 2 or 3; the experts must take their token counts on the GPU: "
-    "use_turbo_groupmlp). Stage 3 takes more memory.",
     launching=True,
 )
 def deepep_busy_wait(context: RankContext) -> Outcome:

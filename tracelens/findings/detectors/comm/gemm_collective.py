@@ -15,9 +15,6 @@ from tracelens.units import duration
     "gemm_collective",
     scenario="gemm_collective_overlap",
     title="GEMMs do not overlap their collectives",
-    remedy="Fuse or overlap them tile by tile: GEMM + reduce-scatter and all-gather + GEMM kernels (Megatron "
-    "--tp-comm-overlap with sequence parallelism, torch symmetric memory with async TP, Triton-distributed / "
-    "Iris kernels on a symmetric heap as in the AMD Developer Challenge 2025).",
 )
 def gemm_collective(context: RankContext) -> Outcome:
     """A GEMM then a reduction of its result, or a gather then the GEMM that reads it, one after the other."""

@@ -19,10 +19,6 @@ from tracelens.units import duration
     "hierarchical_all_reduce",
     scenario="hierarchical_all_reduce",
     title="Collectives across hosts in one flat ring",
-    remedy="Use a hierarchical algorithm: reduce-scatter within the host, all-reduce of each rank's part "
-    "across hosts, all-gather within the host (NCCL_ALGO=Tree comes close; HSDP or "
-    "--num-distributed-optimizer-instances for gradients; a custom all-reduce as DriveNets built for "
-    "128 KiB to 8 MiB); keep tensor-parallel groups within a host.",
     needs=("collectives",),
 )
 def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:

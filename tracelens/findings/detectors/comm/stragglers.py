@@ -44,16 +44,7 @@ _MOST = 0.9
     "stragglers",
     scenario="median_pace",
     title="Ranks wait for late ranks",
-    remedy="Silent host: see what its Python does there (record with stack=True): data, logging, saving, "
-    "unrecorded garbage collection (Megatron --manual-gc --manual-gc-interval on all ranks), other processes "
-    "on its cores. Data loading: more workers, prefetching. Blocking calls: drop the sync (.item(), D2H "
-    "copies; Primus --turbo_sync_free_moe_stage). Late launches: NUMA binding, "
-    "HSA_KERNARG_POOL_SIZE=12582912, fewer or captured launches. Extra work: share it between the ranks, or "
-    "leave it out. Slow kernels: check clocks, power cap, temperature and neighbours of that GPU.",
     needs=("collectives", "stragglers"),
-    host_remedy="Check what the late rank does between its ops (`stragglers`, `idle`): Python, data loading, "
-    "garbage collection (collect manually, on all ranks at once). Slower ops: cores shared with other "
-    "processes, number of threads, clocks, NUMA binding.",
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for a rank made late by its host or a slower GPU."""
@@ -64,8 +55,6 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     "stragglers_load",
     scenario="balanced",
     title="Ranks wait for ranks with more work",
-    remedy="Balance the work: token routing (auxiliary loss, router bias, expert placement by load), "
-    "sequences by length, layers by time.",
     needs=("collectives", "stragglers"),
 )
 def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
@@ -77,8 +66,6 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
 @detector(
     "stragglers_unexplained",
     title="Ranks wait for ranks that are late without a visible cause",
-    remedy="Record all ranks with shapes and Python stacks, starting at a step that they begin together; the "
-    "`stragglers` tables name the late ranks and where their lateness came from.",
     needs=("collectives", "stragglers"),
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
@@ -90,12 +77,7 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
     "stragglers_noise",
     scenario="median_pace",
     title="Ranks wait for each other, without a significant straggler",
-    remedy="Check what hits ranks at different times: garbage collection (Megatron --manual-gc "
-    "--manual-gc-interval on all ranks), launches (NUMA binding, HSA_KERNARG_POOL_SIZE=12582912), clocks. "
-    "Record more steps to separate a straggler from noise.",
     needs=("collectives", "stragglers"),
-    host_remedy="Check what hits ranks at different times: cores shared between ranks or with other "
-    "processes, garbage collection, data loading. Record more steps to separate a straggler from noise.",
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs idle in collectives for varying ranks, or for less than equal GPUs differ by."""

@@ -23,9 +23,6 @@ _MOST = 0.9
     "moe_blocking_calls",
     scenario="sync_free",
     title="Blocking calls in MoE layers",
-    remedy="Keep sizes on the GPU: sync-free MoE layers (Primus' turbo_sync_free_moe_stage 1 to 3: "
-    "moe_permutation_fusion, use_turbo_deepep with use_cuda_num_token_per_expert and num_worst_tokens, "
-    "use_turbo_groupmlp; stage 3 needs more memory).",
     launching=True,
 )
 def moe_blocking_calls(context: RankContext) -> Outcome:
@@ -78,8 +75,6 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     "other_blocking_calls",
     scenario="no_blocking",
     title="Blocking calls outside MoE layers",
-    remedy="Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
-    "norms on the GPU, copy with non_blocking=True from pinned memory.",
     launching=True,
 )
 def other_blocking_calls(context: RankContext) -> Outcome:

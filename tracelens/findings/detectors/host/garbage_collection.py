@@ -20,9 +20,6 @@ _EVENT = "Python GC"
     "garbage_collection",
     scenario="no_garbage_collection",
     title="Garbage collection stalls the host",
-    remedy="Collect manually: gc.disable(), gc.freeze() once the model is built, and gc.collect() every N "
-    "steps, in the same step on all ranks, so that they pause together (Megatron: --manual-gc with "
-    "--manual-gc-interval N).",
 )
 def garbage_collection(context: RankContext) -> Outcome:
     """Python's garbage collector runs during steps."""

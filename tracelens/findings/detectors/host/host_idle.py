@@ -20,9 +20,6 @@ _MOST = 0.9
     "silent_host",
     scenario="no_idle=silent_host",
     title="Silent host: the GPU waits while no CPU work is recorded",
-    remedy="Record once with Python frames (with_stack=True) and garbage collection to see what it is; look "
-    "at data loading, logging, checkpoints, gc.freeze() and gc.disable(), other programs on the same cores, "
-    "and CPU binding, in this order.",
     launching=True,
 )
 def silent_host(context: RankContext) -> Outcome:
@@ -34,8 +31,6 @@ def silent_host(context: RankContext) -> Outcome:
     "data_loading",
     scenario="data_loading_overlapped",
     title="The GPU waits for the next batch",
-    remedy="More DataLoader workers (num_workers, prefetch_factor, persistent_workers), pinned memory with "
-    "non_blocking copies, preprocessing ahead of time or on the GPU.",
     launching=True,
 )
 def data_loading(context: RankContext) -> Outcome:
@@ -47,8 +42,6 @@ def data_loading(context: RankContext) -> Outcome:
     "cpu_ops",
     scenario="no_idle=cpu_ops",
     title="CPU ops keep the GPU waiting",
-    remedy="Move the op to the GPU or out of the step; if it is the first call of each GEMM shape or kernel, "
-    "warm up before measuring, and keep shapes few (padding, fixed capacity).",
     launching=True,
 )
 def cpu_ops(context: RankContext) -> Outcome:
@@ -60,8 +53,6 @@ def cpu_ops(context: RankContext) -> Outcome:
     "collective_calls",
     scenario="no_idle=collective_call",
     title="The host waits in the call of a collective",
-    remedy="Create communicators before the loop, keep barriers and CPU (gloo) collectives out of the step, "
-    "and use async_op=True.",
     launching=True,
 )
 def collective_calls(context: RankContext) -> Outcome:

@@ -24,10 +24,6 @@ to the start on an idle GPU it takes 5 to 35 us."""
     "launch_bound",
     scenario="step_graph",
     title="Launch-bound: the GPU waits for the host to launch",
-    remedy="Bind each process to its GPU's NUMA node (numactl --cpunodebind/--membind; "
-    "ENABLE_NUMA_BINDING=1 in Primus); on ROCm enlarge the kernel-argument pool "
-    "(HSA_KERNARG_POOL_SIZE=12582912); launch less: CUDA/HIP graphs, torch.compile, fused kernels. `idle` "
-    "shows what the host did in long gaps.",
     launching=True,
     symptom=True,
 )

@@ -16,8 +16,6 @@ _MANY = 0.5
 @detector(
     "small_kernels",
     title="Many small kernels",
-    remedy="Capture the step in a CUDA/HIP graph or compile it (torch.compile), so that pointwise chains "
-    "become one kernel; the router and permutation of MoE layers have fused kernels.",
     launching=True,
     symptom=True,
 )

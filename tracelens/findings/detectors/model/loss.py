@@ -44,10 +44,6 @@ _ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
     "loss_unfused",
     scenario="fused_loss",
     title="Cross-entropy loss runs kernel by kernel",
-    remedy="Fuse the loss into one kernel that keeps the logits' own type (Megatron: "
-    "--cross-entropy-loss-fusion, with --cross-entropy-fusion-impl te; Primus: the loss fusion helper; else "
-    "Liger's cross entropy, or its fused linear cross entropy, which never stores the logits). It also frees "
-    "the memory of the intermediate copies.",
 )
 def loss_unfused(context: RankContext) -> Outcome:
     """A cross-entropy loss over a vocabulary (4,096 classes and more) runs as a chain of separate kernels."""

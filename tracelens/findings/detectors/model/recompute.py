@@ -19,10 +19,6 @@ _SHOWN = 3
     "recompute",
     scenario="no_recompute",
     title="Activations are recomputed",
-    remedy="Recompute less: only what is cheap to redo and large to keep (selective recompute of attention "
-    "or MoE activations; Megatron: --recompute-granularity selective with --recompute-modules), or only as "
-    "many layers as memory requires (Primus: --recompute_layer_ids, with RECOMPUTE_LAYERS at 0). Larger "
-    "expert or pipeline parallelism, or less memory for the loss, make room for it.",
 )
 def recompute(context: RankContext) -> Outcome:
     """Forward ops are recomputed in the backward pass."""

@@ -31,8 +31,6 @@ class _Spans(NamedTuple):
     "expert_loop",
     scenario="grouped_gemm",
     title="Expert loop",
-    remedy="Compute all experts in one grouped GEMM: Primus' use_turbo_groupmlp, "
-    "Megatron-LM --moe-grouped-gemm, torch._grouped_mm, or Hugging Face's grouped experts implementation.",
 )
 def expert_loop(context: RankContext) -> Outcome:
     """At least 4 expert GEMMs with weights of one size in one pass through an MoE layer."""

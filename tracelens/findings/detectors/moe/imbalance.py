@@ -20,9 +20,6 @@ _EVEN = 1.02
     "token_imbalance",
     scenario="balanced",
     title="Tokens are spread unevenly over ranks",
-    remedy="Balance the routing: auxiliary loss or bias-corrected router, expert placement by load (EPLB), "
-    "redundant copies of busy experts, or a capacity limit; --moe_router_force_load_balancing shows what it "
-    "would give.",
     needs=("collectives", "moe"),
 )
 def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:

@@ -19,8 +19,6 @@ _SMALL_NS = 10_000
     "permute_unfused",
     scenario="fused_permute",
     title="Unfused permutation of tokens",
-    remedy="Sort and move tokens with fused kernels: moe_permutation_fusion (Transformer Engine, Primus), "
-    "or Triton permute kernels.",
 )
 def permute_unfused(context: RankContext) -> Outcome:
     """A chain of sorts, scans and index kernels between router and experts, in place of a permute kernel."""
@@ -52,8 +50,6 @@ def permute_unfused(context: RankContext) -> Outcome:
     "router_unfused",
     scenario="fused_router",
     title="Unfused router",
-    remedy="Route with one kernel: fused_group_topk_routing_with_aux_score (Primus), moe_router_fusion "
-    "(Megatron-LM with Transformer Engine), or a topk-softmax kernel in serving.",
 )
 def router_unfused(context: RankContext) -> Outcome:
     """A chain of softmax, topk, scatter, sum and div kernels in the router, in place of one fused kernel."""

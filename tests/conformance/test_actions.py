@@ -1,0 +1,127 @@
+"""The commands that findings print: each runs as it stands, and shows the numbers of its finding."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import tracelens
+from tracelens.cli.app import app
+from tracelens.table.result import Result
+
+SAMPLE_TRACES = Path(__file__).parents[2] / "sample_traces"
+SAMPLES = sorted(
+    {
+        file.parent.relative_to(SAMPLE_TRACES).as_posix()
+        for pattern in ("rank*.json.gz", "rank*.json.zst")
+        for file in SAMPLE_TRACES.rglob(pattern)
+    }
+)
+
+
+@cache
+def findings(name: str, step: str = "") -> Result:
+    return tracelens.analyze(tracelens.load(SAMPLE_TRACES / name), "findings", step=step or None)
+
+
+def output(command: str) -> Any:
+    """What a printed command writes as JSON."""
+    program, *words = shlex.split(command)
+    assert program == "tracelens"
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, f"{command}\n{result.output}"
+    return json.loads(result.stdout)
+
+
+def table(command: str, name: str) -> pd.DataFrame:
+    return pd.DataFrame(output(command)["tables"][name])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_each_command_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = findings(name)["findings"]
+    for row in result.itertuples():
+        assert output(row.evidence_command)["tables"], row.evidence_command
+        if row.replay_command:
+            assert output(row.replay_command)["tables"]["scripts"], row.replay_command
+            assert list(Path(f"replay_{row.detector}").glob("*.py"))
+        if row.whatif_command:
+            (projected,) = output(row.whatif_command)["tables"]["whatif"]
+            assert projected["base_ns"] - projected["projected_ns"] == row.saving_ns, row.whatif_command
+
+
+def idle(cause: str) -> Callable[[pd.DataFrame, int], float]:
+    def total(table: pd.DataFrame, rank: int) -> float:
+        return float(table[(table["rank"] == rank) & (table["cause"] == cause)]["dur_ns"].sum())
+
+    return total
+
+
+def stage(name: str) -> Callable[[pd.DataFrame, int], float]:
+    def total(table: pd.DataFrame, rank: int) -> float:
+        of_stage = table[(table["rank"] == rank) & (table["stage"] == name)]
+        return float(of_stage[["forward_ns", "backward_ns", "recompute_ns"]].sum().sum())
+
+    return total
+
+
+def blocking(table: pd.DataFrame, rank: int) -> float:
+    return float(table[table["rank"] == rank]["blocking_count"].sum())
+
+
+def exposed(*names: str) -> Callable[[pd.DataFrame, int], float]:
+    def total(table: pd.DataFrame, rank: int) -> float:
+        of_names = table[(table["rank"] == rank) & table["collective"].isin(names)]
+        return float(of_names["exposed_ns"].sum())
+
+    return total
+
+
+NUMBERS: dict[str, tuple[str, str, Callable[[pd.DataFrame, int], float]]] = {
+    "cpu_ops": ("GPU idle per step", "causes", idle("CPU ops")),
+    "silent_host": ("GPU idle per step", "causes", idle("silent host")),
+    "permute_unfused": ("time per step", "stages", stage("permute")),
+    "moe_blocking_calls": ("calls per layer and micro-batch", "stages", blocking),
+    "exposed_all_to_all": ("exposed per step", "overlap", exposed("all_to_all", "all_to_allv")),
+    "exposed_token_gather": (
+        "exposed per step",
+        "overlap",
+        exposed("_allgather_base", "_reduce_scatter_base"),
+    ),
+}
+"""Detector to one of its measures, and the same number in a table of the analyzer that shows its evidence."""
+
+
+@pytest.mark.parametrize(
+    ("name", "detector"),
+    [
+        ("one_gpu/loop", "cpu_ops"),
+        ("one_gpu/loop", "permute_unfused"),
+        ("ladder/ep4/00_baseline", "exposed_all_to_all"),
+        ("serving/delayer_off", "silent_host"),
+        ("serving/delayer_off", "exposed_token_gather"),
+        ("faults/blocking_call", "moe_blocking_calls"),
+    ],
+)
+def test_the_evidence_has_the_numbers_of_the_finding_in_its_step(name: str, detector: str) -> None:
+    rows = findings(name)["findings"].set_index("detector")
+    if detector not in rows.index:
+        pytest.fail(f"{detector} is no finding of {name}: {list(rows.index)}")
+    command = rows.loc[detector, "evidence_command"]
+    measure, table_name, number = NUMBERS[detector]
+    step = shlex.split(command)[-1]
+    measured = findings(name, step)["measurements"]
+    of_detector = measured[(measured["detector"] == detector) & (measured["measure"] == measure)]
+    shown = table(command, table_name)
+    assert len(of_detector)
+    for row in of_detector.itertuples():
+        assert number(shown, row.rank) == pytest.approx(row.value, rel=0.002), (command, row.rank)

@@ -1,0 +1,127 @@
+"""Remedies name only what the trace shows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tracelens.findings.detectors import DETECTORS
+from tracelens.findings.remedies.platform import Platform, _frameworks
+from tracelens.findings.remedies.remedies import Remedy, remedies, remedy
+
+FRAMEWORKS = [framework.name for framework in _frameworks()]
+FILE = Path(__file__).parents[3] / "tracelens/findings/remedies/remedies.toml"
+VENDORS = ("amd", "nvidia", "cpu", "")
+ALL = [
+    Platform(vendor, frameworks)
+    for vendor in VENDORS
+    for frameworks in [(), *((name,) for name in FRAMEWORKS)]
+]
+TITLES = {
+    "primus": "Primus",
+    "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+    "huggingface": "transformers:|TrainingArguments",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "atom": "ATOM",
+    "workload": "bundled workload",
+}
+
+
+def test_there_are_remedies_for_every_detector_and_for_nothing_else() -> None:
+    assert set(remedies()) == {name for name, _ in DETECTORS.items()}
+
+
+def test_conditions_are_such_as_a_trace_can_show() -> None:
+    for entry in itertools.chain.from_iterable(remedies().values()):
+        assert set(entry.framework) <= set(FRAMEWORKS), entry
+        assert set(entry.vendor) <= {"amd", "nvidia", "cpu", "gpu"}, entry
+        assert set(entry.versions) <= {"torch", "cuda", "hip", "nccl"}, entry
+        assert not (entry.plain and entry.framework), entry
+        assert not (entry.best and not entry.framework), entry
+        assert entry.text.endswith("."), entry
+
+
+@pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
+def test_every_platform_has_a_remedy_in_whole_sentences(name: str) -> None:
+    for platform in ALL:
+        text = remedy(name, platform)
+        assert text.endswith("."), platform
+        assert not re.search(r"[{}]", text), platform
+
+
+@pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
+def test_no_remedy_is_for_another_vendor_or_framework(name: str) -> None:
+    for platform in ALL:
+        text = remedy(name, platform)
+        if platform.vendor != "amd":
+            assert not re.search(r"HSA_|ROCm|HIP graph|RCCL", text.replace("CUDA or HIP graph", "")
+                                 .replace("NCCL or RCCL", "")), platform  # fmt: skip
+        if platform.vendor == "amd":
+            assert "CUDA graph" not in text
+        if platform.frameworks:
+            shown = platform.frameworks[0].removesuffix("_serve")
+            allowed = {shown} | ({"megatron"} if shown == "primus" else set())
+            named = {key for key, title in TITLES.items() if re.search(title, text)}
+            assert named <= allowed, platform
+
+
+def test_the_kernel_argument_pool_is_for_rocm_only() -> None:
+    assert "HSA_KERNARG_POOL_SIZE=12582912" in remedy("launch_bound", Platform("amd"))
+    assert "HSA_KERNARG_POOL_SIZE" not in remedy("launch_bound", Platform("nvidia", ("megatron",)))
+
+
+def test_a_framework_is_told_in_its_own_flags() -> None:
+    assert "--moe-grouped-gemm" in remedy("expert_loop", Platform("nvidia", ("megatron",)))
+    assert "use_turbo_grouped_gemm" in remedy("expert_loop", Platform("amd", ("primus",)))
+    assert "experts_implementation" in remedy("expert_loop", Platform("nvidia", ("huggingface",)))
+    assert "--experts grouped" in remedy("expert_loop", Platform("nvidia", ("workload",)))
+    assert "grouped_mm" not in remedy("expert_loop", Platform("nvidia", ("megatron",)))
+
+
+def test_without_a_framework_torch_comes_first_and_the_best_known_options_after_it() -> None:
+    text = remedy("expert_loop", Platform("nvidia"))
+    assert 0 < text.index("torch.nn.functional.grouped_mm") < text.index("Best known:")
+    assert "Primus" not in text
+    assert text.partition("Best known:")[2].count(": ") == 2
+    assert "Primus" in remedy("expert_loop", Platform("amd")).partition("Best known:")[2]
+
+
+@pytest.mark.parametrize(
+    ("version", "function"),
+    [
+        ("2.11.0+cu130", "nn.functional.grouped_mm"),
+        ("2.10", "nn.functional.grouped_mm"),
+        ("2.9.1", "call torch._grouped_mm"),
+        ("", "nn.functional.grouped_mm"),
+        ("nightly", "nn.functional.grouped_mm"),
+    ],
+)
+def test_versions_count_and_an_unknown_one_is_recent(version: str, function: str) -> None:
+    text = remedy("expert_loop", Platform("nvidia", (), {"torch": version} if version else {}))
+    assert function in text
+    assert text.count("Sort the tokens by expert") == 1
+
+
+def test_a_processor_is_no_gpu() -> None:
+    assert Remedy("x", vendor=("gpu",)).fits(Platform(""))
+    assert not Remedy("x", vendor=("gpu",)).fits(Platform("cpu"))
+    assert "number of threads" in remedy("stragglers", Platform("cpu"))
+    assert "power cap" not in remedy("stragglers", Platform("cpu"))
+
+
+def test_a_plugins_detector_brings_its_own_remedy() -> None:
+    assert remedy("fills", Platform("amd"), "Allocate them with torch.empty.") == (
+        "Allocate them with torch.empty."
+    )
+
+
+def test_entries_have_the_fields_that_are_read() -> None:
+    content = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    for entry in itertools.chain.from_iterable(content.values()):
+        assert set(entry) <= set(Remedy._fields), entry

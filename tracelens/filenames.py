@@ -1,0 +1,32 @@
+"""What trace files are called."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
+"""What is taken from a directory; a file that is named is read whatever its suffix."""
+
+SIDECAR = "run.json"
+"""What the recorder writes beside the traces of a run."""
+
+PACE_FILE = re.compile(r"rank\d+\.pace\.json")
+"""What it writes for the other ranks, of which run.json says nothing."""
+
+
+def named_like_a_trace(file: str) -> bool:
+    """Whether a file is taken from a directory.
+
+    A leading dot is for what other systems leave beside files (._rank0.json).
+    """
+    name = os.path.basename(file).lower()
+    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".") and not PACE_FILE.fullmatch(name)
+
+
+def traces_among(files: Iterable[str]) -> list[str]:
+    """The files of a directory that are read as traces."""
+    named = [file for file in files if named_like_a_trace(file)]
+    # A trace may be called so, but not among others.
+    return [file for file in named if len(named) == 1 or os.path.basename(file) != SIDECAR]

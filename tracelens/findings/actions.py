@@ -1,0 +1,297 @@
+"""From a finding to action: commands that show, replay and project it, and its place in Perfetto."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.filenames import traces_among
+from tracelens.findings.detectors import JOB, Detection, Outcome
+from tracelens.findings.remedies import Platform, joined, platform_of
+from tracelens.table import Coded
+from tracelens.trace import Trace, Union, steps_of, union
+
+EVIDENCE = {
+    "collective_calls": "idle",
+    "cpu_ops": "idle",
+    "data_loading": "idle",
+    "deepep_busy_wait": "moe",
+    "expert_loop": "moe",
+    "exposed_all_to_all": "overlap",
+    "exposed_token_gather": "overlap",
+    "garbage_collection": "idle",
+    "gemm_collective": "overlap",
+    "hierarchical_all_reduce": "collectives",
+    "launch_bound": "idle",
+    "loss_unfused": "ops",
+    "moe_blocking_calls": "moe",
+    "other_blocking_calls": "idle",
+    "permute_unfused": "moe",
+    "pipeline_imbalance": "pipeline",
+    "pipeline_p2p": "pipeline",
+    "pipeline_ramp": "pipeline",
+    "recompute": "ops",
+    "router_unfused": "moe",
+    "serving_padding": "serving",
+    "serving_phases": "serving",
+    "serving_two_batch": "serving",
+    "silent_host": "idle",
+    "small_kernels": "kernels",
+    "stragglers": "stragglers",
+    "stragglers_load": "stragglers",
+    "stragglers_noise": "stragglers",
+    "stragglers_unexplained": "stragglers",
+    "token_imbalance": "moe",
+}
+"""The analyzer whose tables show what a detector measured; `findings` itself for others."""
+
+
+ACTIONS = ("evidence_command", "replay_command", "whatif_command", "location")
+"""Columns of a finding."""
+
+_WITH_DEVICE = ("replay", "whatif")
+_REPLAYABLE = re.compile("aten::")
+
+
+class Spot(NamedTuple):
+    """Whose time it is: GPU stream and host thread, "" where the trace does not show them."""
+
+    stream: str
+    thread: str
+
+
+class Recording(NamedTuple):
+    """What commands about one rank's findings need of its trace.
+
+    Attributes:
+        path: of the file.
+        origin: time of its first event, ns.
+        world_size: ranks of the job, -1 where the trace does not say.
+        steps: labels of the steps; empty where none are marked.
+        edges: ns on the GPU, one more than labels.
+        single: whether the trace is narrowed to one of its steps.
+        replayable: when calls ran that a script can repeat.
+        device: options of the findings that replays and projections repeat.
+        spots: by detector, of the longest piece of its time.
+        platform: what the trace shows of device and software.
+    """
+
+    path: str
+    origin: int
+    world_size: int
+    steps: tuple[str, ...]
+    edges: Int
+    single: bool
+    replayable: Union
+    device: tuple[str, ...]
+    spots: Mapping[str, Spot]
+    platform: Platform
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        outcomes: Mapping[str, Outcome],
+        device: str | None = None,
+        device_file: str | None = None,
+    ) -> Recording:
+        """What a trace shows; `device` and `device_file` are the options of the findings."""
+        steps = steps_of(trace)
+        whole = steps.only_whole()
+        labels = tuple(whole.labels) if steps.marked else ()
+        spots = {
+            name: _spot(trace, _longest(outcome.where)[0])
+            for name, outcome in outcomes.items()
+            if isinstance(outcome, Detection) and outcome.where.total
+        }
+        return cls(
+            trace.meta.path,
+            int(trace.arrays.start.min()),
+            trace.meta.world_size,
+            labels,
+            whole.edges,
+            trace.window is not None,
+            _replayable(trace),
+            (*_option("--device", device), *_option("--device-file", device_file)),
+            spots,
+            platform_of(trace),
+        )
+
+    def step_at(self, time: int) -> str:
+        """The number or label of the step at a time, for --step; "" where it is in none."""
+        index = int(np.searchsorted(self.edges, time, side="right")) - 1
+        if not 0 <= index < len(self.steps):
+            return ""
+        return _number(self.steps[index])
+
+
+class Commands(NamedTuple):
+    """The command lines and positions of a run's findings.
+
+    Attributes:
+        recordings: by rank.
+    """
+
+    recordings: Mapping[int, Recording]
+
+    @property
+    def platform(self) -> Platform:
+        """What the ranks show together."""
+        return joined(recording.platform for recording in self.recordings.values())
+
+    def of(
+        self, detector: str, detections: Mapping[int, Detection], worst: int, scenario: str
+    ) -> dict[str, str]:
+        """The columns of ACTIONS for one finding; "" for what it has none of.
+
+        Args:
+            detector: by name.
+            detections: by rank, or of the job.
+            worst: the rank that loses most; JOB for the whole job.
+            scenario: that the finding is sized by, "" for none.
+        """
+        rank = worst if worst in self.recordings else min(self.recordings)
+        where = detections[worst].where
+        start = _longest(where)[0] if where.total else -1
+        step = self.recordings[rank].step_at(start) if start >= 0 else ""
+        evidence = EVIDENCE.get(detector, "findings")
+        columns = dict.fromkeys(ACTIONS, "")
+        columns["evidence_command"] = self._line(("analyze", evidence), ("--step", step) if step else ())
+        if self._replays(detections):
+            columns["replay_command"] = self._line(
+                ("replay",), ("--finding", detector, "-o", f"replay_{detector}"), own_step=True
+            )
+        if scenario:
+            columns["whatif_command"] = self._line(
+                ("project", "whatif"), ("--scenario", scenario), own_step=True
+            )
+        if start >= 0:
+            columns["location"] = self._location(rank, detector, start)
+        return columns
+
+    def _line(self, command: Sequence[str], options: Sequence[str], own_step: bool = False) -> str:
+        """A line to paste into a shell.
+
+        Args:
+            command: behind `tracelens`.
+            options: of the command.
+            own_step: whether it repeats the step that the findings are narrowed to.
+        """
+        any_rank = next(iter(self.recordings.values()))
+        words = [
+            "tracelens",
+            *command,
+            *arguments([item.path for item in self.recordings.values()]),
+            *options,
+        ]
+        if own_step and any_rank.single:
+            words += ["--step", _number(any_rank.steps[0])]
+        if command[-1] in _WITH_DEVICE:
+            words += any_rank.device
+        if 0 < len(self.recordings) < any_rank.world_size:
+            words.append("--partial")
+        return shlex.join(words)
+
+    def _replays(self, detections: Mapping[int, Detection]) -> bool:
+        """Whether a call that a script can repeat runs while time is lost."""
+        for rank, recording in self.recordings.items():
+            detection = detections.get(rank, detections.get(JOB))
+            if detection is not None and recording.replayable.total:
+                where = detection.where
+                if (recording.replayable.covered(where.start, where.end) > 0).any():
+                    return True
+        return False
+
+    def _location(self, rank: int, detector: str, start: int) -> str:
+        """Where the longest piece of a finding's time begins, and how to get there in Perfetto."""
+        recording = self.recordings[rank]
+        spot = recording.spots.get(detector, Spot("", ""))
+        after = f"{(start - recording.origin) / 1e6:,.3f} ms after its first event"
+        name = os.path.basename(recording.path)
+        parts = (
+            f"rank {rank}" if len(self.recordings) > 1 else "",
+            f"{name} (Perfetto needs it unpacked)" if name.endswith(".zst") else name,
+            spot.stream,
+            spot.thread,
+            after,
+        )
+        return (
+            f"{', '.join(filter(None, parts))}; in ui.perfetto.dev: Ctrl+Shift+P, Pan to timestamp, {start}"
+        )
+
+
+def arguments(paths: Sequence[str]) -> list[str]:
+    """The shortest way to name exactly these files on a command line: a directory that holds no other trace.
+
+    An archive stands for its members.
+    """
+    files = list(dict.fromkeys(map(_file, paths)))
+    folders = {os.path.dirname(file) for file in files}
+    if len(files) > 1 and len(folders) == 1:
+        (folder,) = folders
+        try:
+            names = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
+        except OSError:
+            return files
+        if sorted(filter(os.path.isfile, traces_among(names))) == sorted(files):
+            return [folder or os.curdir]
+    return files
+
+
+def _file(path: str) -> str:
+    """The file that a trace was read from: of a member of an archive, the archive."""
+    archive, bang, _ = path.partition("!")
+    return archive if bang and not os.path.exists(path) and os.path.isfile(archive) else path
+
+
+def _option(name: str, value: str | None) -> tuple[str, ...]:
+    return (name, value) if value else ()
+
+
+def _number(label: str) -> str:
+    """A step for --step."""
+    return label.removeprefix("ProfilerStep#")
+
+
+def _longest(where: Union) -> tuple[int, int]:
+    """The longest of several pieces of time, ns."""
+    row = int(np.argmax(where.end - where.start))
+    return int(where.start[row]), int(where.end[row])
+
+
+def _spot(trace: Trace, start: int) -> Spot:
+    """The GPU work that runs at a time or comes next, and the thread that launched it."""
+    work = trace.work
+    ahead = np.flatnonzero(work.end > start)
+    if not len(ahead):
+        return Spot("", "")
+    row = int(ahead[0])
+    call = int(work.host_call[row])
+    stream = "" if work.cpu_only else f"stream {int(work.stream[row])}"
+    if call < 0:
+        return Spot(stream, "")
+    key = int(trace.arrays.pid[call]), int(trace.arrays.tid[call])
+    return Spot(stream, trace.meta.threads.get(key, f"thread {key[1]}"))
+
+
+def _replayable(trace: Trace) -> Union:
+    """When calls with recorded arguments ran, and collectives with recorded sizes."""
+    work, ops, collectives = trace.work, trace.tables["ops"], trace.tables["collectives"]
+    shapes = ops.columns["shapes"]
+    assert isinstance(shapes, Coded)
+    has_shapes = np.array([text not in ("", "[]") for text in shapes.values], dtype=bool)
+    replayable = np.zeros(len(trace.arrays.start), dtype=bool)
+    if len(ops):
+        replayable[ops.array("event_id")[has_shapes[shapes.codes]]] = True
+        replayable &= trace.arrays.named(_REPLAYABLE.match)
+    mask: Bool = lookup(replayable, work.op, False)
+    if not work.cpu_only and len(collectives):
+        sized = collectives.array("kernel_id")[collectives.array("in_bytes") > 0]
+        mask = mask | np.isin(work.event, sized)
+    return union(work.start[mask], work.end[mask])

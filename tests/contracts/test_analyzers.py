@@ -246,7 +246,8 @@ def shared_apart(name: str, case: str, scope: str) -> object:
     """A shared input, made of parts that have travelled."""
     item = SHARED.get(name)
     parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in run_of(case).traces]
-    return item.combine(parts, scope=scope)
+    required = {needed: shared_apart(needed, case, scope) for needed in item.shared}
+    return item.combine(parts, required, scope=scope)
 
 
 def plain(result: Result) -> dict[tuple[str, str], np.ndarray]:

@@ -67,8 +67,8 @@ def critical_path(graph: Graph, names: Labels, rank: int, extent: Extent, lag: I
         extent: its step.
         lag: of each edge, ns.
     """
-    begin, cursor, node, times = extent
-    start, end, ready, edge_of = (column.tolist() for column in times)
+    begin, cursor, node, schedule = extent
+    start, end, ready, edge_of = (column.tolist() for column in schedule.times)
     pieces: list[Piece] = []
 
     def cut(category: str, low: int) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median_low
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
-from tracelens.what_if.replay.schedule import Delays
+from tracelens.what_if.replay.schedule import Delays, EditedSegment
 from tracelens.what_if.replay.step import Extent, StepReplay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
 
@@ -19,26 +21,52 @@ ALL = "all"
 """Selects all steps together."""
 
 
-class Projection(NamedTuple):
-    """A step under a scenario.
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A step under a scenario; the interval is replayed when it is asked for.
 
     Attributes:
         request: the scenario, or several together.
         assumed: what each part of it assumes.
         edit: what it changes in the graph.
-        extents: the step on each rank, by what becomes of unexplained delays.
-        step_ns: its duration, mean of the ranks, with typical delays.
-        low_ns: of the shortest of all recorded steps, with any delays.
-        high_ns: of the longest.
+        typical: the step on each rank, with typical delays.
+        step_ns: its duration, mean of the ranks.
     """
 
     request: ScenarioRequest
     assumed: Sequence[str]
     edit: Edit
-    extents: Mapping[Delays, Sequence[Extent]]
+    typical: Sequence[Extent]
     step_ns: int
-    low_ns: int
-    high_ns: int
+    _step: StepReplay
+    _edited: EditedSegment
+    _alternatives: Sequence[StepReplay]
+
+    @property
+    def low_ns(self) -> int:
+        """Of the shortest of all recorded steps, with any delays, mean of the ranks."""
+        return min(self._steps_ns)
+
+    @property
+    def high_ns(self) -> int:
+        """Of the longest."""
+        return max(self._steps_ns)
+
+    @cached_property
+    def extents(self) -> Mapping[Delays, Sequence[Extent]]:
+        """The step on each rank, by what becomes of unexplained delays."""
+        others: tuple[Delays, ...] = ("low", "high")
+        replays = {delays: self._step.replayed(self._edited, delays) for delays in others}
+        return {"low": replays["low"], "typical": self.typical, "high": replays["high"]}
+
+    @cached_property
+    def _steps_ns(self) -> list[int]:
+        """All recorded steps, with unexplained delays kept, typical and removed."""
+        replays = [*self.extents.values()]
+        for step in self._alternatives:
+            edited = EditedSegment(step.segment, self.edit)
+            replays += [step.replayed(edited, delays) for delays in get_args(Delays)]
+        return [mean_ns(spans(extents)) for extents in replays]
 
 
 class Projector:
@@ -79,24 +107,17 @@ class Projector:
             TracelensError: a duration would exceed that of any step.
         """
         edit, assumed = self._edited(request)
-        replays = {delays: self.step.extents(edit, delays) for delays in get_args(Delays)}
-        step_ns = mean_ns(spans(replays["typical"]))
+        edited = EditedSegment(self.step.segment, edit)
+        typical = self.step.replayed(edited)
+        step_ns = mean_ns(spans(typical))
         if step_ns <= 0:
             raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
-        steps = [
-            *(mean_ns(spans(extents)) for extents in replays.values()),
-            *(
-                mean_ns(spans(step.extents(edit, delays)))
-                for step in self.alternatives
-                for delays in get_args(Delays)
-            ),
-        ]
-        return Projection(request, assumed, edit, replays, step_ns, min(steps), max(steps))
+        return Projection(request, assumed, edit, typical, step_ns, self.step, edited, self.alternatives)
 
     def step_ns(self, request: ScenarioRequest) -> int:
-        """The `step_ns` of a projection alone, several times as fast; raises as `project`."""
+        """The `step_ns` of a projection alone, 0 where nothing of the step is left; raises as `project`."""
         edit, _ = self._edited(request)
-        return mean_ns(spans(self.step.extents(edit, "typical")))
+        return max(mean_ns(spans(self.step.replayed(EditedSegment(self.step.segment, edit)))), 0)
 
     def _edited(self, request: ScenarioRequest) -> tuple[Edit, list[str]]:
         """What a request changes in the graph, and what it assumes."""

@@ -87,8 +87,8 @@ class Replay:
     def scenario(self, request: ScenarioRequest) -> Outcome:
         """Replay the step under one scenario, or several together; raises as `Projector.project`."""
         projection = self.projector.project(request)
-        path, bottlenecks, parts = self._path(request.text, projection.edit, projection.extents["typical"])
-        typical = spans(projection.extents["typical"])
+        path, bottlenecks, parts = self._path(request.text, projection.edit, projection.typical)
+        typical = spans(projection.typical)
         row = {
             "scenario": request.text,
             "base_ns": self.projector.base_ns,

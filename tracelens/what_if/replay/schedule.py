@@ -1,13 +1,15 @@
-"""When each node of an edited graph starts and ends: one pass over all nodes."""
+"""When each node of an edited graph starts and ends: one pass over the nodes that decide anything."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Int
 from tracelens.what_if.graph import Edit, Graph, StepSpan
+from tracelens.what_if.replay.reduction import NEVER, Reduction
 
 Delays = Literal["low", "typical", "high"]
 """What happens to unexplained delays when a node's dependencies change.
@@ -35,100 +37,153 @@ class Times(NamedTuple):
     ready: Int  # when the edges of each node allowed it to start
     via: Int  # the edge that each node waited for last, -1 for none
 
+    def ends(self, nodes: Int) -> Int:
+        """The end of each of these nodes, ns."""
+        return self.end[nodes]
+
+    @property
+    def times(self) -> Times:
+        """All of it, as `Schedule.times`."""
+        return self
+
 
 class Segment:
     """The nodes that a replay computes, prepared once for many replays; all others stay as measured."""
 
-    def __init__(self, graph: Graph, window: StepSpan | None = None, *, idle: bool = False) -> None:
-        """The nodes of a step, up to its end; without a step all nodes.
-
-        Args:
-            graph: of the run.
-            window: the step.
-            idle: whether earlier GPU work counts as done when the host begins the step.
-        """
-        self.end = _idle_ends(graph, window) if window is not None and idle else graph.end
+    def __init__(self, graph: Graph, window: StepSpan | None = None) -> None:
+        """The nodes of a step, up to its end; without a step all nodes."""
+        self.graph, self.window = graph, window
         held = np.zeros(len(graph), dtype=bool) if window is None else window.held
         stop = len(graph) if window is None else window.last_node + 1
-        nodes = np.flatnonzero(~held[:stop])
-        low, high = (int(nodes[0]), stop) if len(nodes) else (stop, stop)
-        self.nodes = slice(low, high)
-        self.edges = slice(int(graph.first[low]), int(graph.first[high]))
-        self.computed = nodes
-        self.rows: list[int] = (nodes - low).tolist()
-        # Sources before the segment stand behind its nodes.
-        src = graph.src[self.edges]
-        self.outside = np.unique(src[src < low])
-        self._src = np.where(src < low, high - low + np.searchsorted(self.outside, src), src - low)
-        self._dst = graph.dst[self.edges] - low
-        self._all = self._edges(np.arange(len(src)))
+        self.computed = np.flatnonzero(~held[:stop])
+        self.stop = stop
 
-    def edges_of(self, kept: Bool) -> tuple[Int, list[int], list[int]]:
-        """(positions in the segment, first of each node, source of each) of the edges that are there."""
-        inside = kept[self.edges]
-        return self._all if inside.all() else self._edges(np.flatnonzero(inside))
+    @cached_property
+    def reduction(self) -> Reduction:
+        """Its nodes without chains, as measured."""
+        return Reduction(self.graph, self.computed)
 
-    def _edges(self, rows: Int) -> tuple[Int, list[int], list[int]]:
-        first = np.searchsorted(self._dst[rows], np.arange(self.nodes.stop - self.nodes.start + 1))
-        return rows, first.tolist(), self._src[rows].tolist()
+    @cached_property
+    def idle_ends(self) -> Int:
+        """Measured ends, those of earlier steps at the latest when the host begins this one."""
+        ends = self.graph.end.copy()
+        if self.window is None:
+            return ends
+        held = self.window.held
+        for nodes, border in zip(self.graph.of_rank, self.window.begin, strict=True):
+            if border.mark >= 0:
+                earlier = nodes[held[nodes]]
+                ends[earlier] = np.minimum(ends[earlier], self.graph.start[border.mark])
+        return ends
+
+
+class EditedSegment:
+    """A segment with an edit, which must not change any more; what its replays have in common is kept."""
+
+    def __init__(self, segment: Segment, edit: Edit) -> None:
+        self.segment, self.edit, self.graph = segment, edit, segment.graph
+        self.reduction = segment.reduction
+        if not self.reduction.fits(edit):
+            cut = edit.delay != 0
+            cut[self.graph.dst[~edit.kept]] = True
+            self.reduction = Reduction(self.graph, segment.computed, cut[segment.computed])
+        self.beyond = self.reduction.beyond_roots(edit)
+
+    @cached_property
+    def usual_delay(self) -> Int:
+        """The delay that is usual for each node, ns, see `Graph.usual_delays`."""
+        is_measured = np.array_equal(self.edit.delay, self.graph.delay)
+        return self.graph.usual_delay if is_measured else self.graph.usual_delays(self.edit.delay)
+
+    @cached_property
+    def lags(self) -> tuple[list[int], list[int]]:
+        """Of both sides of each row."""
+        return self.reduction.lags(self.edit, self.beyond)
+
+    def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> Schedule:
+        """Replay it; `idle` if earlier GPU work counts as done when the host begins the step."""
+        measured = self.segment.idle_ends if idle else self.graph.end
+        known, rows = self.reduction, _Rows.of(self, delays)
+        ends = [0, *measured[known.outside].tolist()]
+        append = ends.append
+        for source, lag, other, other_lag, more, ready, until in zip(
+            known.first.position, self.lags[0], known.second.position, self.lags[1], *rows, strict=True
+        ):
+            allowed_ns, other_ns = ends[source] + lag, ends[other] + other_lag
+            if other_ns > allowed_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
+                allowed_ns = other_ns
+            end_ns = allowed_ns + more
+            if end_ns < until and allowed_ns >= ready:
+                end_ns = until
+            append(end_ns)
+        return Schedule(self, measured, ends)
+
+
+class _Rows(NamedTuple):
+    """What each row of a replay adds, ns.
+
+    Attributes:
+        more: from when it is ready to its end.
+        ready: where it is ready at this time or later,
+        until: it ends no sooner than this.
+    """
+
+    more: list[int]
+    ready: list[int]
+    until: list[int]
+
+    @staticmethod
+    def of(edited: EditedSegment, delays: Delays) -> _Rows:
+        graph, edit, known = edited.graph, edited.edit, edited.reduction
+        core, last = known.core, known.last
+        start, dur, delay = graph.start[core], edit.dur[core], edit.delay[core]
+        more, ready, until = (np.full(known.rows, value, dtype=np.int64) for value in (0, 0, NEVER))
+        more[last] = dur
+        if delays == "high":
+            more[last] += delay
+        else:
+            ready[last], until[last] = start - delay, start + dur
+        if delays == "typical":
+            more[last] += np.minimum(delay, edited.usual_delay[core])
+        free = known.free(edit)
+        ready[last[free]], until[last[free]] = 2 * NEVER, (start + dur)[free]
+        return _Rows(more.tolist(), ready.tolist(), until.tolist())
+
+
+class Schedule:
+    """A replayed segment."""
+
+    def __init__(self, edited: EditedSegment, measured: Int, ends: list[int]) -> None:
+        self._edited, self._measured, self._ends = edited, measured, ends
+
+    def ends(self, nodes: Int) -> Int:
+        """The end of each of these nodes, ns."""
+        return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, self._measured)
+
+    @cached_property
+    def times(self) -> Times:
+        """Start and end of all nodes, and what each waited for."""
+        graph, edit, segment = self._edited.graph, self._edited.edit, self._edited.segment
+        computed, edges = segment.computed, self._edited.reduction.edges
+        ends = self._measured.copy()
+        ends[computed] = self.ends(computed)
+        start, ready, via = graph.start.copy(), graph.start - graph.delay, graph.binding.copy()
+        start[computed] = ends[computed] - edit.dur[computed]
+        ready[computed], via[computed] = graph.start[computed], -1
+        edges = edges[edit.kept[edges]]
+        allowed_ns, dst = ends[graph.src[edges]] + edit.lag[edges], graph.dst[edges]
+        if len(edges):
+            first = np.flatnonzero(np.append(True, dst[1:] != dst[:-1]))
+            ready[dst[first]] = np.maximum.reduceat(allowed_ns, first)
+        # The first of those that allow it last: of several values for a node the last one stays.
+        last = np.flatnonzero(allowed_ns == ready[dst])[::-1]
+        via[dst[last]] = edges[last]
+        # What lies before the segment is shown as it was.
+        ahead = int(computed[0]) if len(computed) else len(graph)
+        ends[:ahead], ends[segment.stop :] = graph.end[:ahead], graph.end[segment.stop :]
+        return Times(start, ends, ready, via)
 
 
 def schedule(graph: Graph, edit: Edit, delays: Delays = "typical", segment: Segment | None = None) -> Times:
     """Start and end of each node of the edited graph, or of a segment of it."""
-    segment = Segment(graph) if segment is None else segment
-    nodes = segment.nodes
-    edges, first, src = segment.edges_of(edit.kept)
-    lag = edit.lag[segment.edges][edges].tolist()
-    dur, measured, delay = (column[nodes].tolist() for column in (edit.dur, graph.start, edit.delay))
-    stays = _stays(graph, edit.delay, delays)[nodes].tolist()
-    absorbs = delays != "high"
-    start, ready = measured.copy(), (graph.start - graph.delay)[nodes].tolist()
-    end = [*segment.end[nodes].tolist(), *segment.end[segment.outside].tolist()]
-    via = [-1] * len(start)
-    for node in segment.rows:
-        low, high = first[node], first[node + 1]
-        was, late = measured[node], delay[node]
-        if low == high:
-            begin = ready[node] = was
-        else:
-            ready_ns, best = end[src[low]] + lag[low], low
-            if high > low + 1:
-                for edge in range(low + 1, high):
-                    allowed_ns = end[src[edge]] + lag[edge]
-                    if allowed_ns > ready_ns:
-                        ready_ns, best = allowed_ns, edge
-            ready[node], via[node] = ready_ns, best
-            if ready_ns < was - late:
-                begin = ready_ns + stays[node]
-            elif absorbs:
-                begin = max(ready_ns + stays[node], was)
-            else:
-                begin = ready_ns + late
-        start[node] = begin
-        end[node] = begin + dur[node]
-    times = Times(graph.start.copy(), graph.end.copy(), graph.start - graph.delay, graph.binding.copy())
-    times.start[nodes], times.end[nodes], times.ready[nodes] = start, end[: len(start)], ready
-    last_edge = np.array(via, dtype=np.int64)[segment.computed - nodes.start]
-    times.via[segment.computed] = lookup(segment.edges.start + edges, last_edge, -1)
-    return times
-
-
-def _stays(graph: Graph, delay: Int, delays: Delays) -> Int:
-    """What stays of each node's delay when it is ready earlier than it was."""
-    if delays == "high":
-        return delay
-    if delays == "low":
-        return np.zeros_like(delay)
-    is_measured = np.array_equal(delay, graph.delay)
-    return np.minimum(delay, graph.usual_delay if is_measured else graph.usual_delays(delay))
-
-
-def _idle_ends(graph: Graph, window: StepSpan) -> Int:
-    """Measured ends, those of earlier steps at the latest when the host begins this one."""
-    ends = graph.end.copy()
-    held = window.held
-    for nodes, border in zip(graph.of_rank, window.begin, strict=True):
-        if border.mark >= 0:
-            earlier = nodes[held[nodes]]
-            ends[earlier] = np.minimum(ends[earlier], graph.start[border.mark])
-    return ends
+    return EditedSegment(Segment(graph) if segment is None else segment, edit).schedule(delays).times

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.what_if.graph import Edit, Graph, StepSpan
-from tracelens.what_if.replay.schedule import Delays, Segment, Times, schedule
+from tracelens.what_if.replay.schedule import Delays, EditedSegment, Schedule, Segment, Times
 
 
 class Extent(NamedTuple):
@@ -17,7 +16,7 @@ class Extent(NamedTuple):
     begin: int  # ns
     end: int  # ns
     node: int  # that ends it
-    times: Times  # of the replay
+    schedule: Schedule | Times  # of the replay
 
     @property
     def dur(self) -> int:
@@ -36,38 +35,38 @@ class StepReplay:
     def __init__(self, graph: Graph, window: StepSpan) -> None:
         self.graph, self.window = graph, window
         self.segment = Segment(graph, window)
-
-    @cached_property
-    def from_idle(self) -> Segment:
-        """The same nodes, behind a GPU that was done with earlier steps when the host began this one."""
-        return Segment(self.graph, self.window, idle=True)
+        self._begins = [border.time(graph.start, graph.end) for border in window.begin]
 
     def extents(self, edit: Edit, delays: Delays = "typical") -> list[Extent]:
         """The edited step on each rank."""
-        times = schedule(self.graph, edit, delays, self.segment)
-        whole, host = self.whole(times), self.host(times)
+        return self.replayed(EditedSegment(self.segment, edit), delays)
+
+    def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> list[Extent]:
+        """The same of the step's segment with its edit, prepared once for several replays."""
+        behind = edited.schedule(delays)
+        whole, host = self.whole(behind), self.host(behind)
         # Behind an idle GPU the host is no later.
         if all(part.dur <= extent.dur for extent, part in zip(whole, host, strict=True)):
             return whole
-        host = self.host(schedule(self.graph, edit, delays, self.from_idle))
+        host = self.host(edited.schedule(delays, idle=True))
         return [max(parts, key=lambda extent: extent.dur) for parts in zip(whole, host, strict=True)]
 
-    def whole(self, times: Times) -> list[Extent]:
+    def whole(self, schedule: Schedule | Times) -> list[Extent]:
         """The step on each rank, from its recorded begin to its replayed end."""
         result = []
-        for first, last in zip(self.window.begin, self.window.end, strict=True):
-            node = int(last.node[np.argmax(times.end[last.node])])
-            begin = first.time(self.graph.start, self.graph.end)
-            result.append(Extent(begin, int(times.end[node]), node, times))
+        for begin, last in zip(self._begins, self.window.end, strict=True):
+            ends = schedule.ends(last.node)
+            latest = int(np.argmax(ends))
+            result.append(Extent(begin, int(ends[latest]), int(last.node[latest]), schedule))
         return result
 
-    def host(self, times: Times) -> list[Extent]:
+    def host(self, schedule: Schedule | Times) -> list[Extent]:
         """The host's part of the step on each rank, from mark to mark; without marks nothing."""
         result = []
         for rank, border in enumerate(self.window.end):
             begin = end = 0
             if border.mark >= 0:
                 begin = self.window.host_begin(rank, self.graph.start, self.graph.end)
-                end = int(times.end[border.mark])
-            result.append(Extent(begin, end, border.mark, times))
+                end = int(schedule.ends(np.array([border.mark]))[0])
+            result.append(Extent(begin, end, border.mark, schedule))
         return result

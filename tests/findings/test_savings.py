@@ -129,7 +129,7 @@ def test_time_that_something_else_fills_is_no_finding(found: Any) -> None:
 
 
 def test_two_that_help_each_other_promise_no_more_than_each_alone(found: Any) -> None:
-    """Half of the second kernel leaves the first as the last one, so that without it 3 us are saved, not 2."""
+    """Half of the second kernel leaves the first as the last: without it 3 us are saved, not 2."""
     text = BESIDE.replace("launch    |  ab", "launch    |  abc") + "s9 third | " + " " * 15 + "cc\n"
     half, rest = "scale:second=0.5", "scale:[ft]*=0"
     result = found(text, half=(half, (4, 16)), rest=(rest, (3, 18)))

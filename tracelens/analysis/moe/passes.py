@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import comb
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -251,3 +252,25 @@ def expert_parallel_group(trace: Trace) -> tuple[int, ...]:
         text: tuple(integers(text)) for text in set(trace.tables["collectives"].texts("group_ranks", rows))
     }
     return max(lists.values(), key=len, default=())
+
+
+def deduplicated_share(trace: Trace) -> float:
+    """Copies of a token when each rank gets at most one, against one an expert; 1 where that is not known.
+
+    With E experts spread evenly over P ranks and k of them chosen at random, a rank has none of the k with
+    probability C(E - E/P, k) / C(E, k); P times the rest is the mean number of ranks a token goes to.
+    """
+    ranks = len(expert_parallel_group(trace))
+    layer_pass: LayerPass | None = next(
+        (
+            layer_pass
+            for layer_pass in trace.once(regions).passes
+            if layer_pass.experts > 0 and layer_pass.top_k > 0
+        ),
+        None,
+    )
+    if layer_pass is None or ranks < 2 or layer_pass.experts % ranks:
+        return 1.0
+    elsewhere = layer_pass.experts - layer_pass.experts // ranks
+    copies = ranks * (1 - comb(elsewhere, layer_pass.top_k) / comb(layer_pass.experts, layer_pass.top_k))
+    return copies / layer_pass.top_k

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import comb
-
 import numpy as np
 
 from tracelens.analysis.comm import collective_kinds
@@ -11,8 +9,7 @@ from tracelens.analysis.moe import (
     BACKWARD,
     COMBINE,
     DISPATCH,
-    LayerPass,
-    expert_parallel_group,
+    deduplicated_share,
     regions,
     token_messages,
 )
@@ -78,7 +75,7 @@ def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
     if sent := _sent(context):
         quantities.append(Quantity("sent in forward dispatches per step", context.per_step(sent), "bytes"))
         details = f"; forward dispatches send {context.per_step(sent) / 1e9:,.2f} GB/step"
-    if (share := _deduplicated(context)) < 1:
+    if (share := deduplicated_share(context.trace)) < 1:
         quantities.append(Quantity("of it once to each rank", share, "fraction"))
         details += f"; de-duplication would cut it to {share:.0%}"
     return Detection(
@@ -125,21 +122,3 @@ def _sent(context: RankContext) -> int:
     inside = np.isin(work, context.rows) & (layers.stage[work] == DISPATCH) & (layers.phase[work] != BACKWARD)
     size = context.trace.tables["collectives"].array("in_bytes")[rows[inside]]
     return int(size[size > 0].sum())
-
-
-def _deduplicated(context: RankContext) -> float:
-    """Copies of a token when each rank gets at most one, against one an expert; 1 where that is not known.
-
-    With E experts spread evenly over P ranks and k of them chosen at random, a rank has none of the k with
-    probability C(E - E/P, k) / C(E, k); P times the rest is the mean number of ranks a token goes to.
-    """
-    layers = context.trace.once(regions)
-    ranks = len(expert_parallel_group(context.trace))
-    layer_pass: LayerPass | None = next(
-        (layer_pass for layer_pass in layers.passes if layer_pass.experts > 0 and layer_pass.top_k > 0), None
-    )
-    if layer_pass is None or ranks < 2 or layer_pass.experts % ranks:
-        return 1.0
-    elsewhere = layer_pass.experts - layer_pass.experts // ranks
-    copies = ranks * (1 - comb(elsewhere, layer_pass.top_k) / comb(layer_pass.experts, layer_pass.top_k))
-    return copies / layer_pass.top_k

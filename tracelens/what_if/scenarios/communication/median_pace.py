@@ -13,6 +13,7 @@ from tracelens.table import codes
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Graph, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
+from tracelens.what_if.scenarios.changes import of_calls, scale_pace
 
 
 class Segments(NamedTuple):
@@ -50,8 +51,7 @@ def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if not late.any():
         raise NotApplicable("no rank is later than the others at a collective recorded on several ranks")
     factor = np.where(late, allowed_ns / np.maximum(segments.dur, 1), 1.0)
-    for rank in np.unique(segments.rank[late]).tolist():
-        _pace(graph, edit, rank, segments, factor)
+    scale_pace(graph, edit, _of_nodes(graph, segments, factor))
     excess_ns = np.bincount(segments.rank, np.where(late, segments.dur - allowed_ns, 0), len(ranks))
     worst = int(excess_ns.argmax())
     return (
@@ -120,31 +120,16 @@ def _median_of_others(segments: Segments) -> Float:
     return result
 
 
-def _pace(graph: Graph, edit: Edit, rank: int, segments: Segments, factor: Float) -> None:
-    """Scale what a rank does in each of its segments."""
-    own = np.flatnonzero(segments.rank == rank)
-    arrival_ns, begin_ns = graph.start[segments.arrival[own]], segments.begin[own]
+def _of_nodes(graph: Graph, segments: Segments, factor: Float) -> Float:
+    """The factor of each node, from that of the segment that it is in; 1 outside."""
     factor_of = np.ones(len(graph))
-    busy = graph.nodes(rank, Node.WORK, Node.ARRIVE)
-    segment = np.searchsorted(arrival_ns, graph.start[busy])
-    inside = segment < len(own)
-    busy, segment = busy[inside], segment[inside]
-    inside = graph.start[busy] >= begin_ns[segment]
-    factor_of[busy[inside]] = factor[own[segment[inside]]]
-    # A call belongs to the work that it launches, other calls to the next one that launches any.
-    launches = np.full(len(graph), -1, dtype=np.int64)
-    launch = (graph.edge == Edge.LAUNCH) & (graph.rank[graph.src] == rank)
-    launches[graph.src[launch]] = graph.dst[launch]
-    points = graph.nodes(rank, Node.POINT, Node.WAITED)
-    known = np.flatnonzero(launches[points] >= 0)
-    following = np.searchsorted(known, np.arange(len(points)))
-    has_next = following < len(known)
-    factor_of[points[has_next]] = factor_of[launches[points[known[following[has_next]]]]]
-    work = graph.nodes(rank, Node.WORK)
-    edit.set_dur(work, edit.dur[work] * factor_of[work])
-    paced = factor_of < 1
-    edit.delay[paced] = np.rint(edit.delay[paced] * factor_of[paced]).astype(np.int64)
-    host_time = (
-        np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & paced[graph.dst] & (edit.lag > 0)
-    )
-    edit.set_lag(host_time, edit.lag[host_time] * factor_of[graph.dst[host_time]])
+    for rank in np.unique(segments.rank[factor < 1]).tolist():
+        own = np.flatnonzero(segments.rank == rank)
+        busy = graph.nodes(rank, Node.WORK, Node.ARRIVE)
+        segment = np.searchsorted(graph.start[segments.arrival[own]], graph.start[busy])
+        inside = segment < len(own)
+        busy, segment = busy[inside], own[segment[inside]]
+        inside = graph.start[busy] >= segments.begin[segment]
+        factor_of[busy[inside]] = factor[segment[inside]]
+        of_calls(graph, rank, factor_of)
+    return factor_of

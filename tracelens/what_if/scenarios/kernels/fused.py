@@ -10,7 +10,7 @@ from tracelens.trace import Trace
 from tracelens.units import duration
 from tracelens.what_if.graph import Edit
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.scenarios.removal import fuse
+from tracelens.what_if.scenarios.changes import fuse
 
 
 @scenario("fused_loss", reads=(loss_chains,))

@@ -16,7 +16,7 @@ from tracelens.trace import Trace
 from tracelens.units import duration
 from tracelens.what_if.graph import Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario, work_costs
-from tracelens.what_if.scenarios.removal import drop_work, marked, unblock
+from tracelens.what_if.scenarios.changes import drop_work, marked, unblock
 
 _LAYERS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 

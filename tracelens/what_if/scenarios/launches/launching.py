@@ -13,7 +13,7 @@ from tracelens.trace import Trace
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Graph, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
-from tracelens.what_if.scenarios.removal import cut
+from tracelens.what_if.scenarios.changes import cut
 
 GRAPH_GAP_NS = 600
 """From the end of a kernel of a graph to the start of the next: in recorded graphs 620 ns on an H200 (mean of

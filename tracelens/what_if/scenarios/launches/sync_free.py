@@ -13,7 +13,7 @@ from tracelens.errors import TracelensError
 from tracelens.trace import Trace
 from tracelens.what_if.graph import Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.scenarios.removal import unblock
+from tracelens.what_if.scenarios.changes import unblock
 
 _FREE = {
     "1": (ROUTER, PERMUTATION),

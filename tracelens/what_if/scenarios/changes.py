@@ -1,4 +1,4 @@
-"""Taking GPU work and its launch calls out of a graph; nothing here makes anything take longer."""
+"""Changes that several scenarios make to a graph: work and calls that go, host time that shrinks."""
 
 from __future__ import annotations
 
@@ -125,3 +125,32 @@ def fuse(graph: Graph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int,
         before_ns += float(total.sum())
         after_ns += float(np.minimum(chains.fused_ns, total).sum())
     return count, drop_launches(graph, edit, later), before_ns, after_ns
+
+
+def of_calls(graph: Graph, rank: int, factor: Float) -> None:
+    """Give each call of a rank the factor of the work that it launches, other calls that of the next one.
+
+    Args:
+        graph: of the run.
+        rank: index of the trace.
+        factor: of each node; those of the rank's calls are set.
+    """
+    launched = np.full(len(graph), -1, dtype=np.int64)
+    launch = (graph.edge == Edge.LAUNCH) & (graph.rank[graph.src] == rank)
+    launched[graph.src[launch]] = graph.dst[launch]
+    points = graph.nodes(rank, Node.POINT, Node.WAITED)
+    known = np.flatnonzero(launched[points] >= 0)
+    following = np.searchsorted(known, np.arange(len(points)))
+    has_next = following < len(known)
+    factor[points[has_next]] = factor[launched[points[known[following[has_next]]]]]
+
+
+def scale_pace(graph: Graph, edit: Edit, factor: Float) -> None:
+    """Work, transfers, the host's time before a call, and delays take `factor` (of each node) as long."""
+    changed = np.flatnonzero((factor != 1) & (graph.dur > 0))
+    edit.set_dur(changed, edit.dur[changed] * factor[changed])
+    delayed = factor != 1
+    edit.delay[delayed] = np.rint(edit.delay[delayed] * factor[delayed]).astype(np.int64)
+    own_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & (edit.lag > 0)
+    own_time &= delayed[graph.dst]
+    edit.set_lag(own_time, edit.lag[own_time] * factor[graph.dst[own_time]])

@@ -1,0 +1,167 @@
+"""Stages of a pipeline: more chunks of the model on each, or equal work."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.comm import SEND_RECV
+from tracelens.analysis.pipeline import Passes, lane_of, numbered, passes, pipelines
+from tracelens.arrays import Float, Int, lookup
+from tracelens.devices import Device
+from tracelens.errors import TracelensError
+from tracelens.trace import Trace
+from tracelens.units import duration
+from tracelens.what_if.graph import Edge, Edit, Node
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
+from tracelens.what_if.scenarios.changes import of_calls, scale_pace
+
+_MOST_CHUNKS = 64
+_EVEN = 1.005
+
+
+class RankPasses(NamedTuple):
+    """The forwards and backwards of one rank of a pipeline.
+
+    Attributes:
+        passes: of the rank.
+        rows: positions in its work of all that was launched in or behind a span.
+        span: of each the number of the last span launched before it.
+    """
+
+    passes: Passes
+    rows: Int
+    span: Int
+
+
+def rank_passes(trace: Trace, device: Device | None) -> RankPasses:
+    """The forwards and backwards of a rank, and the work of each."""
+    own, work = passes(trace), trace.work
+    called = lookup(trace.arrays.start, work.host_call, -1)
+    launched = np.array([span.launched for span in own.spans], dtype=np.int64)
+    order = np.argsort(launched, kind="stable")
+    position = np.searchsorted(launched[order], called, side="right") - 1
+    rows = np.flatnonzero((called >= 0) & (position >= 0))
+    return RankPasses(own, rows, order[position[rows]])
+
+
+class _Place(NamedTuple):
+    """One rank's place in its pipeline."""
+
+    rank: int  # index of its trace
+    pipeline: int
+    stage: int
+    chunks: int
+
+
+@scenario("vpp", argument="=CHUNKS", usual=("2",), reads=(rank_passes,))
+def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Each stage of the pipeline holds CHUNKS chunks of the model (interleaved 1F1B)."""
+    if not argument.isdigit() or not 1 < int(argument) <= _MOST_CHUNKS:
+        raise TracelensError(f"scenario vpp={argument}: write a number of chunks, 2 to {_MOST_CHUNKS}")
+    chunks, by_rank, places = int(argument), context.read(rank_passes), _places(context)
+    known = {place.rank: place.chunks for place in places}
+    if min(known.values()) >= chunks:
+        raise NotApplicable(f"each stage holds {min(known.values())} chunks of the model already")
+    graph = context.graph
+    early = np.zeros(len(graph), dtype=np.int64)
+    for rank, part in enumerate(by_rank):
+        share = 1 - min(known.get(rank, chunks) / chunks, 1)
+        span_ns = np.array([span.end - span.start for span in part.passes.spans], dtype=float)
+        arrivals = graph.nodes(rank, Node.ARRIVE)
+        work, order = np.unique(part.rows, return_index=True)
+        index = np.minimum(np.searchsorted(work, graph.work[arrivals]), max(len(work) - 1, 0))
+        sends = arrivals[work[index] == graph.work[arrivals]] if len(work) else arrivals[:0]
+        index = np.searchsorted(work, graph.work[sends])
+        early[sends] = np.rint(share * span_ns[part.span[order[index]]]).astype(np.int64)
+    sent = _sends(context)
+    edit.lag[sent] -= early[graph.src[sent]]
+    now = ", ".join(map(str, sorted(set(known.values()))))
+    return (
+        f"{len(sent):,} messages leave a stage when the first of {chunks} chunks in place of {now} is done, "
+        f"{duration(int(early[graph.src[sent]].sum()))} earlier in all; the work of a stage stays, further "
+        "messages and their launches cost nothing, layers and micro-batches divide by stages x chunks"
+    )
+
+
+@scenario("balanced_stages", reads=(rank_passes,))
+def balanced_stages(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """No stage of the pipeline has more work than the mean of all."""
+    graph, by_rank, places = context.graph, context.read(rank_passes), _places(context)
+    total_ns = {
+        place: float(sum(span.end - span.start for span in by_rank[place.rank].passes.spans))
+        for place in places
+    }
+    factor = np.ones(len(graph))
+    most = 1.0
+    for pipeline in sorted({place.pipeline for place in places}):
+        members = [place for place in places if place.pipeline == pipeline]
+        mean = sum(total_ns[place] for place in members) / len(members)
+        for place in members:
+            share = min(mean / max(total_ns[place], 1), 1.0)
+            most = max(most, 1 / max(share, 1e-9))
+            _of_spans(context, place.rank, by_rank[place.rank], share, factor)
+    if most <= _EVEN:
+        raise NotApplicable("all stages have equal work")
+    scale_pace(graph, edit, factor)
+    return (
+        f"the slowest stage's forwards and backwards take {most:.2f}x the mean of its pipeline, then the "
+        "mean, with the host time of its launches; the other stages do the rest while they wait today; "
+        "layers divide at will, messages keep their sizes"
+    )
+
+
+def _of_spans(context: ScenarioContext, rank: int, part: RankPasses, share: float, factor: Float) -> None:
+    """Give a factor to all work inside a rank's spans, and to its calls."""
+    graph = context.graph
+    spans = part.passes.spans
+    end = np.array([span.end for span in spans], dtype=np.int64)
+    nodes = graph.nodes(rank, Node.WORK)
+    work, order = np.unique(part.rows, return_index=True)
+    index = np.minimum(np.searchsorted(work, graph.work[nodes]), max(len(work) - 1, 0))
+    nodes = nodes[work[index] == graph.work[nodes]]
+    index = np.searchsorted(work, graph.work[nodes])
+    inside = graph.end[nodes] - graph.shift[rank] <= end[part.span[order[index]]]
+    factor[nodes[inside]] = share
+    of_calls(graph, rank, factor)
+
+
+def _places(context: ScenarioContext) -> list[_Place]:
+    """The ranks of all pipelines of several stages.
+
+    Raises:
+        NotApplicable: there are none.
+    """
+    by_rank = [part.passes for part in context.read(rank_passes)]
+    index_of = {part.rank: index for index, part in enumerate(by_rank)}
+    places = []
+    for number, (stages, members) in enumerate(
+        pipelines(by_rank, context.recorded.collectives.aligned.shift, [])
+    ):
+        if stages < 2 or len({stage.stage for stage in members}) < 2:
+            continue
+        labels = dict.fromkeys(span.step for stage in members for span in stage.part.spans)
+        sizes = [
+            line.size.chunks
+            for label in labels
+            if not isinstance(line := numbered([lane_of(stage, label) for stage in members], stages), str)
+        ]
+        chunks = max(sizes, default=1)
+        places += [_Place(index_of[stage.part.rank], number, stage.stage, chunks) for stage in members]
+    if not places:
+        raise NotApplicable("no pipeline of which several stages are in the run")
+    return places
+
+
+def _sends(context: ScenarioContext) -> Int:
+    """The edges from the sender's side of each message between two ranks to their meeting."""
+    graph, (meetings, collectives) = context.graph, context.meetings()
+    ranks = {rank: index for index, rank in enumerate(graph.run.ranks)}
+    sender = np.full(len(graph), -1, dtype=np.int64)
+    sender[meetings] = [
+        ranks[collective.participants[0].rank] if collective.collective == SEND_RECV else -1
+        for collective in collectives
+    ]
+    arrival = graph.edge == Edge.ARRIVAL
+    return np.flatnonzero(arrival & (graph.rank[graph.src] == sender[graph.dst]))

@@ -15,7 +15,7 @@ from tracelens.version import __version__
 if TYPE_CHECKING:
     from tracelens.compare.gate import Samples, Verdict
     from tracelens.guard import Failure
-    from tracelens.table import Report
+    from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope
 
 GATED = ("steps", "completeness")
@@ -70,7 +70,17 @@ def diff(
     before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
     change = f"{before:,.3f} ms to {after:,.3f} ms per step"
     change += f" ({after / before - 1:+.1%})" if before else ""
+    change += _without_profiler(result)
     return Report((result,), title=f"tracelens diff: {change}", meta=meta)
+
+
+def _without_profiler(result: Result) -> str:
+    """The change of the step without the profiler, "" unless both sides have it."""
+    pace = result.data.get("pace")
+    if pace is None or len(pace) < 2:
+        return ""
+    before, after = (pace.array("step_ns") / 1e6).tolist()
+    return f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
 
 
 def gate(

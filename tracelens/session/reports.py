@@ -312,6 +312,7 @@ def assembled(
     """A report with the origin and options of its results; doubts about the recording come first."""
     from tracelens.analysis.common import noted
     from tracelens.analysis.completeness import COMPLETENESS, trust
+    from tracelens.analysis.overview import PACE_META
     from tracelens.table import Report
 
     meta = {
@@ -319,6 +320,10 @@ def assembled(
         **origin(metas, ranks),
         "options": {key: value for key, value in options.items() if value is not None},
     }
+    for result in results:
+        if result.analyzer == "steps":
+            # A report begins with what a step takes when nobody looks.
+            meta |= {key: result.meta[key] for key in PACE_META if key in result.meta}
     completeness = [result for result in results if result.analyzer == COMPLETENESS]
     for result in completeness:
         meta["trust"] = trust(result)

@@ -32,12 +32,11 @@ class PacePart:
         return self.dur_ns / self.steps
 
     def per_s(self, count: int) -> float:
-        """Tokens or samples of the part per second, NaN where they are not told."""
-        return count / self.dur_ns * 1e9 if count >= 0 else float("nan")
+        """Tokens or samples of the part per second, -1 where they are not told."""
+        return count / self.dur_ns * 1e9 if count >= 0 else -1.0
 
 
 def mean_step_ns(parts: Iterable[PacePart]) -> float:
-    """Mean duration of the steps of several parts; NaN where there is none."""
+    """Mean duration of the steps of several parts, at least one."""
     parts = tuple(parts)
-    steps = sum(part.steps for part in parts)
-    return sum(part.dur_ns for part in parts) / steps if steps else float("nan")
+    return sum(part.dur_ns for part in parts) / sum(part.steps for part in parts)

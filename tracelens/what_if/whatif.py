@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tracelens.analysis.common import noted
+from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
@@ -54,6 +55,7 @@ def whatif(
     step: str | None = None,
     device: str | None = None,
     device_file: str | None = None,
+    unprofiled_step_ms: float | None = None,
     progress: Callable[[str], None] = _quiet,
 ) -> Result:
     """How long would a step of this run take under each scenario, and what would it then wait for?
@@ -68,18 +70,27 @@ def whatif(
         step: "2" for ProfilerStep#2, or the full mark; "all" for all steps together.
         device: device of the recording, if the traces do not name it.
         device_file: TOML file that describes it.
+        unprofiled_step_ms: the step without the profiler; by default as the recorder timed it, if it did.
+            Host time is scaled so that the replay gives it, and all scenarios start from there.
         progress: called with a line of text before each scenario.
 
     Returns:
         tables `whatif` (best first), `assumptions`, `critical_path` and `bottlenecks` (as measured and per
-        scenario), `explained`, `trust` and `ranks`. meta: step, its base_ns, the number of recorded steps.
+        scenario), `explained`, `trust` and `ranks`. meta: step, its base_ns (without the profiler where that
+        is known) and recorded_ns, the host_time_factor between them, the number of recorded steps.
 
     Raises:
         TracelensError: no such scenario, argument or step; a rank without GPU work.
     """
+    if unprofiled_step_ms is not None and not 0 < unprofiled_step_ms < 1e9:
+        raise TracelensError(f"unprofiled_step_ms must be a time in ms, not {unprofiled_step_ms!r}")
     requests = [parse_request(text) for text in scenarios] or default_requests()
     recorded = build(run, device, device_file)
-    replay = Replay(Projector(recorded, ScenarioContext(recorded, run.traces), step))
+    replay = Replay(
+        Projector(
+            recorded, ScenarioContext(recorded, run.traces), step, unprofiled_step_ms=unprofiled_step_ms
+        )
+    )
     outcomes, not_applicable = _outcomes(replay, requests, progress)
     skips = [*recorded.collectives.aligned.skips, *recorded.skips, *not_applicable]
     tables = replay.tables(outcomes)
@@ -94,6 +105,8 @@ def whatif(
         meta={
             "step": replay.projector.window.label,
             "base_ns": replay.projector.base_ns,
+            "recorded_ns": replay.projector.recorded_ns,
+            "host_time_factor": replay.projector.share.factor,
             "recorded_steps": len(recorded.windows),
         },
         command="tracelens project whatif PATH...",
@@ -128,6 +141,8 @@ def _limits(run: Run, replay: Replay, tables: Mapping[str, Table]) -> list[Skip]
         for trace in run.traces
         for problem in trace.meta.problems
     ]
+    if replay.projector.share.limit:
+        skips.append(Skip("profiler's share of the step", replay.projector.share.limit))
     if replay.projector.single_step_reason:
         text = f"{replay.projector.single_step_reason}; low and high cover unexplained delays only"
         skips.append(Skip("step-to-step variation", text))

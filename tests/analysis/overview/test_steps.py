@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
 from tracelens.rendering.formats.json import one_result
 from tracelens.table.result import Result
+from tracelens.trace.pace import PacePart
 from tracelens.trace.run import make_run
 from tracelens.trace.steps import select_step
+from tracelens.trace.trace import Trace
 
 
 def drawn(text: str, **options: Any) -> Result:
@@ -115,7 +118,7 @@ def test_one_step_alone() -> None:
 
 def test_what_is_not_there_is_said() -> None:
     reasons = {skip.subject: skip.reason for skip in drawn(AHEAD).skips}
-    assert set(reasons) == {"rank 0: comm.bytes", "rank 0: moe", "rank 0: memory.peak"}
+    assert set(reasons) == {"rank 0: comm.bytes", "rank 0: moe", "rank 0: memory.peak", "rank 0: step.pace"}
     assert "profile_memory=True" in reasons["rank 0: memory.peak"]
 
 
@@ -208,3 +211,43 @@ def test_recorded_steps_have_the_same_kernels(corpus: Path, name: str) -> None:
     steps = analyze(tracelens.load(corpus / "misc" / f"{name}.json.gz"), "steps")["steps"]
     assert steps["kernels"].nunique() == 1
     assert steps["dur_ns"].std() < 0.03 * steps["dur_ns"].mean()
+
+
+def paced(rank: int, *parts: PacePart) -> Trace:
+    trace = draw(aligned(TWO))
+    return replace(trace, meta=replace(trace.meta, rank=rank, pace=parts))
+
+
+BEFORE, AFTER = PacePart("before", 2, 4, 40_000, 800, 8), PacePart("after", 9, 2, 26_000)
+
+
+def test_steps_without_the_profiler_stand_beside_those_with_it() -> None:
+    """Recorded steps of 14 us; 10 us without the profiler before them, 13 us after them."""
+    steps = analyze(make_run([paced(0, BEFORE, AFTER)]), "steps")
+    columns = ("rank", "part", "first_step", "steps", "step_ns", "profiled_ns", "tokens_per_s")
+    assert records(steps["pace"], *columns) == [
+        (0, "before", 2, 4, 10_000, 14_000, 2e7),
+        (0, "after", 9, 2, 13_000, 14_000, -1),
+    ]
+    assert steps["pace"]["samples_per_s"].tolist() == pytest.approx([2e5, -1])
+    assert steps["pace"]["profiler_cost"].tolist() == pytest.approx([0.4, 1 / 13])
+    assert steps.meta["step_without_profiler_ns"] == 11_000  # of all six steps
+    assert steps.meta["profiler_cost_fraction"] == pytest.approx(14 / 11 - 1)
+    assert steps.meta["tokens_per_s"] == pytest.approx(2e7)
+    metrics = steps["metrics"].query("metric == 'step.pace'")
+    assert records(metrics, "step", "value", "unit") == [("before", 10_000, "ns"), ("after", 13_000, "ns")]
+    assert "rank 0: step.pace" not in {skip.subject for skip in steps.skips}
+
+
+def test_a_rank_without_a_pace_says_so_and_the_others_are_shown() -> None:
+    steps = analyze(make_run([paced(0), paced(1, BEFORE)]), "steps")
+    assert records(steps["pace"], "rank", "part") == [(1, "before")]
+    assert steps.meta["step_without_profiler_ns"] == 10_000
+    assert [skip.subject for skip in steps.skips if "pace" in skip.subject] == ["rank 0: step.pace"]
+
+
+def test_a_report_begins_with_the_step_without_the_profiler() -> None:
+    report = tracelens.report(make_run([paced(0, BEFORE)]), ["steps", "timeline"])
+    assert report.meta["step_without_profiler_ns"] == 10_000
+    assert report.meta["profiler_cost_fraction"] == pytest.approx(0.4)
+    assert "step_without_profiler_ns" not in tracelens.report(make_run([paced(0)]), ["steps"]).meta

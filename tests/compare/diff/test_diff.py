@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tracelens
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw, draw_run, records
 from tracelens.compare.diff.diff import diff
 from tracelens.compare.diff.ledger import apportion
 from tracelens.errors import TracelensError
 from tracelens.table.result import Result
+from tracelens.trace.pace import PacePart
 from tracelens.trace.run import Run, make_run
 
 BASE = """
@@ -201,3 +205,27 @@ def test_apportioned_parts_add_up(values: list[float]) -> None:
     parts = apportion(np.array(values))
     assert parts.sum() == round(float(np.array(values).sum())) or abs(parts.sum() - sum(values)) <= 1
     assert (np.abs(parts - np.array(values)) <= 1).all() or not values
+
+
+def paced(text: str, step_ns: int) -> Run:
+    trace, part = draw(text), PacePart("after", 9, 2, 2 * step_ns, 60)
+    return make_run([replace(trace, meta=replace(trace.meta, pace=(part,)))])
+
+
+def test_steps_without_the_profiler_are_compared_where_both_sides_have_them() -> None:
+    result = diff(paced(BASE, 10_000), paced(CAND, 12_000))
+    assert records(result["pace"], "side", "step_ns", "profiled_ns", "tokens_per_s", "steps") == [
+        ("base", 10_000, 15_500, 3e6, 2),
+        ("cand", 12_000, 15_500, 2.5e6, 2),
+    ]
+    assert result["pace"]["profiler_cost"].tolist() == pytest.approx([0.55, 15.5 / 12 - 1])
+    one_sided = diff(run(BASE), paced(CAND, 12_000))
+    assert records(one_sided["pace"], "side") == [("cand",)]
+    assert "base: step without the profiler" in {skip.subject for skip in one_sided.skips}
+    assert "pace" not in diff(run(BASE), run(CAND)).data
+
+
+def test_the_title_tells_the_change_without_the_profiler() -> None:
+    title = tracelens.diff(paced(BASE, 10_000), paced(CAND, 12_000)).title
+    assert title.endswith(", without the profiler 0.010 ms to 0.012 ms (+20.0%)")
+    assert "without" not in tracelens.diff(run(BASE), paced(CAND, 12_000)).title

@@ -137,6 +137,7 @@ def test_default_rules_without_a_metric_are_left_out_with_the_reason() -> None:
         "step.time<=1.01", "idle.fraction<=+0.01", "kernel.count<=1.01", "moe.blocking_calls<=1",
     ]  # fmt: skip
     assert [skip.subject for skip in verdict.skips] == [
+        "default rule step.pace<=1.01",
         "default rule exposed_comm.fraction<=+0.01",
         "default rule memory.peak<=1.02",
     ]

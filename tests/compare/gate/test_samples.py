@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.compare.gate.gate_sides import side
 from tracelens.compare.gate.samples import Samples, from_result, from_saved, read_saved
 from tracelens.errors import TracelensError
 from tracelens.rendering.formats.json import one_result
+from tracelens.trace.pace import PacePart
 from tracelens.trace.run import Run, make_run
 
 FIRST = """
@@ -156,3 +158,28 @@ def test_a_report_that_was_cut_off(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:-100])
     with pytest.raises(TracelensError, match=r"base\.json: begins like a report but is not JSON"):
         read_saved(str(saved))
+
+
+def test_the_pace_has_a_value_for_each_part_of_the_loop_and_the_steps_stay_as_they_are() -> None:
+    """On the ranks that timed every part; rank 1 has no "after"."""
+    parts = (PacePart("before", 2, 4, 40_000), PacePart("after", 9, 2, 26_000))
+    first, second = draw_run(FIRST, FIRST).traces
+    paced = make_run(
+        [
+            replace(first, meta=replace(first.meta, pace=parts)),
+            replace(second, meta=replace(second.meta, pace=parts[:1])),
+        ]
+    )
+    result = tracelens.analyze(paced, "steps")
+    for samples in (
+        from_result(result, "run", "1"),
+        from_saved(json.loads(one_result(result, {"version": "1"})), "run"),
+    ):
+        assert samples.steps == ("ProfilerStep#1", "ProfilerStep#2")
+        assert samples.each_step("step.pace").tolist() == [10_000, 13_000]
+        assert samples.each_step("step.time").tolist() == [10_000, 10_000]
+        assert samples.each_step("op[aten::mm].time").tolist() == [3000, 4000]
+        assert samples.units["step.pace"] == "ns"
+    without = from_result(tracelens.analyze(make_run([first]), "steps"), "run", "1")
+    assert without.find("step.pace") is None
+    assert "pace_steps=20" in without.why_not("step.pace")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
+from tracelens.analysis.overview.pace import METRIC, NO_PACE, PACE, pace_rows, pace_summary
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
@@ -30,6 +31,8 @@ from tracelens.trace import (
 Values = NDArray[Any]
 
 METRICS = {
+    METRIC: "duration of a step without the profiler, if the recorder timed some; `step` is then the part of "
+    "the loop",
     "step.time": "duration of the step",
     "busy.time": "any GPU work runs",
     "idle.time": "no GPU work runs",
@@ -89,7 +92,14 @@ STEP_METRICS = Schema(
 )
 
 MEMORY_EVENT = "[memory]"
-_UNITS = {"time": "ns", "count": "count", "bytes": "bytes", "peak": "bytes", "fraction": "fraction"}
+_UNITS = {
+    "time": "ns",
+    "pace": "ns",
+    "count": "count",
+    "bytes": "bytes",
+    "peak": "bytes",
+    "fraction": "fraction",
+}
 
 
 class Share(NamedTuple):
@@ -109,12 +119,13 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `steps`, one row a rank and whole step, and `metrics` (rank, step, metric, value, unit) with
-        all that `tracelens gate` can ask for, see METRICS. Ops and classes without work in a step have no
-        row there.
+        tables `steps`, one row a rank and whole step; `metrics` (rank, step, metric, value, unit) with
+        all that `tracelens gate` can ask for, see METRICS (ops and classes without work in a step have no
+        row there); and `pace`, one row a rank and part of its loop that was timed without the profiler.
     """
     rows: list[dict[str, Any]] = []
     metrics: list[dict[str, Any]] = []
+    paces: list[dict[str, Any]] = []
     skips: list[Skip] = []
     for trace in run.traces:
         rank, work = trace.meta.rank, gpu_work(trace, scope)
@@ -130,7 +141,16 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
         rows.append(_rows(rank, windows.labels, values))
         metrics.append(_long(rank, windows.labels, values, _named(trace, work, step, windows)))
-    return result({"steps": STEPS.concat(rows), "metrics": STEP_METRICS.concat(metrics)}, skips, scope=scope)
+        if trace.meta.pace:
+            paces.append(pace_rows(rank, trace.meta.pace, float(values["step.time"].mean())))
+            metrics.append(_pace(paces[-1]))
+        else:
+            skips.append(Skip(f"rank {rank}: {METRIC}", NO_PACE))
+    tables = {"steps": STEPS.concat(rows), "metrics": STEP_METRICS.concat(metrics)}
+    summary = pace_summary(run)
+    if summary is None or not paces:
+        return result(tables, skips, scope=scope)
+    return result({**tables, "pace": PACE.concat(paces)}, skips, scope=scope, **summary.meta())
 
 
 def _metrics(
@@ -272,6 +292,18 @@ def _rows(rank: int, labels: list[str], values: dict[str, Values]) -> dict[str, 
         "kernels": values["kernel.count"],
         "launches": values["launch.count"],
         "blocking_calls": values["blocking_calls"],
+    }
+
+
+def _pace(rows: dict[str, Any]) -> dict[str, Any]:
+    """Rows of STEP_METRICS from those of PACE."""
+    count = len(rows["part"])
+    return {
+        "rank": rows["rank"],
+        "step": rows["part"],
+        "metric": [METRIC] * count,
+        "value": rows["step_ns"],
+        "unit": ["ns"] * count,
     }
 
 

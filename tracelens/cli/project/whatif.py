@@ -44,6 +44,15 @@ def whatif(
     ] = None,
     device: Device = None,
     device_file: DeviceFile = None,
+    unprofiled_step_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="The step without the profiler, in ms, from which projections start; default: as "
+            "tracelens.record timed it. Host time is scaled to give it.",
+            min=0.0,
+            show_default=False,
+        ),
+    ] = None,
     partial: Partial = False,
     _limit: Limit = None,
     output: Output = None,
@@ -72,7 +81,18 @@ def whatif(
         with Reading(traces.all(), partial=partial, progress=line) as reading:
             run = reading.run()
         result = project(
-            run, scenario or (), step=step, device=device, device_file=device_file, progress=line
+            run,
+            scenario or (),
+            step=step,
+            device=device,
+            device_file=device_file,
+            unprofiled_step_ms=unprofiled_step_ms,
+            progress=line,
         )
-    title = f"project whatif: {result.meta['base_ns'] / 1e6:,.3f} ms as measured"
+    base_ns, recorded_ns = result.meta["base_ns"], result.meta["recorded_ns"]
+    title = f"project whatif: {base_ns / 1e6:,.3f} ms " + (
+        "as measured"
+        if base_ns == recorded_ns
+        else f"without the profiler, {recorded_ns / 1e6:,.3f} ms with it"
+    )
     deliver_result(result, title, output, json_output, [trace.meta.path for trace in run.traces])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis import ANALYZERS
+from tracelens.analysis.overview import NO_PACE, pace_summary
 from tracelens.compare.diff.changes import KINDS, Change, Key, changes, merged
 from tracelens.compare.diff.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
 from tracelens.compare.diff.icicle import ICICLE, icicle_rows
@@ -67,6 +68,20 @@ CHANGES = Schema(
 )
 
 
+PACE = Schema(
+    "Without the profiler",
+    (
+        Column("side", "category", doc="base or cand"),
+        Column("step_ns", "float64", "ns", "step without the profiler, mean over ranks"),
+        Column("profiled_ns", "float64", "ns", "recorded step, mean over ranks"),
+        Column("profiler_cost", "float64", "ratio", "profiled / step - 1"),
+        Column("tokens_per_s", "float64", doc="without the profiler; -1 where not told"),
+        Column("steps", "int64", "count", "timed without the profiler"),
+    ),
+    doc="As timed around the recorded steps. The waterfall is of the recorded ones.",
+)
+
+
 def diff(base: Run, cand: Run) -> Result:
     """What changed between two runs, and what makes up the difference of their step times.
 
@@ -76,8 +91,9 @@ def diff(base: Run, cand: Run) -> Result:
 
     Returns:
         tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
-        `substitutions` (kernels side by side) and `icicle`. meta: base_ns, cand_ns and delta_ns, mean step
-        times; aligned_fraction, the share of GPU time whose call has a counterpart.
+        `substitutions` (kernels side by side), `icicle` and, where a side has it, `pace`. meta: base_ns,
+        cand_ns and delta_ns, mean step times; aligned_fraction, the share of GPU time whose call has a
+        counterpart.
 
     Raises:
         TracelensError: a rank has no GPU work.
@@ -110,6 +126,10 @@ def diff(base: Run, cand: Run) -> Result:
     if min(len(side[0].labels) for side in sides) < 2:
         skips.append(Skip("noise", "a run has a single step; record two or more (schedule(active=3))"))
     skips += dict.fromkeys(skip for *_, pairing in pairings for skip in pairing.lacking)
+    pace = _pace({"base": base, "cand": cand})
+    if len(pace["side"]) == 1:
+        lacking = "cand" if pace["side"] == ["base"] else "base"
+        skips.append(Skip(f"{lacking}: step without the profiler", NO_PACE))
     meta = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
@@ -121,6 +141,7 @@ def diff(base: Run, cand: Run) -> Result:
         "changes": CHANGES.concat(table),
         "substitutions": SUBSTITUTIONS.concat(list(substitution_rows(pairings))),
         "icicle": ICICLE.concat([icicle_rows(sides)]),
+        **({"pace": PACE.table(pace)} if pace["side"] else {}),
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
 
@@ -143,6 +164,18 @@ def _waits(run: Run) -> dict[int, Union]:
         rank: union(start_ns, start_ns + wait_ns)
         for rank, start_ns, wait_ns in zip(ranks.tolist(), starts, waits, strict=False)
     }
+
+
+def _pace(runs: Mapping[str, Run]) -> dict[str, list[Any]]:
+    """Rows of PACE."""
+    rows: dict[str, list[Any]] = {name: [] for name in PACE.names}
+    for side, run in runs.items():
+        summary = pace_summary(run)
+        if summary is not None:
+            rows["side"].append(side)
+            for name in PACE.names[1:]:
+                rows[name].append(getattr(summary, name))
+    return rows
 
 
 def _mean_step(sides: Sequence[Side]) -> int:

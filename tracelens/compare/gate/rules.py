@@ -42,6 +42,7 @@ UNITS: dict[str, tuple[float, str]] = {
 """Unit of a limit to (factor, the metric's unit)."""
 
 DEFAULT_RULES = (
+    "step.pace<=1.01",
     "step.time<=1.01",
     "exposed_comm.fraction<=+0.01",
     "idle.fraction<=+0.01",

@@ -26,6 +26,9 @@ _COLUMNS: Mapping[str, type | tuple[type, ...]] = {
     "value": (int, float),
     "unit": str,
 }
+PACE = "step.pace"
+"""Measured apart from the recorded steps: it has a column for each part of the loop that was timed."""
+
 _NAMED = ("op[", "category[")
 """Metrics that count as 0 in a run that lacks them."""
 
@@ -51,7 +54,7 @@ class Samples:
     name: str  # as the user named it
     ranks: tuple[int, ...]  # in order
     steps: tuple[str, ...]  # labels of the steps that all ranks have
-    # metric to one row per rank and one column per step; NaN if a rank lacks the metric
+    # metric to one row per rank and one column per step, PACE per timed part; NaN if a rank lacks the metric
     values: Mapping[str, Float]
     units: Mapping[str, str]  # metric to ns, count, bytes or fraction
     version: str = ""  # of the tracelens that computed them
@@ -213,22 +216,24 @@ def _samples(
         why = f": {lacking[0][1]}" if lacking else ""
         raise TracelensError(f"{name}: no step with GPU work{why}")
     ranks = sorted(set(columns["rank"]))
-    had: dict[str, set[int]] = {}
-    for rank, step in zip(columns["rank"], columns["step"], strict=True):
-        had.setdefault(step, set()).add(rank)
-    steps = [step for step, by in had.items() if len(by) == len(ranks)]
+    had: dict[bool, dict[str, set[int]]] = {False: {}, True: {}}
+    for rank, step, metric in zip(columns["rank"], columns["step"], columns["metric"], strict=True):
+        had[metric == PACE].setdefault(step, set()).add(rank)
+    steps = [step for step, by in had[False].items() if len(by) == len(ranks)]
     if not steps:
         raise TracelensError(f"{name}: its {len(ranks)} ranks have no common step; record the same steps")
     row = {rank: index for index, rank in enumerate(ranks)}
     column = {step: index for index, step in enumerate(steps)}
+    part = {step: index for index, step in enumerate(had[True])}
     values: dict[str, Float] = {}
     units: dict[str, str] = {}
     for rank, step, metric, value, unit in zip(*columns.values(), strict=True):
+        places = part if metric == PACE else column
         if metric not in values:
             # Ops and classes have a row only if nonzero; other metrics, in every step or in none.
-            values[metric] = np.full((len(ranks), len(steps)), 0.0 if is_named(metric) else np.nan)
+            values[metric] = np.full((len(ranks), len(places)), 0.0 if is_named(metric) else np.nan)
             units[metric] = unit
-        if step in column:
-            values[metric][row[rank], column[step]] = value
+        if step in places:
+            values[metric][row[rank], places[step]] = value
     samples = Samples(name, tuple(ranks), tuple(steps), values, units, version, scope, lacking, doubts)
     return samples.only(ranks)

@@ -66,6 +66,7 @@ class Rank(NamedTuple):
         world_size: ranks of the job, -1 where the trace does not say.
         cpu_only: whether its work is the host's.
         serves: whether it ran steps of a serving engine.
+        timed_ns: its mean step without the profiler, -1 where it timed none.
         device: whose figures count, None where it is not known.
         is_comm: whether each activity in the trace's `work` is communication.
         name: of each slot, that of its event.
@@ -79,6 +80,7 @@ class Rank(NamedTuple):
     world_size: int
     cpu_only: bool
     serves: bool
+    timed_ns: float
     device: Device | None
     is_comm: Bool
     name: Coded

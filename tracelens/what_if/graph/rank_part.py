@@ -11,7 +11,7 @@ from tracelens.analysis.serving import rank_steps as serving_steps
 from tracelens.arrays import Int, lookup
 from tracelens.errors import TracelensError
 from tracelens.table import Coded
-from tracelens.trace import WORK_KINDS, Trace, enclosing_op
+from tracelens.trace import WORK_KINDS, Trace, enclosing_op, mean_step_ns
 from tracelens.what_if.graph.blocking import Waits, waits
 from tracelens.what_if.graph.device import device
 from tracelens.what_if.graph.graph import Draft, Rank
@@ -112,6 +112,7 @@ def _rank(
         meta.world_size,
         meta.cpu_only,
         bool(trace.once(serving_steps).steps),
+        mean_step_ns(meta.pace) if meta.pace else -1.0,
         recorded_on,
         work.kind == WORK_KINDS.index("comm"),
         Coded.used(name, events.names),

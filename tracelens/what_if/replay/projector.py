@@ -13,6 +13,12 @@ import numpy as np
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
+from tracelens.what_if.replay.profiler_share import (
+    ProfilerShare,
+    known_step_ns,
+    profiler_share,
+    scaled,
+)
 from tracelens.what_if.replay.schedule import Delays, EditedSegment
 from tracelens.what_if.replay.step import Extent, StepReplay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
@@ -41,6 +47,7 @@ class Projection:
     _step: StepReplay
     _edited: EditedSegment
     _alternatives: Sequence[StepReplay]
+    _share: ProfilerShare
 
     @property
     def low_ns(self) -> int:
@@ -61,11 +68,13 @@ class Projection:
 
     @cached_property
     def _steps_ns(self) -> list[int]:
-        """All recorded steps, with unexplained delays kept, typical and removed."""
+        """All recorded steps, with unexplained delays kept, typical and removed, and less of the host's time."""
         replays = [*self.extents.values()]
         for step in self._alternatives:
             edited = EditedSegment(step.segment, self.edit)
             replays += [step.replayed(edited, delays) for delays in get_args(Delays)]
+        lowest = self._share.lowest(self._step.graph, self.edit)
+        replays += [] if lowest is None else [self._step.extents(lowest)]
         return [mean_ns(spans(extents)) for extents in replays]
 
 
@@ -78,11 +87,29 @@ class Projector:
         single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
         step: its replay.
         alternatives: replays of the other steps they cover.
-        base: measured duration of `window` on each rank, ns.
+        recorded: measured duration of `window` on each rank, ns.
+        recorded_ns: their mean.
+        share: the profiler's share of host time, without which scenarios start.
+        base: replayed duration of `window` without it on each rank, ns; `recorded` where it is not known.
         base_ns: their mean.
     """
 
-    def __init__(self, recorded: Recorded, context: ScenarioContext, step: str | None = None) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        context: ScenarioContext,
+        step: str | None = None,
+        *,
+        unprofiled_step_ms: float | None = None,
+    ) -> None:
+        """Prepare the replay of a step.
+
+        Args:
+            recorded: the run as a graph.
+            context: what scenarios may read of it.
+            step: "2" for ProfilerStep#2; "all" for all together; by default the one of median duration.
+            unprofiled_step_ms: a step without the profiler, where the traces do not say or are to be overruled.
+        """
         self.graph, self.context = recorded.graph, context
         serves = any(rank.serves for rank in self.graph.ranks)
         step = ALL if step is None and serves else step
@@ -92,15 +119,37 @@ class Projector:
         self.step = StepReplay(self.graph, self.window)
         others = [] if self.single_step_reason else recorded.windows
         self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
-        self.base = self.window.spans(self.graph.start, self.graph.end)
-        if (self.base < 0).any():
+        self.recorded = self.window.spans(self.graph.start, self.graph.end)
+        if (self.recorded < 0).any():
             raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
+        self.recorded_ns = mean_ns(self.recorded)
+        self.share = self._profiler_share(step, unprofiled_step_ms)
+        self.base = self.recorded if self.share.factor == 1 else self._spans(self.share.base(self.graph))
         self.base_ns = mean_ns(self.base)
+
+    def _profiler_share(self, step: str | None, unprofiled_step_ms: float | None) -> ProfilerShare:
+        known_ns = known_step_ns(unprofiled_step_ms, [rank.timed_ns for rank in self.graph.ranks])
+        if all(rank.cpu_only for rank in self.graph.ranks):
+            text = "CPU-only run: the profiler slows the work itself, which stays as recorded"
+            return ProfilerShare(limit=text if known_ns is not None else "")
+        if step == ALL and known_ns is not None:
+            return ProfilerShare(
+                limit="known for one step, not for all steps together: they stay as recorded"
+            )
+
+        def replayed_ns(factor: float) -> int:
+            return mean_ns(self._spans(scaled(self.graph, Edit.of(self.graph), factor)))
+
+        return profiler_share(known_ns, replayed_ns)
+
+    def _spans(self, edit: Edit) -> Int:
+        return spans(self.step.extents(edit))
 
     def project(self, request: ScenarioRequest) -> Projection:
         """Replay the step under one scenario, or several together.
 
-        Low to high spans all recorded steps with unexplained delays kept, typical and removed.
+        Low to high spans all recorded steps with unexplained delays kept, typical and removed, and where the
+        profiler's share is not known, the step with as little host time as may be left without it.
 
         Raises:
             NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.
@@ -112,7 +161,9 @@ class Projector:
         step_ns = mean_ns(spans(typical))
         if step_ns <= 0:
             raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
-        return Projection(request, assumed, edit, typical, step_ns, self.step, edited, self.alternatives)
+        return Projection(
+            request, assumed, edit, typical, step_ns, self.step, edited, self.alternatives, self.share
+        )
 
     def step_ns(self, request: ScenarioRequest) -> int:
         """The `step_ns` of a projection alone, 0 where nothing of the step is left; raises as `project`."""
@@ -121,7 +172,7 @@ class Projector:
 
     def _edited(self, request: ScenarioRequest) -> tuple[Edit, list[str]]:
         """What a request changes in the graph, and what it assumes."""
-        edit = Edit.of(self.graph)
+        edit = self.share.base(self.graph)
         try:
             return edit, [item.change(self.context, edit, argument) for item, argument in request.parts]
         except TooLong as error:

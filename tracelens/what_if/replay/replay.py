@@ -66,6 +66,7 @@ class Replay:
 
     Attributes:
         projector: the step under scenarios.
+        recorded: critical path of the recorded step, ns by category.
         derived: the step replayed from durations alone.
         unexplained: of each rank, time on its critical path that nothing explains, ns by kind of node.
     """
@@ -74,10 +75,14 @@ class Replay:
         recorded = projector.context.recorded
         self.graph, self.projector = recorded.graph, projector
         self.names = labels(recorded)
-        same = Edit.of(self.graph)
+        same, base = Edit.of(self.graph), self.projector.share.base(self.graph)
         self.before: Mapping[str, int] = {}
-        self.path, self.bottlenecks, self.before = self._path(
-            MEASURED, same, self.projector.step.extents(same)
+        as_recorded = self._path(MEASURED, same, self.projector.step.extents(same))
+        self.recorded: Mapping[str, int] = as_recorded[-1]
+        self.path, self.bottlenecks, self.before = (
+            as_recorded
+            if self.projector.share.factor == 1
+            else self._path(MEASURED, base, self.projector.step.extents(base))
         )
         self.path["delta_ns"] = [0] * len(self.before)
         gaps = durations_only(self.graph)
@@ -113,18 +118,19 @@ class Replay:
 
     def explained(self) -> Table:
         """EXPLAINED: the step replayed unchanged, and from durations alone."""
-        replayed_ns = [self.projector.base_ns, mean_ns(spans(self.derived))]
-        path_ns, base_ns = max(sum(self.before.values()), 1), max(int(self.projector.base.sum()), 1)
+        recorded_ns = self.projector.recorded_ns
+        replayed_ns = [recorded_ns, mean_ns(spans(self.derived))]
+        path_ns, ranks_ns = max(sum(self.recorded.values()), 1), max(int(self.projector.recorded.sum()), 1)
         unexplained_ns = sum(sum(parts.values()) for parts in self.unexplained)
         return EXPLAINED.table(
             {
                 "replay": list(REPLAYS),
-                "base_ns": [self.projector.base_ns] * len(replayed_ns),
+                "base_ns": [recorded_ns] * len(replayed_ns),
                 "replayed_ns": replayed_ns,
-                "error": [ns / max(self.projector.base_ns, 1) - 1 for ns in replayed_ns],
+                "error": [ns / max(recorded_ns, 1) - 1 for ns in replayed_ns],
                 "unexplained_fraction": [
-                    self.before.get(UNEXPLAINED, 0) / path_ns,
-                    unexplained_ns / base_ns,
+                    self.recorded.get(UNEXPLAINED, 0) / path_ns,
+                    unexplained_ns / ranks_ns,
                 ],
                 "meaning": list(REPLAYS.values()),
             }
@@ -139,7 +145,7 @@ class Replay:
                 starts,
                 self.graph.ranks[starts.rank].number,
                 self.unexplained[starts.rank].get(starts.kind, 0),
-                int(self.projector.base[starts.rank]),
+                int(self.projector.recorded[starts.rank]),
             )
             for starts in rows
         )

@@ -14,13 +14,13 @@ from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
 
 MEASURED = "(measured)"
-"""Names the recorded step among the scenarios."""
+"""Names the step without any scenario: the recorded one, less the profiler's share where that is known."""
 
 WHATIF = Schema(
     "Projected step time",
     (
         Column("scenario", "str"),
-        Column("base_ns", "int64", "ns", "measured step, mean over ranks"),
+        Column("base_ns", "int64", "ns", "step without the profiler where known, else recorded; rank mean"),
         Column("projected_ns", "int64", "ns", "step under the scenario"),
         Column("low_ns", "int64", "ns", "shortest replayed step"),
         Column("high_ns", "int64", "ns", "longest replayed step"),
@@ -29,7 +29,8 @@ WHATIF = Schema(
     ),
     doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
     "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
-    "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Excludes what the "
+    "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step without "
+    "the profiler is not known, low also covers half the host time. Excludes what the "
     "assumptions leave out and run-to-run variation.",
 )
 ASSUMPTIONS = Schema(

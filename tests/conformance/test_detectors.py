@@ -29,8 +29,10 @@ SAMPLES = [
 HEAD = """# What the detectors measure on real traces
 
 One section a trace, one row a detector that found its signature there: figures of a step on the rank that
-loses most, the saving as mean of the ranks. Of the others the trace has no signature; the table `checks` of
-`tracelens analyze findings --json` says why. Findings are those above {shown:.1%} of a step.
+loses most; the detector's estimate of the saving, and the saving, which is the replay's where a scenario is
+named, both as mean of the ranks. Of the others the trace has no signature; the table `checks` of
+`tracelens analyze findings --json` says why. Findings are those whose estimate and saving are above
+{shown:.1%} of a step.
 
 """
 
@@ -39,16 +41,23 @@ def section(name: str, result: Result) -> str:
     """The table of one trace."""
     checked, signals = result["checks"], result["measurements"]
     step = signals[signals["measure"] == "step"]["value"].mean()
-    rows = ["| detector | ranks | saving | of the step | finding | measured |", "|---|--:|--:|--:|---|---|"]
+    base = result.meta.get("base_ns", step)
+    rows = [
+        "| detector | ranks | estimate | saving | of the step | replayed as | finding | measured |",
+        "|---|--:|--:|--:|--:|---|---|---|",
+    ]
     for row in checked[checked["ranks"] > 0].itertuples():
         mine = signals[signals["detector"] == row.detector]
-        saving = mine[mine["measure"] == "saving"]
-        worst = saving.loc[saving["value"].idxmax(), "rank"]
-        shown = mine[(mine["rank"] == worst) & (mine["measure"] != "saving")]
+        estimate = mine[mine["measure"] == "estimate"]
+        worst = estimate.loc[estimate["value"].idxmax(), "rank"]
+        shown = mine[(mine["rank"] == worst) & (mine["measure"] != "estimate")]
         measured = "; ".join(f"{one.measure}: {figure(one.value, one.unit)}" for one in shown.itertuples())
         found = "yes" if row.verdict == "finding" else ""
-        saved = f"{figure(row.saving_ns, 'ns')} | {row.saving_ns / max(step, 1):.1%}"
-        rows.append(f"| {row.detector} | {row.ranks} | {saved} | {found} | {measured} |")
+        saved = " | ".join(figure(ns, "ns") for ns in (row.estimate_ns, row.saving_ns))
+        share = f"{row.saving_ns / max(base, 1):.1%}"
+        rows.append(
+            f"| {row.detector} | {row.ranks} | {saved} | {share} | {row.scenario} | {found} | {measured} |"
+        )
     return f"## {name}\n\n" + "\n".join(rows) + "\n"
 
 
@@ -101,7 +110,7 @@ def test_no_finding_without_a_signature(case: Case) -> None:
 def test_savings_together_are_no_longer_than_a_step(case: Case) -> None:
     result = case.result("findings")
     signals = result["measurements"]
-    step = signals[signals["measure"] == "step"]["value"].mean()
+    step = result.meta.get("base_ns", signals[signals["measure"] == "step"]["value"].mean())
     assert result["findings"]["additional_ns"].sum() <= step * 1.001
 
 

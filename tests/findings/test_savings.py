@@ -12,8 +12,11 @@ import pytest
 from tests.builders import records
 from tests.what_if.replays import projected, run_of
 from tracelens import analyze
+from tracelens.findings.candidates import Candidate, Saving
 from tracelens.findings.detectors.detector import Detection, Detector, Quantity
-from tracelens.table.result import Result
+from tracelens.findings.ranking import ranked
+from tracelens.findings.replays import Replays
+from tracelens.table.result import Result, Skip
 from tracelens.trace.intervals import union
 
 MODULE = importlib.import_module("tracelens.findings.findings")
@@ -129,7 +132,7 @@ def test_time_that_something_else_fills_is_no_finding(found: Any) -> None:
 
 
 def test_two_that_help_each_other_promise_no_more_than_each_alone(found: Any) -> None:
-    """Half of the second kernel leaves the first as the last: without it 3 us are saved, not 2."""
+    """Behind half of the second kernel the first ends last, so that without it 3 us are saved, not 2."""
     text = BESIDE.replace("launch    |  ab", "launch    |  abc") + "s9 third | " + " " * 15 + "cc\n"
     half, rest = "scale:second=0.5", "scale:[ft]*=0"
     result = found(text, half=(half, (4, 16)), rest=(rest, (3, 18)))
@@ -161,5 +164,27 @@ def test_upper_bounds_and_replays_together_are_at_most_the_step(found: Any) -> N
 def test_ranks_that_recorded_different_steps_have_estimates(found: Any) -> None:
     result = found(CHAIN, CHAIN.replace("step 1", "step 2"), bound=("scale:first=0.5", (9, 17)))
     assert [row[3] for row in savings(result)] == ["upper bound"]
-    assert "savings by replay" in {skip.subject for skip in result.skips}
+    (skip,) = result.skips
+    assert "step" in skip.reason
     assert "base_ns" not in result.meta
+
+
+def test_a_scenario_that_others_leave_nothing_of_does_not_hide_what_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the loop no call of it blocks; the graph still adds to the loop."""
+    times = {"loop+graph": 30.0}
+    replays = Replays(Skip("graph", "drawn by hand"), 100.0)
+    monkeypatch.setattr(replays, "_asked", lambda text, question: times.get(text, "nothing to change"))
+    replays._step_ns |= {"loop": 40.0}  # alone, as `sized` leaves it
+    where = union(np.array([0]), np.array([90]))
+    candidates = [
+        Candidate(
+            Detector(name, name, "", "", (), lambda context: "", symptom=name == "graph", scenario=name),
+            {0: Detection((), saving, where, "seen", "high")},
+            {0: saving}, {0: 90.0}, saving, Saving(saving, saving, saving, name),
+        )
+        for name, saving in (("graph", 50.0), ("blocking", 20.0), ("loop", 60.0))
+    ]  # fmt: skip
+    rows = [(row.candidate.detector.name, row.additional_ns) for row in ranked(candidates, replays, 1)]
+    assert rows == [("loop", 60.0), ("graph", 10.0), ("blocking", 0.0)]

@@ -34,8 +34,8 @@ FINDINGS = Schema(
     (
         Column("position", "int64", "count"),
         Column("finding", "str"),
-        Column("additional_ns", "int64", "ns", "what fixing it saves when those above are fixed, for a "
-               "symptom when all causes are; mean of the ranks"),
+        Column("additional_ns", "int64", "ns", "what it saves if those above are fixed, for a symptom if all "
+               "causes are; mean of the ranks"),
         Column("fraction", "float64", "fraction", "of the step"),
         Column("saving_ns", "int64", "ns", "if only this is fixed"),
         Column("low_ns", "int64", "ns", "the saving at least, by the longest step"),

@@ -65,20 +65,22 @@ def _replayed(candidates: Sequence[Candidate], replays: Replays) -> list[Additio
     """
     result: list[Addition] = []
     most_ns = {id(candidate): candidate.saving.ns for candidate in candidates}
-    # How many were fixed when a candidate was last replayed.
+    # The scenarios of those that add something, and how many they were when a candidate was last replayed.
+    fixed: list[str] = []
     fixed_then = dict.fromkeys(most_ns, 0)
     for symptoms in (False, True):
         remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
         while remaining:
             candidate = min(remaining, key=lambda one: _precedence((one, most_ns[id(one)])))
-            if fixed_then[id(candidate)] == len(result):
+            if fixed_then[id(candidate)] == len(fixed):
                 result.append((candidate, most_ns[id(candidate)]))
                 remaining.remove(candidate)
+                if most_ns[id(candidate)] > 0:
+                    fixed.append(candidate.saving.scenario)
                 continue
-            fixed = [other.saving.scenario for other, _ in result]
-            gain_ns = replays.step_ns(fixed) - replays.step_ns([*fixed, candidate.saving.scenario])
+            gain_ns = replays.gain_ns(fixed, candidate.saving.scenario)
             most_ns[id(candidate)] = max(min(most_ns[id(candidate)], gain_ns), 0.0)
-            fixed_then[id(candidate)] = len(result)
+            fixed_then[id(candidate)] = len(fixed)
     return result
 
 

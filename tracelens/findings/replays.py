@@ -49,7 +49,7 @@ class Replays:
         self.base_ns, self.step_count, self.meta = step_ns, 1, dict[str, str | int]()
         self._projector: Projector | None = None
         # Of several scenarios together by their text, which a user can replay.
-        self._step_ns = {"": step_ns}
+        self._step_ns: dict[str, float | None] = {"": step_ns}
         if isinstance(projector, Skip):
             self.skips.append(projector)
             return
@@ -85,13 +85,18 @@ class Replays:
         saving = Saving(self.base_ns - projection.step_ns, low_ns, high_ns, scenario, reason)
         return candidate._replace(saving=saving)
 
-    def step_ns(self, scenarios: Sequence[str]) -> float:
-        """The step under several scenarios together; as recorded without any, or if they do not combine."""
-        scenario = "+".join(dict.fromkeys(scenarios))
-        if scenario not in self._step_ns:
-            step_ns = self._asked(scenario, Projector.step_ns)
-            self._step_ns[scenario] = self.base_ns if isinstance(step_ns, str) else max(float(step_ns), 0.0)
-        return self._step_ns[scenario]
+    def gain_ns(self, fixed: Sequence[str], scenario: str) -> float:
+        """What a scenario saves of the step under others; 0 if these leave nothing that it changes."""
+        before, after = self._together(fixed), self._together([*fixed, scenario])
+        return 0.0 if before is None or after is None else before - after
+
+    def _together(self, scenarios: Sequence[str]) -> float | None:
+        """The step under several scenarios together, None if they do not combine."""
+        text = "+".join(dict.fromkeys(scenarios))
+        if text not in self._step_ns:
+            step_ns = self._asked(text, Projector.step_ns)
+            self._step_ns[text] = None if isinstance(step_ns, str) else max(float(step_ns), 0.0)
+        return self._step_ns[text]
 
     def _asked(self, scenario: str, question: Callable[[Projector, ScenarioRequest], T]) -> T | str:
         """What a projector says to a scenario, or why it cannot be replayed."""

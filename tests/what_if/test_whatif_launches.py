@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.analysis.moe_traces import Model, recorded
 from tests.builders import aligned, draw_run
 from tests.what_if.replays import assert_identity, projected, run_of
 from tracelens.errors import TracelensError
@@ -143,3 +144,14 @@ def test_an_unknown_cause_is_an_error() -> None:
 def test_stages_of_sync_free_layers_are_1_to_3(text: str) -> None:
     with pytest.raises(TracelensError, match="1, 2 and 3"):
         whatif(run_of(UNEVEN), [text])
+
+
+def test_each_stage_of_sync_free_layers_frees_more_calls() -> None:
+    """Sizes of messages are waited for in the dispatch: only stage 3 is free of that."""
+    run, _ = recorded(Model(ranks=2, exchange="all_to_all"))
+    freed = {}
+    for stage in ("1", "2", "3"):
+        assumed = whatif(run, [f"sync_free={stage}"])["assumptions"]["assumption"].tolist()
+        freed[stage] = int(assumed[0].split()[0]) if assumed else 0
+    assert 0 <= freed["1"] <= freed["2"] < freed["3"]
+    assert projected(run, "sync_free") == projected(run, "sync_free=3") <= projected(run, "sync_free=2")

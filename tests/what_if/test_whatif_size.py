@@ -1,0 +1,111 @@
+"""Kernels of another size: element types, more tokens, and what ranks send of them. A column is 1 us."""
+
+from __future__ import annotations
+
+from math import comb
+
+import pytest
+
+from tests.analysis.moe_traces import Model, recorded
+from tests.what_if.replays import assert_identity, run_of
+from tracelens.errors import TracelensError
+from tracelens.trace.run import Run
+from tracelens.what_if.graph.build import build
+from tracelens.what_if.graph.edit import Edit
+from tracelens.what_if.graph.graph import Node
+from tracelens.what_if.scenario import ScenarioContext, parse_request
+from tracelens.what_if.whatif import whatif
+
+EP2 = Model(ranks=2, exchange="all_to_all")
+EXCHANGE_NS = 2_000
+
+
+def gemm(m: int, n: int, k: int) -> Run:
+    """A kernel of 1 column and a GEMM of 10."""
+    return run_of(f"""
+        step 0 | ---
+        op aten::mm shapes=[[{m},{k}],[{k},{n}]] types=["c10::BFloat16","c10::BFloat16"] |  -
+        launch | ba
+        s7 norm |  b
+        s7 nvjet_gemm |   aaaaaaaaaa
+    """)
+
+
+def saved(run: Run, scenario: str) -> float:
+    """How much shorter a step is, us."""
+    result = whatif(run, [scenario], device="h100")
+    return (result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0])) / 1e3
+
+
+def reason(run: Run, scenario: str) -> str:
+    """Why a scenario is not applicable."""
+    skips = whatif(run, [scenario], device="h100").skips
+    return next(skip.reason for skip in skips if skip.subject == f"scenario {scenario}")
+
+
+def test_a_gemm_bound_by_compute_takes_half_as_long_in_fp8() -> None:
+    run = gemm(4096, 4096, 4096)
+    assert_identity(run)
+    assert saved(run, "dtype=fp8") == pytest.approx(5, abs=0.01)
+    assert "no GEMM of another type than bf16" in reason(run, "dtype=bf16")
+    with pytest.raises(TracelensError, match="unknown type"):
+        whatif(run, ["dtype=wide"])
+
+
+def test_a_gemm_bound_by_memory_reads_half_in_fp8() -> None:
+    """16 rows: operands shrink to half, the result stays."""
+    read, written = 2 * (16 * 4096 + 4096 * 4096), 2 * 16 * 4096
+    share = (read / 2 + written) / (read + written)
+    assert saved(gemm(16, 4096, 4096), "dtype=fp8") == pytest.approx(10 * (1 - share), abs=0.01)
+
+
+def test_twice_the_tokens_of_a_gemm_bound_by_compute() -> None:
+    """9 of the 10 columns double; 1, the time of the shortest kernel, does not."""
+    assert saved(gemm(4096, 4096, 4096), "batch=2") == -9
+    assert saved(gemm(4096, 4096, 4096), "batch=0.5") == 4.5
+
+
+def test_twice_the_tokens_of_a_gemm_bound_by_its_weight() -> None:
+    weight, rows = 2 * 4096 * 4096, 2 * 2 * 16 * 4096
+    more = (weight + 2 * rows) / (weight + rows)
+    assert saved(gemm(16, 4096, 4096), "batch=2") == pytest.approx(-9 * (more - 1), abs=0.01)
+
+
+def test_without_a_device_the_size_says_nothing() -> None:
+    run = gemm(16, 16, 16)
+    for scenario in ("dtype=fp8", "batch=2"):
+        skip = next(item for item in whatif(run, [scenario]).skips if scenario in item.subject)
+        assert "unknown device" in skip.reason
+
+
+def exchanges(model: Model, scenario: str) -> list[int]:
+    """Transfers of all dispatches and combines under a scenario, ns."""
+    recording = build(recorded(model)[0])
+    edit = Edit.of(recording.graph)
+    ((item, argument),) = parse_request(scenario).parts
+    item.change(ScenarioContext(recording), edit, argument)
+    meetings = recording.graph.kind == Node.MEET
+    assert set(recording.graph.dur[meetings].tolist()) == {EXCHANGE_NS}
+    times: list[int] = edit.dur[meetings].tolist()
+    return times
+
+
+def test_each_token_once_to_a_rank() -> None:
+    """2 of 8 experts on 2 ranks: of its 2 copies, 2 (1 - C(4,2) / C(8,2)) are left; 8 exchanges of 2 us."""
+    share = 2 * (1 - comb(4, 2) / comb(8, 2)) / 2
+    assert exchanges(EP2, "dispatch=dedup") == [round(share * EXCHANGE_NS)] * 8
+    assert exchanges(EP2, "dispatch=deepep") == [round(share * EXCHANGE_NS)] * 8
+    with pytest.raises(TracelensError, match="dispatch=dedup or"):
+        exchanges(EP2, "dispatch=all")
+
+
+def test_half_of_the_exchange_of_two_micro_batches_hides() -> None:
+    two = Model(ranks=2, exchange="all_to_all", order="F0 F1 B0 B1")
+    assert exchanges(two, "overlap_1f1b") == [EXCHANGE_NS // 2] * 16
+    assert "one micro-batch" in reason(recorded(EP2)[0], "overlap_1f1b")
+
+
+def test_a_single_rank_exchanges_nothing() -> None:
+    run, _ = recorded(Model(loop=False))
+    for scenario in ("dispatch=dedup", "overlap_1f1b"):
+        assert "no dispatch or combine" in reason(run, scenario)

@@ -68,7 +68,7 @@ def test_lines_to_copy_stay_whole_in_every_format() -> None:
         assert f"show command  {line}\n" in console(report, width=width)
     assert f"   *show command*: `{line}`\n" in markdown(report)
     text = page(plain())
-    assert '<details class="folded"><summary>show command</summary>' in text
+    assert '<details class="folded"><summary>show</summary>' in text
     assert f"<code>{line.replace(chr(39), '&#39;')}</code>" in text
     assert text.count('<details class="folded">') == 3  # the third row has none
 

@@ -207,8 +207,9 @@ def test_collectives_have_no_arguments_to_ask_for() -> None:
         Selection(shapes=[(1,)]),
         Selection(module="x"),
         Selection(at_ns=0),
-        Selection(during={}),
         Selection(rank=0),
     ):
         assert wanted.ops_only
         assert not wanted.selects_all
+    assert not Selection(during={}).ops_only
+    assert not Selection(during={}).selects_all

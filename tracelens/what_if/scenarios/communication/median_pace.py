@@ -40,11 +40,7 @@ class Segments(NamedTuple):
 def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Between two collectives no rank, or not RANK, takes longer than the median of the others."""
     graph = context.graph
-<<<<<<< ours
     ranks = [rank.number for rank in graph.ranks]
-=======
-    ranks = [rank.rank for rank in context.recorded.collectives.aligned.ranks]
->>>>>>> theirs
     if argument and argument not in map(str, ranks):
         raise TracelensError(f"scenario median_pace={argument}: no such rank in the run")
     segments = _segments(context)

@@ -48,11 +48,7 @@ def exchange(trace: Trace, device: Device | None) -> Exchange:
 
 @scenario("dispatch", argument="=dedup or deepep", usual=("dedup", "deepep"), reads=(exchange,))
 def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
-<<<<<<< ours
-    """Each token travels once to a rank, not once per expert; with deepep the host does not wait, either."""
-=======
     """Each token travels once to a rank, not once per expert; deepep: nor does the host wait for it."""
->>>>>>> theirs
     if argument not in ("dedup", "deepep"):
         raise TracelensError(f"scenario dispatch={argument}: write dispatch=dedup or dispatch=deepep")
     graph, by_rank = context.gpu_graph(), context.read(exchange)
@@ -68,15 +64,9 @@ def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     edit.set_dur(meetings, edit.dur[meetings] * share)
     free = f"; {count:,} calls in the {STAGES[DISPATCH]} return at once" if argument == "deepep" else ""
     return (
-<<<<<<< ours
-        f"{len(meetings):,} dispatches and combines send {share:.0%} of the bytes, latency included: the "
-        f"mean number of ranks that hold a token's experts, chosen at random, by top-k{free}; the copies for each "
-        "expert are made where they arrive, at the same cost"
-=======
         f"{len(meetings):,} dispatches and combines take {share:.0%} of their time, latency included: the "
         f"mean number of ranks that hold a token's experts, chosen at random, by top-k{free}; the copies for "
         "each expert are made where they arrive, at the same cost"
->>>>>>> theirs
     )
 
 

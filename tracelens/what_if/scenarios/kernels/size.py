@@ -146,17 +146,10 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
         total_ns += float(own_ns[~part.communication[work]].sum())
     messages = _scale_messages(context, edit, factor)
     return (
-<<<<<<< ours
-        f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model and scales with its roofline "
-        f"time, in which weights keep their size; other kernels scale by {factor:g}; each keeps the time of "
-        f"the shortest kernel; transfers of {messages:,} messages of tokens scale, latency included; the "
-        "optimizer, gradient messages and the host stay the same"
-=======
         f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model and scales with its "
         f"roofline time, in which weights keep their size; other kernels scale by {factor:g}; each keeps the "
         f"time of the shortest kernel; transfers of {messages:,} messages of tokens scale, latency included; "
         "the optimizer, gradient messages and the host stay the same"
->>>>>>> theirs
     )
 
 

@@ -157,11 +157,7 @@ def _places(context: ScenarioContext) -> list[_Place]:
 def _sends(context: ScenarioContext) -> Int:
     """The edges from the sender's side of each message between two ranks to their meeting."""
     graph, (meetings, collectives) = context.graph, context.meetings()
-<<<<<<< ours
     ranks = {rank.number: index for index, rank in enumerate(graph.ranks)}
-=======
-    ranks = {rank.rank: index for index, rank in enumerate(context.recorded.collectives.aligned.ranks)}
->>>>>>> theirs
     sender = np.full(len(graph), -1, dtype=np.int64)
     sender[meetings] = [
         ranks[collective.participants[0].rank] if collective.collective == SEND_RECV else -1

@@ -38,8 +38,9 @@ FINDINGS = Schema(
                "causes are; mean of the ranks"),
         Column("fraction", "float64", "fraction", "of the step"),
         Column("saving_ns", "int64", "ns", "if only this is fixed"),
-        Column("low_ns", "int64", "ns", "the saving at least, by the longest step"),
-        Column("high_ns", "int64", "ns", "the saving at most, by the shortest step"),
+        Column("low_ns", "int64", "ns", "the saving at least: in all recorded steps, whatever becomes of "
+               "unexplained delays, and with half the host time if the step without the profiler is unknown"),
+        Column("high_ns", "int64", "ns", "the saving at most"),
         Column("basis", "category", doc="of the saving: replayed under the scenario, or an upper bound"),
         Column("scenario", "str", doc="that gives it: `tracelens project whatif PATH --scenario`; '' for an "
                "estimate"),

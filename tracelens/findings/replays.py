@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
+
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.findings.candidates import Candidate, Saving
 from tracelens.guard import Failure, guard
@@ -74,16 +76,12 @@ class Replays:
     def sized(self, candidate: Candidate) -> Candidate:
         """A candidate with what the replay of its scenario saves; where there is none, with its estimate."""
         saving, scenario = candidate.saving, candidate.request
-        projection = self._asked(scenario, Projector.project) if scenario else NO_SCENARIO
-        if isinstance(projection, str):
-            return candidate._replace(saving=Saving.estimated(saving.ns, projection))
-        self._step_ns[scenario] = float(projection.step_ns)
-        low_ns, high_ns = (
-            max(self.base_ns - step_ns, 0.0) for step_ns in (projection.high_ns, projection.low_ns)
-        )
+        replayed = self._asked(scenario, _saving) if scenario else NO_SCENARIO
+        if isinstance(replayed, str):
+            return candidate._replace(saving=Saving.estimated(saving.ns, replayed))
+        self._step_ns[scenario] = self.base_ns - replayed.ns
         reason = UNRELIABLE if self.doubt > DOUBTFUL else ""
-        saving = Saving(self.base_ns - projection.step_ns, low_ns, high_ns, scenario, reason)
-        return candidate._replace(saving=saving)
+        return candidate._replace(saving=replayed._replace(upper_bound=reason))
 
     def gain_ns(self, fixed: Sequence[str], scenario: str) -> float:
         """What a scenario saves of the step under others; 0 if these leave nothing that it changes."""
@@ -112,3 +110,11 @@ class Replays:
         if isinstance(answer, Failure):
             self.skips.append(Skip(f"scenario {scenario}", answer))
         return answer
+
+
+def _saving(projector: Projector, request: ScenarioRequest) -> Saving:
+    """What a scenario saves; low to high as that of a projection, of each replay against its own base."""
+    projection = projector.project(request)
+    saved = np.array(projector.unchanged.steps_ns) - np.array(projection.steps_ns)
+    low_ns, high_ns = (max(float(ns), 0.0) for ns in (saved.min(), saved.max()))
+    return Saving(float(projector.base_ns - projection.step_ns), low_ns, high_ns, request.text)

@@ -52,12 +52,12 @@ class Projection:
     @property
     def low_ns(self) -> int:
         """Of the shortest of all recorded steps, with any delays, mean of the ranks."""
-        return min(self._steps_ns)
+        return min(self.steps_ns)
 
     @property
     def high_ns(self) -> int:
         """Of the longest."""
-        return max(self._steps_ns)
+        return max(self.steps_ns)
 
     @cached_property
     def extents(self) -> Mapping[Delays, Sequence[Extent]]:
@@ -67,8 +67,11 @@ class Projection:
         return {"low": replays["low"], "typical": self.typical, "high": replays["high"]}
 
     @cached_property
-    def _steps_ns(self) -> list[int]:
-        """All recorded steps, with unexplained delays kept, typical and removed, and less of the host's time."""
+    def steps_ns(self) -> list[int]:
+        """All recorded steps, with unexplained delays kept, typical and removed, and less of the host's time.
+
+        Mean of the ranks, in the same order for every request.
+        """
         replays = [*self.extents.values()]
         for step in self._alternatives:
             edited = EditedSegment(step.segment, self.edit)
@@ -164,6 +167,11 @@ class Projector:
         return Projection(
             request, assumed, edit, typical, step_ns, self.step, edited, self.alternatives, self.share
         )
+
+    @cached_property
+    def unchanged(self) -> Projection:
+        """The step under no scenario."""
+        return self.project(ScenarioRequest("", ()))
 
     def step_ns(self, request: ScenarioRequest) -> int:
         """The `step_ns` of a projection alone, 0 where nothing of the step is left; raises as `project`."""

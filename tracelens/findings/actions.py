@@ -14,7 +14,6 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.filenames import traces_among
 from tracelens.findings.detectors import JOB, Detection, Outcome
 from tracelens.findings.remedies import Platform, joined, platform_of
-from tracelens.table import Coded
 from tracelens.trace import Trace, Union, steps_of, union
 
 EVIDENCE = {
@@ -283,15 +282,16 @@ def _spot(trace: Trace, start: int) -> Spot:
 def _replayable(trace: Trace) -> Union:
     """When calls with recorded arguments ran, and collectives with recorded sizes."""
     work, ops, collectives = trace.work, trace.tables["ops"], trace.tables["collectives"]
-    shapes = ops.columns["shapes"]
-    assert isinstance(shapes, Coded)
-    has_shapes = np.array([text not in ("", "[]") for text in shapes.values], dtype=bool)
     replayable = np.zeros(len(trace.arrays.start), dtype=bool)
     if len(ops):
-        replayable[ops.array("event_id")[has_shapes[shapes.codes]]] = True
+        with_shapes = ops.coded("shapes").mask(lambda text: text not in ("", "[]"))
+        replayable[ops.array("event_id")[with_shapes]] = True
         replayable &= trace.arrays.named(_REPLAYABLE.match)
     mask: Bool = lookup(replayable, work.op, False)
     if not work.cpu_only and len(collectives):
-        sized = collectives.array("kernel_id")[collectives.array("in_bytes") > 0]
-        mask = mask | np.isin(work.event, sized)
+        # Of an all-to-all with sizes of its own for each rank these have to be recorded, too.
+        split = collectives.coded("in_split").mask(lambda text: text not in ("", "[]"))
+        uneven = collectives.coded("collective").mask(lambda name: name.endswith("v"))
+        sized = (collectives.array("in_bytes") > 0) & (split | ~uneven)
+        mask = mask | np.isin(work.event, collectives.array("kernel_id")[sized])
     return union(work.start[mask], work.end[mask])

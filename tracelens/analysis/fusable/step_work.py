@@ -63,12 +63,12 @@ class StepWork:
     @cached_property
     def gaps(self) -> Gaps:
         """All gaps in the GPU work of the steps; positions are in `work`."""
-        return find_gaps(self.work, np.array(self.window))
+        return self.trace.once(_gaps)
 
     @cached_property
     def idle(self) -> IdlePieces:
         """These gaps by cause, as analyzer `idle` tells them."""
-        return idle_pieces(self.trace, self.work, self.gaps)
+        return self.trace.once(_idle)
 
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
@@ -86,3 +86,14 @@ class StepWork:
     def op_names(self) -> Int:
         """Code into the events' names of each piece of work's op, -1 for none."""
         return lookup(self.trace.arrays.name, self.work.op, -1)
+
+
+def _gaps(trace: Trace) -> Gaps:
+    step = StepWork(trace, None)
+    return find_gaps(step.work, np.array(step.window))
+
+
+def _idle(trace: Trace) -> IdlePieces:
+    """Kept with the trace, as it takes long and no device changes it."""
+    step = StepWork(trace, None)
+    return idle_pieces(trace, step.work, step.gaps)

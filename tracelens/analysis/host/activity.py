@@ -61,7 +61,7 @@ class Host:
     def __init__(self, trace: Trace) -> None:
         self._events = events = trace.arrays
         work = trace.work
-        self.thread = threads(events)
+        self.thread = threads(trace)
         calling = work.launch_call[work.launch_call >= 0]
         numbers, first, count = np.unique(self.thread[calling], return_index=True, return_counts=True)
         order = np.argsort(-count, kind="stable")

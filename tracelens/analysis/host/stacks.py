@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int, lookup, ranges
-from tracelens.trace import STACK_KINDS, Events
+from tracelens.trace import STACK_KINDS, Events, Trace
 
 
 class Pieces(NamedTuple):
@@ -18,8 +18,13 @@ class Pieces(NamedTuple):
     owner: Int
 
 
-def threads(events: Events) -> Int:
-    """A number for each (pid, tid), one element an event."""
+def threads(trace: Trace) -> Int:
+    """A number for each (pid, tid), one element an event; kept with the trace."""
+    return trace.once(_threads)
+
+
+def _threads(trace: Trace) -> Int:
+    events = trace.arrays
     tids, tid = np.unique(events.tid, return_inverse=True)
     pid = np.unique(events.pid, return_inverse=True)[1]
     return pid * len(tids) + tid

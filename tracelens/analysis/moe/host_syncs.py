@@ -46,7 +46,7 @@ def blocking(trace: Trace) -> Blocking:
         return Blocking(*(np.empty(0, dtype=np.int64) for _ in Blocking._fields))
     rows = np.flatnonzero(blocking_calls(trace, work))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
-    thread = threads(events)
+    thread = threads(trace)
     # Of nested calls the outer one.
     reached = _reached(events.end[rows], thread[rows])
     rows = rows[events.end[rows] > reached]

@@ -79,7 +79,15 @@ class Costing(NamedTuple):
 
 
 def costing(trace: Trace, work: Work) -> Costing:
-    """Count the GPU work of one rank."""
+    """Count the GPU work of one rank; all of it is counted once and kept with the trace."""
+    return trace.once(_of_all) if work is trace.work else _of(trace, work)
+
+
+def _of_all(trace: Trace) -> Costing:
+    return _of(trace, trace.work)
+
+
+def _of(trace: Trace, work: Work) -> Costing:
     return _Costing(trace, work, np.ones(len(work.event), dtype=bool)).run()
 
 

@@ -238,7 +238,7 @@ def _held(trace: Trace, work: Work, comm: Int, begin: int) -> Int:
 
 def _launching(trace: Trace, work: Work, mask: Bool) -> Int:
     """Rows of the chosen events on threads that launch work."""
-    thread = threads(trace.arrays)
+    thread = threads(trace)
     rows = np.flatnonzero(mask)
     return rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
 

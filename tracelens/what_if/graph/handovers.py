@@ -177,10 +177,9 @@ def _activity(trace: Trace, thread: Int, lanes: list[int]) -> tuple[Covered, Cov
     is_op = events.where("op")
     around = nearest(events.parent, events.depth, is_op)
     root = is_op & (lookup(around, events.parent, -1) < 0)
-    distinct, index = np.unique(thread, return_inverse=True)
-    lane_of = np.full(len(distinct), -1, dtype=np.int64)
-    lane_of[np.searchsorted(distinct, lanes)] = np.arange(len(lanes))
-    lane = lane_of[index]
+    lane_of = np.full(int(thread.max(initial=0)) + 1, -1, dtype=np.int64)
+    lane_of[lanes] = np.arange(len(lanes))
+    lane = lane_of[thread]
     ops, active = (np.flatnonzero((lane >= 0) & mask) for mask in (root, root | events.where("launch")))
     return (
         Covered(lane[ops], events.start[ops], events.end[ops]),

@@ -43,7 +43,7 @@ def host(trace: Trace, draft: Draft) -> Host:
     that waits for a GPU has a second point where it returns. A thread that is silent while another works and
     then resumes (the backward pass has its own thread) waited for it, see `handovers`.
     """
-    events, work, thread = trace.arrays, trace.work, threads(trace.arrays)
+    events, work, thread = trace.arrays, trace.work, threads(trace)
     event, waits = _calls(trace, work, thread)
     begin = draft.add(Node.POINT, events.start[event], event=event)
     returned = np.full(len(event), -1, dtype=np.int64)

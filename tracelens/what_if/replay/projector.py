@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median_low
-from typing import get_args
 
 import numpy as np
 
@@ -68,14 +67,15 @@ class Projection:
 
     @cached_property
     def steps_ns(self) -> list[int]:
-        """All recorded steps, with unexplained delays kept, typical and removed, and less of the host's time.
+        """All recorded steps, with unexplained delays kept and removed, and with less of the host's time.
 
-        Mean of the ranks, in the same order for every request.
+        Mean of the ranks, in the same order for every request; typical delays of other steps lie between.
         """
+        extremes: tuple[Delays, ...] = ("low", "high")
         replays = [*self.extents.values()]
         for step in self._alternatives:
             edited = EditedSegment(step.segment, self.edit)
-            replays += [step.replayed(edited, delays) for delays in get_args(Delays)]
+            replays += [step.replayed(edited, delays) for delays in extremes]
         lowest = self._share.lowest(self._step.graph, self.edit)
         replays += [] if lowest is None else [self._step.extents(lowest)]
         return [mean_ns(spans(extents)) for extents in replays]

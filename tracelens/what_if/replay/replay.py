@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.table import Table
+from tracelens.table import Table, sums
 from tracelens.what_if.graph import Edit, Recorded
 from tracelens.what_if.replay.check import (
     KINDS,
@@ -173,12 +173,12 @@ class Replay:
         waits_unseen = unmatched(recorded)
         result = []
         for rank, extent in enumerate(self.projector.step.whole(times)):
-            ns = dict.fromkeys(KINDS, 0)
-            for piece in critical_path(self.graph, self.names, rank, extent, gaps.lag).pieces:
-                own = piece.category == self.names.category.values[self.names.category.codes[piece.node]]
-                if piece.category == UNEXPLAINED or (own and waits_unseen[piece.node]):
-                    ns[KINDS[kind[piece.node]]] += piece.end - piece.start
-            result.append(ns)
+            path = critical_path(self.graph, self.names, rank, extent, gaps.lag)
+            node, category, start, end = path.pieces
+            own = category == self.names.category.codes[node]
+            counted = (category == path.categories.index(UNEXPLAINED)) | (own & waits_unseen[node])
+            ns = sums(kind[node[counted]], (end - start)[counted], len(KINDS))
+            result.append(dict(zip(KINDS, ns.tolist(), strict=True)))
         return result
 
     def _path(self, name: str, edit: Edit, extents: Sequence[Extent]) -> tuple[Rows, Rows, dict[str, int]]:

@@ -64,6 +64,12 @@ class Segment:
         return Reduction(self.graph, self.computed)
 
     @cached_property
+    def starts_idle(self) -> bool:
+        """Whether all that it waits for is done as early as with an idle GPU."""
+        outside = self.reduction.outside
+        return bool((self.idle_ends[outside] == self.graph.end[outside]).all())
+
+    @cached_property
     def idle_ends(self) -> Int:
         """Measured ends, those of earlier steps at the latest when the host begins this one."""
         ends = self.graph.end.copy()
@@ -117,6 +123,12 @@ class EditedSegment:
                 end_ns = until
             append(end_ns)
         return Schedule(self, measured, ends)
+
+    def behind_idle(self, schedule: Schedule, delays: Delays) -> Schedule:
+        """The schedule with an idle GPU; the same where earlier GPU work is done in time anyway."""
+        if self.segment.starts_idle:
+            return schedule
+        return self.schedule(delays, idle=True)
 
 
 class _Rows(NamedTuple):

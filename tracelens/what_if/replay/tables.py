@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table import Column, Schema, Table
+from tracelens.table import Column, Schema, Table, codes, sums
 from tracelens.what_if.replay.check import Starts
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
@@ -157,22 +157,19 @@ def bottleneck_rows(
     scenario: str, path: Path, names: Labels, ranks: Sequence[int], rank_of_node: Int
 ) -> dict[str, list[Any]]:
     """Rows of BOTTLENECKS; `ranks[place[node]]` is the rank of a node."""
-    durs: dict[tuple[int, str, str], list[int]] = {}
-    for piece in path.pieces:
-        key = (
-            ranks[int(rank_of_node[piece.node])],
-            piece.category,
-            names.name.values[names.name.codes[piece.node]],
-        )
-        durs.setdefault(key, []).append(piece.end - piece.start)
-    most = sorted(durs.items(), key=lambda item: -sum(item[1]))[:_NAMES]
+    node, category, start, end = path.pieces
+    group, keys = codes(rank_of_node[node], category, names.name.codes[node].astype(np.int64))
+    _, first, count = np.unique(group, return_index=True, return_counts=True)
+    dur_ns = sums(group, end - start, len(first))
+    most = np.lexsort((first, -dur_ns))[:_NAMES]
+    columns = [[int(key[number]) for number in most] for key in keys]
     step_ns = max(path.end - path.start, 1)
     return {
         "scenario": [scenario] * len(most),
-        "rank": [rank for (rank, _, _), _ in most],
-        "category": [category for (_, category, _), _ in most],
-        "name": [name for (_, _, name), _ in most],
-        "count": [len(parts) for _, parts in most],
-        "dur_ns": [sum(parts) for _, parts in most],
-        "fraction": [sum(parts) / step_ns for _, parts in most],
+        "rank": [ranks[index] for index in columns[0]],
+        "category": [path.categories[code] for code in columns[1]],
+        "name": [names.name.values[code] for code in columns[2]],
+        "count": count[most].tolist(),
+        "dur_ns": dur_ns[most].tolist(),
+        "fraction": [ns / step_ns for ns in dur_ns[most].tolist()],
     }

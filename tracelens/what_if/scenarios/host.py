@@ -81,7 +81,7 @@ def garbage_collections(trace: Trace, device: Device | None) -> tuple[Int, Int, 
     events = trace.arrays
     rows = np.flatnonzero(named(events, GARBAGE))
     # Most traces have none, and numbering threads takes longer than finding that out.
-    thread = threads(events)[rows] if len(rows) else rows
+    thread = threads(trace)[rows] if len(rows) else rows
     return thread, events.start[rows], events.end[rows]
 
 

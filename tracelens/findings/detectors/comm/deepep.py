@@ -87,7 +87,7 @@ def _pairs(context: RankContext) -> _Pairs | str:
     if not first:
         return "no DeepEP kernel notify_dispatch"
     rows = np.flatnonzero(work.is_kernel & np.isin(work.name, first + second) & (work.launch >= 0))
-    thread = threads(events)
+    thread = threads(context.trace)
     launch = work.launch[rows]
     order = np.lexsort((events.start[launch], thread[launch]))
     rows, launch = rows[order], launch[order]

@@ -42,14 +42,25 @@ def test_json_is_one_object(trace: str, capfd: pytest.CaptureFixture[str]) -> No
     value = json.loads(capfd.readouterr().out)
     assert value["analyzer"] == "whatif"
     assert value["inputs"] == [trace]
-    assert value["meta"] == {"step": "ProfilerStep#0", "base_ns": 22_000, "recorded_steps": 1}
+    steps = {"base_ns": 22_000, "recorded_ns": 22_000, "host_time_factor": 1, "recorded_steps": 1}
+    assert value["meta"] == {"step": "ProfilerStep#0", **steps}
     rows = {row["scenario"]: row for row in value["tables"]["whatif"]}
     assert rows["no_blocking"]["base_ns"] == 22_000
     assert rows["no_blocking"]["projected_ns"] == 16_000
-    assert rows["no_blocking"]["low_ns"] == rows["no_blocking"]["high_ns"] == 16_000
+    assert rows["no_blocking"]["high_ns"] == 16_000
+    assert rows["no_blocking"]["low_ns"] < 16_000  # with half the host time
     # The first kernel is over at 6.5, the second one ready at 8.
     assert rows["no_blocking+scale:first=0.5"]["projected_ns"] == 14_000
     assert {row["scenario"] for row in value["tables"]["critical_path"]} == {"(measured)", *rows}
+
+
+def test_the_step_without_the_profiler(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given = ["project", "whatif", trace, "--scenario", "identity", "--unprofiled-step-ms"]
+    assert run_cli([*given, "0.02"]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("tracelens project whatif: 0.020 ms without the profiler, 0.022 with it\n")
+    assert run_cli([*given, "0"]) == 2
+    assert "must be a time in ms" in capfd.readouterr().err
 
 
 def test_files_are_written(trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

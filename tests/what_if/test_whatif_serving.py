@@ -119,9 +119,10 @@ def test_two_batches() -> None:
     """
     run = run_of(*[rank((PREFILL, "####################", "                    ####"))] * 2)
     result = of(run, "identity", "two_batch_overlap", "two_batch_overlap=0.5")
-    assert interval(result, "identity") == (26, 26, 26)
-    assert interval(result, "two_batch_overlap") == (26, 26, 26)
-    assert interval(result, "two_batch_overlap=0.5") == (28, 28, 28)
+    # Low: with half the host time before the first launch.
+    assert interval(result, "identity") == (25.5, 26, 26)
+    assert interval(result, "two_batch_overlap") == (25.5, 26, 26)
+    assert interval(result, "two_batch_overlap=0.5") == (27.5, 28, 28)
     with pytest.raises(TracelensError, match="an efficiency is at most 1"):
         of(run, "two_batch_overlap=1.5")
 
@@ -189,5 +190,5 @@ def test_the_steps_of_a_serving_engine_are_looked_at_together() -> None:
     assert result.meta["base_ns"] > 10 * one.meta["base_ns"]
     for found, why in ((result, "all steps together occur once"), (one, "runs a different batch")):
         low, projected, high = interval(found, "identity")
-        assert low == projected == high
+        assert low < projected == high  # low: with half the host time
         assert any(why in skip.reason for skip in found.skips)

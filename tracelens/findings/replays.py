@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
-import numpy as np
-
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.findings.candidates import Candidate, Saving
 from tracelens.guard import Failure, guard
@@ -115,6 +113,6 @@ class Replays:
 def _saving(projector: Projector, request: ScenarioRequest) -> Saving:
     """What a scenario saves; low to high as that of a projection, of each replay against its own base."""
     projection = projector.project(request)
-    saved = np.array(projector.unchanged.steps_ns) - np.array(projection.steps_ns)
-    low_ns, high_ns = (max(float(ns), 0.0) for ns in (saved.min(), saved.max()))
+    saved_ns = projection.savings_ns(projector.unchanged)
+    low_ns, high_ns = (max(float(ns), 0.0) for ns in (min(saved_ns), max(saved_ns)))
     return Saving(float(projector.base_ns - projection.step_ns), low_ns, high_ns, request.text)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +21,16 @@ from tracelens.cli.common import (
 )
 from tracelens.read import TraceFiles
 from tracelens.session import Reading
+
+UnprofiledStep = Annotated[
+    float | None,
+    typer.Option(
+        help="The step without the profiler, in ms, from which projections start; default: as "
+        "tracelens.record timed it. Host time is scaled to give it.",
+        min=0.0,
+        show_default=False,
+    ),
+]
 
 
 def whatif(
@@ -44,15 +55,7 @@ def whatif(
     ] = None,
     device: Device = None,
     device_file: DeviceFile = None,
-    unprofiled_step_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="The step without the profiler, in ms, from which projections start; default: as "
-            "tracelens.record timed it. Host time is scaled to give it.",
-            min=0.0,
-            show_default=False,
-        ),
-    ] = None,
+    unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
     _limit: Limit = None,
     output: Output = None,
@@ -80,19 +83,17 @@ def whatif(
     with progress() as line:
         with Reading(traces.all(), partial=partial, progress=line) as reading:
             run = reading.run()
+        devices = {"device": device, "device_file": device_file}
         result = project(
-            run,
-            scenario or (),
-            step=step,
-            device=device,
-            device_file=device_file,
-            unprofiled_step_ms=unprofiled_step_ms,
-            progress=line,
+            run, scenario or (), step=step, unprofiled_step_ms=unprofiled_step_ms, progress=line, **devices
         )
-    base_ns, recorded_ns = result.meta["base_ns"], result.meta["recorded_ns"]
-    title = f"project whatif: {base_ns / 1e6:,.3f} ms " + (
-        "as measured"
-        if base_ns == recorded_ns
-        else f"without the profiler, {recorded_ns / 1e6:,.3f} ms with it"
+    deliver_result(
+        result, _title(result.meta), output, json_output, [trace.meta.path for trace in run.traces]
     )
-    deliver_result(result, title, output, json_output, [trace.meta.path for trace in run.traces])
+
+
+def _title(meta: Mapping[str, Any]) -> str:
+    base_ms, recorded_ms = meta["base_ns"] / 1e6, meta["recorded_ns"] / 1e6
+    if base_ms == recorded_ms:
+        return f"project whatif: {base_ms:,.3f} ms as measured"
+    return f"project whatif: {base_ms:,.3f} ms without the profiler, {recorded_ms:,.3f} with it"

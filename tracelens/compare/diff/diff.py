@@ -20,7 +20,7 @@ from tracelens.compare.diff.pairing import ONE_SIDED, Pairing, pair
 from tracelens.compare.diff.sides import Side
 from tracelens.compare.diff.substitutions import SUBSTITUTIONS, substitution_rows
 from tracelens.registry import purpose
-from tracelens.table import Column, Result, Schema, Skip, codes, result
+from tracelens.table import Column, Result, Schema, Skip, Table, codes, result
 from tracelens.trace import Run, Union, union
 
 TAIL = 0.025
@@ -126,10 +126,8 @@ def diff(base: Run, cand: Run) -> Result:
     if min(len(side[0].labels) for side in sides) < 2:
         skips.append(Skip("noise", "a run has a single step; record two or more (schedule(active=3))"))
     skips += dict.fromkeys(skip for *_, pairing in pairings for skip in pairing.lacking)
-    pace = _pace({"base": base, "cand": cand})
-    if len(pace["side"]) == 1:
-        lacking = "cand" if pace["side"] == ["base"] else "base"
-        skips.append(Skip(f"{lacking}: step without the profiler", NO_PACE))
+    pace, lacking = _pace({"base": base, "cand": cand})
+    skips += lacking
     meta = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
@@ -141,7 +139,7 @@ def diff(base: Run, cand: Run) -> Result:
         "changes": CHANGES.concat(table),
         "substitutions": SUBSTITUTIONS.concat(list(substitution_rows(pairings))),
         "icicle": ICICLE.concat([icicle_rows(sides)]),
-        **({"pace": PACE.table(pace)} if pace["side"] else {}),
+        **pace,
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
 
@@ -166,16 +164,15 @@ def _waits(run: Run) -> dict[int, Union]:
     }
 
 
-def _pace(runs: Mapping[str, Run]) -> dict[str, list[Any]]:
-    """Rows of PACE."""
-    rows: dict[str, list[Any]] = {name: [] for name in PACE.names}
-    for side, run in runs.items():
-        summary = pace_summary(run)
-        if summary is not None:
-            rows["side"].append(side)
-            for name in PACE.names[1:]:
-                rows[name].append(getattr(summary, name))
-    return rows
+def _pace(runs: Mapping[str, Run]) -> tuple[dict[str, Table], list[Skip]]:
+    """The table PACE, if a side has a pace, and why the other one is not in it."""
+    summaries = {side: pace_summary(run) for side, run in runs.items()}
+    known = {side: summary for side, summary in summaries.items() if summary is not None}
+    if not known:
+        return {}, []
+    columns = {name: [getattr(summary, name) for summary in known.values()] for name in PACE.names[1:]}
+    skips = [Skip(f"{side}: step without the profiler", NO_PACE) for side in runs if side not in known]
+    return {"pace": PACE.table({"side": list(known), **columns})}, skips
 
 
 def _mean_step(sides: Sequence[Side]) -> int:

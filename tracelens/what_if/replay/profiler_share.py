@@ -1,14 +1,16 @@
 """What the profiler adds to the host's time, and the step without it.
 
-The profiler slows the host down, by a little in each op and call, and leaves kernels nearly as they are. So a
-recorded step is more launch-bound than the same step is without it, and savings of host time look too large.
-Where the step's time without the profiler is known, one factor on all host time, of those between `LEAST` and 1,
-makes the replay take that long; scenarios start from there.
+The profiler slows the host down, by a little in each op and call, and leaves kernels nearly as they are. So
+a recorded step is more launch-bound than the same step is without it, and savings of host time look too
+large. Where the step's time without the profiler is known, one factor on all host time, of those between
+`LEAST` and 1, makes the replay take that long; scenarios start from there.
 
-Measured on 29 recordings on H200s (torch 2.11; the bundled workload, and three Hugging Face models with experts
-in a loop and grouped; one and two GPUs), with 14 or 16 steps timed without the profiler just before: in the 16
-whose recorded step is at least 10% longer than those, the factor is 0.34 to 0.82, 0.66 in the median and in 12 of
-them above `UNKNOWN`.
+Measured on 29 recordings on H200s (torch 2.11; the bundled workload, and three Hugging Face models with
+experts in a loop and grouped; one and two GPUs), with 14 or 16 steps timed without the profiler just before:
+in the 16 whose recorded step is at least 10% longer than those, the factor is 0.34 to 0.82, 0.66 in the
+median and in 12 of them above `UNKNOWN`. One factor is an average over calls, and another program makes
+others: from before a change to after it, it became 0.66 to 1.23 of itself (six pairs). So intervals of what
+changes the host reach from `LOWER` to `UPPER` of the host time that is left.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracelens.arrays import Bool
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Graph
 
@@ -25,13 +28,17 @@ LEAST = 1 / 3
 """Least share of the recorded host time that is the program's own; no recording had less."""
 
 UNKNOWN = 0.5
-"""The factor to which intervals reach where the step without the profiler is not known."""
+"""Least host time in intervals where the recording does not tell the factor, as a share of the recorded."""
+
+LOWER, UPPER = 0.65, 1.25
+"""Host time in intervals where it does and the scenario changes it, as a share of the projected; never more
+than recorded."""
 
 _CLOSE = 1e-4
 """Relative distance at which a replayed step counts as the one looked for."""
 
 _FLAT = 0.005
-"""Where host time does not decide the step, it is scaled no further than to this distance of the nearest step."""
+"""Where host time does not decide the step, it is scaled no further than to this distance of the nearest."""
 
 _TOLD = 0.02
 """Relative distance of base and known step below which nobody needs to hear of it."""
@@ -52,7 +59,7 @@ class ProfilerShare:
     Attributes:
         factor: of all host time; 1 keeps it as recorded.
         known_ns: the step without the profiler, None if unknown.
-        lower: of the host time then left, to which intervals reach down; 1 where they need not.
+        lower: share of the projected step's host time to which intervals reach down; 1 where they need not.
         limit: why the replay does not take `known_ns`, or what is not known; "" if there is nothing to tell.
     """
 
@@ -65,19 +72,37 @@ class ProfilerShare:
         """The edit with which scenarios begin."""
         return scaled(graph, Edit.of(graph), self.factor)
 
-    def lowest(self, graph: Graph, edit: Edit) -> Edit | None:
-        """An edit with as little host time as may be left without the profiler; None if that is known."""
-        return scaled(graph, edit, self.lower) if self.lower != 1 else None
+    @property
+    def upper(self) -> float:
+        """Share of the projected step's host time to which intervals reach up: to the recorded at most."""
+        return min(UPPER, 1 / self.factor)
+
+    def extremes(self, graph: Graph, edit: Edit) -> list[Edit]:
+        """An edit with as little, and with as much host time as it may have without the profiler.
+
+        None where the recording tells the factor, and the edit leaves the host as it is.
+        """
+        host_time = _host_time(graph)
+        base = self.base(graph)
+        same_lag = np.array_equal(edit.lag[host_time], base.lag[host_time])
+        if self.factor != 1 and same_lag and edit.kept[host_time].all():
+            return []
+        return [scaled(graph, edit, share) for share in (self.lower, self.upper) if share != 1]
 
 
 def scaled(graph: Graph, edit: Edit, factor: float) -> Edit:
     """An edit with the host's time, between its calls and from thread to thread, times a factor."""
     if factor == 1:
         return edit
-    host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
+    host_time = _host_time(graph)
     result = replace(edit, lag=edit.lag.copy())
     result.set_lag(host_time, edit.lag[host_time] * factor)
     return result
+
+
+def _host_time(graph: Graph) -> Bool:
+    """Which edges are time of the host."""
+    return np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
 
 
 def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) -> ProfilerShare:
@@ -89,21 +114,22 @@ def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) 
     """
     if known_ns is None:
         text = (
-            f"unknown: host time is as recorded, and low goes down to {UNKNOWN:g} of it, which most recordings "
-            "have without the profiler; record with tracelens.record(..., pace_steps=20) or give "
+            f"unknown: host time is as recorded, and low goes down to {UNKNOWN:g} of it (measured without "
+            "the profiler: 0.34 to 0.82); record with tracelens.record(..., pace_steps=20) or give "
             "--unprofiled-step-ms (unprofiled_step_ms=)"
         )
         return ProfilerShare(lower=UNKNOWN, limit=text)
     recorded_ns, least_ns = replayed_ns(1.0), replayed_ns(LEAST)
     if known_ns >= recorded_ns:
         why = "host time stays as recorded"
-        return ProfilerShare(1.0, known_ns, limit=_unreached(known_ns, recorded_ns, why))
+        # So the host does not decide the step, and nothing tells how much of its time is the profiler's.
+        return ProfilerShare(1.0, known_ns, UNKNOWN, _unreached(known_ns, recorded_ns, why))
     if known_ns > least_ns:
-        return ProfilerShare(_fitted(known_ns, recorded_ns, least_ns, replayed_ns), known_ns)
+        return ProfilerShare(_fitted(known_ns, recorded_ns, least_ns, replayed_ns), known_ns, LOWER)
     nearest_ns = least_ns * (1 + _FLAT)
     factor = _fitted(nearest_ns, recorded_ns, least_ns, replayed_ns) if nearest_ns < recorded_ns else 1.0
     why = f"host time is {factor:.2f} of that recorded, and less does not shorten it: the GPU decides"
-    return ProfilerShare(factor, known_ns, limit=_unreached(known_ns, replayed_ns(factor), why))
+    return ProfilerShare(factor, known_ns, LOWER, _unreached(known_ns, replayed_ns(factor), why))
 
 
 def _unreached(known_ns: float, base_ns: float, why: str) -> str:
@@ -111,8 +137,8 @@ def _unreached(known_ns: float, base_ns: float, why: str) -> str:
     if abs(known_ns / base_ns - 1) <= _TOLD:
         return ""
     return (
-        f"the step takes {duration(known_ns)} without the profiler, and {duration(base_ns)} in the replay, from "
-        f"which projections start: {why}"
+        f"the step takes {duration(known_ns)} without the profiler, and {duration(base_ns)} in the replay, "
+        f"from which projections start: {why}"
     )
 
 

@@ -50,13 +50,22 @@ class Projection:
 
     @property
     def low_ns(self) -> int:
-        """Of the shortest of all recorded steps, with any delays, mean of the ranks."""
-        return min(self.steps_ns)
+        """Of the shortest of all recorded steps, with any delays and host times, mean of the ranks."""
+        return min(*self.steps_ns, *self.host_extremes_ns)
 
     @property
     def high_ns(self) -> int:
         """Of the longest."""
-        return max(self.steps_ns)
+        return max(*self.steps_ns, *self.host_extremes_ns)
+
+    def savings_ns(self, unchanged: Projection) -> list[int]:
+        """What each replay saves against its own replay without a scenario; its typical one comes first.
+
+        Where the step without the profiler is known, that is what less or more host time compares with.
+        """
+        own_extremes = unchanged.host_extremes_ns or [unchanged.step_ns] * len(self.host_extremes_ns)
+        before, after = [*unchanged.steps_ns, *own_extremes], [*self.steps_ns, *self.host_extremes_ns]
+        return [before_ns - after_ns for before_ns, after_ns in zip(before, after, strict=True)]
 
     @cached_property
     def extents(self) -> Mapping[Delays, Sequence[Extent]]:
@@ -67,18 +76,20 @@ class Projection:
 
     @cached_property
     def steps_ns(self) -> list[int]:
-        """All recorded steps, with unexplained delays kept and removed, and with less of the host's time.
-
-        Mean of the ranks, in the same order for every request; typical delays of other steps lie between.
-        """
+        """All recorded steps, with unexplained delays typical, kept and removed, mean of the ranks."""
         extremes: tuple[Delays, ...] = ("low", "high")
-        replays = [*self.extents.values()]
+        replays = [self.typical, *(self.extents[delays] for delays in extremes)]
         for step in self._alternatives:
             edited = EditedSegment(step.segment, self.edit)
+            # Typical delays of other steps lie between.
             replays += [step.replayed(edited, delays) for delays in extremes]
-        lowest = self._share.lowest(self._step.graph, self.edit)
-        replays += [] if lowest is None else [self._step.extents(lowest)]
         return [mean_ns(spans(extents)) for extents in replays]
+
+    @cached_property
+    def host_extremes_ns(self) -> list[int]:
+        """The step with as little and as much host time as it may have; see `ProfilerShare`."""
+        extremes = self._share.extremes(self._step.graph, self.edit)
+        return [mean_ns(spans(self._step.extents(extreme))) for extreme in extremes]
 
 
 class Projector:
@@ -111,7 +122,7 @@ class Projector:
             recorded: the run as a graph.
             context: what scenarios may read of it.
             step: "2" for ProfilerStep#2; "all" for all together; by default the one of median duration.
-            unprofiled_step_ms: a step without the profiler, where the traces do not say or are to be overruled.
+            unprofiled_step_ms: a step without the profiler, in place of what the traces say.
         """
         self.graph, self.context = recorded.graph, context
         serves = any(rank.serves for rank in self.graph.ranks)
@@ -136,9 +147,7 @@ class Projector:
             text = "CPU-only run: the profiler slows the work itself, which stays as recorded"
             return ProfilerShare(limit=text if known_ns is not None else "")
         if step == ALL and known_ns is not None:
-            return ProfilerShare(
-                limit="known for one step, not for all steps together: they stay as recorded"
-            )
+            return ProfilerShare(limit="all steps together stay as recorded: it is known for one")
 
         def replayed_ns(factor: float) -> int:
             return mean_ns(self._spans(scaled(self.graph, Edit.of(self.graph), factor)))
@@ -151,8 +160,8 @@ class Projector:
     def project(self, request: ScenarioRequest) -> Projection:
         """Replay the step under one scenario, or several together.
 
-        Low to high spans all recorded steps with unexplained delays kept, typical and removed, and where the
-        profiler's share is not known, the step with as little host time as may be left without it.
+        Low to high spans all recorded steps with unexplained delays kept, typical and removed, and the step
+        with as little and as much host time as it may have without the profiler.
 
         Raises:
             NotApplicable: the run has nothing that the scenario changes, or nothing of its step is left.

@@ -29,9 +29,9 @@ WHATIF = Schema(
     ),
     doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
     "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
-    "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step without "
-    "the profiler is not known, low also covers half the host time. Excludes what the "
-    "assumptions leave out and run-to-run variation.",
+    "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step "
+    "without the profiler is not known, low also covers half the host time, else low and high cover 0.65 and "
+    "1.25 of it. Excludes what the assumptions leave out and run-to-run variation.",
 )
 ASSUMPTIONS = Schema(
     "Assumptions",

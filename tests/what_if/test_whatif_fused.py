@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
+from tracelens.what_if.scenarios.kernels.recompute import recompute_work
 from tracelens.what_if.whatif import whatif
 
 H100 = device("h100")
@@ -112,3 +114,20 @@ def test_layers_are_numbers() -> None:
     with pytest.raises(TracelensError, match="write layers as"):
         whatif(run_of(RECOMPUTE), ["no_recompute=first"])
     assert "recomputes nothing" in reason(run_of("step 0 | ----\nlaunch |  a\ns7 k |   aa"), "no_recompute")
+
+
+@pytest.mark.parametrize("recompute", ["reentrant", "hooks"])
+@pytest.mark.parametrize("order", ["F0 B0 F1 B1", "F0 F1 B0 B1"])
+def test_layers_are_counted_in_each_backward_pass(
+    recompute: Literal["reentrant", "hooks"], order: str
+) -> None:
+    """Two backward passes through three layers, also where one directly follows the other."""
+    run, _ = recorded(Model(layers=3, recompute=recompute, order=order, loop=False, sizes_to_host=False))
+    part = recompute_work(run.traces[0], None)
+    assert part.passes == 2
+    assert np.bincount(part.layer).tolist() == [len(part.rows) // 3] * 3
+    assert (
+        projected(run, "no_recompute=0-2")
+        == projected(run, "no_recompute")
+        < projected(run, "no_recompute=1")
+    )

@@ -80,10 +80,11 @@ def test_without_a_device_the_size_says_nothing() -> None:
 
 def exchanges(model: Model, scenario: str) -> list[int]:
     """Transfers of all dispatches and combines under a scenario, ns."""
-    recording = build(recorded(model)[0])
+    run = recorded(model)[0]
+    recording = build(run)
     edit = Edit.of(recording.graph)
     ((item, argument),) = parse_request(scenario).parts
-    item.change(ScenarioContext(recording), edit, argument)
+    item.change(ScenarioContext(recording, run.traces), edit, argument)
     meetings = recording.graph.kind == Node.MEET
     assert set(recording.graph.dur[meetings].tolist()) == {EXCHANGE_NS}
     times: list[int] = edit.dur[meetings].tolist()

@@ -45,7 +45,7 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     """The forward work that a rank repeats.
 
     Each node of the backward pass that repeats anything is one layer. The backward pass runs through them
-    from the last one to the first; another one begins behind forward work.
+    from the last one to the first; another one begins behind forward work, or with a node of a later forward.
     """
     events, work = trace.arrays, trace.work
     mask, caller = trace.once(recomputed), work.host_call
@@ -54,18 +54,33 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     rows = np.flatnonzero(lookup(mask, caller, False) & (lookup(around, caller, -1) >= 0))
     calls = np.flatnonzero(mask & events.where("launch") & (around >= 0))
     layers, index = np.unique(np.concatenate((around[caller[rows]], around[calls])), return_inverse=True)
+    if not len(layers):
+        return Recompute(rows, rows, calls, calls, rows, 0)
     order = np.argsort(events.start[layers], kind="stable")
     forward = np.flatnonzero((caller >= 0) & (lookup(around, caller, 0) < 0) & ~lookup(mask, caller, True))
     forward_ns = np.sort(events.start[caller[forward]])
     # Between layers of one backward pass nothing is launched outside of it.
     passed = np.searchsorted(forward_ns, events.start[layers[order]])
-    number_of_pass = np.unique(passed, return_inverse=True)[1].ravel()
+    sequence = _sequence(trace, around, layers)[order]
+    begins = (np.diff(passed) > 0) | (np.diff(sequence) > 0)
+    number_of_pass = np.cumsum(np.concatenate(([0], begins)))[: len(order)]
     count = np.bincount(number_of_pass)
     first = np.concatenate(([0], np.cumsum(count)[:-1])) if len(count) else count
     number = np.empty(len(layers), dtype=np.int64)
     number[order] = (count[number_of_pass] - 1) - (np.arange(len(order)) - first[number_of_pass])
     layer = number[index.ravel()]
     return Recompute(rows, layer[: len(rows)], calls, layer[len(rows) :], _written(trace, rows), len(count))
+
+
+def _sequence(trace: Trace, around: Int, layers: Int) -> Int:
+    """Autograd's number of the forward that each of these nodes belongs to, -1 where it is not recorded."""
+    ops = trace.tables["ops"]
+    row, number = ops.array("event_id"), ops.array("sequence")
+    index = np.minimum(np.searchsorted(layers, around[row]), max(len(layers) - 1, 0))
+    of_node = (number >= 0) & (ops.array("forward_thread") > 0) & (lookup(layers, index, -2) == around[row])
+    sequence = np.full(len(layers), -1, dtype=np.int64)
+    np.maximum.at(sequence, index[of_node], number[of_node])
+    return sequence
 
 
 def _written(trace: Trace, rows: Int) -> Int:

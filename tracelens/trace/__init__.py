@@ -36,7 +36,7 @@ from tracelens.trace.links import (
     launches_by_flow,
 )
 from tracelens.trace.names import STEP_MARK, matching, wildcards
-from tracelens.trace.pace import PacePart, mean_step_ns
+from tracelens.trace.pace import PacePart, mean_step_ns, settled
 from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
 from tracelens.trace.steps import Steps, is_step, launched_in, select_step, steps_of
 from tracelens.trace.tables import (
@@ -111,6 +111,7 @@ __all__ = [
     "nest",
     "rows_by_code",
     "select_step",
+    "settled",
     "shares",
     "steps_of",
     "union",

@@ -36,7 +36,18 @@ class PacePart:
         return count / self.dur_ns * 1e9 if count >= 0 else -1.0
 
 
-def mean_step_ns(parts: Iterable[PacePart]) -> float:
-    """Mean duration of the steps of several parts, at least one."""
+_SETTLED = 5
+"""Steps with which a part is long enough to stand for the run; the first ones of a loop are rarely alike."""
+
+
+def settled(parts: Iterable[PacePart]) -> tuple[PacePart, ...]:
+    """The parts that stand for a run: those of several steps, or the longest where all are short."""
     parts = tuple(parts)
+    least = min(_SETTLED, max((part.steps for part in parts), default=0))
+    return tuple(part for part in parts if part.steps >= least)
+
+
+def mean_step_ns(parts: Iterable[PacePart]) -> float:
+    """Mean duration of the steps of the settled ones of several parts, at least one."""
+    parts = settled(parts)
     return sum(part.dur_ns for part in parts) / sum(part.steps for part in parts)

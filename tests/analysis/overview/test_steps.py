@@ -218,7 +218,7 @@ def paced(rank: int, *parts: PacePart) -> Trace:
     return replace(trace, meta=replace(trace.meta, rank=rank, pace=parts))
 
 
-BEFORE, AFTER = PacePart("before", 2, 4, 40_000, 800, 8), PacePart("after", 9, 2, 26_000)
+BEFORE, AFTER = PacePart("before", 2, 8, 80_000, 1600, 16), PacePart("after", 15, 6, 78_000)
 
 
 def test_steps_without_the_profiler_stand_beside_those_with_it() -> None:
@@ -226,17 +226,29 @@ def test_steps_without_the_profiler_stand_beside_those_with_it() -> None:
     steps = analyze(make_run([paced(0, BEFORE, AFTER)]), "steps")
     columns = ("rank", "part", "first_step", "steps", "step_ns", "profiled_ns", "tokens_per_s")
     assert records(steps["pace"], *columns) == [
-        (0, "before", 2, 4, 10_000, 14_000, 2e7),
-        (0, "after", 9, 2, 13_000, 14_000, -1),
+        (0, "before", 2, 8, 10_000, 14_000, 2e7),
+        (0, "after", 15, 6, 13_000, 14_000, -1),
     ]
     assert steps["pace"]["samples_per_s"].tolist() == pytest.approx([2e5, -1])
     assert steps["pace"]["profiler_cost"].tolist() == pytest.approx([0.4, 1 / 13])
-    assert steps.meta["step_without_profiler_ns"] == 11_000  # of all six steps
-    assert steps.meta["profiler_cost_fraction"] == pytest.approx(14 / 11 - 1)
+    assert steps.meta["step_without_profiler_ns"] == round(158_000 / 14)  # of all steps
+    assert steps.meta["profiler_cost"] == pytest.approx(14 / (158 / 14) - 1)
     assert steps.meta["tokens_per_s"] == pytest.approx(2e7)
     metrics = steps["metrics"].query("metric == 'step.pace'")
     assert records(metrics, "step", "value", "unit") == [("before", 10_000, "ns"), ("after", 13_000, "ns")]
     assert "rank 0: step.pace" not in {skip.subject for skip in steps.skips}
+
+
+def test_a_few_steps_at_the_start_count_only_where_there_are_no_others() -> None:
+    """Three slow ones before, twenty after."""
+    few = PacePart("before", 2, 3, 90_000)
+    steps = analyze(make_run([paced(0, few, PacePart("after", 12, 20, 200_000))]), "steps")
+    assert records(steps["pace"], "part", "step_ns") == [("before", 30_000), ("after", 10_000)]
+    assert steps.meta["step_without_profiler_ns"] == 10_000
+    assert values(steps, "step.pace") == [10_000]
+    alone = analyze(make_run([paced(0, few)]), "steps")
+    assert alone.meta["step_without_profiler_ns"] == 30_000
+    assert values(alone, "step.pace") == [30_000]
 
 
 def test_a_rank_without_a_pace_says_so_and_the_others_are_shown() -> None:
@@ -249,5 +261,5 @@ def test_a_rank_without_a_pace_says_so_and_the_others_are_shown() -> None:
 def test_a_report_begins_with_the_step_without_the_profiler() -> None:
     report = tracelens.report(make_run([paced(0, BEFORE)]), ["steps", "timeline"])
     assert report.meta["step_without_profiler_ns"] == 10_000
-    assert report.meta["profiler_cost_fraction"] == pytest.approx(0.4)
+    assert report.meta["profiler_cost"] == pytest.approx(0.4)
     assert "step_without_profiler_ns" not in tracelens.report(make_run([paced(0)]), ["steps"]).meta

@@ -162,7 +162,7 @@ def test_a_report_that_was_cut_off(saved: Path) -> None:
 
 def test_the_pace_has_a_value_for_each_part_of_the_loop_and_the_steps_stay_as_they_are() -> None:
     """On the ranks that timed every part; rank 1 has no "after"."""
-    parts = (PacePart("before", 2, 4, 40_000), PacePart("after", 9, 2, 26_000))
+    parts = (PacePart("before", 2, 8, 80_000), PacePart("after", 15, 6, 78_000))
     first, second = draw_run(FIRST, FIRST).traces
     paced = make_run(
         [

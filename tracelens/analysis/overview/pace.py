@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from tracelens.table import Column, Schema
-from tracelens.trace import PacePart, Run, mean_step_ns, steps_of
+from tracelens.trace import PacePart, Run, mean_step_ns, settled, steps_of
 
 METRIC = "step.pace"
 
 NO_PACE = "no step was timed without the profiler; record with tracelens.record(..., pace_steps=20)"
 
-PACE_META = ("step_without_profiler_ns", "profiler_cost_fraction", "tokens_per_s")
+PACE_META = ("step_without_profiler_ns", "profiler_cost", "tokens_per_s")
 """What the meta of a result or report says of the pace."""
 
 PACE = Schema(
@@ -31,7 +31,8 @@ PACE = Schema(
         Column("tokens_per_s", "float64", doc="of all ranks, without the profiler; -1 where not told"),
         Column("samples_per_s", "float64", doc="likewise"),
     ),
-    doc="Measured by the recorder around the recorded steps, which the profiler slows down.",
+    doc="Measured by the recorder around the recorded steps, which the profiler slows down. A part of fewer "
+    "than five steps counts only where no part is longer.",
 )
 
 
@@ -40,7 +41,7 @@ class PaceSummary:
     """What the steps of a run take without the profiler and with it.
 
     Attributes:
-        step_ns: without it, mean of all timed steps and ranks.
+        step_ns: without it, mean of the timed steps of settled parts and of the ranks.
         profiled_ns: mean of the recorded steps of the same ranks.
         tokens_per_s: of all ranks together, without the profiler; -1 where the program did not tell.
         steps: timed, on the rank with fewest.
@@ -69,13 +70,13 @@ def pace_summary(run: Run) -> PaceSummary | None:
     traces = [trace for trace, windows in timed if len(windows.labels)]
     if not traces:
         return None
-    told = [part for trace in traces for part in trace.meta.pace if part.tokens >= 0]
+    told = [part for trace in traces for part in settled(trace.meta.pace) if part.tokens >= 0]
     dur_ns = sum(part.dur_ns for part in told)
     return PaceSummary(
         step_ns=float(np.mean([mean_step_ns(trace.meta.pace) for trace in traces])),
         profiled_ns=float(np.mean([np.diff(windows.edges).mean() for _, windows in timed if windows.labels])),
         tokens_per_s=sum(part.tokens for part in told) / dur_ns * 1e9 if told else -1.0,
-        steps=min(sum(part.steps for part in trace.meta.pace) for trace in traces),
+        steps=min(sum(part.steps for part in settled(trace.meta.pace)) for trace in traces),
     )
 
 

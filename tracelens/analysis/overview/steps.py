@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
+    PacePart,
     Run,
     Scope,
     Steps,
@@ -23,6 +24,7 @@ from tracelens.trace import (
     Work,
     gpu_work,
     launched_in,
+    settled,
     shares,
     steps_of,
     union,
@@ -143,7 +145,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         metrics.append(_long(rank, windows.labels, values, _named(trace, work, step, windows)))
         if trace.meta.pace:
             paces.append(pace_rows(rank, trace.meta.pace, float(values["step.time"].mean())))
-            metrics.append(_pace(paces[-1]))
+            metrics.append(_pace(rank, settled(trace.meta.pace)))
         else:
             skips.append(Skip(f"rank {rank}: {METRIC}", NO_PACE))
     tables = {"steps": STEPS.concat(rows), "metrics": STEP_METRICS.concat(metrics)}
@@ -295,15 +297,14 @@ def _rows(rank: int, labels: list[str], values: dict[str, Values]) -> dict[str, 
     }
 
 
-def _pace(rows: dict[str, Any]) -> dict[str, Any]:
-    """Rows of STEP_METRICS from those of PACE."""
-    count = len(rows["part"])
+def _pace(rank: int, parts: Sequence[PacePart]) -> dict[str, Any]:
+    """Rows of STEP_METRICS of one rank for its steps without the profiler."""
     return {
-        "rank": rows["rank"],
-        "step": rows["part"],
-        "metric": [METRIC] * count,
-        "value": rows["step_ns"],
-        "unit": ["ns"] * count,
+        "rank": np.full(len(parts), rank),
+        "step": [part.name for part in parts],
+        "metric": [METRIC] * len(parts),
+        "value": [part.step_ns for part in parts],
+        "unit": ["ns"] * len(parts),
     }
 
 

@@ -22,6 +22,7 @@ _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("fraction", "fraction"),
     ("coverage", "fraction"),
     ("reasons_given", "fraction"),
+    ("profiler_cost", "ratio"),
     ("bytes", "bytes"),
     ("flops", "flops"),
     ("ns", "ns"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +17,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ACTION = (ROOT / "action.yml").read_text()
 SAMPLES = ROOT / "sample_traces"
+
+
+VARIABLES = ("BASELINE", "RULES", "CONFIG", "CONFIDENCE", "INCONCLUSIVE", "MIN_EFFECT", "ALLOW")
 
 
 def section(name: str) -> list[str]:
@@ -31,15 +35,29 @@ def scripts() -> list[str]:
 
 
 def test_inputs_and_outputs() -> None:
-    assert section("inputs") == ["base", "candidate", "rules", "config", "confidence", "version", "output"]
-    assert section("outputs") == ["verdict", "markdown", "junit", "json"]
+    assert section("inputs") == [
+        "base",
+        "candidate",
+        "baseline",
+        "update_baseline",
+        "keep",
+        "rules",
+        "config",
+        "confidence",
+        "inconclusive",
+        "min_effect",
+        "allow",
+        "version",
+        "output",
+    ]
+    assert section("outputs") == ["verdict", "markdown", "junit", "report", "json"]
     assert re.search(r"^  using: composite$", ACTION, re.MULTILINE)
     for name in section("inputs"):
-        assert f"${{{{ inputs.{name} }}}}" in ACTION
+        assert re.search(rf"\$\{{\{{[^}}]* ?inputs\.{name}\b", ACTION)
 
 
 def test_no_input_is_text_of_a_script() -> None:
-    assert len(scripts()) == ACTION.count("shell: bash") == 2
+    assert len(scripts()) == ACTION.count("shell: bash") == 3
     assert not any("${{" in script for script in scripts())
 
 
@@ -48,7 +66,7 @@ def test_it_is_yaml(path: str) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     document = yaml.safe_load((ROOT / path).read_text())
     for step in document.get("runs", {}).get("steps", []):
-        assert {"name", "shell", "run"} <= set(step)
+        assert {"name", "shell", "run"} <= set(step) or {"name", "uses", "with"} <= set(step)
     for job in document.get("jobs", {}).values():
         for step in job["steps"]:
             if step.get("id") == "gate":
@@ -64,7 +82,7 @@ def gate(tmp_path: Path):
     files = {name: tmp_path / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
 
     def run(**inputs: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str], str]:
-        given = dict.fromkeys(("RULES", "CONFIG", "CONFIDENCE"), "") | inputs
+        given = dict.fromkeys(VARIABLES, "") | inputs
         names = {name: str(path) for name, path in files.items()}
         given |= {
             "OUTPUT": str(tmp_path / "out"),
@@ -108,3 +126,87 @@ def test_the_script(gate, tmp_path: Path, rules: str, code: int, verdict: str) -
         assert summary == Path(outputs["markdown"]).read_text()
         assert "::notice title=tracelens gate::" in done.stderr
         assert ("::error " in done.stderr) == (verdict == "fail")
+
+
+class Runner:
+    """Runs the steps of the action as GitHub does: expressions, conditions, outputs and the cache."""
+
+    def __init__(self, folder: Path, steps: list[dict[str, Any]]) -> None:
+        self.folder, self.steps = folder, steps
+        self.cache: dict[str, bytes] = {}  # by key, oldest first
+
+    def run(self, run_id: str, **inputs: str) -> tuple[int, dict[str, str]]:
+        """Exit code of the job and outputs of the action."""
+        yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+        declared = yaml.safe_load(ACTION)["inputs"]
+        context = {
+            f"inputs.{name}": inputs.get(name, entry.get("default", "")) for name, entry in declared.items()
+        }
+        context |= {
+            "runner.temp": str(self.folder),
+            "github.action_path": str(ROOT),
+            "github.sha": f"c{run_id}",
+        }
+        context |= {"github.run_id": run_id, "github.run_attempt": "1"}
+        failed, outputs = 0, {}
+        for step in self.steps:
+            condition = step.get("if", "${{ success() }}")
+            if not self.holds(condition, context, failed):
+                continue
+            if "uses" in step:
+                self.use(step["uses"], {key: self.fill(text, context) for key, text in step["with"].items()})
+                continue
+            if step["name"] == "Install tracelens":
+                continue  # the tracelens of this checkout
+            output = self.folder / "output"
+            output.write_text("")
+            env = {key: self.fill(text, context) for key, text in step["env"].items()}
+            env |= {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.folder / "summary")}
+            command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
+            path = {"PYTHONPATH": str(ROOT)}
+            done = subprocess.run(command, env=os.environ | env | path, cwd=self.folder, check=False)
+            outputs |= dict(line.split("=", 1) for line in output.read_text().splitlines())
+            failed = failed or done.returncode
+        return failed, outputs
+
+    def fill(self, text: str, context: dict[str, str]) -> str:
+        return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda found: context[found[1]], text)
+
+    def holds(self, condition: str, context: dict[str, str], failed: int) -> bool:
+        terms = condition.removeprefix("${{ ").removesuffix(" }}").split(" && ")
+        compared = [re.fullmatch(r"([\w.]+) (==|!=) '(.*)'", term) for term in terms]
+        values = [(context[found[1]] == found[3]) == (found[2] == "==") for found in compared if found]
+        return all(values) and ("!cancelled()" in terms or not failed)
+
+    def use(self, action: str, options: dict[str, str]) -> None:
+        path = self.folder / options["path"]
+        if action.startswith("actions/cache/restore@"):
+            prefix = options["restore-keys"]
+            if keys := [key for key in self.cache if key == options["key"] or key.startswith(prefix)]:
+                path.write_bytes(self.cache[keys[-1]])
+        else:
+            assert action.startswith("actions/cache/save@")
+            self.cache[options["key"]] = path.read_bytes()
+            path.unlink()
+
+
+def test_a_baseline_grows_in_the_cache(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    program = tmp_path / "tracelens" / "bin" / "tracelens"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tracelens "$@"\n')
+    program.chmod(0o755)
+    runner = Runner(tmp_path, yaml.safe_load(ACTION)["runs"]["steps"])
+    loop, grouped = (str(SAMPLES / "one_gpu" / name) for name in ("loop", "grouped"))
+    common = {"baseline": "base.json", "rules": "kernel.count<=1.0\nstep.time<=9"}
+    push = runner.run("1", candidate=grouped, update_baseline="true", **common)
+    assert (push[0], push[1]["verdict"]) == (0, "none")
+    slower = runner.run("2", candidate=loop, **common)
+    assert (slower[0], slower[1]["verdict"]) == (1, "fail")
+    assert "gate.html" in slower[1]["report"]
+    same = runner.run("3", candidate=f"{grouped}\n{grouped}\n", update_baseline="true", **common)
+    assert (same[0], same[1]["verdict"]) == (0, "pass")
+    assert len(json.loads(list(runner.cache.values())[-1])["runs"]) == 3
+    assert len(runner.cache) == 2
+    other = runner.run("4", candidate=str(SAMPLES / "cpu" / "tiny"), **common)
+    assert (other[0], other[1]["verdict"]) == (2, "error")

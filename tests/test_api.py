@@ -165,7 +165,9 @@ def test_reprs_are_one_short_line(tmp_path: Path) -> None:
     assert repr(report).startswith("Report('tracelens report': ")
     path = write(tmp_path / "rank3.json", events(RANK))
     verdict = tracelens.gate(path, path, "kernel.count<=1")
-    assert repr(verdict) == f"Verdict(0 failed, 0 unclear of 1 rules: {str(path)!r} against {str(path)!r})"
+    assert repr(verdict) == (
+        f"Verdict(pass: 0 failed, 0 inconclusive of 1 rules, {str(path)!r} against {str(path)!r})"
+    )
 
 
 def test_the_repr_of_part_of_a_run() -> None:

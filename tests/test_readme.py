@@ -129,4 +129,6 @@ def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[
         return
     if words[0] == "gate":
         assert run(["report", real["traces/"], "--only", "steps", "-o", real["base.json"]]) == 0
-    assert run(words) == 0, capfdbinary.readouterr().err
+    # One run of a few noisy steps a side tells nothing about 1%.
+    codes = (0, 3) if words[0] == "gate" else (0,)
+    assert run(words) in codes, capfdbinary.readouterr().err

@@ -75,7 +75,7 @@ def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         "::error title=tracelens gate%3A step.time<=1.03::step.time: 10 µs to 11 µs per step"
     )
     assert ElementTree.parse("out/g.xml").getroot().attrib["failures"] == "1"
-    assert Path("out/g.md").read_text().startswith("# tracelens gate: regression, 1 of 3 rules failed\n")
+    assert Path("out/g.md").read_text().startswith("**tracelens gate: regression, 1 of 3 rules failed**")
 
 
 def test_annotations_stand_below_the_table(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +131,65 @@ def test_errors_are_one_line_and_exit_2(
 def test_help_teaches_by_example(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["gate", "--help"]) == 0
     assert capfd.readouterr().out.count("tracelens gate") > 2
+
+
+def test_exit_codes_of_what_noise_hides(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    last = "step 3      |                     ----------"
+    one, two = DRAWING, DRAWING.replace(last, f"{last}---")
+    for name, drawing in (("even.json", one), ("uneven.json", two)):
+        write(folder / name, events(drawing, ns_per_char=1000), rank=0)
+    arguments = ["gate", "even.json", "uneven.json", "--rule", "step.time<=1.01"]
+    assert run_cli(arguments) == 3
+    out = capfd.readouterr().out
+    assert "no regression" not in out
+    assert out.startswith("tracelens gate: inconclusive, noise hides")
+    assert "only the noise within a run is known" in " ".join(out.split())
+    assert [run_cli([*arguments, "--inconclusive", word]) for word in ("pass", "fail")] == [0, 1]
+    Path("tracelens.toml").write_text("[gate]\ninconclusive = 'pass'\n")
+    assert run_cli(arguments) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["before", "after", "--", "slow", "slow"],
+        ["before", "after", "--", "slow", "slow", "--rule", "step.time<=1.03"],
+        ["--base", "before", "--base", "after", "--cand", "slow"],
+        ["base.json", "--cand", "slow"],
+        ["--", "before", "slow"],
+    ],
+)
+def test_several_runs_a_side(folder: Path, arguments: list[str]) -> None:
+    assert run_cli(["gate", *arguments]) == 1
+
+
+def test_a_baseline_that_grows(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for commit in ("c1", "c2"):
+        assert (
+            run_cli(["gate", "baseline", "add", "before", "after", "-o", "b.json", "--commit", commit]) == 0
+        )
+    assert capfd.readouterr().err.splitlines()[-1] == "wrote b.json: 4 runs"
+    assert run_cli(["gate", "b.json", "after"]) == 0
+    capfd.readouterr()
+    assert run_cli(["gate", "b.json", "slow", "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    assert found["tables"]["causes"][0]["cause"] == "idle"
+    assert found["tables"]["figures"][0]["base_runs"] == 2
+
+
+def test_why_in_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = ["--junit", "g.xml", "--markdown", "g.md", "--report", "g.html", "--github"]
+    assert run_cli(["gate", "before", "slow", *files]) == 1
+    out = capfd.readouterr().out
+    assert "::notice title=tracelens gate%3A cause::" in out
+    assert "Causes" in out
+    text = Path("g.md").read_text()
+    assert text.startswith("**tracelens gate: regression")
+    assert len(text.splitlines()) <= 25
+    assert "Largest causes" in text
+    assert "idle" in ElementTree.parse("g.xml").getroot()[0].findtext("system-out", "")
+    assert "Waterfall" in Path("g.html").read_text()
+
+
+def test_which_runs_are_the_base_must_be_said(folder: Path, refused: Callable[..., str]) -> None:
+    assert "nothing says which are the base" in refused("gate", "before", "after", "slow")

@@ -13,13 +13,15 @@ from tracelens.cli import replay
 from tracelens.cli.analyze import analyze
 from tracelens.cli.diff import diff
 from tracelens.cli.fuse import fuse
-from tracelens.cli.gate import gate
+from tracelens.cli.gate import GateCommand, gate
+from tracelens.cli.gate_baseline import app as gate_baseline
 from tracelens.cli.listing import listing
 from tracelens.cli.project import app as project
 from tracelens.cli.report import report
 from tracelens.guard import DEBUG
 
 _DEBUG = "--debug"
+_GATE_BASELINE = "gate baseline"
 
 
 class Commands(TyperGroup):
@@ -30,6 +32,18 @@ class Commands(TyperGroup):
         own_options = args[: args.index("--")] if "--" in args else args
         if _DEBUG in own_options:
             args = [_DEBUG, *(text for text in own_options if text != _DEBUG), *args[len(own_options) :]]
+        for number, text in enumerate(args[:2]):  # a command of two words; `gate` itself takes paths
+            if (
+                text == "gate"
+                and args[number + 1 : number + 2] == ["baseline"]
+                and args[number + 2 :][:1]
+                in (
+                    ["add"],
+                    ["--help"],
+                    ["-h"],
+                )
+            ):
+                args = [*args[:number], _GATE_BASELINE, *args[number + 2 :]]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -56,7 +70,8 @@ app = typer.Typer(
 app.command("report")(report)
 app.command("analyze")(analyze)
 app.command("diff")(diff)
-app.command("gate")(gate)
+app.command("gate", cls=GateCommand)(gate)
+app.add_typer(gate_baseline, name=_GATE_BASELINE, hidden=True)
 app.command("fuse")(fuse)
 app.add_typer(
     replay.app,

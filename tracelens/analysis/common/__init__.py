@@ -6,6 +6,7 @@ from tracelens.analysis.common.device import choose_device, own_device
 from tracelens.analysis.common.integers import integers
 from tracelens.analysis.common.recompute import NODE, recomputed
 from tracelens.analysis.common.serving_labels import FILE_VARIABLE, KINDS, Label, grammar
+from tracelens.analysis.common.setup import Setup
 
 __all__ = [
     "FILE_VARIABLE",
@@ -15,6 +16,7 @@ __all__ = [
     "NO_GPU",
     "NO_LAUNCH",
     "Label",
+    "Setup",
     "call_time",
     "choose_device",
     "device_names",

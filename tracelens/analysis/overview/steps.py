@@ -58,6 +58,8 @@ METRICS = {
     "memory.peak": "peak GPU memory allocated, if memory events are recorded",
     "category[NAME].time": "exclusive time of a kernel class, see breakdown",
     "category[NAME].count": "its kernels, copies and memsets",
+    "kernel[NAME].time": "exclusive time of kernels of this name",
+    "kernel[NAME].count": "kernels of this name",
     "op[NAME].time": "exclusive time of work launched directly by ops of this name",
     "op[NAME].count": "calls of them that launched work",
 }
@@ -270,8 +272,10 @@ def _named(
     calls, first = np.unique(work.op, return_index=True)
     first = first[calls >= 0]  # of several pieces of work of one call
     everything = np.arange(len(work.event))
+    kernel = np.where(work.is_kernel, trace.arrays.name[work.event].astype(np.int64), -1)
     for form, texts, key, counted in (
         ("category[{}]", work.categories, work.category.astype(np.int64), everything),
+        ("kernel[{}]", names, kernel, everything),
         ("op[{}]", names, op, first),
     ):
         keep = (key[share.row] >= 0) & (share.dur > 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from tracelens.compare.gate.gate import Verdict
-from tracelens.compare.gate.verdict import headline, sentence
+from tracelens.compare.gate.verdict import cause_text, headline, knowledge, sentence
 from tracelens.printable import printable
 
 
@@ -17,6 +17,8 @@ def commands(verdict: Verdict) -> Iterator[str]:
             level = "error" if outcome.status == "fail" else "warning"
             title = _escaped(f"tracelens gate: {outcome.rule}").replace(":", "%3A").replace(",", "%2C")
             yield f"::{level} title={title}::{_escaped(sentence(outcome))}"
+    for cause in verdict.causes:
+        yield f"::notice title=tracelens gate%3A cause::{_escaped(cause_text(cause))}"
     yield f"::notice title=tracelens gate::{_escaped(headline(verdict))}"
 
 
@@ -28,13 +30,14 @@ def _escaped(text: str) -> str:
 def junit(verdict: Verdict) -> bytes:
     """The verdict as JUnit XML, which CI systems show as tests.
 
-    A failed rule is a failure, a rule that could not be checked is skipped; the values are each case's
-    output. `printable` leaves the characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets).
+    A failed rule is a failure, an inconclusive one an error (so that no CI system shows it as a success), a
+    rule that could not be checked is skipped; the values are each case's output, the causes the suite's.
+    `printable` leaves the characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets).
     """
     counts = {
         "tests": str(len(verdict.outcomes) + len(verdict.skips)),
         "failures": str(len(verdict.failed)),
-        "errors": "0",
+        "errors": str(len(verdict.inconclusive)),
         "skipped": str(len(verdict.skips)),
         "time": "0",
     }
@@ -46,9 +49,14 @@ def junit(verdict: Verdict) -> bytes:
         if outcome.status == "fail":
             failure = ElementTree.SubElement(case, "failure", {"message": text, "type": "regression"})
             failure.text = text
+        if outcome.status == "inconclusive":
+            error = ElementTree.SubElement(case, "error", {"message": text, "type": "inconclusive"})
+            error.text = text
         ElementTree.SubElement(case, "system-out").text = f"{outcome.status}: {text}"
     for skip in verdict.skips:
         ElementTree.SubElement(_case(suite, skip.subject), "skipped", {"message": printable(skip.reason)})
+    lines = [headline(verdict), knowledge(verdict), *map(cause_text, verdict.causes)]
+    ElementTree.SubElement(suite, "system-out").text = printable("\n".join(filter(None, lines)))
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 

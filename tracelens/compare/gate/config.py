@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracelens.compare.gate.gate import CONFIDENCE
+from tracelens.compare.gate.rules import Rule, read_rule
 from tracelens.errors import TracelensError
 from tracelens.limits import read_config_file
 
 _FILES = (("tracelens.toml", ("gate",)), ("pyproject.toml", ("tool", "tracelens", "gate")))
-_KEYS = ("rules", "confidence")
+_KEYS = ("rules", "confidence", "inconclusive", "min_effect")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,30 @@ class Settings:
     rules: tuple[str, ...] = ()  # as text; empty for the defaults
     confidence: float | None = None  # None if not set
     file: str = ""  # path of the file, "" if there is none
+    inconclusive: str = ""  # "pass" or "fail", what an inconclusive verdict counts as; "" if not set
+    min_effect: float | None = None  # share of the step; None if not set
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a gate is to do; `Settings` with the defaults, and what the caller sets before them."""
+
+    rules: tuple[Rule, ...]  # empty for the defaults
+    confidence: float
+    min_effect: float
+
+    @staticmethod
+    def of(
+        loaded: Settings, rules: Sequence[str], confidence: float | None, min_effect: float | None
+    ) -> Options:
+        """The options: what is set here first, then the file's, then the defaults."""
+        levels = (confidence, loaded.confidence, CONFIDENCE)
+        effects = (min_effect, loaded.min_effect, 0.0)
+        return Options(
+            tuple(read_rule(text) for text in rules or loaded.rules),
+            next(level for level in levels if level is not None),
+            next(effect for effect in effects if effect is not None),
+        )
 
 
 def settings(config: str | None = None, start: Path | None = None) -> Settings:
@@ -73,11 +99,18 @@ def _checked(path: Path, table: str, section: Any) -> Settings:
         raise TracelensError(f"{path}: {table} is not a table; write [{table}] and rules = [...] below it")
     if unknown := [key for key in section if key not in _KEYS]:
         raise TracelensError(f"{path}: [{table}] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
-    rules, confidence = section.get("rules", []), section.get("confidence")
+    rules = section.get("rules", [])
     if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
         raise TracelensError(
             f"{path}: rules of [{table}] is not a list of strings; write rules = ['step.time<=1.03']"
         )
-    if confidence is not None and (isinstance(confidence, bool) or not isinstance(confidence, int | float)):
-        raise TracelensError(f"{path}: confidence of [{table}] is not a number; write confidence = 0.98")
-    return Settings(tuple(rules), confidence, str(path))
+    for key, example in (("confidence", 0.99), ("min_effect", 0.005)):
+        value = section.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TracelensError(f"{path}: {key} of [{table}] is not a number; write {key} = {example}")
+    inconclusive = section.get("inconclusive", "")
+    if inconclusive not in ("", "pass", "fail"):
+        raise TracelensError(f"{path}: inconclusive of [{table}] is neither 'pass' nor 'fail'")
+    return Settings(
+        tuple(rules), section.get("confidence"), str(path), inconclusive, section.get("min_effect")
+    )

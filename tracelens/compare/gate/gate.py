@@ -1,43 +1,25 @@
-"""The gate: checks rules against two runs and gives a machine-readable verdict."""
+"""The gate: checks rules against two sides and gives a machine-readable verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tracelens.analysis.completeness import DOUBTS, affected
-from tracelens.arrays import Float
-from tracelens.compare.diff import Interval, absolute, difference, ratio, varies
-from tracelens.compare.gate.rules import Rule, default_rules
-from tracelens.compare.gate.samples import Samples, is_named, nearest
+from tracelens.compare.gate.causes import Cause
+from tracelens.compare.gate.likeness import check_alike
+from tracelens.compare.gate.outcome import Case, Outcome, read_case
+from tracelens.compare.gate.rules import PACE, PROFILED, Rule, default_rules
+from tracelens.compare.gate.runs import Side
+from tracelens.compare.gate.samples import Samples
 from tracelens.errors import TracelensError
 from tracelens.table import Skip
 
-CONFIDENCE = 0.98
+CONFIDENCE = 0.99
 """Family-wise confidence level: probability that no rule fails if nothing changed."""
 
-Status = Literal["fail", "unclear", "pass"]
-
-_ROUNDING = 1e-9
-"""Relative rounding error allowed at a limit."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one rule."""
-
-    rule: Rule
-    metric: str
-    unit: str
-    # fail: the whole interval is beyond the limit; unclear: the estimate is, but may be noise; else pass
-    status: Status
-    base: float  # mean of the base's steps
-    candidate: float  # mean of the candidate's steps
-    interval: Interval  # of the quantity that the rule limits
-    tail: float  # probability of each end of the interval
-    steps: tuple[int, int]  # number of steps of base and candidate
-    notes: tuple[str, ...] = ()  # caveats
+Word = Literal["pass", "fail", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -49,159 +31,136 @@ class Verdict:
     candidate: str  # name of the candidate
     confidence: float  # family-wise, of all intervals together
     skips: tuple[Skip, ...] = ()  # rules that could not be checked, and what else is not compared
+    causes: tuple[Cause, ...] = ()  # of the difference, largest first; none with "pass"
 
     def __repr__(self) -> str:
-        unclear = sum(outcome.status == "unclear" for outcome in self.outcomes)
-        counts = f"{len(self.failed)} failed, {unclear} unclear of {len(self.outcomes)} rules"
-        return f"Verdict({counts}: {self.candidate!r} against {self.base!r})"
+        counts = f"{len(self.failed)} failed, {len(self.inconclusive)} inconclusive"
+        sides = f"{self.candidate!r} against {self.base!r}"
+        return f"Verdict({self.verdict}: {counts} of {len(self.outcomes)} rules, {sides})"
+
+    @property
+    def verdict(self) -> Word:
+        """Fail if a rule fails, inconclusive if noise hides whether one holds, else pass."""
+        if self.failed:
+            return "fail"
+        return "inconclusive" if self.inconclusive or not self.outcomes else "pass"
 
     @property
     def failed(self) -> tuple[Outcome, ...]:
         """The outcomes that make it a regression."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "fail")
 
+    @property
+    def inconclusive(self) -> tuple[Outcome, ...]:
+        """The outcomes of which noise does not tell whether the rule holds."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "inconclusive")
+
+    def because(self, causes: Sequence[Cause]) -> Verdict:
+        """The verdict with the causes of the difference."""
+        return replace(self, causes=tuple(causes))
+
 
 def gate(
-    base: Samples,
-    candidate: Samples,
+    base: Side | Samples | Sequence[Samples],
+    candidate: Side | Samples | Sequence[Samples],
     rules: Sequence[Rule] = (),
     *,
     confidence: float = CONFIDENCE,
+    min_effect: float = 0.0,
+    allow: Collection[str] = (),
     trust_anyway: bool = False,
 ) -> Verdict:
-    """Check a run against a baseline.
+    """Check runs against a baseline.
 
-    A metric has one value per step, the mean over the ranks that both runs have. A rule fails only if the
-    whole interval of its ratio, difference or mean lies beyond the limit. The false alarm probability of the
-    verdict, 1 - confidence, is split evenly over the rules whose values vary (Bonferroni). Metrics that are
-    equal in every step, such as most counts, have no interval.
+    A metric has one value per step, the mean over the ranks that all runs have; see `noise` for what the
+    values of few runs can tell. A rule fails if the whole interval of its ratio, difference or mean lies
+    beyond the limit, and passes if a change beyond the limit would show with a probability of 1 - MISSED at
+    least. The false alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary:
+    half of it to the first, the rest to the others alike (weighted Bonferroni). Metrics that are equal in
+    every step, such as most counts, have no interval.
 
     Args:
-        base: the run before.
-        candidate: the run after.
+        base: the runs before.
+        candidate: the runs after.
         rules: empty for the defaults; default rules whose metric is missing are skipped.
         confidence: family-wise confidence level, between 0.5 and 1.
+        min_effect: times and fractions that change by less than this share of the step do not fail.
+        allow: which of device, ranks and model may differ.
         trust_anyway: compare also where the recording of a side is in doubt.
 
     Raises:
-        TracelensError: a rule's metric is missing, its unit does not fit, the runs count GPU work of
-            different scopes, or the recording of a side is doubtful in what a rule compares.
+        TracelensError: a rule's metric is missing, its unit does not fit, the runs differ in what cannot be
+            compared, or the recording of a side is doubtful in what a rule compares.
     """
     if not 0.5 < confidence < 1:
         raise TracelensError(
             f"confidence {confidence:g}: must be above 0.5 and below 1, such as {CONFIDENCE}"
         )
-    if base.scope != candidate.scope:
-        raise TracelensError(
-            f"{base.name} counts GPU work of scope {base.scope!r}, {candidate.name} of {candidate.scope!r}; "
-            f"give both the same --scope"
-        )
-    skips = list(_notes(base, candidate))
-    base, candidate = (
-        side.only(ranks) for side, ranks in zip((base, candidate), _ranks(base, candidate), strict=True)
+    if not 0 <= min_effect < 1:
+        raise TracelensError(f"min-effect {min_effect:g}: must be at least 0 and below 1, such as 0.005")
+    sides = Side.of(base), Side.of(candidate)
+    _check_scope(sides)
+    first, second = ([(run.name, run.setup) for run in side.runs] for side in sides)
+    skips = [*check_alike(first, second, allow), *_notes(*sides)]
+    parts = sides[0].parts & sides[1].parts
+    before, after = (
+        side.only(ranks).with_parts(parts) for side, ranks in zip(sides, _ranks(*sides), strict=True)
     )
-    cases: list[_Case] = []
+    cases, missing = _cases(rules, before, after)
+    skips += missing
+    for side in (before, after):
+        skips += _doubtful(side, [case.metric for case in cases], trust_anyway)
+    tails = _tails(cases, 1 - confidence)
+    outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
+    return Verdict(outcomes, sides[0].label, sides[1].label, confidence, tuple(skips))
+
+
+def _cases(rules: Sequence[Rule], base: Side, candidate: Side) -> tuple[list[Case], list[Skip]]:
+    """The rules with their values, and the default rules that could not be checked."""
+    cases: list[Case] = []
+    skips: list[Skip] = []
     for rule in rules or default_rules():
+        if not rules and rule.metric in PROFILED and any(case.metric == PACE for case in cases):
+            skips.append(Skip(f"default rule {rule}", f"{PACE} covers it, without the profiler's cost"))
+            continue
         try:
-            cases.append(_case(rule, base, candidate))
+            cases.append(read_case(rule, base, candidate))
         except TracelensError as error:
             if rules:
                 raise
             skips.append(Skip(f"default rule {rule}", str(error).partition(": ")[2]))
-    for side in (base, candidate):
-        skips += _doubtful(side, [case.metric for case in cases], trust_anyway)
-    noisy = sum(case.varies for case in cases)
-    tail = (1 - confidence) / max(noisy, 1)
-    return Verdict(
-        tuple(case.judge(tail) for case in cases), base.name, candidate.name, confidence, tuple(skips)
-    )
+    return cases, skips
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A rule with the values of its metric."""
-
-    rule: Rule
-    metric: str
-    unit: str
-    base: Float
-    candidate: Float
-
-    @property
-    def varies(self) -> bool:
-        sides = (self.candidate,) if self.rule.kind == "absolute" else (self.base, self.candidate)
-        return varies(*sides)
-
-    def judge(self, tail: float) -> Outcome:
-        """Compare the values with the limit."""
-        rule, limit = self.rule, self.rule.limit
-        if rule.kind == "ratio":
-            interval = ratio(self.base, self.candidate, tail)
-        elif rule.kind == "difference":
-            interval = difference(self.base, self.candidate, tail)
-        else:
-            interval = absolute(self.candidate, tail)
-        margin = _ROUNDING * (
-            abs(limit) if rule.kind != "difference" else max(abs(self.base).max(), abs(limit))
-        )
-        if rule.sense == "<=":
-            beyond, surely = interval.estimate > limit + margin, interval.low > limit + margin
-        else:
-            beyond, surely = interval.estimate < limit - margin, interval.high < limit - margin
-        status: Status = "fail" if surely else "unclear" if beyond else "pass"
-        return Outcome(
-            rule,
-            self.metric,
-            self.unit,
-            status,
-            float(self.base.mean()),
-            float(self.candidate.mean()),
-            interval,
-            tail,
-            (len(self.base), len(self.candidate)),
-            tuple(self._remarks(interval)),
-        )
-
-    def _remarks(self, interval: Interval) -> Iterator[str]:
-        if not interval.known:
-            short = "candidate" if len(self.candidate) < 2 else "base"
-            yield f"noise unknown: a single step in the {short}; means are compared directly"
-        if self.rule.kind == "ratio" and self.base.mean() == 0 != self.candidate.mean():
-            yield "0 in the base, so the ratio is infinite; limit the difference or the value instead"
+def _tails(cases: Sequence[Case], alpha: float) -> list[float]:
+    """The probability of each case's interval ends: half of alpha for the first that varies."""
+    varying = [number for number, case in enumerate(cases) if case.varies]
+    tails = [alpha / 2] * len(cases)
+    for number in varying[1:]:
+        tails[number] = alpha / 2 / (len(varying) - 1)
+    if len(varying) == 1:
+        tails[varying[0]] = alpha
+    return tails
 
 
-def _case(rule: Rule, base: Samples, candidate: Samples) -> _Case:
-    """The values of a rule's metric.
-
-    Raises:
-        TracelensError: there are none, or its unit does not fit; it begins with "rule '...': ".
-    """
-    names = [side.find(rule.metric) for side in (base, candidate)]
-    metric = names[0] or names[1]
-    if metric is None:
-        subject = rule.metric.partition("[")[0] if is_named(rule.metric) else "metric"
-        reason = base.why_not(rule.metric) or candidate.why_not(rule.metric)
-        close = nearest(rule.metric, (base, candidate))
-        hint = reason or (
-            f"did you mean {close!r}?" if close else "the table steps.metrics lists all metrics"
-        )
-        raise TracelensError(f"rule '{rule}': neither run has the {subject} {rule.metric!r}; {hint}")
-    for name, side in zip(names, (base, candidate), strict=True):
-        if name is None and not is_named(metric):
-            reason = side.why_not(metric) or "record it in both runs, or drop the rule"
-            raise TracelensError(f"rule '{rule}': {side.name} has no {metric!r}: {reason}")
-    unit = (base if names[0] else candidate).units[metric]
-    rule.check_unit(unit)
-    return _Case(rule, metric, unit, base.each_step(metric), candidate.each_step(metric))
+def _check_scope(sides: Sequence[Side]) -> None:
+    """Raises TracelensError if runs count GPU work of different scopes."""
+    runs = [run for side in sides for run in side.runs]
+    for run in runs[1:]:
+        if run.scope != runs[0].scope:
+            raise TracelensError(
+                f"{runs[0].name} counts GPU work of scope {runs[0].scope!r}, {run.name} of {run.scope!r}; "
+                f"give both the same --scope"
+            )
 
 
-def _doubtful(side: Samples, metrics: Sequence[str], trust_anyway: bool) -> Iterator[Skip]:
+def _doubtful(side: Side, metrics: Sequence[str], trust_anyway: bool) -> Iterator[Skip]:
     """The doubts about a side that concern these metrics, as notes.
 
     Raises:
         TracelensError: there is one, and nobody said to trust it anyway.
     """
-    for doubt in side.doubts:
+    for run, doubt in side.doubts:
         concerned = [metric for metric in metrics if affected(doubt.name, metric)]
         if not concerned:
             continue
@@ -211,29 +170,38 @@ def _doubtful(side: Samples, metrics: Sequence[str], trust_anyway: bool) -> Iter
             kind = DOUBTS.get(doubt.name)
             advice = f"{kind.advice}, or give" if kind else "give"
             raise TracelensError(
-                f"{side.name}: its recording cannot be believed for {concerned[0]}{more}: {who}{doubt.name} "
+                f"{run.name}: its recording cannot be believed for {concerned[0]}{more}: {who}{doubt.name} "
                 f"({doubt.evidence}); {advice} --trust-anyway (trust_anyway=True)"
             )
-        yield Skip(f"{side.name}: trusted anyway", f"{who}{doubt.name}: {doubt.evidence}")
+        yield Skip(f"{run.name}: trusted anyway", f"{who}{doubt.name}: {doubt.evidence}")
 
 
-def _ranks(base: Samples, candidate: Samples) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks to compare of each side: common ones, else all."""
+def _ranks(base: Side, candidate: Side) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks to compare of each side: common ones, else all.
+
+    Raises:
+        TracelensError: the runs of a side have no rank in common.
+    """
+    for side in (base, candidate):
+        if not side.ranks:
+            raise TracelensError(f"{side.label}: no rank is in all of its runs; give runs of the same ranks")
     common = tuple(rank for rank in base.ranks if rank in candidate.ranks)
     return (common, common) if common else (base.ranks, candidate.ranks)
 
 
-def _notes(base: Samples, candidate: Samples) -> Iterator[Skip]:
+def _notes(base: Side, candidate: Side) -> Iterator[Skip]:
     """How the two sides differ besides their values."""
     for side, used in zip((base, candidate), _ranks(base, candidate), strict=True):
-        if unused := [rank for rank in side.ranks if rank not in used]:
-            text = ", ".join(map(str, unused))
-            yield Skip(f"{side.name}: rank {text}", "the other run does not have it")
+        for run in side.runs:
+            if unused := [rank for rank in run.ranks if rank not in used]:
+                text = ", ".join(map(str, unused))
+                yield Skip(f"{run.name}: rank {text}", "another run does not have it")
     if not set(base.ranks) & set(candidate.ranks):
         yield Skip("rank by rank", "no common rank; all ranks of each run are compared")
-    if base.version != candidate.version:
+    versions = [sorted({run.version for run in side.runs}) for side in (base, candidate)]
+    if versions[0] != versions[1]:
+        before, after = (", ".join(texts).strip(", ") or "an unknown version" for texts in versions)
         yield Skip(
             "same tracelens version on both sides",
-            f"base by {base.version or 'an unknown version'}, candidate by "
-            f"{candidate.version or 'an unknown version'}: metrics may be defined differently",
+            f"base by {before}, candidate by {after}: metrics may be defined differently",
         )

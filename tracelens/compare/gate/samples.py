@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from tracelens.analysis.common import Setup
 from tracelens.arrays import Float
+from tracelens.compare.gate.rules import PACE
 from tracelens.errors import TracelensError
 from tracelens.table import Result
 
@@ -26,17 +28,18 @@ _COLUMNS: Mapping[str, type | tuple[type, ...]] = {
     "value": (int, float),
     "unit": str,
 }
-PACE = "step.pace"
-"""Measured apart from the recorded steps: it has a column for each part of the loop that was timed."""
-
-_NAMED = ("op[", "category[")
+_NAMED = ("op[", "category[", "kernel[")
 """Metrics that count as 0 in a run that lacks them."""
 
+_OF_RANK = re.compile(r"rank\[(\d{1,9})\]\.")
 _HEAD = 4096
 _LARGEST = 2.0**63
 """Upper bound of counts, times and sizes; a larger value means a damaged file."""
 _SAVED = re.compile(rb'\s*\{\s*"(?:schema_version|results|findings|analyzer)"\s*:')
 """Start of a report or of the output of `tracelens analyze steps --json`, never of a trace."""
+
+
+UNKNOWN_SETUP = Setup()
 
 
 class Doubt(NamedTuple):
@@ -61,10 +64,24 @@ class Samples:
     scope: str = "all"  # which GPU work counts
     lacking: tuple[tuple[str, str], ...] = ()  # (subject, reason) of metrics that could not be computed
     doubts: tuple[Doubt, ...] = ()  # about the recording; none also where it was not checked
+    setup: Setup = UNKNOWN_SETUP  # what was run, and on what
+    parts: tuple[str, ...] = ()  # of the loop, that PACE has columns for
 
     def find(self, metric: str) -> str | None:
-        """The metric of this name, or of this name with `.time`; None if the run has neither."""
-        return next((name for name in (metric, f"{metric}.time") if name in self.values), None)
+        """The metric of this name, or of this name with `.time`; None if the run has neither.
+
+        rank[3].NAME is NAME of one rank; a `*` in the name of an op, class or kernel stands for any text.
+        """
+        rank, plain = of_rank(metric)
+        names = [name for name in (plain, f"{plain}.time") if name in self.values or self._matching(name)]
+        if not names or (rank is not None and rank not in self.ranks):
+            return None
+        return names[0] if rank is None else f"rank[{rank}].{names[0]}"
+
+    def unit(self, metric: str) -> str:
+        """The unit of a metric from `find`."""
+        _, plain = of_rank(metric)
+        return self.units[plain if plain in self.units else self._matching(plain)[0]]
 
     def each_step(self, metric: str) -> Float:
         """One value per step: the mean over the ranks that have the metric.
@@ -72,12 +89,27 @@ class Samples:
         The ranks of one step wait for each other, so together they are one sample.
 
         Args:
-            metric: a name from `find`; an op or class that the run lacks is 0 in every step.
+            metric: a name from `find`; an op, class or kernel that the run lacks is 0 in every step, several
+                that a pattern matches add up.
         """
-        if metric not in self.values:
+        rank, plain = of_rank(metric)
+        names = [plain] if plain in self.values else self._matching(plain)
+        if not names:
             return np.zeros(len(self.steps))
-        rows = self.values[metric]
+        rows = np.asarray(sum(self.values[name] for name in names))
+        if rank is not None:
+            rows = rows[[self.ranks.index(rank)]]
+        rows = rows[
+            :, ~np.isnan(rows).all(axis=0)
+        ]  # what is measured apart from the steps has its own number
         return np.asarray(rows[~np.isnan(rows).any(axis=1)].mean(axis=0))
+
+    def _matching(self, pattern: str) -> list[str]:
+        """The ops, classes or kernels that a pattern with `*` stands for."""
+        if not is_named(pattern) or "*" not in pattern:
+            return []
+        regex = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+        return [name for name in self.values if is_named(name) and regex.fullmatch(name)]
 
     def only(self, ranks: Sequence[int]) -> Samples:
         """The samples of these ranks, with the metrics that at least one of them has."""
@@ -86,6 +118,14 @@ class Samples:
         kept = {metric: value for metric, value in kept.items() if not np.isnan(value).any(axis=1).all()}
         doubts = tuple(doubt for doubt in self.doubts if doubt.rank in (-1, *ranks))
         return replace(self, ranks=tuple(ranks), values=kept, doubts=doubts)
+
+    def with_parts(self, parts: Collection[str]) -> Samples:
+        """The samples with these parts of the loop only; without PACE if none of them is left."""
+        kept = [number for number, part in enumerate(self.parts) if part in parts]
+        values = {metric: rows for metric, rows in self.values.items() if metric != PACE}
+        if PACE in self.values and kept:
+            values[PACE] = self.values[PACE][:, kept]
+        return replace(self, values=values, parts=tuple(self.parts[number] for number in kept))
 
     def why_not(self, metric: str) -> str:
         """Why a metric could not be computed, "" if unknown."""
@@ -97,8 +137,14 @@ class Samples:
 
 
 def is_named(metric: str) -> bool:
-    """Whether it is the metric of an op or a kernel class."""
-    return metric.startswith(_NAMED)
+    """Whether it is the metric of an op, a kernel class or a kernel."""
+    return of_rank(metric)[1].startswith(_NAMED)
+
+
+def of_rank(metric: str) -> tuple[int | None, str]:
+    """The rank that a metric names, None for all, and the metric without it."""
+    parts = _OF_RANK.match(metric)
+    return (int(parts[1]), metric[parts.end() :]) if parts else (None, metric)
 
 
 def nearest(metric: str, sides: Sequence[Samples]) -> str:
@@ -108,7 +154,9 @@ def nearest(metric: str, sides: Sequence[Samples]) -> str:
     return close[0] if close else ""
 
 
-def from_result(result: Result, name: str, version: str, trust: object = None) -> Samples:
+def from_result(
+    result: Result, name: str, version: str, trust: object = None, setup: object = None
+) -> Samples:
     """The samples in a result of the analyzer `steps`.
 
     Args:
@@ -116,6 +164,7 @@ def from_result(result: Result, name: str, version: str, trust: object = None) -
         name: of the side.
         version: of the tracelens that made it.
         trust: what the report's meta says of its recording, if anything.
+        setup: what it says of what was run, likewise.
 
     Raises:
         TracelensError: the run has no GPU work, or its ranks have no step in common.
@@ -127,7 +176,8 @@ def from_result(result: Result, name: str, version: str, trust: object = None) -
         key: table.array(key).tolist() if key in ("rank", "value") else table.texts(key) for key in _COLUMNS
     }
     lacking = tuple((skip.subject, skip.reason) for skip in result.skips)
-    return _samples(name, columns, version, str(result.meta.get("scope", "all")), lacking, _doubts(trust))
+    samples = _samples(name, columns, version, str(result.meta.get("scope", "all")), lacking, _doubts(trust))
+    return replace(samples, setup=Setup.read(setup))
 
 
 def _doubts(trust: object) -> tuple[Doubt, ...]:
@@ -196,7 +246,8 @@ def from_saved(document: Mapping[str, Any], name: str) -> Samples:
     )
     columns = {key: [row[key] for row in rows] for key in _COLUMNS}
     scope = str(_mapping(result.get("meta")).get("scope", "all"))
-    return _samples(name, columns, version, scope, lacking, _doubts(meta.get("trust")))
+    samples = _samples(name, columns, version, scope, lacking, _doubts(meta.get("trust")))
+    return replace(samples, setup=Setup.read(meta.get("setup")))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -236,4 +287,4 @@ def _samples(
         if step in places:
             values[metric][row[rank], places[step]] = value
     samples = Samples(name, tuple(ranks), tuple(steps), values, units, version, scope, lacking, doubts)
-    return samples.only(ranks)
+    return replace(samples, parts=tuple(part)).only(ranks)

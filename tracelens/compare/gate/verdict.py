@@ -5,25 +5,36 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from tracelens.compare.gate.gate import Outcome, Verdict
+from tracelens.compare.gate.causes import Cause
+from tracelens.compare.gate.gate import Verdict
+from tracelens.compare.gate.outcome import MISSED, Outcome
 from tracelens.table import Column, Report, Result, Schema
 from tracelens.units import amount
 
 VERDICT = Schema(
     "Verdict",
     (
-        Column("result", "str", doc="pass, fail, or unclear: beyond the limit, but within noise"),
+        Column("result", "str", doc="pass, fail, or inconclusive: noise hides whether the rule holds"),
         Column("rule", "str"),
-        Column("base", "str", doc="mean over the base's steps and ranks"),
-        Column("candidate", "str", doc="mean over the candidate's steps and ranks"),
+        Column("base", "str", doc="mean over the base's runs, steps and ranks"),
+        Column("candidate", "str", doc="mean over the candidate's runs, steps and ranks"),
         Column("measured", "str", doc="the limited quantity: ratio, difference, or the candidate's value"),
-        Column(
-            "interval", "str", doc="its confidence interval; '-' if steps do not vary or noise is unknown"
-        ),
+        Column("interval", "str", doc="its confidence interval; '-' if nothing varies"),
         Column("note", "str", prose=True),
     ),
-    doc="A rule fails if the whole interval lies beyond its limit. A plain number limits candidate / base, a "
-    "signed one the difference, one with a unit or 'abs' the candidate itself.",
+    doc="A rule fails if the whole interval lies beyond its limit, and passes if a change beyond it would "
+    f"show with a probability of {1 - MISSED:.0%}. A plain number limits candidate / base, a signed one the "
+    "difference, one with a unit or 'abs' the candidate itself.",
+)
+CAUSES = Schema(
+    "Causes",
+    (
+        Column("cause", "str", doc="of the difference of the step times; idle time by what the host does"),
+        Column("base_ns", "float64", "ns", "per step"),
+        Column("cand_ns", "float64", "ns", "per step"),
+        Column("delta_ns", "float64", "ns", "candidate - base"),
+    ),
+    doc="The largest parts of the difference, in the traces.",
 )
 FIGURES = Schema(
     "Figures of the verdict",
@@ -34,21 +45,25 @@ FIGURES = Schema(
         Column("kind", "str", doc="limited quantity: ratio, difference or absolute"),
         Column("sense", "str"),
         Column("limit", "float64"),
-        Column("status", "str", doc="pass, fail or unclear"),
+        Column("status", "str", doc="pass, fail or inconclusive"),
         Column("base", "float64"),
         Column("candidate", "float64"),
-        Column("base_steps", "int64", "count"),
-        Column("candidate_steps", "int64", "count"),
+        Column("base_runs", "int64", "count"),
+        Column("candidate_runs", "int64", "count"),
+        Column("base_steps", "int64", "count", "of all runs"),
+        Column("candidate_steps", "int64", "count", "of all runs"),
         Column("estimate", "float64", doc="of the limited quantity; infinite if the base of a ratio is 0"),
         Column("low", "float64", doc="lower end of the interval"),
         Column("high", "float64", doc="upper end of the interval"),
         Column("tail_fraction", "float64", "fraction", "probability of each tail of the interval"),
-        Column("noise_known", "bool", doc="false with a single step on one side: no interval then"),
+        Column("noise", "str", doc="what tells it: none if nothing varies; several runs of a side; a stored "
+               "baseline's history; the steps within a run, so that noise between runs is assumed; prior, "
+               "so that all of it is assumed"),
     ),
     detail=True,
-)
+)  # fmt: skip
 
-_FIRST = ("fail", "unclear", "pass")
+_FIRST = ("fail", "inconclusive", "pass")
 
 
 def report(verdict: Verdict, **meta: Any) -> Report:
@@ -57,30 +72,42 @@ def report(verdict: Verdict, **meta: Any) -> Report:
 
 
 def result(verdict: Verdict) -> Result:
-    """The verdict as a result: tables `verdict`, failed rules first, and `figures`, in order of the rules."""
-    ordered = sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
+    """The verdict as a result: `verdict`, failed rules first, `causes`, `figures` in order of the rules."""
+    ordered = in_order(verdict)
     table = {
         "result": [outcome.status for outcome in ordered],
         "rule": [str(outcome.rule) for outcome in ordered],
         "base": [amount(outcome.base, outcome.unit) for outcome in ordered],
         "candidate": [amount(outcome.candidate, outcome.unit) for outcome in ordered],
-        "measured": [_limited(outcome, outcome.interval.estimate) for outcome in ordered],
-        "interval": [_interval(outcome) or "-" for outcome in ordered],
+        "measured": [limited(outcome, outcome.interval.estimate) for outcome in ordered],
+        "interval": [interval_text(outcome) or "-" for outcome in ordered],
         "note": ["; ".join(outcome.notes) for outcome in ordered],
     }
+    tables = {"verdict": VERDICT.table(table)}
+    if verdict.causes:
+        rows = [(cause.name, cause.base_ns, cause.candidate_ns, cause.delta_ns) for cause in verdict.causes]
+        tables["causes"] = CAUSES.table(
+            dict(zip(CAUSES.names, map(list, zip(*rows, strict=True)), strict=True))
+        )
+    tables["figures"] = FIGURES.table(_figures(verdict.outcomes))
     return Result(
         "gate",
         "Verdict",
-        {"verdict": VERDICT.table(table), "figures": FIGURES.table(_figures(verdict.outcomes))},
-        doc=f"Is the candidate as good as the base? {headline(verdict).capitalize()}.",
+        tables,
+        doc=f"{headline(verdict).capitalize()}. {knowledge(verdict)}".strip(),
         skips=verdict.skips,
         meta={
-            "verdict": "fail" if verdict.failed else "pass",
+            "verdict": verdict.verdict,
             "base": verdict.base,
             "candidate": verdict.candidate,
             "confidence": verdict.confidence,
         },
     )
+
+
+def in_order(verdict: Verdict) -> list[Outcome]:
+    """The outcomes, failed ones first."""
+    return sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
 
 
 def _figures(outcomes: tuple[Outcome, ...]) -> dict[str, list[Any]]:
@@ -95,12 +122,13 @@ def _figures(outcomes: tuple[Outcome, ...]) -> dict[str, list[Any]]:
             outcome.status,
             outcome.base,
             outcome.candidate,
+            *outcome.runs,
             *outcome.steps,
             outcome.interval.estimate,
             outcome.interval.low,
             outcome.interval.high,
             outcome.tail,
-            outcome.interval.known,
+            outcome.source,
         )
         for outcome in outcomes
     ]
@@ -114,10 +142,26 @@ def headline(verdict: Verdict) -> str:
     for outcome in verdict.outcomes:
         count[outcome.status] += 1
     rules = f"{len(verdict.outcomes)} rule{'s' if len(verdict.outcomes) != 1 else ''}"
-    rest = f", {count['unclear']} unclear" if count["unclear"] else ""
+    if not verdict.outcomes:
+        return "inconclusive, no rule could be checked"
     if count["fail"]:
+        rest = f", {count['inconclusive']} inconclusive" if count["inconclusive"] else ""
         return f"regression, {count['fail']} of {rules} failed{rest}"
-    return f"no regression, {count['pass']} of {rules} held{rest}"
+    if count["inconclusive"]:
+        return f"inconclusive, noise hides whether {count['inconclusive']} of {rules} held"
+    return f"no regression, {count['pass']} of {rules} held"
+
+
+def knowledge(verdict: Verdict) -> str:
+    """What is known of the noise, where that is little."""
+    sources = {outcome.source for outcome in verdict.outcomes}
+    if not sources & {"within a run", "prior"}:
+        return ""
+    known = "only the noise within a run is known" if "within a run" in sources else "no noise is known"
+    return (
+        f"One run a side: {known}, between runs it is assumed. Several runs a side or a stored baseline "
+        "(tracelens gate baseline add) tell it."
+    )
 
 
 def sentence(outcome: Outcome) -> str:
@@ -127,18 +171,19 @@ def sentence(outcome: Outcome) -> str:
     text = (
         f"{outcome.metric}: {amount(outcome.base, outcome.unit)} to "
         f"{amount(outcome.candidate, outcome.unit)} per step, {measure} "
-        f"{_limited(outcome, outcome.interval.estimate)}, allowed {side} "
-        f"{_limited(outcome, outcome.rule.limit)}"
+        f"{limited(outcome, outcome.interval.estimate)}, allowed {side} "
+        f"{limited(outcome, outcome.rule.limit)}"
     )
-    if interval := _interval(outcome):
-        text += f"; interval {interval} from {outcome.steps[0]} and {outcome.steps[1]} steps"
-    if outcome.status == "unclear":
-        text += "; may be noise"
+    if interval := interval_text(outcome):
+        runs = f"{outcome.runs[0]} and {outcome.runs[1]} runs of {outcome.steps[0]} and {outcome.steps[1]}"
+        text += f"; interval {interval} from {runs} steps"
+    if outcome.status == "inconclusive":
+        text += "; too noisy to tell"
     return "; ".join((text, *outcome.notes))
 
 
-def _limited(outcome: Outcome, value: float) -> str:
-    """A value of the limited quantity."""
+def limited(outcome: Outcome, value: float) -> str:
+    """A value of the limited quantity as text."""
     if outcome.rule.kind == "ratio":
         # Intervals of a few small counts reach far.
         return "> 1000" if 1000 < value < inf else "< 0.001" if 0 < value < 0.001 else f"{value:.4g}"
@@ -148,9 +193,18 @@ def _limited(outcome: Outcome, value: float) -> str:
     return sign + amount(value, outcome.unit)
 
 
-def _interval(outcome: Outcome) -> str:
+def interval_text(outcome: Outcome) -> str:
     """The interval as text, "" if it has no width."""
     interval = outcome.interval
     if interval.low == interval.high:
         return ""
-    return f"{_limited(outcome, interval.low)} … {_limited(outcome, interval.high)}"
+    return f"{limited(outcome, interval.low)} … {limited(outcome, interval.high)}"
+
+
+def cause_text(cause: Cause) -> str:
+    """One cause with its numbers, on one line."""
+    sign = "+" if cause.delta_ns >= 0 else "-"
+    base, candidate, delta = (
+        amount(ns, "ns") for ns in (cause.base_ns, cause.candidate_ns, abs(cause.delta_ns))
+    )
+    return f"{sign}{delta} {cause.name}: {base} to {candidate} per step"

@@ -14,7 +14,7 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import ParseError
 from tracelens.read.build.collectives import collectives_table
 from tracelens.read.build.cpu_only import host_side
-from tracelens.read.build.header import device_names, distributed
+from tracelens.read.build.header import device_names, distributed, program
 from tracelens.read.build.losses import reported_losses
 from tracelens.read.build.pairs import pair_begin_end
 from tracelens.read.build.rows import EventRows
@@ -386,4 +386,5 @@ def _meta(
         threads=threads,
         pace=pace,
         software=software_of(keys),
+        program=program(keys),
     )

@@ -24,3 +24,10 @@ def device_names(keys: Mapping[str, Any]) -> dict[int, str]:
         for index, entry in enumerate(properties if isinstance(properties, list) else [])
         if isinstance(entry, dict)
     }
+
+
+def program(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Config and mesh of the program as tracelens's recorder wrote them."""
+    recorder = keys.get("tracelens")
+    written = recorder if isinstance(recorder, dict) else {}
+    return {key: written[key] for key in ("config", "mesh") if isinstance(written.get(key), dict)}

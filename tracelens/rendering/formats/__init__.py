@@ -3,5 +3,6 @@
 from tracelens.rendering.formats.console import console
 from tracelens.rendering.formats.json import one_result
 from tracelens.rendering.formats.markdown import markdown
+from tracelens.rendering.formats.markdown_text import escaped
 
-__all__ = ["console", "markdown", "one_result"]
+__all__ = ["console", "escaped", "markdown", "one_result"]

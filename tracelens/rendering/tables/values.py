@@ -182,7 +182,7 @@ def _compared(column: Column) -> list[str]:
     )
 
 
-_SECTIONS = ("trust",)
+_SECTIONS = ("trust", "setup")
 
 
 def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,86 @@
+"""How often the gate raises a false alarm, and which slowdown it finds: tables for the README.
+
+    python -m benchmarks.gate_power            # 2000 trials a cell, minutes
+    python -m benchmarks.gate_power --trials 200
+
+Runs are drawn with the noise of repeated recordings of one program on one H200: without the profiler 0.1 %
+and twice that between runs, in traces 1.6 % between runs and 1 % between the steps of a run; and of a
+program that waits for its host, 10 % between runs and 8 % inside. The rule is `<=1.01` at the default
+confidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracelens.compare.gate import Samples, Side, gate, read_rule
+
+NOISE = {  # name to (metric, σ between runs, σ inside a run, values a run)
+    "pace, 0.1%": ("step.pace", 0.001, 0.0005, 2),
+    "pace, 0.2%": ("step.pace", 0.002, 0.001, 2),
+    "traces, 1.6%": ("step.time", 0.016, 0.01, 4),
+    "host-bound pace, 10%": ("step.pace", 0.1, 0.08, 2),
+}
+RUNS = ((1, 1), (2, 2), (3, 3), (6, 1), (6, 3))
+SLOWER = (0.0, 0.01, 0.02, 0.05, 0.08)
+
+
+def side(
+    rng: np.random.Generator, noise: tuple[str, float, float, int], runs: int, slower: float = 0.0
+) -> Side:
+    """Recordings of one program with this noise."""
+    metric, between, within, count = noise
+    recorded = []
+    for number in range(runs):
+        mean = 80e6 * (1 + slower) * np.exp(rng.normal(0, between))
+        values = mean * np.exp(rng.normal(0, within, (1, count)))
+        recorded.append(
+            Samples(f"run {number}", (0,), tuple(map(str, range(count))), {metric: values}, {metric: "ns"},
+                    parts=tuple(map(str, range(count))))
+        )  # fmt: skip
+    return Side(tuple(recorded))
+
+
+def shares(
+    noise: tuple[str, float, float, int], runs: tuple[int, int], slower: float, trials: int, seed: int = 0
+) -> Counter[str]:
+    """How often each verdict is given."""
+    rng = np.random.default_rng(seed)
+    rule = [read_rule(f"{noise[0]}<=1.01")]
+    verdicts = (
+        gate(side(rng, noise, runs[0]), side(rng, noise, runs[1], slower), rule).verdict
+        for _ in range(trials)
+    )
+    return Counter(verdicts)
+
+
+def table(trials: int) -> Iterator[str]:
+    """Markdown: pass / fail / inconclusive in per cent."""
+    yield f"| noise | runs | {' | '.join(f'+{slower:.0%}' if slower else 'same' for slower in SLOWER)} |"
+    yield f"|---|---|{'---|' * len(SLOWER)}"
+    for name, noise in NOISE.items():
+        for runs in RUNS:
+            cells = []
+            for slower in SLOWER:
+                count = shares(noise, runs, slower, trials)
+                parts = (count[word] / trials for word in ("pass", "fail", "inconclusive"))
+                cells.append(" / ".join(f"{100 * part:.3g}" for part in parts))
+            yield f"| {name} | {runs[0]} and {runs[1]} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=2000, help="per cell")
+    for line in table(parser.parse_args().trials):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

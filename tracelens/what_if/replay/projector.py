@@ -18,6 +18,7 @@ from tracelens.what_if.replay.profiler_share import (
     profiler_share,
     scaled,
 )
+from tracelens.what_if.replay.rerun import varied
 from tracelens.what_if.replay.schedule import Delays, EditedSegment
 from tracelens.what_if.replay.step import Extent, StepReplay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
@@ -66,6 +67,13 @@ class Projection:
         own_extremes = unchanged.host_extremes_ns or [unchanged.step_ns] * len(self.host_extremes_ns)
         before, after = [*unchanged.steps_ns, *own_extremes], [*self.steps_ns, *self.host_extremes_ns]
         return [before_ns - after_ns for before_ns, after_ns in zip(before, after, strict=True)]
+
+    @cached_property
+    def rerun_ns(self) -> tuple[int, int]:
+        """Of another run with the change, at least and at most: times also differ as they do between runs."""
+        graph = self._step.graph
+        reruns = [mean_ns(spans(self._step.extents(varied(graph, self.edit, sign)))) for sign in (-1, 1)]
+        return min(self.low_ns, *reruns), max(self.high_ns, *reruns)
 
     @cached_property
     def extents(self) -> Mapping[Delays, Sequence[Extent]]:

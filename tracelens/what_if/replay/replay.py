@@ -100,6 +100,8 @@ class Replay:
             "projected_ns": projection.step_ns,
             "low_ns": projection.low_ns,
             "high_ns": projection.high_ns,
+            "rerun_low_ns": projection.rerun_ns[0],
+            "rerun_high_ns": projection.rerun_ns[1],
             "gain": self.projector.base_ns / max(projection.step_ns, 1) - 1,
             "bottleneck": next(iter(parts), ""),
         }

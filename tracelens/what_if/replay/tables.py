@@ -12,6 +12,7 @@ from tracelens.table import Column, Schema, Table, codes, sums
 from tracelens.what_if.replay.check import Starts
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
+from tracelens.what_if.replay.rerun import CHANGED_SHARE, GPU_SHARE, HOST_SHARE
 
 MEASURED = "(measured)"
 """Names the step without any scenario: the recorded one, less the profiler's share where that is known."""
@@ -24,6 +25,8 @@ WHATIF = Schema(
         Column("projected_ns", "int64", "ns", "step under the scenario"),
         Column("low_ns", "int64", "ns", "shortest replayed step"),
         Column("high_ns", "int64", "ns", "longest replayed step"),
+        Column("rerun_low_ns", "int64", "ns", "shortest step that a run with the change should measure"),
+        Column("rerun_high_ns", "int64", "ns", "longest"),
         Column("gain", "float64", "ratio", "throughput gain: base / projected - 1"),
         Column("bottleneck", "category", doc="largest part of the new critical path"),
     ),
@@ -31,7 +34,9 @@ WHATIF = Schema(
     "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
     "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step "
     "without the profiler is not known, low also covers half the host time, else low and high cover 0.65 and "
-    "1.25 of it. Excludes what the assumptions leave out and run-to-run variation.",
+    f"1.25 of it. Rerun low to high adds run-to-run variation: host time ±{HOST_SHARE:.0%}, GPU work "
+    f"±{GPU_SHARE:.0%}, and ±{CHANGED_SHARE:.0%} where the scenario sets its duration. Excludes what the "
+    "assumptions leave out.",
 )
 ASSUMPTIONS = Schema(
     "Assumptions",

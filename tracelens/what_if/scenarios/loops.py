@@ -7,6 +7,8 @@ experts at least once per iteration belong to the loop, and one in as many is ke
 - Work that moves or computes rows keeps its total time, less the fixed cost of the removed calls. The fixed
   cost is the intercept of a line through the times over the bytes; if all calls move the same number of
   bytes, it is the time above what memory bandwidth explains.
+- Ops that take one of several forms by the number of rows, such as index_select with and without gather, are
+  counted together if each form alone is too rare: by the outermost op around them.
 - Host reads of sizes, and the ops around them, are removed altogether.
 - Work of the size of all experts' weights that each iteration repeats is removed altogether as well: autograd
   assembles the gradients of views of one parameter this way, and a grouped GEMM writes them at once.
@@ -91,6 +93,7 @@ class _Reader:
         self.moved, self.written = lookup(moved, costing.item, -1), lookup(written, costing.item, -1)
         gemms = [code for code, name in enumerate(self.work.categories) if name in _GEMMS]
         self.is_gemm = np.isin(self.work.category, gemms)
+        self.outermost = _outermost(trace, self.work.op)
 
     def loop(self, pass_number: int, phase: int, rows: Int) -> Loop:
         """The loop of one pass and phase, from its work among the experts in order of launch."""
@@ -100,12 +103,8 @@ class _Reader:
         all_weights = self._all_weights(rows, layer_pass)
         gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
         rows = rows[~all_weights]
-        group, _ = codes(lookup(self.name, work.op[rows], -1), lookup(self.name, work.forward[rows], -1))
-        for members in rows_by_code(group).values():
-            same = rows[members]
-            calls = len(np.unique(work.op[same])) if (work.op[same] >= 0).all() else len(same)
-            if calls < _MOST * count:
-                continue
+        for same in self._repeated(rows, count):
+            calls = self._calls(same)
             if np.isin(work.op[same], self.read_op[reads]).any():
                 removed.append(same)
                 continue
@@ -125,6 +124,23 @@ class _Reader:
             np.concatenate(kept_ns),
             self.reads.event[reads],
         )
+
+    def _repeated(self, rows: Int, count: int) -> list[Int]:
+        """The work of each op that every iteration repeats."""
+        result: list[Int] = []
+        rare = [_NONE]
+        for op in (self.work.op, self.outermost):
+            group, _ = codes(lookup(self.name, op[rows], -1), lookup(self.name, self.work.forward[rows], -1))
+            for members in rows_by_code(group).values():
+                same = rows[members]
+                (result if self._calls(same) >= _MOST * count else rare).append(same)
+            rows, rare = np.sort(np.concatenate(rare)), [_NONE]
+        return result
+
+    def _calls(self, rows: Int) -> int:
+        """Number of ops that launched this work; of the work itself where they are not recorded."""
+        op = self.work.op[rows]
+        return len(np.unique(op)) if (op >= 0).all() else len(rows)
 
     def _repeated_reads(self, reads: Int, count: int) -> Int:
         """Of the blocking calls of a pass those that each iteration repeats, by the name of the op around."""
@@ -177,3 +193,11 @@ class _Reader:
         if (spread != 0).any():
             per_byte = max(per_byte, float((spread * dur).sum() / (spread * spread).sum()))
         return float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, least))
+
+
+def _outermost(trace: Trace, op: Int) -> Int:
+    """The outermost op around each of these, -1 for none."""
+    around, parent = trace.once(enclosing_op), trace.arrays.parent
+    while ((outer := lookup(around, lookup(parent, op, -1), -1)) >= 0).any():
+        op = np.where(outer >= 0, outer, op)
+    return op

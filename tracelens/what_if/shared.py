@@ -17,7 +17,7 @@ from tracelens.what_if.graph import RankPart, join, rank_part
 from tracelens.what_if.replay import Projector
 from tracelens.what_if.scenario import SCENARIOS, ScenarioContext, read_rank
 
-SUBJECT = "projections of scenarios"
+SUBJECT = "savings by replay"
 
 
 class ProjectorPart(NamedTuple):

@@ -26,6 +26,7 @@ nothing to change, and TracelensError for a wrong argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tracelens.analysis.common import noted
 from tracelens.errors import TracelensError
@@ -102,16 +103,21 @@ def whatif(
         tables,
         doc=purpose(whatif),
         skips=tuple(skips),
-        meta={
-            "step": replay.projector.window.label,
-            "base_ns": replay.projector.base_ns,
-            "recorded_ns": replay.projector.recorded_ns,
-            "host_time_factor": replay.projector.share.factor,
-            "recorded_steps": len(recorded.windows),
-        },
+        meta=_meta(replay.projector),
         command="tracelens project whatif PATH...",
     )
     return noted(result, [trace.meta for trace in run.traces])
+
+
+def _meta(projector: Projector) -> dict[str, Any]:
+    """Which step it is, and what scenarios start from."""
+    return {
+        "step": projector.window.label,
+        "base_ns": projector.base_ns,
+        "recorded_ns": projector.recorded_ns,
+        "host_time_factor": projector.share.factor,
+        "recorded_steps": len(projector.context.recorded.windows),
+    }
 
 
 def _outcomes(

@@ -35,6 +35,10 @@ class Edit:
             graph.dur.copy(), graph.delay.copy(), graph.lag.copy(), np.ones(len(graph.edge), dtype=bool)
         )
 
+    def copy(self) -> Edit:
+        """One that can be changed apart."""
+        return Edit(self.dur.copy(), self.delay.copy(), self.lag.copy(), self.kept.copy())
+
     def set_dur(self, nodes: Int, ns: NDArray[np.floating[Any]]) -> None:
         """Set durations, rounded to whole ns.
 

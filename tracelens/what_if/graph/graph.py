@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int
 from tracelens.devices import Device
 from tracelens.table import Coded
 from tracelens.trace import rows_by_code
@@ -123,8 +123,15 @@ class Graph:
 
     def nodes(self, rank: int, *kinds: Node) -> Int:
         """Nodes of these kinds of one rank, ascending."""
-        nodes = self.of_rank[rank]
-        return nodes[np.isin(self.kind[nodes], kinds)]
+        key = (rank, *sorted(kinds))
+        if key not in self._nodes:
+            own = self.of_rank[rank]
+            self._nodes[key] = own[np.isin(self.kind[own], kinds)]
+        return self._nodes[key]
+
+    @cached_property
+    def _nodes(self) -> dict[tuple[int, ...], Int]:
+        return {}
 
     @cached_property
     def end(self) -> Int:
@@ -148,11 +155,16 @@ class Graph:
     def usual_delays(self, delay: Int) -> Int:
         """Of each node, the median delay of all nodes that waited last for an edge of the same kind, ns."""
         usual = np.zeros(len(self), dtype=np.int64)
-        kinds = lookup(self.edge, self.binding, -1)
-        for kind in np.unique(kinds[kinds >= 0]).tolist():
-            same_kind = kinds == kind
-            usual[same_kind] = int(np.median(delay[same_kind]))
+        for nodes in self._bound_by.values():
+            usual[nodes] = int(np.median(delay[nodes]))
         return usual
+
+    @cached_property
+    def _bound_by(self) -> dict[int, Int]:
+        """Kind of edge to the nodes that waited last for one of it."""
+        bound = np.flatnonzero(self.binding >= 0)
+        by_kind = rows_by_code(self.edge[self.binding[bound]])
+        return {kind: bound[rows] for kind, rows in by_kind.items()}
 
 
 @dataclass

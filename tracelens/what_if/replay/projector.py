@@ -26,6 +26,9 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioR
 ALL = "all"
 """Selects all steps together."""
 
+_KEPT = 6
+"""Edits kept by a projector; each holds some 30 bytes a node and edge."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -133,6 +136,7 @@ class Projector:
             unprofiled_step_ms: a step without the profiler, in place of what the traces say.
         """
         self.graph, self.context = recorded.graph, context
+        self._edits: dict[tuple[tuple[str, str], ...], tuple[Edit, list[str]]] = {}
         serves = any(rank.serves for rank in self.graph.ranks)
         step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
@@ -196,15 +200,26 @@ class Projector:
         return max(mean_ns(spans(self.step.replayed(EditedSegment(self.step.segment, edit)))), 0)
 
     def _edited(self, request: ScenarioRequest) -> tuple[Edit, list[str]]:
-        """What a request changes in the graph, and what it assumes."""
-        edit = self.share.base(self.graph)
+        """What a request changes in the graph, and what it assumes.
+
+        The last few are kept, so that of several scenarios together only those that are new are applied.
+        """
+        parts = tuple((item.name, argument) for item, argument in request.parts)
+        done = next((count for count in range(len(parts), 0, -1) if parts[:count] in self._edits), 0)
+        before, known = self._edits[parts[:done]] if done else (self.share.base(self.graph), [])
+        edit, assumed = before.copy(), [*known]
         try:
-            return edit, [item.change(self.context, edit, argument) for item, argument in request.parts]
+            for item, argument in request.parts[done:]:
+                assumed.append(item.change(self.context, edit, argument))
         except TooLong as error:
             raise TracelensError(
                 f"scenario {request.text}: a duration would exceed 1,000 s; choose values closer to the "
                 "measured ones"
             ) from error
+        self._edits[parts] = edit, assumed
+        while len(self._edits) > _KEPT:
+            del self._edits[next(iter(self._edits))]
+        return edit, assumed
 
 
 def spans(extents: Sequence[Extent]) -> Int:

@@ -124,12 +124,6 @@ class EditedSegment:
             append(end_ns)
         return Schedule(self, measured, ends)
 
-    def behind_idle(self, schedule: Schedule, delays: Delays) -> Schedule:
-        """The schedule with an idle GPU; the same where earlier GPU work is done in time anyway."""
-        if self.segment.starts_idle:
-            return schedule
-        return self.schedule(delays, idle=True)
-
 
 class _Rows(NamedTuple):
     """What each row of a replay adds, ns.

@@ -48,7 +48,8 @@ class StepReplay:
         # Behind an idle GPU the host is no later.
         if all(part.dur <= extent.dur for extent, part in zip(whole, host, strict=True)):
             return whole
-        host = self.host(edited.behind_idle(behind, delays))
+        if not self.segment.starts_idle:
+            host = self.host(edited.schedule(delays, idle=True))
         return [max(parts, key=lambda extent: extent.dur) for parts in zip(whole, host, strict=True)]
 
     def whole(self, schedule: Schedule | Times) -> list[Extent]:

@@ -59,7 +59,6 @@ METRICS = {
     "category[NAME].time": "exclusive time of a kernel class, see breakdown",
     "category[NAME].count": "its kernels, copies and memsets",
     "kernel[NAME].time": "exclusive time of kernels of this name",
-    "kernel[NAME].count": "kernels of this name",
     "op[NAME].time": "exclusive time of work launched directly by ops of this name",
     "op[NAME].count": "calls of them that launched work",
 }
@@ -275,7 +274,7 @@ def _named(
     kernel = np.where(work.is_kernel, trace.arrays.name[work.event].astype(np.int64), -1)
     for form, texts, key, counted in (
         ("category[{}]", work.categories, work.category.astype(np.int64), everything),
-        ("kernel[{}]", names, kernel, everything),
+        ("kernel[{}]", names, kernel, everything[:0]),  # times only: names of kernels are long
         ("op[{}]", names, op, first),
     ):
         keep = (key[share.row] >= 0) & (share.dur > 0)

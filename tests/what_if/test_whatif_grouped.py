@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tracelens.what_if.graph.windows import StepSpan
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.scenario import ScenarioContext, parse_request
 from tracelens.what_if.scenarios.grouped_gemm import grouped_gemm_ns
-from tracelens.what_if.scenarios.loops import iterations, loops
+from tracelens.what_if.scenarios.loops import _Reader, iterations, loops
 from tracelens.what_if.whatif import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
@@ -281,3 +282,18 @@ def outside_ns(graph: Graph, rank_index: int, trace: Trace, window: StepSpan) ->
     visit = trace.once(regions).layer_pass
     same = (visit[launched[src[rows]]] < 0) & (visit[launched[dst[rows]]] < 0)
     return int(graph.lag[rows[same]].sum())
+
+
+def test_an_op_in_two_forms_is_repeated_as_one() -> None:
+    """Eight iterations: index_add's backward is a gather in five of them, an index_select in three.
+
+    An op that only three iterations have stays out.
+    """
+    name = np.array(
+        [0] * 5 + [1] * 3 + [2] * 8 + [3] * 3 + [2] * 3
+    )  # of ops: two forms, around them, another
+    reader = object.__new__(_Reader)
+    work: Any = SimpleNamespace(op=np.array([*range(8), *range(16, 19)]), forward=np.full(11, -1))
+    reader.work, reader.name = work, np.where(np.arange(22) >= 19, 4, name)
+    reader.outermost = np.array([*range(8, 16), *range(19, 22)])
+    assert [rows.tolist() for rows in reader._repeated(np.arange(11), 8)] == [[*range(8)]]

@@ -62,13 +62,7 @@ step anything; NUMA binding and the pool of kernel arguments (F8) are `launch_co
 
 def detectors_of(name: str) -> list[str]:
     """The detectors that ask for a scenario, with any argument."""
-    asks = {detector: str(getattr(item, "scenario", "") or "") for detector, item in DETECTORS.items()}
-    names = {
-        detector: {item.name for item, _ in parse_request(text).parts}
-        for detector, text in asks.items()
-        if text
-    }
-    return [detector for detector, scenarios in names.items() if name in scenarios]
+    return [detector for detector, item in DETECTORS.items() if re.split("[:=]", item.scenario)[0] == name]
 
 
 def table() -> str:

@@ -68,7 +68,7 @@ def costs(trace: Trace, device: Device | None) -> Costs:
     )
 
 
-@scenario("dtype", argument="=TYPE", usual=(), reads=(costs,))
+@scenario("dtype", argument="=TYPE", usual=(), reads=(costs,), in_reports=False)
 def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """GEMMs multiply in TYPE (fp8, bf16, fp32, ...), at the same share of what the device allows."""
     target = "fp8_e4m3" if argument == "fp8" and "fp8" not in BITS else argument
@@ -122,7 +122,7 @@ def _ratio(before: OpCost, after: OpCost, device: Device) -> float:
     return least[1] / least[0] if min(least) > 0 else 1.0
 
 
-@scenario("batch", argument="=FACTOR", usual=(), reads=(costs,))
+@scenario("batch", argument="=FACTOR", usual=(), reads=(costs,), in_reports=False)
 def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """FACTOR times as many tokens in each micro-batch."""
     factor, graph = number(argument, f"batch={argument}"), context.gpu_graph()

@@ -18,13 +18,16 @@ from tracelens.cli.app import app
 from tracelens.table.result import Result
 
 SAMPLE_TRACES = Path(__file__).parents[2] / "sample_traces"
-SAMPLES = sorted(
-    {
-        file.parent.relative_to(SAMPLE_TRACES).as_posix()
-        for pattern in ("rank*.json.gz", "rank*.json.zst")
-        for file in SAMPLE_TRACES.rglob(pattern)
-    }
+SAMPLES = (
+    "cpu/tiny",
+    "faults/gc",
+    "ladder/ep4/00_baseline",
+    "one_gpu/loop",
+    "pipeline/plain",
+    "serving/delayer_off",
+    "toggles/exchange",
 )
+"""One run of each group."""
 
 
 @cache

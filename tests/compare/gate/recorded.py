@@ -16,8 +16,8 @@ class Run(NamedTuple):
     steps: tuple[float, ...]
 
 
-# 9 layers, 16 experts of equal load in batched GEMMs, no blocking call; each run is a process of its own. Slower
-# ones run 1 or 4 extra 8192 x 8192 GEMMs, 1.9 % and 8.2 % of a step.
+# 9 layers, 16 experts of equal load in batched GEMMs, no blocking call; each run is a process of its own.
+# Slower ones run 1 or 4 extra 8192 x 8192 GEMMs, 1.9 % and 8.2 % of a step.
 GPU_SAME = (
     Run((79.316, 79.186), (79.409, 79.604, 79.507)),
     Run((79.184, 79.387), (79.583, 79.133, 79.108)),

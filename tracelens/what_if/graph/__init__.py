@@ -2,7 +2,7 @@
 
 from tracelens.what_if.graph.blocking import SYNCHRONIZE_NS
 from tracelens.what_if.graph.build import Recorded, build, join
-from tracelens.what_if.graph.edit import Edit, TooLong
+from tracelens.what_if.graph.edit import Edit, TooLong, times
 from tracelens.what_if.graph.graph import Edge, Graph, Node, Rank
 from tracelens.what_if.graph.handovers import Covered
 from tracelens.what_if.graph.queue import full_queue
@@ -25,4 +25,5 @@ __all__ = [
     "full_queue",
     "join",
     "rank_part",
+    "times",
 ]

@@ -58,3 +58,9 @@ def _whole_ns(changed: NDArray[np.floating[Any]], before: Int) -> Int:
         raise TooLong
     whole: Int = np.rint(changed).astype(np.int64)
     return whole
+
+
+def times(ns: Int, factor: float | NDArray[np.floating[Any]]) -> Int:
+    """Durations times a factor, as far as they may grow."""
+    grown: Int = np.rint(np.minimum(ns * factor, np.maximum(ns, _MOST_NS))).astype(np.int64)
+    return grown

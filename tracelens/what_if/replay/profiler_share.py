@@ -22,7 +22,7 @@ import numpy as np
 
 from tracelens.arrays import Bool
 from tracelens.units import duration
-from tracelens.what_if.graph import Edge, Edit, Graph
+from tracelens.what_if.graph import Edge, Edit, Graph, times
 
 LEAST = 1 / 3
 """Least share of the recorded host time that is the program's own; no recording had less."""
@@ -96,7 +96,7 @@ def scaled(graph: Graph, edit: Edit, factor: float) -> Edit:
         return edit
     host_time = _host_time(graph)
     result = replace(edit, lag=edit.lag.copy())
-    result.set_lag(host_time, edit.lag[host_time] * factor)
+    result.lag[host_time] = times(edit.lag[host_time], factor)
     return result
 
 

@@ -61,10 +61,8 @@ class Reduction:
         self.chained, self.core, self._is_core = computed[is_chained], computed[~is_chained], ~is_chained
         self.chained_edge = graph.first[self.chained]
         self._owner, self.edges = ranges(graph.first[computed], count)
-        inside = np.zeros(len(graph), dtype=bool)
-        inside[computed] = True
         sources = graph.src[self.edges]
-        self.outside = np.unique(sources[~inside[sources]])
+        self.outside = np.unique(sources[_rows(computed, sources) < 0])
         ahead = 1 + len(self.outside)
         self._without_edges = np.flatnonzero(count[~is_chained] == 0)
         taken = np.maximum(count[~is_chained] - 1, 1)
@@ -76,24 +74,29 @@ class Reduction:
 
     def _find_roots(self, graph: Graph, ahead: int) -> None:
         """Where each chain hangs: position of the end before it; and how to add up along chains."""
-        position = np.zeros(len(graph), dtype=np.int64)
-        position[self.outside] = 1 + np.arange(len(self.outside))
-        position[self.core] = self.position
-        number = np.full(len(graph), -1, dtype=np.int64)
-        number[self.chained] = np.arange(len(self.chained))
+        is_chained = ~self._is_core
+        # Of each computed node: its position among the ends, and its number among the chained ones.
+        self._position, self._number = np.zeros((2, len(self.computed)), dtype=np.int64)
+        self._position[self._is_core] = self.position
+        self._number = np.where(is_chained, np.cumsum(is_chained) - 1, -1)
         source = graph.src[self.chained_edge]
-        up = number[source]
+        position, up = self._known(source)
         # Of the last ones, "the one before" is one without a weight.
         none = len(up)
         up = np.append(np.where(up < 0, none, up), none)
         self._jumps = []
-        root = np.append(np.where(up[:-1] == none, position[source], 0), 0)
+        root = np.append(np.where(up[:-1] == none, position, 0), 0)
         while (up != none).any():
             self._jumps.append(up)
             root = np.maximum(root, root[up])
             up = up[up]
-        position[self.chained] = root[:-1]
-        self._position_of, self._number_of = position, number
+        self._position[is_chained] = root[:-1]
+
+    def _known(self, nodes: Int) -> tuple[Int, Int]:
+        """Position of the end that each node has or follows, 0 for none; and its number if it is chained."""
+        row, outside = _rows(self.computed, nodes), _rows(self.outside, nodes)
+        position = np.where(row >= 0, lookup(self._position, row, 0), 1 + outside)
+        return position, lookup(self._number, row, -1)
 
     def _sides(self, graph: Graph, count: Int, taken: Int) -> tuple[Side, Side]:
         """The two ends that each row waits for: two edges of its node, or the row before and one edge."""
@@ -105,9 +108,8 @@ class Reduction:
         return self._side(graph, first, before), self._side(graph, second, np.full(self.rows, -1))
 
     def _side(self, graph: Graph, edge: Int, before: Int) -> Side:
-        source = lookup(graph.src, edge, -1)
-        position = np.where(before >= 0, before, lookup(self._position_of, source, 0))
-        return Side(position.tolist(), edge, lookup(self._number_of, source, -1), before >= 0)
+        position, number = self._known(lookup(graph.src, edge, -1))
+        return Side(np.where(before >= 0, before, position).tolist(), edge, number, before >= 0)
 
     def fits(self, edit: Edit) -> bool:
         """Whether the chains are still chains under an edit."""
@@ -143,7 +145,13 @@ class Reduction:
 
     def ends(self, beyond: Int, ends: list[int], nodes: Int, measured: Int) -> Int:
         """The end of each of these nodes from those of all positions; as measured if it is not computed."""
-        position, number = self._position_of[nodes], self._number_of[nodes]
+        position, number = self._known(nodes)
         known = np.fromiter(map(ends.__getitem__, position.tolist()), np.int64, len(nodes))
         is_computed = (number >= 0) | (position > len(self.outside))
-        return np.where(is_computed, known + lookup(beyond, number, 0), measured[nodes])
+        return np.where(is_computed, known + lookup(beyond, number, 0), measured)
+
+
+def _rows(ascending: Int, values: Int) -> Int:
+    """Row of each value among ascending ones, -1 for none."""
+    row = np.searchsorted(ascending, values)
+    return np.where(lookup(ascending, np.where(row < len(ascending), row, -1), -2) == values, row, -1)

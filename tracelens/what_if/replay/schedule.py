@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Int, lookup
 from tracelens.what_if.graph import Edit, Graph, StepSpan
 from tracelens.what_if.replay.reduction import NEVER, Reduction
 
@@ -67,20 +67,21 @@ class Segment:
     def starts_idle(self) -> bool:
         """Whether all that it waits for is done as early as with an idle GPU."""
         outside = self.reduction.outside
-        return bool((self.idle_ends[outside] == self.graph.end[outside]).all())
+        return bool((self.measured(outside, idle=True) == self.measured(outside)).all())
+
+    def measured(self, nodes: Int, *, idle: bool = False) -> Int:
+        """Measured ends; `idle`: those of earlier steps at the latest when the host begins this one."""
+        ends = self.graph.end[nodes]
+        if not idle or self.window is None:
+            return ends
+        earlier = self.window.step_of[nodes] < self.window.number
+        return np.where(earlier, np.minimum(ends, self._host_begin[self.graph.rank[nodes]]), ends)
 
     @cached_property
-    def idle_ends(self) -> Int:
-        """Measured ends, those of earlier steps at the latest when the host begins this one."""
-        ends = self.graph.end.copy()
-        if self.window is None:
-            return ends
-        held = self.window.held
-        for nodes, border in zip(self.graph.of_rank, self.window.begin, strict=True):
-            if border.mark >= 0:
-                earlier = nodes[held[nodes]]
-                ends[earlier] = np.minimum(ends[earlier], self.graph.start[border.mark])
-        return ends
+    def _host_begin(self) -> Int:
+        """When the host of each rank begins the step, never where that is not marked."""
+        marks = [border.mark for border in self.window.begin] if self.window is not None else []
+        return lookup(self.graph.start, np.array(marks, dtype=np.int64), np.iinfo(np.int64).max)
 
 
 class EditedSegment:
@@ -108,9 +109,8 @@ class EditedSegment:
 
     def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> Schedule:
         """Replay it; `idle` if earlier GPU work counts as done when the host begins the step."""
-        measured = self.segment.idle_ends if idle else self.graph.end
         known, rows = self.reduction, _Rows.of(self, delays)
-        ends = [0, *measured[known.outside].tolist()]
+        ends = [0, *self.segment.measured(known.outside, idle=idle).tolist()]
         append = ends.append
         for source, lag, other, other_lag, more, ready, until in zip(
             known.first.position, self.lags[0], known.second.position, self.lags[1], *rows, strict=True
@@ -122,7 +122,7 @@ class EditedSegment:
             if end_ns < until and allowed_ns >= ready:
                 end_ns = until
             append(end_ns)
-        return Schedule(self, measured, ends)
+        return Schedule(self, ends, idle)
 
 
 class _Rows(NamedTuple):
@@ -159,19 +159,20 @@ class _Rows(NamedTuple):
 class Schedule:
     """A replayed segment."""
 
-    def __init__(self, edited: EditedSegment, measured: Int, ends: list[int]) -> None:
-        self._edited, self._measured, self._ends = edited, measured, ends
+    def __init__(self, edited: EditedSegment, ends: list[int], idle: bool) -> None:
+        self._edited, self._ends, self._idle = edited, ends, idle
 
     def ends(self, nodes: Int) -> Int:
         """The end of each of these nodes, ns."""
-        return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, self._measured)
+        measured = self._edited.segment.measured(nodes, idle=self._idle)
+        return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, measured)
 
     @cached_property
     def times(self) -> Times:
         """Start and end of all nodes, and what each waited for."""
         graph, edit, segment = self._edited.graph, self._edited.edit, self._edited.segment
         computed, edges = segment.computed, self._edited.reduction.edges
-        ends = self._measured.copy()
+        ends = segment.measured(np.arange(len(graph)), idle=self._idle)
         ends[computed] = self.ends(computed)
         start, ready, via = graph.start.copy(), graph.start - graph.delay, graph.binding.copy()
         start[computed] = ends[computed] - edit.dur[computed]

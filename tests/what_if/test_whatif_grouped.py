@@ -25,8 +25,8 @@ from tracelens.what_if.graph.graph import Edge, Graph, Node
 from tracelens.what_if.graph.windows import StepSpan
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.scenario import ScenarioContext, parse_request
-from tracelens.what_if.scenarios.grouped_gemm import grouped_gemm_ns
-from tracelens.what_if.scenarios.loops import _Reader, iterations, loops
+from tracelens.what_if.scenarios.kernels.grouped_gemm import grouped_gemm_ns
+from tracelens.what_if.scenarios.kernels.loops import _Reader, iterations, loops
 from tracelens.what_if.whatif import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"

@@ -16,7 +16,7 @@ from tracelens.planner.step_time.machine import Machine
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
 from tracelens.what_if.scenario import NotApplicable
-from tracelens.what_if.scenarios.ranks import expected_maximum, transfer_ratio
+from tracelens.what_if.scenarios.device.ranks import expected_maximum, transfer_ratio
 from tracelens.what_if.whatif import whatif
 
 

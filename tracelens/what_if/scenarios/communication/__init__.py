@@ -1,1 +1,1 @@
-"""Collectives that are faster or overlapped."""
+"""Collectives that are faster or overlapped, and ranks that wait for each other."""

@@ -1,1 +1,1 @@
-"""Kernels that are fused, not repeated, or of another size."""
+"""Kernels that are grouped, fused, not repeated, of another size, or take another time."""

@@ -1,1 +1,1 @@
-"""What the host takes between launches."""
+"""The host: its launches, its waits for the GPU, and what keeps it from both."""

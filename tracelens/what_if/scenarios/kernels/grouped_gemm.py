@@ -13,7 +13,7 @@ from tracelens.devices import Device
 from tracelens.trace import Trace
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
-from tracelens.what_if.scenarios.loops import Loop, iterations, loops
+from tracelens.what_if.scenarios.kernels.loops import Loop, iterations, loops
 
 
 class ExpertLoops(NamedTuple):

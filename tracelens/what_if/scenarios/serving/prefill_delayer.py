@@ -13,7 +13,7 @@ from tracelens.arrays import Int, lookup
 from tracelens.table import codes, sums
 from tracelens.what_if.graph import Edit, Graph, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.scenarios.serving_steps import ServingSteps, serving_rank, serving_steps
+from tracelens.what_if.scenarios.serving.serving_steps import ServingSteps, serving_rank, serving_steps
 
 _PREFILLS = ("prefill", "mixed")
 

@@ -7,7 +7,7 @@ import numpy as np
 from tracelens.trace import rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario
-from tracelens.what_if.scenarios.serving_steps import serving_rank, serving_steps
+from tracelens.what_if.scenarios.serving.serving_steps import serving_rank, serving_steps
 
 
 @scenario("two_batch_overlap", argument="=EFFICIENCY", reads=(serving_rank,))

@@ -1,0 +1,1 @@
+"""Scenarios of other devices, and of more of them."""

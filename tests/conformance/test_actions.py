@@ -117,3 +117,16 @@ def test_the_evidence_has_the_numbers_of_the_finding_in_its_step(name: str) -> N
         shown = table(finding.evidence_command, table_name)
         for row in of_detector.itertuples():
             assert number(shown, row.rank) == pytest.approx(row.value, rel=0.002), (finding, row.rank)
+
+
+def test_savings_without_the_profiler_are_those_of_the_command_that_findings_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tracelens.load(SAMPLE_TRACES / "one_gpu/loop")
+    result = tracelens.analyze(run, "findings", unprofiled_step_ms=55)
+    assert result.meta["base_ns"] == pytest.approx(55e6, rel=1e-4)
+    first = next(result["findings"].itertuples())
+    assert "--unprofiled-step-ms 55" in first.whatif_command
+    (projected,) = output(first.whatif_command)["tables"]["whatif"]
+    assert projected["base_ns"] - projected["projected_ns"] == first.saving_ns

@@ -17,6 +17,7 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     Step,
+    UnprofiledStep,
     check_complete,
     options,
     print_report,
@@ -36,6 +37,7 @@ def analyze(
     step: Step = None,
     device: Device = None,
     device_file: DeviceFile = None,
+    unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
     _limit: Limit = None,
     dask: Dask = None,
@@ -52,6 +54,8 @@ def analyze(
     """
     files = TraceFiles(paths).all()
     with progress() as line, Reporting(files, partial=partial, dask=dask, progress=line) as reporting:
-        report = reporting.report([name], step=step, **options([name], scope, device, device_file))
+        report = reporting.report(
+            [name], step=step, **options([name], scope, device, device_file, unprofiled_step_ms)
+        )
     print_report(report, json=json)
     check_complete(report)

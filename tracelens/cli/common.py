@@ -79,6 +79,16 @@ Output = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
 
+UnprofiledStep = Annotated[
+    float | None,
+    typer.Option(
+        help="The step without the profiler, in ms, from which projections start; default: as "
+        "tracelens.record timed it. Host time is scaled to give it.",
+        min=0.0,
+        show_default=False,
+    ),
+]
+
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing ranks.")]
 
 Dask = Annotated[
@@ -111,10 +121,19 @@ Limit = Annotated[
 
 
 def options(
-    names: Sequence[str] | None, scope: ScopeChoice, device: str | None, device_file: str | None
+    names: Sequence[str] | None,
+    scope: ScopeChoice,
+    device: str | None,
+    device_file: str | None,
+    unprofiled_step_ms: float | None,
 ) -> dict[str, Any]:
     """The options that these analyzers (default: all) have; warns of those that none of them has."""
-    values = {"scope": scope.value, "device": device, "device_file": device_file}
+    values = {
+        "scope": scope.value,
+        "device": device,
+        "device_file": device_file,
+        "unprofiled_step_ms": unprofiled_step_ms,
+    }
     changed = {name for name, value in values.items() if value not in (None, ScopeChoice.all.value)}
     if not names or not changed:
         return values

@@ -18,6 +18,7 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     Step,
+    UnprofiledStep,
     check_outputs,
     deliver,
     import_formats,
@@ -39,6 +40,7 @@ def report(
     step: Step = None,
     device: Device = None,
     device_file: DeviceFile = None,
+    unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
     _limit: Limit = None,
     dask: Dask = None,
@@ -62,7 +64,7 @@ def report(
     ):
         check_outputs(output, [*paths, *filter(None, [device_file])], traces=traces)
         _prepare(output)
-        of_analyzers = options(only, scope, device, device_file)
+        of_analyzers = options(only, scope, device, device_file, unprofiled_step_ms)
         result = reporting.report(only, step=step, fork=True, **of_analyzers)
     deliver(result, output)
 

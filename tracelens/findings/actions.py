@@ -135,9 +135,11 @@ class Commands(NamedTuple):
 
     Attributes:
         recordings: by rank.
+        unprofiled_step_ms: a step without the profiler, if the user gave it.
     """
 
     recordings: Mapping[int, Recording]
+    unprofiled_step_ms: float | None = None
 
     @property
     def platform(self) -> Platform:
@@ -168,11 +170,16 @@ class Commands(NamedTuple):
             )
         if scenario:
             columns["whatif_command"] = self._line(
-                ("project", "whatif"), ("--scenario", scenario), own_step=True
+                ("project", "whatif"), ("--scenario", scenario, *self._unprofiled), own_step=True
             )
         if start >= 0:
             columns["location"] = self._location(rank, detector, start)
         return columns
+
+    @property
+    def _unprofiled(self) -> tuple[str, ...]:
+        known_ms = self.unprofiled_step_ms
+        return () if known_ms is None else ("--unprofiled-step-ms", f"{known_ms:.15g}")
 
     def _line(self, command: Sequence[str], options: Sequence[str], own_step: bool = False) -> str:
         """A line to paste into a shell.

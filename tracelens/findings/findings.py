@@ -129,7 +129,11 @@ def rank_detections(
     "findings", title="What to fix first", order=0, part=rank_detections, shared=("projector",), needs=NEEDS
 )
 def findings(
-    ranks: Sequence[RankDetections], projector: Projector | Skip, results: Mapping[str, Result]
+    ranks: Sequence[RankDetections],
+    projector: Projector | Skip,
+    results: Mapping[str, Result],
+    *,
+    unprofiled_step_ms: float | None = None,
 ) -> Result:
     """What should be fixed first, what does it save, and how?
 
@@ -137,6 +141,7 @@ def findings(
         ranks: from `rank_detections`, whose options are `device` and `device_file`, as for `roofline`.
         projector: replays a step of the run under scenarios, or says why it cannot.
         results: of the analyzers that detectors read.
+        unprofiled_step_ms: a step without the profiler, from which the projector starts.
 
     Returns:
         tables `findings`, `measurements` and `checks`. meta: the replayed step and its base_ns.
@@ -151,8 +156,9 @@ def findings(
     replays = Replays(projector, sum(rank.step_ns for rank in ranks) / len(ranks))
     candidates = _sized(outcomes, ranks, replays)
     shown = {item.detector.name: item for item in candidates if item.saving.ns > SHOWN * replays.base_ns}
+    commands = Commands({rank.rank: rank.recording for rank in ranks}, unprofiled_step_ms)
     rows = [
-        _row(position, finding, ranks, replays, results["completeness"])
+        _row(position, finding, ranks, replays, commands, results["completeness"])
         for position, finding in enumerate(ranked(list(shown.values()), replays, len(ranks)), start=1)
     ]
     tables = {
@@ -197,12 +203,12 @@ def _row(
     finding: Ranked,
     ranks: Sequence[RankDetections],
     replays: Replays,
+    commands: Commands,
     doubts: Result,
 ) -> dict[str, Any]:
     candidate, cause, saving = finding.candidate, finding.cause, finding.candidate.saving
     worst, by_rank = candidate.worst, {rank.rank: rank for rank in ranks}
     detection = doubted(trusted(candidate, replays), worst, doubts)
-    commands = Commands({rank.rank: rank.recording for rank in ranks})
     prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at_ns = -1
     if worst in by_rank and detection.where.total:

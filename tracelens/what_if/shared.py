@@ -70,26 +70,34 @@ def projector_part(
 
 
 @share("projector", part=projector_part, shared=("aligned run",))
-def projector(parts: Sequence[ProjectorPart | Skip], aligned: AlignedRun) -> Projector | Skip:
+def projector(
+    parts: Sequence[ProjectorPart | Skip],
+    aligned: AlignedRun,
+    *,
+    unprofiled_step_ms: float | None = None,
+) -> Projector | Skip:
     """Projects the step of a run under scenarios; a Skip says why there is no graph to replay.
 
     Args:
         parts: from `projector_part`.
         aligned: the communication of all ranks.
+        unprofiled_step_ms: a step without the profiler, in place of what the traces say.
     """
     known = [part for part in parts if not isinstance(part, Skip)]
     missing = [part for part in parts if isinstance(part, Skip)]
     if missing:
         return next((skip for skip in missing if isinstance(skip.reason, Failure)), missing[0])
     try:
-        made = guard(SUBJECT, _projector, known, aligned)
+        made = guard(SUBJECT, _projector, known, aligned, unprofiled_step_ms)
     except TracelensError as why:
         return Skip(SUBJECT, str(why))
     return Skip(SUBJECT, made) if isinstance(made, Failure) else made
 
 
-def _projector(parts: Sequence[ProjectorPart], aligned: AlignedRun) -> Projector:
+def _projector(
+    parts: Sequence[ProjectorPart], aligned: AlignedRun, unprofiled_step_ms: float | None
+) -> Projector:
     own = [part.communication for part in parts if part.communication is not None]
     recorded = join([part.graph for part in parts], align(own) if own else aligned)
     context = ScenarioContext(recorded, reads=[part.reads for part in parts])
-    return Projector(recorded, context, parts[0].step)
+    return Projector(recorded, context, parts[0].step, unprofiled_step_ms=unprofiled_step_ms)

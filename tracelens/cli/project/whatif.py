@@ -15,22 +15,13 @@ from tracelens.cli.common import (
     Output,
     Partial,
     Paths,
+    UnprofiledStep,
     check_outputs,
     deliver_result,
     progress,
 )
 from tracelens.read import TraceFiles
 from tracelens.session import Reading
-
-UnprofiledStep = Annotated[
-    float | None,
-    typer.Option(
-        help="The step without the profiler, in ms, from which projections start; default: as "
-        "tracelens.record timed it. Host time is scaled to give it.",
-        min=0.0,
-        show_default=False,
-    ),
-]
 
 
 def whatif(

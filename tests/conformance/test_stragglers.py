@@ -51,11 +51,13 @@ def test_of_equal_ranks_nobody_is_named() -> None:
 def test_findings_name_the_rank(name: str) -> None:
     table = result(name, "findings")["findings"]
     naming = table[table["detector"].isin(NAMING)]
-    (row,) = records(naming, "detector", "evidence", "confidence")
+    (row,) = records(naming, "detector", "evidence", "confidence", "upper_bound")
     assert row[0] == "stragglers"
     assert row[1].endswith(f"most for rank {FAULTS[name][0]} (100%)")
     assert FAULTS[name][1].replace("_", " ") in row[1]
-    assert row[2] == "medium"
+    # Kernels that wait for those of another stream without an event: the graph does not know why they wait.
+    unexplained = "the graph of the run does not explain the step" if name == "slow_kernels" else ""
+    assert row[2:] == ("low" if unexplained else "medium", unexplained)
 
 
 def test_extra_work_is_named() -> None:

@@ -479,7 +479,9 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     text = script_of("allreduce", 2, "Half").text
     ((status, _),), errors = run(tmp_path, [text.replace("dist.all_reduce(send)", "send.view(7)")])
     assert status == 2
-    assert errors.count("\n") == 1
+    # Beside torch's own log: on a slow machine gloo tells of the rank that has gone.
+    own = [line for line in errors.splitlines() if not re.match(r"\[[IWE]\d{4} ", line)]
+    assert len(own) == 1
     assert "RuntimeError: shape '[7]' is invalid" in errors
     if not torch.cuda.is_available():
         ((status, _),), errors = run(tmp_path, [text], "--device", "cuda")

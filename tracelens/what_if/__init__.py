@@ -1,14 +1,12 @@
 """What if: the run as a graph, replayed with changes."""
 
-from tracelens.what_if.replay import DOUBTFUL, Projection, Projector, Replay, doubt, reliability_warning
-from tracelens.what_if.scenario import SCENARIOS, NotApplicable, ScenarioRequest, parse_request
+from tracelens.what_if.replay import DOUBTFUL, Projector, Replay, doubt, reliability_warning
+from tracelens.what_if.scenario import SCENARIOS, ScenarioRequest, parse_request
 from tracelens.what_if.whatif import whatif
 
 __all__ = [
     "DOUBTFUL",
     "SCENARIOS",
-    "NotApplicable",
-    "Projection",
     "Projector",
     "Replay",
     "ScenarioRequest",

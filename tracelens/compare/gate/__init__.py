@@ -4,8 +4,7 @@ from tracelens.compare.gate.baseline import KEEP, add_to_baseline, baseline_side
 from tracelens.compare.gate.causes import Cause, of_diff, of_metrics
 from tracelens.compare.gate.ci import commands, junit
 from tracelens.compare.gate.config import Options, Settings, settings
-from tracelens.compare.gate.gate import CONFIDENCE, Verdict, gate
-from tracelens.compare.gate.likeness import MUST_AGREE
+from tracelens.compare.gate.gate import Verdict, gate
 from tracelens.compare.gate.outcome import Outcome
 from tracelens.compare.gate.rules import read_rule
 from tracelens.compare.gate.runs import Side
@@ -21,9 +20,7 @@ from tracelens.compare.gate.verdict import (
 )
 
 __all__ = [
-    "CONFIDENCE",
     "KEEP",
-    "MUST_AGREE",
     "Cause",
     "Options",
     "Outcome",

@@ -1,6 +1,6 @@
 """What to do about a finding, for the device and the framework that the traces show."""
 
 from tracelens.findings.remedies.platform import Platform, joined, platform_of
-from tracelens.findings.remedies.remedies import remedies, remedy
+from tracelens.findings.remedies.remedies import remedy
 
-__all__ = ["Platform", "joined", "platform_of", "remedies", "remedy"]
+__all__ = ["Platform", "joined", "platform_of", "remedy"]

@@ -6,6 +6,7 @@ from tracelens.table.groups import codes, stats, sums
 from tracelens.table.result import VIEWS, Report, Result, Skip, join, result
 from tracelens.table.schema import Column, Pivot, Schema, Table, shortened
 from tracelens.table.student import t_quantile, t_tail
+from tracelens.table.summary import Summary, Tile
 from tracelens.table.tree import Leaves, Level, depth_first, levels
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "Rows",
     "Schema",
     "Skip",
+    "Summary",
     "Table",
+    "Tile",
     "codes",
     "depth_first",
     "depths",

@@ -10,6 +10,7 @@ from tracelens.errors import SchemaError
 from tracelens.guard import Failure
 from tracelens.registry import Registry
 from tracelens.table.schema import Schema, Table, shortened
+from tracelens.table.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +81,11 @@ class Result:
         return _Frames(self.data)
 
     @property
+    def exported(self) -> Mapping[str, Table]:
+        """The tables that every format may hold; those of pictures only the page with the picture has."""
+        return {name: table for name, table in self.data.items() if not table.schema.drawn}
+
+    @property
     def schemas(self) -> Mapping[str, Schema]:
         """Name to schema of every table."""
         return {name: table.schema for name, table in self.data.items()}
@@ -112,11 +118,13 @@ class Report:
         results: one per analyzer.
         title: heading of the whole.
         meta: tracelens version, inputs, ranks, device names, options; JSON-able values only.
+        summary: the first screen; None where nothing sums up.
     """
 
     results: tuple[Result, ...]
     title: str = "tracelens report"
     meta: Mapping[str, Any] = field(default_factory=dict)
+    summary: Summary | None = None
 
     def __repr__(self) -> str:
         names = shortened([result.analyzer for result in self.results])

@@ -73,6 +73,7 @@ class Schema:
         kind: how it is read.
         detail: the table feeds figures and machine formats (JSON, CSV, XLSX) and is too fine to be read;
             console, Markdown and HTML leave its rows out.
+        drawn: the table feeds a picture of the HTML page and is in no other format.
         brief: its first rows say most; console, Markdown and HTML show fewer of them than of other tables.
     """
 
@@ -82,6 +83,7 @@ class Schema:
     kind: Kind = "list"
     detail: bool = False
     brief: bool = False
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         needed = {"tree": {"node", "parent"}, "levels": {"level"}}.get(self.kind, set())

@@ -58,7 +58,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     contents: dict[str, bytes] = {}
     described: dict[str, Any] = {}
     for result in report.results:
-        for name, table in result.data.items():
+        for name, table in result.exported.items():
             file = _unique(f"{result.analyzer}.{name}", contents)
             contents[file] = _csv(table.schema.names, _columns(table))
             described[file] = _described(result.analyzer, name, table.schema)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tracelens.guard import banner
 from tracelens.rendering.figures import Figure, drawn
 from tracelens.rendering.formats.json import dumps
+from tracelens.rendering.payload import elements
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
@@ -31,6 +32,7 @@ from tracelens.rendering.tables import (
     one_line,
     readable,
     skipped,
+    tile_value,
 )
 from tracelens.table import VIEWS, Report, Result, Table
 
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 ROWS = 200
 FRAGMENT_ROWS = 20
+
+SCRIPTS = ("payload", "figures", "tables", "contents")
+"""Of the page, in the order in which they run."""
 
 # Cannot occur in rendered text, where every < of a name is escaped.
 _SCRIPTS = "<!--scripts-->"
@@ -69,7 +74,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     placed: list[Figure] = []
     sections = [_section(result, figures.get(result.analyzer, []), placed) for result in report.results]
     scripts = [_plotly()] if placed else []
-    scripts.append(_asset("report.js").encode())
+    scripts.append("".join(_asset(f"js/{name}.js") for name in SCRIPTS).encode())
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -79,14 +84,17 @@ def files(report: Report) -> Mapping[str, bytes]:
             css=_asset("table.css") + _asset("page.css"),
             meta=meta_items(report.meta),
             incomplete=incomplete,
+            summary=report.summary,
+            tile_value=tile_value,
             cards=cards(report),
             sections=sections,
         )
     )
     before, after = page.split(_SCRIPTS)
     data = (b'<script type="application/json" id="figures">', _inert(dumps(placed)), b"</script>\n")
+    payloads = (elements({}),)
     tags = (part for script in scripts for part in (b"<script>", script, b"</script>\n"))
-    return {"report.html": b"".join((before.encode(), *data, *tags, after.encode()))}
+    return {"report.html": b"".join((before.encode(), *data, *payloads, *tags, after.encode()))}
 
 
 @VIEWS.register("html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -30,6 +31,7 @@ SCHEMA_VERSION = 1
 def files(report: Report) -> Mapping[str, bytes]:
     """{"schema_version", "results": {analyzer: {"tables", "skips", "meta"}}, "findings", "meta"} in one file.
 
+    Where something sums up, it has "summary": {"verdict", "tiles"}, too.
     `findings` are the rows of that analyzer's table, empty when it is not part of the report.
     `meta.failures` names the parts that failed because of a bug. An infinite float is null.
     """
@@ -40,6 +42,8 @@ def files(report: Report) -> Mapping[str, bytes]:
     findings = results.get("findings", {}).get("tables", {}).get("findings", [])
     meta = _meta(report.meta, report.failures)
     content = {"schema_version": SCHEMA_VERSION, "results": results, "findings": findings, "meta": meta}
+    if report.summary:
+        content["summary"] = asdict(report.summary)
     return {"report.json": dumps(content)}
 
 
@@ -108,7 +112,7 @@ def _escaped(char: str) -> str:
 
 
 def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
-    return {name: _records(table) for name, table in result.data.items()}
+    return {name: _records(table) for name, table in result.exported.items()}
 
 
 def _records(table: Table) -> list[dict[str, Any]]:

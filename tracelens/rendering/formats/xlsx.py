@@ -66,7 +66,7 @@ def _sheets(report: Report) -> list[tuple[str, str, str]]:
     used = {"index", "history"}  # ours, and one that Excel keeps for itself
     sheets = []
     for result in report.results:
-        for name in result.data:
+        for name in result.exported:
             full_name = result.analyzer if name == result.analyzer else f"{result.analyzer}.{name}"
             base = _ILLEGAL.sub("_", full_name).strip("'") or "table"
             sheet = base[:31].rstrip("'")

@@ -15,6 +15,7 @@ from tracelens.rendering.tables.rows import (
     select,
     skipped,
 )
+from tracelens.rendering.tables.tiles import tile_range, tile_value
 from tracelens.rendering.tables.values import (
     ColumnFormat,
     encodable,
@@ -46,4 +47,6 @@ __all__ = [
     "select",
     "shorten",
     "skipped",
+    "tile_range",
+    "tile_value",
 ]

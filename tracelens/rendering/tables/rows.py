@@ -102,7 +102,7 @@ def details(result: Result) -> str:
     names = [
         f"{table.schema.title} ({len(table):,} rows)"
         for table in result.data.values()
-        if table.schema.detail and not _says_nothing(result)
+        if table.schema.detail and not table.schema.drawn and not _says_nothing(result)
     ]
     return f"Only in JSON, CSV and XLSX: {', '.join(names)}" if names else ""
 
@@ -121,7 +121,7 @@ def readable(result: Result) -> dict[str, Table]:
         return {}
     readable_tables: dict[str, Table] = {}
     for name, table in result.data.items():
-        if not table.schema.detail:
+        if not (table.schema.detail or table.schema.drawn):
             readable_tables |= by_level(name, with_places(table))
     return readable_tables
 

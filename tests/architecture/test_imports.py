@@ -84,6 +84,7 @@ FLOORS = (
     {"completeness", "pipeline", "serving", "stragglers"},
     {"moe"},
     {"fusable", "overview"},
+    {"step_timeline"},
 )
 """The rooms of `analysis` from the ground up; each is built on those below it."""
 # What `import tracelens` may run: these import neither pandas nor numpy.

@@ -324,7 +324,7 @@ def test_json_has_no_nan_and_every_table() -> None:
     results = json.loads(content, parse_constant=refuse)["results"]
     assert list(results) == NAMES
     for result in whole.results:
-        assert set(results[result.analyzer]["tables"]) == set(result.data)
+        assert set(results[result.analyzer]["tables"]) == set(result.exported)
     total = next(
         row["dur_ns"] for row in results["timeline"]["tables"]["timeline"] if row["metric"] == "total"
     )

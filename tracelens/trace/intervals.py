@@ -36,6 +36,11 @@ class Union(NamedTuple):
         """What lies between the first start and the last end and is not in this set."""
         return Union(self.end[:-1], self.start[1:])
 
+    def complement(self) -> Union:
+        """All time that is not in this set, from the begin to the end of time."""
+        always = np.iinfo(np.int64)
+        return Union(np.append(always.min, self.end), np.append(self.start, always.max))
+
 
 def interval_of(start: Int, end: Int, times: Int) -> Int:
     """Index of the interval [start, end) that each time lies in, -1 for none.
@@ -147,6 +152,31 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
         rows_of_level = np.flatnonzero(priority[row] == level)
         dur[rows_of_level] -= taken.covered(low[rows_of_level], high[rows_of_level])
     return row, window, dur
+
+
+def exclusive_pieces(start: Int, end: Int, priority: Int) -> tuple[Int, Int, Int]:
+    """The time that each interval has to itself, as pieces: those whose lengths `shares` adds up.
+
+    Args:
+        start: ns.
+        end: ns, not before `start`.
+        priority: small non-negative numbers; the lowest wins, among equals the one that started first.
+
+    Returns:
+        (row, start, end) of each piece, in order of time. Together they are the union of all intervals.
+    """
+    own_start = exclusive(start, end, priority)
+    parts = []
+    for level in np.unique(priority):
+        above = priority < level
+        rows = np.flatnonzero((priority == level) & (own_start < end))
+        row, low, high = cut(own_start[rows], end[rows], union(start[above], end[above]).complement())
+        parts.append((rows[row], low, high))
+    if not parts:
+        return start, start, end
+    row, low, high = (np.concatenate(values) for values in zip(*parts, strict=True))
+    order = np.argsort(low, kind="stable")
+    return row[order], low[order], high[order]
 
 
 def intersection(a: Union, b: Union) -> Union:

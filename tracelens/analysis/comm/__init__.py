@@ -5,10 +5,12 @@ from tracelens.analysis.comm.hierarchy import HostSpans, Part, host_spans, spans
 from tracelens.analysis.comm.kinds import collective_kinds
 from tracelens.analysis.comm.matching import SEND_RECV, Group, MatchedCollective, Participant
 from tracelens.analysis.comm.messages import traffic_matrices
+from tracelens.analysis.comm.overlap import NOT_RECORDED, communication_labels
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
 from tracelens.analysis.comm.waiting import bus_factor
 
 __all__ = [
+    "NOT_RECORDED",
     "POINT_TO_POINT",
     "SEND_RECV",
     "AlignedRun",
@@ -23,6 +25,7 @@ __all__ = [
     "align_run",
     "bus_factor",
     "collective_kinds",
+    "communication_labels",
     "host_spans",
     "rank_communication",
     "spans_of",

@@ -38,7 +38,7 @@ OVERLAP = Schema(
 )
 
 
-class _Labels(NamedTuple):
+class Labels(NamedTuple):
     """Process group and collective of each communication kernel."""
 
     group: Coded
@@ -93,7 +93,7 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
     rank = trace.meta.rank
     computing = work.union("computation", "memset") if scope == "linked" else work.union("computation")
     comm = work.take(work.kind == WORK_KINDS.index("comm"))
-    labels = _labels(trace, comm)
+    labels = communication_labels(trace, comm)
     if labels.unrecorded:
         skips.append(
             Skip(
@@ -148,7 +148,8 @@ def _total(trace: Trace, work: Work) -> int:
     return int(work.end.max() - work.start.min())
 
 
-def _labels(trace: Trace, comm: Work) -> _Labels:
+def communication_labels(trace: Trace, comm: Work) -> Labels:
+    """Process group and collective of these communication kernels, as people know them."""
     table = trace.tables["collectives"]
     groups, collectives = _groups(trace), table.coded("collective")
     kernel = table.array("kernel_id")
@@ -158,7 +159,7 @@ def _labels(trace: Trace, comm: Work) -> _Labels:
     known = comm.event[order[row]] == kernel
     known &= ~host | ~np.isin(kernel, kernel[~host])
     position, count = order[row[known]], len(comm.event)
-    return _Labels(
+    return Labels(
         _joined(position, groups.take(known), count),
         _joined(position, collectives.take(known), count),
         count - len(np.unique(position)),

@@ -1,6 +1,6 @@
 """The host: idle GPU time and what the host did meanwhile, launches, blocking calls."""
 
-from tracelens.analysis.host.causes import CAUSES, CODE, HOST_CAUSES, IdlePieces, idle_pieces
+from tracelens.analysis.host.causes import CAUSES, CODE, HOST_CAUSES, IdlePieces, idle_pieces, idle_time
 from tracelens.analysis.host.gaps import GAP_NS, Gaps, find_gaps
 from tracelens.analysis.host.idle import host_names
 from tracelens.analysis.host.launches import launch_bound
@@ -27,6 +27,7 @@ __all__ = [
     "find_gaps",
     "host_names",
     "idle_pieces",
+    "idle_time",
     "launch_bound",
     "named",
     "reads",

@@ -17,11 +17,11 @@ from tracelens.analysis.host.activity import (
     Activity,
     Host,
 )
-from tracelens.analysis.host.gaps import GAP_NS, Gaps
+from tracelens.analysis.host.gaps import GAP_NS, Gaps, find_gaps
 from tracelens.analysis.host.waits import SYNCHRONIZE, named
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import codes, nearest, sums
-from tracelens.trace import Events, Trace, Work
+from tracelens.trace import Events, Scope, Trace, Work, gpu_work, steps_of
 
 SILENT_NS = 500_000
 """Python between two ops takes a few us, rarely 0.3 ms. What takes longer is something else."""
@@ -90,6 +90,20 @@ class IdlePieces(NamedTuple):
 
     def take(self, rows: Int | Bool) -> IdlePieces:
         return IdlePieces(*(values[rows] for values in self))
+
+
+def idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
+    """All gaps of a rank with GPU work, and their pieces; kept with the trace."""
+    return trace.once(_all_idle_time) if scope == "all" else _idle_time(trace, gpu_work(trace, scope))
+
+
+def _all_idle_time(trace: Trace) -> tuple[Gaps, IdlePieces]:
+    return _idle_time(trace, trace.work)
+
+
+def _idle_time(trace: Trace, work: Work) -> tuple[Gaps, IdlePieces]:
+    gaps = find_gaps(work, steps_of(trace).edges)
+    return gaps, idle_pieces(trace, work, gaps)
 
 
 def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
-from tracelens.analysis.host.causes import CAUSES, CODE, IdlePieces, idle_pieces
-from tracelens.analysis.host.gaps import GAP_NS, Gaps, find_gaps
+from tracelens.analysis.host.causes import CAUSES, CODE, IdlePieces, idle_time
+from tracelens.analysis.host.gaps import GAP_NS, Gaps
 from tracelens.analysis.host.stacks import threads
 from tracelens.arrays import Int, lookup
 from tracelens.table import Column, Result, Schema, Skip, codes, result, stats
@@ -103,7 +103,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        tables = _tables(trace, work)
+        tables = _tables(trace, work, scope)
         for name, rows in tables.items():
             parts[name].append({"rank": np.full(len(next(iter(rows.values()))), rank), **rows})
         if not len(tables["gaps"]["dur_ns"]):
@@ -117,9 +117,8 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
     return result({name: schemas[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
-def _tables(trace: Trace, work: Work) -> dict[str, dict[str, Any]]:
-    gaps = find_gaps(work, steps_of(trace).edges)
-    pieces = idle_pieces(trace, work, gaps)
+def _tables(trace: Trace, work: Work, scope: Scope) -> dict[str, dict[str, Any]]:
+    gaps, pieces = idle_time(trace, scope)
     host, op, texts = host_names(trace, pieces)
     total = max(int(gaps.dur.sum()), 1)
     # A gap's share of a cause, or of a host, is one share, however often it was broken off.

@@ -1,6 +1,18 @@
 """The whole run: timeline, breakdown, steps, annotations, ops and kernels."""
 
-from tracelens.analysis.overview.breakdown import NO_OP, shape_texts
+from tracelens.analysis.overview.breakdown import NO_OP, NO_SHAPE, shape_texts
 from tracelens.analysis.overview.pace import NO_PACE, PACE_META, PaceSummary, pace_summary
+from tracelens.analysis.overview.scopes import MODULE_MARK, module_frames, program_scopes
 
-__all__ = ["NO_OP", "NO_PACE", "PACE_META", "PaceSummary", "pace_summary", "shape_texts"]
+__all__ = [
+    "MODULE_MARK",
+    "NO_OP",
+    "NO_PACE",
+    "NO_SHAPE",
+    "PACE_META",
+    "PaceSummary",
+    "module_frames",
+    "pace_summary",
+    "program_scopes",
+    "shape_texts",
+]

@@ -87,8 +87,8 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
         tables = (
-            ("modules", _modules(trace), "no nn.Module frames; use profile(with_stack=True)"),
-            ("scopes", _scopes(trace), "no record_function scopes in the trace"),
+            ("modules", module_frames(trace), "no nn.Module frames; use profile(with_stack=True)"),
+            ("scopes", program_scopes(trace), "no record_function scopes in the trace"),
         )
         skips += [Skip(f"rank {rank}: {name}", why) for name, marked, why in tables if not marked.any()]
         if not any(marked.any() for _, marked, _ in tables):
@@ -106,12 +106,14 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
     )
 
 
-def _modules(trace: Trace) -> Bool:
+def module_frames(trace: Trace) -> Bool:
+    """The events that are Python frames of nn.Modules."""
     events = trace.arrays
     return events.where("python") & events.named(lambda name: name.startswith(MODULE_MARK))
 
 
-def _scopes(trace: Trace) -> Bool:
+def program_scopes(trace: Trace) -> Bool:
+    """The record_function scopes of the program, without step marks and those of libraries."""
     events = trace.arrays
     own = events.named(lambda name: not STEP_MARK.match(name) and not _LIBRARY_SCOPE.match(name))
     return events.where("annotation") & own

@@ -1,6 +1,6 @@
 """Imports go one way, from room to room, and never past the door.
 
-    cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if -> planner
+    cli -> session -> {findings, compare, reproducers, summary, merge, workers, rendering} -> what_if -> planner
         -> analysis -> {costs, devices} -> trace
         -> table
         -> {arrays, dtypes, filenames, lazy, registry, plugins, limits, guard, errors, printable, units}
@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "what_if": BASE | {"table", "trace", "costs", "devices", "analysis", "planner"},
     "compare": BASE | {"table", "trace", "analysis"},
     "findings": BASE | {"table", "trace", "costs", "devices", "analysis", "what_if"},
+    "summary": BASE | {"table", "trace", "analysis"},
     "reproducers": BASE | {"table", "trace", "costs", "devices", "analysis", "findings", "outputs"},
     "merge": BASE | {"trace", "outputs"},
     "workers": BASE | {"table", "trace", "read", "analysis"},
@@ -68,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "compare",
         "findings",
     }
-    | {"reproducers", "merge", "workers", "rendering"},
+    | {"reproducers", "summary", "merge", "workers", "rendering"},
 }
 EVERYTHING = set(ALLOWED) | {PACKAGE}
 ALLOWED |= {

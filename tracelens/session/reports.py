@@ -314,6 +314,7 @@ def assembled(
     from tracelens.analysis.common import noted
     from tracelens.analysis.completeness import COMPLETENESS, trust
     from tracelens.analysis.overview import PACE_META
+    from tracelens.summary import run_summary
     from tracelens.table import Report
 
     meta = {
@@ -333,7 +334,8 @@ def assembled(
         if not meta["trust"]["complete"]:
             # Whoever reads on should know what not to believe.
             results = [result, *(other for other in results if other is not result)]
-    return Report(tuple(noted(result, metas) for result in results), meta=meta)
+    results = [noted(result, metas) for result in results]
+    return Report(tuple(results), meta=meta, summary=run_summary(results, meta))
 
 
 def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:

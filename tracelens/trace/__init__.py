@@ -39,7 +39,7 @@ from tracelens.trace.links import (
 from tracelens.trace.names import STEP_MARK, matching, wildcards
 from tracelens.trace.pace import PacePart, mean_step_ns, settled
 from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
-from tracelens.trace.steps import Steps, is_step, launched_in, select_step, steps_of
+from tracelens.trace.steps import WHOLE, Steps, is_step, launched_in, select_step, steps_of
 from tracelens.trace.tables import (
     COLLECTIVES,
     EVENT_KINDS,
@@ -64,6 +64,7 @@ __all__ = [
     "PASSED_THROUGH",
     "STACK_KINDS",
     "STEP_MARK",
+    "WHOLE",
     "WORK_KINDS",
     "Calls",
     "Events",

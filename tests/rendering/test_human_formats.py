@@ -95,7 +95,7 @@ def test_detail_tables_are_named_but_not_shown() -> None:
 
 
 def test_cells_carry_raw_values_and_columns_their_meaning() -> None:
-    text = page(sample.timeline())
+    text = page(sample.timeline(ranks=1))
     assert "<td data-v=412345678>412.346</td>" in text
     assert 'title="dur_ns - Time in all steps." aria-sort=none><button type=button>time (ms)</button>' in text
     assert '<td class=f data-v=0.62 style="--f:0.620">62.0%</td>' in text

@@ -44,6 +44,8 @@ class Column:
         doc: what it means.
         prose: sentences, which are shown whole; names are shortened in their middle.
         folded: lines to be copied, such as commands: whole, unbroken, and where possible folded away.
+        intensive: does not add up, such as a mean or the size of one call. A rank that lacks the row has no
+            such number, but may have 0 of its times and counts. Rates and efficiencies are intensive.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Column:
     doc: str = ""
     prose: bool = False
     folded: bool = False
+    intensive: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -75,6 +78,13 @@ class Schema:
             console, Markdown and HTML leave its rows out.
         drawn: the table feeds a picture of the HTML page and is in no other format.
         brief: its first rows say most; console, Markdown and HTML show fewer of them than of other tables.
+        key: of a table with a `rank`, the columns that name what a row is about; rows of several ranks that
+            agree in them can be compared. Empty where every row stands for itself: an event, or a rank. By
+            default the names and other short texts. The rows of a tree are about the same if all rows around
+            them are, too.
+        leading: the quantity that matters most; by default the first time, else the first amount.
+        descending: the rows of a rank are in order of it, largest first.
+        absent_is_zero: a rank that lacks a row has nothing of the kind; else nobody measured it there.
     """
 
     title: str
@@ -84,6 +94,10 @@ class Schema:
     detail: bool = False
     brief: bool = False
     drawn: bool = False
+    key: tuple[str, ...] | None = None
+    leading: str = ""
+    descending: bool = False
+    absent_is_zero: bool = True
 
     def __post_init__(self) -> None:
         needed = {"tree": {"node", "parent"}, "levels": {"level"}}.get(self.kind, set())
@@ -92,6 +106,13 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"Schema({self.title!r}: {len(self.columns)} columns: {shortened(self.names)})"
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns of the key."""
+        if self.key is not None:
+            return [name for name in self.names if name in self.key]
+        return [c.name for c in self.columns if c.is_text and not (c.prose or c.folded)]
 
     @property
     def names(self) -> list[str]:

@@ -35,6 +35,8 @@ OVERLAP = Schema(
     doc="The bound is the hidden fraction if all computation of the rank ran under this communication. "
     "Time when several groups communicate counts for each of them, and once in (all). Computation as in "
     "the timeline.",
+    leading="comm_ns",
+    descending=True,
 )
 
 

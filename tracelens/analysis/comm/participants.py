@@ -35,6 +35,7 @@ PARTICIPANTS = Schema(
         Column("exposed_ns", "int64", "ns", "of the rest, exposed: the GPU computes nothing meanwhile"),
     ),
     detail=True,
+    key=(),
 )
 
 

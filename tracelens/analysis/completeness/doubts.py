@@ -132,6 +132,7 @@ STRETCHES = Schema(
         Column("dur_ns", "int64", "ns"),
     ),
     detail=True,
+    key=(),
 )
 
 

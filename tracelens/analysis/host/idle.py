@@ -39,6 +39,8 @@ CAUSE_TABLE = Schema(
         Column("fraction", "float64", "fraction", "of the rank's idle time"),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
+    leading="dur_ns",
+    descending=True,
 )
 HOSTS = Schema(
     "Idle time by what the host was doing",
@@ -49,10 +51,12 @@ HOSTS = Schema(
         _OP,
         Column("count", "int64", "count", "gaps"),
         Column("dur_ns", "int64", "ns"),
-        Column("mean_ns", "float64", "ns", "of a gap's share"),
-        Column("max_ns", "int64", "ns"),
+        Column("mean_ns", "float64", "ns", "of a gap's share", intensive=True),
+        Column("max_ns", "int64", "ns", intensive=True),
         Column("fraction", "float64", "fraction", "of the rank's idle time"),
     ),
+    leading="dur_ns",
+    descending=True,
 )
 GAPS = Schema(
     "Longest gaps",
@@ -68,6 +72,9 @@ GAPS = Schema(
         Column("next_work", "category", doc="GPU work after the gap"),
         Column("stream", "int64", doc="stream of that work"),
     ),
+    key=(),
+    leading="dur_ns",
+    descending=True,
 )
 PIECES = Schema(
     "Pieces of the longest gaps",
@@ -80,6 +87,7 @@ PIECES = Schema(
         _OP,
     ),
     detail=True,
+    key=(),
 )
 
 

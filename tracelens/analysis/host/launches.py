@@ -32,6 +32,7 @@ LAUNCHES = Schema(
         Column("fraction", "float64", "fraction"),
         Column("meaning", "str"),
     ),
+    key=("metric",),
 )
 CALLS = Schema(
     "Launch calls",
@@ -40,11 +41,13 @@ CALLS = Schema(
         Column("name", "category", doc="runtime or driver call"),
         Column("count", "int64", "count"),
         Column("sum_ns", "int64", "ns", "CPU time in the call"),
-        Column("mean_ns", "float64", "ns"),
-        Column("median_ns", "float64", "ns"),
-        Column("p99_ns", "int64", "ns"),
-        Column("max_ns", "int64", "ns"),
+        Column("mean_ns", "float64", "ns", intensive=True),
+        Column("median_ns", "float64", "ns", intensive=True),
+        Column("p99_ns", "int64", "ns", intensive=True),
+        Column("max_ns", "int64", "ns", intensive=True),
     ),
+    leading="sum_ns",
+    descending=True,
 )
 HISTOGRAM = Schema(
     "Launch latency",

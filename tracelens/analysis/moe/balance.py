@@ -39,6 +39,7 @@ TOKENS = Schema(
         Column("ratio", "float64", "ratio", "of the mean of its expert-parallel group"),
     ),
     detail=True,
+    key=("layer",),
 )
 
 EXPERT_ROWS = Schema(
@@ -52,6 +53,7 @@ EXPERT_ROWS = Schema(
         Column("tokens", "float64", "count", "mean rows per pass"),
     ),
     detail=True,
+    key=("layer", "expert"),
 )
 
 WAITS = Schema(
@@ -65,6 +67,7 @@ WAITS = Schema(
         Column("dur_ns", "int64", "ns", "until those of the slowest rank finished"),
     ),
     detail=True,
+    key=(),
 )
 
 

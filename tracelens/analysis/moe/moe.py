@@ -39,7 +39,13 @@ STAGE_TABLE = Schema(
         Column("backward_ns", "int64", "ns", "of a step"),
         Column("recompute_ns", "int64", "ns", "of a step, forward work recomputed in the backward pass"),
         Column("fraction", "float64", "fraction", "of the step, forward + backward + recompute"),
-        Column("blocking_count", "float64", "count", "blocking calls per pass, forward and backward"),
+        Column(
+            "blocking_count",
+            "float64",
+            "count",
+            "blocking calls per pass, forward and backward",
+            intensive=True,
+        ),
     ),
     doc="Time with work of the stage; overlapping stages each count it. Dispatch and combine are the "
     "communication before and after the experts, including waiting for other ranks; permute is all sorting "
@@ -63,6 +69,8 @@ LAYERS = Schema(
         Column("tokens", "float64", "count", "rows its experts compute, -1 if not recorded"),
     ),
     doc="Means per micro-batch and layer.",
+    key=("layer",),
+    absent_is_zero=False,
 )
 
 PASS_TABLE = Schema(
@@ -85,6 +93,7 @@ PASS_TABLE = Schema(
         Column("tokens", "int64", "count", "rows its experts compute, -1 if not recorded"),
     ),
     detail=True,
+    key=(),
 )
 
 SYNC_FREE = {

@@ -24,6 +24,7 @@ INPUT = Schema(
             "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
         ),
     ),
+    key=(),
 )
 LOSSES = Schema(
     "Problems in the traces",
@@ -32,8 +33,9 @@ LOSSES = Schema(
         Column("problem", "str"),
         Column("outcome", "str", doc="dropped: left out; repaired: used after mending; problem: of the file"),
         Column("count", "int64", "count", "events concerned"),
-        Column("first_byte", "int64", "bytes", "where the first one starts, -1 if not known"),
+        Column("first_byte", "int64", "bytes", "where the first one starts, -1 if not known", intensive=True),
     ),
+    key=("problem", "outcome"),
 )
 
 

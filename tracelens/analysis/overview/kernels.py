@@ -16,12 +16,14 @@ KERNELS = Schema(
         Column("category", "category", doc="kernel class"),
         Column("count", "int64", "count"),
         Column("sum_ns", "int64", "ns", "sum of durations; kernels on several streams may overlap"),
-        Column("mean_ns", "float64", "ns"),
-        Column("median_ns", "float64", "ns"),
-        Column("min_ns", "int64", "ns"),
-        Column("max_ns", "int64", "ns"),
+        Column("mean_ns", "float64", "ns", intensive=True),
+        Column("median_ns", "float64", "ns", intensive=True),
+        Column("min_ns", "int64", "ns", intensive=True),
+        Column("max_ns", "int64", "ns", intensive=True),
         Column("fraction", "float64", "fraction", "of the summed time of all kernels"),
     ),
+    leading="sum_ns",
+    descending=True,
 )
 
 

@@ -33,13 +33,16 @@ OPS = Schema(
         Column("count", "int64", "count", "calls that launched GPU work themselves"),
         Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; union per call"),
         Column("subtree_dur_ns", "int64", "ns", "the same including ops that it calls"),
-        Column("mean_ns", "float64", "ns", "of dur_ns per call"),
-        Column("median_ns", "float64", "ns"),
-        Column("min_ns", "int64", "ns"),
-        Column("max_ns", "int64", "ns"),
+        Column("mean_ns", "float64", "ns", "of dur_ns per call", intensive=True),
+        Column("median_ns", "float64", "ns", intensive=True),
+        Column("min_ns", "int64", "ns", intensive=True),
+        Column("max_ns", "int64", "ns", intensive=True),
         Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
     ),
     doc="Each piece of GPU work belongs to the innermost op around the call that launched it.",
+    key=("name",),
+    leading="dur_ns",
+    descending=True,
 )
 
 

@@ -33,6 +33,8 @@ PACE = Schema(
     ),
     doc="Measured by the recorder around the recorded steps, which the profiler slows down. A part of fewer "
     "than five steps counts only where no part is longer.",
+    key=("part", "first_step"),
+    absent_is_zero=False,
 )
 
 

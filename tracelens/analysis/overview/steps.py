@@ -81,6 +81,8 @@ STEPS = Schema(
     ),
     doc="Whole steps only. A step begins with its mark, or when the GPU has finished the steps before it. "
     "Counts: what the host launched between the marks.",
+    key=("step",),
+    absent_is_zero=False,
 )
 STEP_METRICS = Schema(
     "Metrics of each step",

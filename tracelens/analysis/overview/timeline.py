@@ -72,6 +72,8 @@ STEPS = Schema(
         Column("idle_fraction", "float64", "fraction", "of the step's window"),
     ),
     doc="A step lasts until the next one's mark; work that crosses the border counts where it runs.",
+    key=("step",),
+    absent_is_zero=False,
 )
 STRIP = Schema(
     "GPU activity by stream",
@@ -85,6 +87,7 @@ STRIP = Schema(
         Column("busy_fraction", "float64", "fraction", "share of the piece in which the stream is busy"),
     ),
     detail=True,
+    key=(),
 )
 
 STRIP_BINS = 800

@@ -58,6 +58,9 @@ BUBBLE = Schema(
     "Megatron-LM's convention. The pipeline is full from when the last stage has started backwards until a "
     "stage has ended its last forward; idle time outside is the ramp, in theory the whole bubble unless "
     "the schedule is interleaved.",
+    key=("step", "stage"),
+    leading="bubble_ns",
+    absent_is_zero=False,
 )
 
 SPANS = Schema(
@@ -77,6 +80,7 @@ SPANS = Schema(
     "the ranks tell chunks and micro-batches; where some of the ranks are not in the run, they follow the "
     "order of Megatron-LM's interleaved schedule.",
     detail=True,
+    key=(),
 )
 
 WAITS = Schema(
@@ -90,6 +94,7 @@ WAITS = Schema(
         Column("local_ts_ns", "int64", "ns", "its begin by the clock of the rank's own trace"),
     ),
     detail=True,
+    key=(),
 )
 
 

@@ -41,6 +41,8 @@ UNCOVERED = Schema(
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
     ),
+    leading="dur_ns",
+    descending=True,
 )
 
 

@@ -42,6 +42,9 @@ ROOFLINE = Schema(
     ),
     doc="Roofline time: the longer of FLOPs at peak and bytes at full bandwidth. Largest recoverable time "
     "first.",
+    key=("name", "shapes", "dtype", "flops", "read_bytes", "write_bytes", "link_bytes"),
+    leading="recoverable_ns",
+    descending=True,
 )
 
 

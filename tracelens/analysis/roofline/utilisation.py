@@ -39,6 +39,8 @@ UTILISATION = Schema(
     ),
     doc="Of the peak for the element type that most of the FLOPs are in; -1 if the device is unknown. Vector "
     "work is not counted, as is usual for MFU. FLOPs are -1, too, where most of the work is not covered.",
+    leading="mfu",
+    absent_is_zero=False,
 )
 
 

@@ -111,6 +111,7 @@ OVERLAP = Schema(
     ),
     doc="Steps split into two batches: one computes while the other communicates.",
     detail=True,
+    key=(),
 )
 
 STEPS = Schema(
@@ -130,4 +131,5 @@ STEPS = Schema(
         Column("dur_ns", "int64", "ns"),
     ),
     detail=True,
+    key=(),
 )

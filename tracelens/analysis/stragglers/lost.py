@@ -26,6 +26,7 @@ LOST = Schema(
     ),
     doc="Pieces of one rank do not overlap. Waiting hidden by computation or transfers is left out.",
     detail=True,
+    key=(),
 )
 
 

@@ -96,6 +96,9 @@ STRAGGLERS = Schema(
     ),
     doc="Worst first. A rank's work since its previous collective is compared with the median of the other "
     f"ranks, weighted by their waiting. {_DOC}.",
+    key=(),
+    leading="caused_wait_ns",
+    descending=True,
 )
 
 CAUSE_TABLE = Schema(
@@ -109,6 +112,7 @@ CAUSE_TABLE = Schema(
         Column("evidence", "str", doc="at the longest wait", prose=True),
         *_EFFECT,
     ),
+    key=(),
 )
 
 WORST = Schema(

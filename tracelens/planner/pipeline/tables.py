@@ -83,6 +83,7 @@ SPANS = Schema(
         Column("paired", "bool", doc="overlaps with another pass of the stage"),
     ),
     detail=True,
+    key=(),
 )
 IN_FLIGHT = Schema(
     "In flight over time",
@@ -94,6 +95,7 @@ IN_FLIGHT = Schema(
         Column("bytes", "int64", "bytes", "-1 if unknown"),
     ),
     detail=True,
+    key=(),
 )
 CHECK = Schema(
     "Simulation check",

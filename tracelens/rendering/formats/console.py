@@ -14,6 +14,7 @@ from tracelens.rendering.tables import (
     ColumnFormat,
     Cut,
     Entry,
+    compared,
     cut,
     details,
     entries,
@@ -21,7 +22,6 @@ from tracelens.rendering.tables import (
     meta_items,
     more,
     one_line,
-    readable,
     shorten,
     skipped,
 )
@@ -96,7 +96,7 @@ def _result(screen: Console, result: Result) -> None:
     options = meta_items(result.meta)
     if options:
         screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
-    for number, data in enumerate(readable(result).values()):
+    for number, data in enumerate(compared(result).values()):
         # A section that begins with a table of its own name has its heading already.
         _table(screen, result, data, heading=number > 0 or data.schema.title != result.title)
     if details(result):

@@ -25,12 +25,12 @@ from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
     cards,
+    compared,
     details,
     for_people,
     grid,
     meta_items,
     one_line,
-    readable,
     skipped,
     tile_value,
 )
@@ -130,7 +130,7 @@ def _section(result: Result, figures: list[Figure], placed: list[Figure] | None)
                 FRAGMENT_ROWS if placed is None else _most(table),
                 buttons=placed is not None,
             )
-            for name, table in readable(result).items()
+            for name, table in compared(result).items()
         ],
         details=details(result),
         skips=skipped(result),

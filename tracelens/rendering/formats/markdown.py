@@ -11,13 +11,13 @@ from tracelens.rendering.tables import (
     Cut,
     Entry,
     ShownColumn,
+    compared,
     cut,
     details,
     entries,
     for_people,
     meta_items,
     more,
-    readable,
     shorten,
     skipped,
 )
@@ -55,7 +55,7 @@ def _result(result: Result) -> list[str]:
     options = meta_items(result.meta)
     if options:
         lines += ["", escaped(", ".join(f"{name}: {text}" for name, text in options))]
-    for number, table in enumerate(readable(result).values()):
+    for number, table in enumerate(compared(result).values()):
         # A section that begins with a table of its own name has its heading already.
         lines += ["", *_table(result, table, heading=number > 0 or table.schema.title != result.title)]
     if details(result):

@@ -1,5 +1,6 @@
 """Tables as people read them: values with units, rows, cards, entries."""
 
+from tracelens.rendering.tables.across import across_ranks
 from tracelens.rendering.tables.cards import cards
 from tracelens.rendering.tables.cells import Grid, grid
 from tracelens.rendering.tables.entries import Entry, entries
@@ -7,6 +8,7 @@ from tracelens.rendering.tables.rows import (
     Cut,
     ShownColumn,
     Tree,
+    compared,
     cut,
     details,
     for_people,
@@ -32,7 +34,9 @@ __all__ = [
     "Grid",
     "ShownColumn",
     "Tree",
+    "across_ranks",
     "cards",
+    "compared",
     "cut",
     "details",
     "encodable",

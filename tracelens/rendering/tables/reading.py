@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tracelens.arrays import Int
 from tracelens.rendering.tables.values import column_format
 from tracelens.table import Column, Table
 
@@ -83,3 +84,18 @@ def _places(table: Table, time_column: Column, rank: str) -> list[str]:
         f"rank {number} at {text} {fmt.unit}" if number >= 0 and time >= 0 else ""
         for number, time, text in zip(ranks, times, fmt.texts(times), strict=True)
     ]
+
+
+def parent_rows(table: Table) -> Int:
+    """The row of each node's parent, -1 where it is not in the table. Nodes are numbered on each rank."""
+    node, parent = table.array("node"), table.array("parent")
+    if not len(table):
+        return np.zeros(0, np.int64)
+    offset: Int = np.zeros(len(table), np.int64)
+    if "rank" in table.columns:
+        offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
+    keys = node + offset
+    order = np.argsort(keys, kind="stable")
+    parent_keys = parent + offset
+    candidate_rows = order[np.minimum(np.searchsorted(keys, parent_keys, sorter=order), len(keys) - 1)]
+    return np.where((parent >= 0) & (keys[candidate_rows] == parent_keys), candidate_rows, -1)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Float, Int
-from tracelens.rendering.tables.reading import by_level, with_places
+from tracelens.rendering.tables.across import across_ranks, is_across, leading_column, position_on_rank
+from tracelens.rendering.tables.reading import by_level, parent_rows, with_places
 from tracelens.rendering.tables.values import ColumnFormat, column_format, explained, one_line
 from tracelens.table import Column, Report, Result, Rows, Skip, Table
 
@@ -65,12 +66,14 @@ class Cut:
 def cut(table: Table, limit: int) -> Cut:
     """At most `limit` rows: the first ones, or the largest nodes of a tree with their ancestors.
 
-    Of a table that is to be brief, a third of them.
+    Of a table that lists one rank after the other, the first rows of every rank. Of a table that is to be
+    brief, a third.
     """
     if table.schema.brief:
         limit = max(limit // _BRIEF, 1)
     if table.schema.kind != "tree":
-        shown = [_shown(table, column, slice(limit)) for column in table.schema.columns]
+        rows = _of_every_rank(table, limit)
+        shown = [_shown(table, column, rows) for column in table.schema.columns]
         return Cut(table, min(limit, len(table)), shown, None)
     tree = select(table, limit)
     columns = [column for column in table.schema.columns if column.name not in ("node", "parent")]
@@ -78,6 +81,26 @@ def cut(table: Table, limit: int) -> Cut:
     first = next((column for column in text if column.name == "name"), text[0] if text else columns[0])
     columns.sort(key=lambda column: column is not first)
     return Cut(table, len(tree.rows), [_shown(table, column, tree.rows) for column in columns], tree.depth)
+
+
+def _of_every_rank(table: Table, limit: int) -> Rows:
+    """Rows to show: as many of each rank; where there are more ranks than room, of those with most."""
+    if len(table) <= limit or not _is_rank_by_rank(table):
+        return slice(limit)
+    position, leading = position_on_rank(table.array("rank")), leading_column(table)
+    size = table.array(leading.name) if leading else np.zeros(len(table))
+    rows = np.lexsort((-size, position))[:limit]
+    if table.schema.descending:
+        return rows[np.argsort(-size[rows], kind="stable")]
+    return np.sort(rows)
+
+
+def _is_rank_by_rank(table: Table) -> bool:
+    """Whether all rows of a rank stand before those of the next."""
+    if "rank" not in table.columns:
+        return False
+    rank = table.array("rank")
+    return bool(len(rank)) and rank[0] != rank[-1] and bool((np.diff(rank) >= 0).all())
 
 
 def _shown(table: Table, column: Column, rows: Rows) -> ShownColumn:
@@ -90,11 +113,26 @@ def more(result: Result, part: Cut) -> str:
     """The line under a table that was cut; empty when every row is shown."""
     if part.count == len(part.table):
         return ""
-    which = "the smallest are left out; " if part.depth is not None else ""
     command = result.command or f"tracelens analyze {result.analyzer} PATH"
-    return (
-        f"{part.count:,} of {len(part.table):,} rows; {which}all of them: {command} --json or -o DIR for CSV"
-    )
+    whole = "those of each rank" if is_across(part.table) else "all of them"
+    rows = f"{part.count:,} of {len(part.table):,} rows{_which(part)}"
+    return f"{rows}; {whole}: {command} --json or -o DIR for CSV"
+
+
+def _which(part: Cut) -> str:
+    """Which rows are shown, where they are not the first ones."""
+    if part.depth is not None:
+        return "; the smallest are left out"
+    if not _is_rank_by_rank(part.table):
+        return ""
+    schema, leading = part.table.schema, leading_column(part.table)
+    of_time = leading is not None and leading.unit == "ns"
+    first = "first" if not schema.descending else "longest" if of_time else "largest"
+    shown = next(shown for shown in part.columns if shown.column.name == "rank")
+    ranks, shown_ranks = len(np.unique(part.table.array("rank"))), len(set(shown.cells))
+    if shown_ranks == ranks:
+        return f", the {first} of each rank"
+    return f", the {first} of {shown_ranks} ranks; {ranks - shown_ranks} ranks are left out"
 
 
 def details(result: Result) -> str:
@@ -124,6 +162,11 @@ def readable(result: Result) -> dict[str, Table]:
         if not (table.schema.detail or table.schema.drawn):
             readable_tables |= by_level(name, with_places(table))
     return readable_tables
+
+
+def compared(result: Result) -> dict[str, Table]:
+    """The readable tables, with one row for what several ranks have where ranks can be compared."""
+    return {name: across_ranks(table) or table for name, table in readable(result).items()}
 
 
 def for_people(report: Report) -> Report:
@@ -162,7 +205,7 @@ def select(table: Table, limit: int, size: str = "") -> Tree:
         limit: at most so many nodes, the ancestors among them.
         size: the column by which nodes are large; by default the first one in ns (else bytes, else count).
     """
-    parents = _parent_rows(table)
+    parents = parent_rows(table)
     sizes = table.array(size).astype(np.float64) if size else _sizes(table)
     order = np.argsort(-sizes, kind="stable")
     kept = set(range(len(table))) if len(table) <= limit else _largest(order, parents, limit)
@@ -204,20 +247,6 @@ def _largest(order: Int, parents: Int, limit: int) -> set[int]:
         if len(kept) == limit:
             break
     return kept
-
-
-def _parent_rows(table: Table) -> Int:
-    node, parent = table.array("node"), table.array("parent")
-    if not len(table):
-        return np.zeros(0, np.int64)
-    offset: Int = np.zeros(len(table), np.int64)
-    if "rank" in table.columns:
-        offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
-    keys = node + offset
-    order = np.argsort(keys, kind="stable")
-    parent_keys = parent + offset
-    candidate_rows = order[np.minimum(np.searchsorted(keys, parent_keys, sorter=order), len(keys) - 1)]
-    return np.where((parent >= 0) & (keys[candidate_rows] == parent_keys), candidate_rows, -1)
 
 
 def _sizes(table: Table) -> Float:

@@ -15,6 +15,7 @@ from tracelens.table import Column, Rows, Table
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, largest_scale, scale_of
 
 ABSENT = "–"
+_ABSENT = -1
 _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_byte", "flops/byte"),
     ("flops_per_s", "flops/s"),
@@ -40,6 +41,7 @@ _LIST_WIDTH = 160
 _BEYOND = "beyond the peak: cached input, another device, or less work than counted"
 _WORDS = {"dur": "time", "ts": "start"}
 _SIDES = ("base", "cand", "delta")
+_STATISTICS = ("median", "mean", "min", "max")
 _SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
 
 
@@ -106,7 +108,7 @@ def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0)
     if numbers is None or not column.is_number:
         return ColumnFormat(column, 1, "", 0, False)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
-    absent = ends[0] == -1 and not _SIGNED.search(column.name)
+    absent = ends[0] == _ABSENT and not _SIGNED.search(column.name)
     peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
     if column.unit in SCALES:
         scale = scale_of(column.unit, peak)
@@ -116,6 +118,13 @@ def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0)
     if column.dtype == "int64":
         return ColumnFormat(column, 1, "", 0, absent)
     return ColumnFormat(column, 1, "", 1 if peak >= 1000 else 2 if peak >= 10 else 3, absent)
+
+
+def unknown(column: Column, numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which numbers of a column stand for an unknown one, as `format_for` decides it."""
+    if not len(numbers) or numbers.min() != _ABSENT or _SIGNED.search(column.name):
+        return np.zeros(len(numbers), bool)
+    return np.asarray(numbers == _ABSENT, bool)
 
 
 def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> list[str]:
@@ -141,9 +150,15 @@ def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> lis
 
 def label(column: Column) -> str:
     """The column's name in words, without the unit: `exclusive_ns` becomes 'exclusive'."""
-    stem = _SUFFIX.sub("", column.name) if column.unit in SCALES else column.name
+    stem, _ = stem_and_suffix(column)
     words = [_WORDS.get(word, word) for word in stem.split("_") if word]
     return " ".join(words) or _BARE[column.unit]
+
+
+def stem_and_suffix(column: Column) -> tuple[str, str]:
+    """The column's name without its unit, and the unit as the name has it: ('dur', 'ns')."""
+    suffix = _SUFFIX.search(column.name) if column.unit in SCALES else None
+    return (column.name[: suffix.start()], suffix[2]) if suffix else (column.name, "")
 
 
 def one_line(text: str) -> str:
@@ -165,7 +180,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def column_format(table: Table, column: Column) -> ColumnFormat:
-    """How a column of a table is written; base, candidate and their difference have one unit."""
+    """How a column of a table is written; those that are read against each other have one unit."""
     if column.is_text:
         return format_for(column, None)
     peaks = [np.abs(table.array(name)).max(initial=0) for name in _compared(column) if name in table.columns]
@@ -173,13 +188,17 @@ def column_format(table: Table, column: Column) -> ColumnFormat:
 
 
 def _compared(column: Column) -> list[str]:
-    """Names of the columns that are read against this one: base_ns, cand_ns, delta_ns."""
-    side, _, suffix = column.name.partition("_")
-    return (
-        [f"{other_side}_{suffix}" for other_side in _SIDES]
-        if side in _SIDES and column.unit in SCALES
-        else []
-    )
+    """Names of the columns that are read against this one: base_ns, cand_ns; dur_median_ns, dur_max_ns."""
+    if column.unit not in SCALES:
+        return []
+    side, _, rest = column.name.partition("_")
+    if side in _SIDES:
+        return [f"{other_side}_{rest}" for other_side in _SIDES]
+    stem, suffix = stem_and_suffix(column)
+    stem, _, statistic = stem.rpartition("_")
+    if stem and statistic in _STATISTICS:
+        return [f"{stem}_{other}_{suffix}" for other in _STATISTICS]
+    return []
 
 
 _SECTIONS = ("trust", "setup")

@@ -77,6 +77,7 @@ BOTTLENECKS = Schema(
     ),
     doc="What to shorten next, by rank and name: the largest part of each critical path, then the second "
     "largest, and so on.",
+    key=(),
 )
 EXPLAINED = Schema(
     "How well the graph explains the step",
@@ -96,9 +97,9 @@ TRUST = Schema(
         Column("kind", "category", doc="kernel (copies and memsets included), collective, or host call"),
         Column("count", "int64", "count", "in the step"),
         Column("without_cause", "int64", "count", "of these, waiting for nothing recorded: not predicted"),
-        Column("p50_ns", "int64", "ns", "median distance of predicted and recorded start"),
-        Column("p90_ns", "int64", "ns", "90th percentile of it"),
-        Column("p99_ns", "int64", "ns", "99th percentile of it"),
+        Column("p50_ns", "int64", "ns", "median distance of predicted and recorded start", intensive=True),
+        Column("p90_ns", "int64", "ns", "90th percentile of it", intensive=True),
+        Column("p99_ns", "int64", "ns", "99th percentile of it", intensive=True),
         Column("unexplained_ns", "int64", "ns", "on the rank's critical path"),
         Column("unexplained_fraction", "float64", "fraction", "of the rank's step"),
     ),

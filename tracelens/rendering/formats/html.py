@@ -27,11 +27,14 @@ from tracelens.rendering.tables import (
     cards,
     compared,
     details,
+    finding_cards,
     for_people,
     grid,
+    headline,
     meta_items,
     one_line,
     skipped,
+    tile_range,
     tile_value,
 )
 from tracelens.table import VIEWS, Report, Result, Table
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 ROWS = 200
 FRAGMENT_ROWS = 20
 
-SCRIPTS = ("payload", "figures", "tables", "contents")
+SCRIPTS = ("payload", "figures", "tables", "sections", "findings", "contents")
 """Of the page, in the order in which they run."""
 
 # Cannot occur in rendered text, where every < of a name is escaped.
@@ -55,6 +58,7 @@ class _Section:
 
     id: str
     title: str
+    headline: str
     doc: str
     meta: list[tuple[str, str]]
     figures: list[tuple[str, str, int]]
@@ -86,6 +90,8 @@ def files(report: Report) -> Mapping[str, bytes]:
             incomplete=incomplete,
             summary=report.summary,
             tile_value=tile_value,
+            tile_range=tile_range,
+            findings=finding_cards(report),
             cards=cards(report),
             sections=sections,
         )
@@ -119,6 +125,7 @@ def _section(result: Result, figures: list[Figure], placed: list[Figure] | None)
     return _Section(
         id=result.analyzer,
         title=result.title,
+        headline=headline(result),
         doc=result.doc,
         meta=meta_items(result.meta),
         figures=anchors,

@@ -4,6 +4,8 @@ from tracelens.rendering.tables.across import across_ranks
 from tracelens.rendering.tables.cards import cards
 from tracelens.rendering.tables.cells import Grid, grid
 from tracelens.rendering.tables.entries import Entry, entries
+from tracelens.rendering.tables.findings import FindingCard, finding_cards
+from tracelens.rendering.tables.headlines import headline
 from tracelens.rendering.tables.rows import (
     Cut,
     ShownColumn,
@@ -31,6 +33,7 @@ __all__ = [
     "ColumnFormat",
     "Cut",
     "Entry",
+    "FindingCard",
     "Grid",
     "ShownColumn",
     "Tree",
@@ -42,8 +45,10 @@ __all__ = [
     "encodable",
     "entries",
     "explained",
+    "finding_cards",
     "for_people",
     "grid",
+    "headline",
     "meta_items",
     "more",
     "one_line",

@@ -1,8 +1,10 @@
 "use strict";
 (() => {
-  // Figures: drawn one after the other, so that the page stays responsive; colours follow the page.
+  // Figures: drawn when their section is open, one after the other, so that the page stays responsive; colours
+  // follow the page.
   const data = document.getElementById("figures");
   const specs = data ? JSON.parse(data.textContent) : [];
+  const waiting = new Set(specs.keys());
   const narrow = matchMedia("(max-width: 860px)");
 
   function theme() {
@@ -61,23 +63,57 @@
     target.before(group);
   }
 
+  // Every line of a legend takes room that the plot would lose.
+  const LEGEND_LINE = 19;
+  const LEGEND_ENTRY = 130;
+
+  function fitted(spec, target) {
+    const { layout } = spec;
+    if (!narrow.matches) return;
+    for (const [name, axis] of Object.entries(layout)) {
+      if (name.startsWith("yaxis") && axis.ticktext) axis.ticktext = axis.ticktext.map(shorter);
+    }
+    const entries = spec.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+    if (layout.showlegend === false || entries < 2) return;
+    const beside = layout.legend?.orientation === "v";
+    if (beside) layout.legend = { ...layout.legend, orientation: "h", x: 0, y: -0.16, yanchor: "top" };
+    const lines = Math.ceil((entries * LEGEND_ENTRY) / Math.max(target.clientWidth, LEGEND_ENTRY));
+    layout.height += (lines - 1 + beside) * LEGEND_LINE;
+    target.style.height = `${layout.height}px`;
+  }
+
   function draw(index) {
-    if (index >= specs.length) return;
     const spec = specs[index];
     const target = document.getElementById(`figure-${index}`);
     for (const menu of spec.layout.updatemenus || []) buttons(target, menu);
     delete spec.layout.updatemenus;
-    if (narrow.matches) {
-      for (const [name, axis] of Object.entries(spec.layout)) {
-        if (name.startsWith("yaxis") && axis.ticktext) {
-          axis.ticktext = axis.ticktext.map(shorter);
-        }
-      }
-    }
+    fitted(spec, target);
     Plotly.newPlot(target, spec.data, { ...spec.layout, template: theme() }, config);
-    setTimeout(draw, 0, index + 1);
+    waiting.delete(index);
   }
-  draw(0);
+
+  const open = (index) => document.getElementById(`figure-${index}`).checkVisibility();
+  const next = () => [...waiting].find(open);
+  let drawing = false;
+
+  function drawNext() {
+    const index = next();
+    drawing = index !== undefined;
+    if (!drawing) return;
+    draw(index);
+    setTimeout(drawNext, 0);
+  }
+
+  // Draws what is open, now and whenever more is opened; called once plotly is there. `at_once`: for print.
+  tracelens.drawFigures = (at_once = false) => {
+    if (typeof Plotly === "undefined") return;
+    if (at_once) for (let index = next(); index !== undefined; index = next()) draw(index);
+    else if (!drawing) drawNext();
+  };
+  // A toggle does not bubble.
+  document.addEventListener("toggle", () => tracelens.drawFigures(), true);
+  tracelens.drawFigures();
+
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { template: theme() });
   });

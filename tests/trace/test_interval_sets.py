@@ -45,6 +45,14 @@ def test_cut(rows: list[tuple[int, int]], inside: list[tuple[int, int]]) -> None
         assert sorted(found) == sorted(set(range(begin, begin + length)) & points(of(inside)))
 
 
+@given(PIECES)
+def test_complement(pieces: list[tuple[int, int]]) -> None:
+    some = of(pieces)
+    others = some.complement(0, 50)
+    assert points(others) == set(range(50)) - points(some)
+    assert (others.end > others.start).all()
+
+
 def test_examples() -> None:
     one, other = of([(0, 10)]), of([(3, 2), (8, 4)])
     assert points(difference(one, other)) == {0, 1, 2, 5, 6, 7}

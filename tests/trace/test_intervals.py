@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.trace import intervals
-from tracelens.trace.intervals import Union, clip, exclusive, interval_of, shares, subtract, union
+from tracelens.trace.intervals import (
+    Union,
+    clip,
+    exclusive,
+    exclusive_pieces,
+    interval_of,
+    shares,
+    subtract,
+    union,
+)
 
 Pairs = list[tuple[int, int]]
 Int = np.ndarray
@@ -156,6 +165,22 @@ def test_shares_names_every_interval(spans: list[tuple[int, int, int]]) -> None:
     low, high = int(start.min()), int(end.max())
     row, _, _ = shares(start, end, priority, np.array([low, (low + high) // 2, max(high, low + 1)]))
     assert set(row.tolist()) == set(range(len(spans)))
+
+
+@given(grouped)
+def test_exclusive_pieces_are_what_shares_adds_up(spans: list[tuple[int, int, int]]) -> None:
+    start, end = columns([(low, low + length) for low, length, _ in spans])
+    priority = np.array([level for _, _, level in spans], dtype=np.int64)
+    row, low, high = exclusive_pieces(start, end, priority)
+    assert (high > low).all()
+    assert (low[1:] >= high[:-1]).all()
+    assert ((low >= start[row]) & (high <= end[row])).all()
+    borders = np.array([0, 100])
+    share_row, _, dur = shares(start, end, priority, borders)
+    spent, want = (np.zeros(len(spans), dtype=np.int64) for _ in range(2))
+    np.add.at(spent, row, high - low)
+    np.add.at(want, share_row, dur)
+    assert spent.tolist() == want.tolist()
 
 
 def test_shares_by_hand() -> None:

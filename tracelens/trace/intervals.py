@@ -36,10 +36,10 @@ class Union(NamedTuple):
         """What lies between the first start and the last end and is not in this set."""
         return Union(self.end[:-1], self.start[1:])
 
-    def complement(self) -> Union:
-        """All time that is not in this set, from the begin to the end of time."""
-        always = np.iinfo(np.int64)
-        return Union(np.append(always.min, self.end), np.append(self.start, always.max))
+    def complement(self, low: int, high: int) -> Union:
+        """What of [low, high) is not in this set, which lies in it."""
+        start, end = np.append(low, self.end), np.append(self.start, high)
+        return Union(start[end > start], end[end > start])
 
 
 def interval_of(start: Int, end: Int, times: Int) -> Int:
@@ -165,15 +165,16 @@ def exclusive_pieces(start: Int, end: Int, priority: Int) -> tuple[Int, Int, Int
     Returns:
         (row, start, end) of each piece, in order of time. Together they are the union of all intervals.
     """
-    own_start = exclusive(start, end, priority)
+    if not len(start):
+        return start, start, end
+    own_start, first, last = exclusive(start, end, priority), int(start.min()), int(end.max())
     parts = []
     for level in np.unique(priority):
         above = priority < level
         rows = np.flatnonzero((priority == level) & (own_start < end))
-        row, low, high = cut(own_start[rows], end[rows], union(start[above], end[above]).complement())
+        free = union(start[above], end[above]).complement(first, last)
+        row, low, high = cut(own_start[rows], end[rows], free)
         parts.append((rows[row], low, high))
-    if not parts:
-        return start, start, end
     row, low, high = (np.concatenate(values) for values in zip(*parts, strict=True))
     order = np.argsort(low, kind="stable")
     return row[order], low[order], high[order]

@@ -39,7 +39,7 @@ LOSSES = Schema(
 )
 
 
-@analyzer("input", title="Input", order=0)
+@analyzer("input", title="Input", order=7)
 def inputs(run: Run) -> Result:
     """What was read, and was any of it lost?
 

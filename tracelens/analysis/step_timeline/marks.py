@@ -30,7 +30,8 @@ def marks(results: Mapping[str, Result], parts: Sequence[RankTimeline], start: M
         start: rank to what is added to its times to get them since the first instant shown; that of the
             first rank, by whose clock most results are, at -1.
     """
-    by_kind = {"step": [_steps(part, start[part.rank]) for part in parts]}
+    steps = [_steps(part, start[part.rank]) for part in parts]
+    by_kind = {"step": steps} if any(len(rows["rank"]) for rows in steps) else {}
     for kind, analyzer, name, names in (
         ("serving", "serving", "steps", _serving),
         ("pipeline", "pipeline", "spans", _spans),

@@ -149,7 +149,7 @@ def with_waiting(states: States, lost: Table) -> States:
     others = np.flatnonzero(~states.of(COMMUNICATION))
     moves = Union(states.start[comm], states.end[comm])
     waited, wait_start, wait_end = cut(*waits, moves)
-    moving, start, end = cut(*moves, waits.complement())
+    moving, start, end = cut(*moves, waits.complement(int(states.start[0]), int(states.end[-1])))
     return in_order(
         States(
             np.concatenate((states.start[others], start, wait_start)),

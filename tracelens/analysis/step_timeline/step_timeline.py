@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,21 +101,19 @@ def _waiting(parts: Sequence[RankTimeline], stragglers: Result) -> tuple[list[St
 def _shares(parts: Sequence[RankTimeline], states: Sequence[States]) -> list[dict[str, Any]]:
     """Rows of SHARES, on each rank the state first in which all of them spend most time."""
     totals = [_by_state(own) for own in states]
-    together: dict[str, int] = {}
+    together: Counter[str] = Counter()
     for of_rank in totals:
-        for state, ns in of_rank.items():
-            together[state] = together.get(state, 0) + ns
-    order = sorted(together, key=lambda state: -together[state])
+        together.update(of_rank)
     rows = []
     for part, of_rank in zip(parts, totals, strict=True):
-        names = [state for state in order if of_rank.get(state)]
-        ns = np.array([of_rank[state] for state in names], dtype=np.int64)
+        names = [state for state, _ in together.most_common() if state in of_rank]
+        dur = np.array([of_rank[state] for state in names], dtype=np.int64)
         rows.append(
             {
                 "rank": np.full(len(names), part.rank),
                 "state": names,
-                "dur_ns": ns,
-                "fraction": ns / max(int(ns.sum()), 1),
+                "dur_ns": dur,
+                "fraction": dur / int(dur.sum()),
             }
         )
     return rows
@@ -123,7 +122,7 @@ def _shares(parts: Sequence[RankTimeline], states: Sequence[States]) -> list[dic
 def _by_state(states: States) -> dict[str, int]:
     """Time in each state, ns."""
     state = states.state
-    totals = sums(state.codes, states.end - states.start, len(state.values))
+    totals = sums(state.codes.astype(np.int64), states.end - states.start, len(state.values))
     return dict(zip(state.values, totals.tolist(), strict=True))
 
 

@@ -3,7 +3,7 @@
     cli -> session -> {findings, compare, reproducers, summary, merge, workers, rendering} -> what_if -> planner
         -> analysis -> {costs, devices} -> trace
         -> table
-        -> {arrays, dtypes, filenames, lazy, registry, plugins, limits, guard, errors, printable, units}
+        -> {arrays, dtypes, filenames, lazy, registry, plugins, limits, guard, errors, printable, symbols, units}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
@@ -24,7 +24,7 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
 BASE = {"arrays", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "printable", "registry"}
-BASE |= {"units", "version"}
+BASE |= {"symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "filenames": set(),
     "lazy": set(),
     "printable": set(),
+    "symbols": set(),
     "units": set(),
     "errors": {"printable", "version"},
     "guard": {"errors"},
@@ -98,6 +99,7 @@ LIGHT = {
     "plugins",
     "printable",
     "registry",
+    "symbols",
     "units",
     "version",
 }

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tracelens.errors import SchemaError, UnknownName
+from tracelens.symbols import qualified_name
 
 WORK_KINDS: tuple[str, ...] = ("computation", "comm", "memcpy", "memset")
 OPAQUE: frozenset[str] = frozenset({"fused", "other"})
@@ -35,7 +36,6 @@ _OWN_CHARS = 160
 
 _RETURN_TYPE = re.compile(r"(?:void |(?:typename )?(?:std::)?enable_if(?:<.*?>::type|_t<.*?>) )+")
 _PARAMETERS = ("(at::", "(c10::", ">(")
-_MANGLED_LENGTH = re.compile(r"(?:St|L)?(\d{1,4})")
 # 128x256_64x4 of a GEMM says nothing about its class; without it hundreds of names are one.
 _TILE_SIZES = re.compile(r"\d+(?:x\d+)+")
 _AUTOGRAD_PREFIX = re.compile(r"^(?:autograd::engine::evaluate_function: )?(?:torch::autograd::)?")
@@ -159,7 +159,7 @@ def _plain_op(name: str) -> str:
 def _function_name(name: str) -> tuple[str, str]:
     """(qualified function name, first template arguments) of a kernel name, both in lower case."""
     if name.startswith("_Z"):
-        function, arguments = _demangle(name)
+        function, arguments = qualified_name(name)
     else:
         text = name[:_HEAD_CHARS].replace("(anonymous namespace)::", "").replace("at::native::", "")
         prefix = _RETURN_TYPE.match(text)
@@ -175,18 +175,6 @@ def _functor(arguments: str) -> str:
     """The first template arguments up to where parameters begin: those are types and repeats."""
     ends = [position for mark in _PARAMETERS if (position := arguments.find(mark, 0, _ARGUMENT_CHARS)) >= 0]
     return arguments[: min(ends, default=_ARGUMENT_CHARS)]
-
-
-def _demangle(symbol: str) -> tuple[str, str]:
-    """(qualified name, what follows) of an Itanium-mangled symbol: only the leading name is decoded."""
-    parts: list[str] = []
-    position = 3 if symbol.startswith("_ZN") else 2
-    while match := _MANGLED_LENGTH.match(symbol, position):
-        position = match.end() + int(match[1])
-        part = symbol[match.end() : position]
-        if not part.startswith("_GLOBAL__N_"):
-            parts.append(part)
-    return "::".join(parts), symbol[position:]
 
 
 @cache

@@ -23,7 +23,7 @@ def test_members() -> None:
     result = analyze(draw_run(comm("     aaaaaaaaaa", more=BESIDE), comm("         aaaaaa")), "collectives")
     columns = ("rank", "host", "group", "first_rank", "bytes", "group_size", "kernel")
     assert records(result["participants"], *columns) == [
-        (rank, "", "0", 0, 100, 2, "ncclDevKernel_AllReduce") for rank in (0, 1)
+        (rank, "", "ranks 0-1", 0, 100, 2, "ncclDevKernel_AllReduce") for rank in (0, 1)
     ]
     columns = ("local_ts_ns", "ts_ns", "dur_ns", "wait_ns", "exposed_ns")
     assert records(result["participants"], *columns) == [

@@ -158,7 +158,7 @@ def test_reads_belong_to_the_part_that_they_stand_in() -> None:
 def test_collectives_are_matched_across_ranks() -> None:
     result = analyze(ranks(STEP, LATE), "collectives")
     columns = ("collective", "group", "ranks", "bytes", "start_skew_ns", "last_rank")
-    assert records(result["collectives"], *columns) == [("allreduce", "0", 2, 24, 2000, 1)]
+    assert records(result["collectives"], *columns) == [("allreduce", "world 0-1", 2, 24, 2000, 1)]
     assert records(result["ranks"], "rank", "kernel_ns", "sync_ns") == [(0, 4000, 2000), (1, 2000, 0)]
 
 

@@ -185,11 +185,11 @@ def test_rank_3_is_named_with_its_cause_and_the_figures(cause: str) -> None:
     assert verdicts(result)[0] == (3, 3 * late * column, 1, cause)
     assert verdicts(result)[1:] == [(0, 0, 1, "unknown")]
     assert result["stragglers"]["evidence"][0].startswith(FIGURES[cause])
-    assert "(before allreduce 1 of group 0)" in result["stragglers"]["evidence"][0]
+    assert "(before allreduce 1 of ranks 0-3)" in result["stragglers"]["evidence"][0]
     worst = records(
         result["worst"], "collective", "group", "order", "last_rank", "wait_ns", "cause", "late_ns"
     )
-    assert worst == [("allreduce", "0", 1, 3, 3 * late * column, cause, late * column)]
+    assert worst == [("allreduce", "ranks 0-3", 1, 3, 3 * late * column, cause, late * column)]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -234,7 +234,7 @@ def test_who_held_the_last_rank_up_is_to_blame() -> None:
     assert [row[0] for row in verdicts(result)] == [3, 0]
     evidence = result["worst"]["evidence"][0]
     assert evidence.startswith("held rank 2 up, which spent 100 us in other communication (others 0 ns)")
-    assert "allreduce 0 of group 2, where rank 3 was last" in evidence
+    assert "allreduce 0 of ranks 2-3, where rank 3 was last" in evidence
     assert FIGURES["token_load"] in evidence
 
 
@@ -355,7 +355,7 @@ def test_a_collective_with_a_rank_outside_holds_rank_3_up() -> None:
     rows = {row[0]: row[1:] for row in verdicts(result)}
     assert rows[3] == (3 * 14 * COLUMN, 1, "inherited")
     evidence = dict(records(result["stragglers"], "rank", "evidence"))[3]
-    assert evidence.startswith("spent 140 us in other communication (others 0 ns): allreduce 0 of group 1")
+    assert evidence.startswith("spent 140 us in other communication (others 0 ns): allreduce 0 of ranks 3-4")
     assert "where rank 4 was last" in evidence
     assert rows[4][0] == 11 * COLUMN
 

@@ -10,6 +10,7 @@ from tracelens.analysis.comm.clocks import Clock, clocks
 from tracelens.analysis.comm.matching import Group, MatchedCollective, Participant, alone, match_collectives
 from tracelens.analysis.comm.point_to_point import match_messages
 from tracelens.analysis.comm.records import RankCommunication, rank_communication
+from tracelens.analysis.common import distinct_names
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope
 
@@ -60,10 +61,11 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     epoch = ranks[0].epoch_ns
     base = {rank.rank: rank.epoch_ns - epoch if rank.epoch_ns and epoch else 0 for rank in ranks}
     groups = _groups(ranks, base)
-    unmatched = {group: alone(group[0], of_group) for group, of_group in groups.items()}
+    names = distinct_names({group: _description(of_group) for group, of_group in groups.items()})
+    unmatched = {group: alone(names[group], of_group) for group, of_group in groups.items()}
     collectives: list[MatchedCollective] = []
     for group, of_group in groups.items():
-        matched, skips = match_collectives(group[0], of_group)
+        matched, skips = match_collectives(names[group], of_group)
         collectives += matched
         unmatched[group] += skips
     # Ends of collectives tell the clocks, which tell which send belongs to which receive.
@@ -75,7 +77,7 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     ]
     for group, of_group in groups.items():
         on_one_clock = {rank: _shifted(participants, offset) for rank, participants in of_group.items()}
-        pairs, skips = match_messages(*group, on_one_clock)
+        pairs, skips = match_messages(names[group], group[1], on_one_clock)
         collectives += pairs
         unmatched[group] += skips
     collectives.sort(key=lambda collective: collective.start)
@@ -94,6 +96,12 @@ def _groups(
             of_group = groups.setdefault((record.group, record.group_ranks), {})
             of_group.setdefault(rank.rank, []).append(Participant(rank.rank, record, start, end))
     return groups
+
+
+def _description(of_group: Mapping[int, Sequence[Participant]]) -> str:
+    """What the program calls a process group; '' where no record says it."""
+    records = (participant.record for participants in of_group.values() for participant in participants)
+    return next((record.description for record in records if record.description), "")
 
 
 def _shifted(participants: Sequence[Participant], offset: Mapping[int, int]) -> tuple[Participant, ...]:

@@ -32,7 +32,7 @@ class MatchedCollective(NamedTuple):
 
     Attributes:
         collective: name; SEND_RECV for a pair.
-        group: name of the process group.
+        group: the process group as people know it, see `group_names`.
         order: position among the collectives of its group.
         participants: in order of rank; for a pair the sender first.
     """
@@ -94,7 +94,7 @@ def match_collectives(
     """The collectives of one process group; a Skip for those on which its ranks disagree.
 
     Args:
-        name: of the process group.
+        name: of the process group, as people know it.
         of_group: its communication by rank, in the order in which the rank asked for it.
     """
     lists = {
@@ -174,7 +174,7 @@ def _disagreement(name: str, wrong: list[tuple[int, list[Participant]]]) -> list
     )
     return [
         Skip(
-            f"{len(wrong)} collective(s) of group {name}",
+            f"{len(wrong)} collective(s) of {name}",
             f"ranks disagree on them, so they are skipped; first at position {order}: {described}",
         )
     ]
@@ -192,7 +192,7 @@ def alone(name: str, of_group: Mapping[int, Sequence[Participant]]) -> list[Skip
     listed = ", ".join(f"{count} {collective}" for collective, count in names.items())
     return [
         Skip(
-            f"waiting of rank {rank} in group {name} ({listed})",
+            f"waiting of rank {rank} in {name} ({listed})",
             f"only this one of its {size} ranks is in the run; waiting needs at least two",
         )
     ]

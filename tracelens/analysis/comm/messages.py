@@ -130,7 +130,7 @@ def fit(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]],
     for (name, group), matched in groups.items():
         size = np.array([collective.bytes for collective in matched], dtype=float)
         time = np.array([collective.latency_ns for collective in matched], dtype=float)
-        subject = f"latency and bandwidth of {name} in group {group}"
+        subject = f"latency and bandwidth of {name} in {group}"
         if len(np.unique(size)) < 2:
             skips.append(Skip(subject, "all its messages have the same size"))
             continue

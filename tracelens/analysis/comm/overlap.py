@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.slowdown import SLOWDOWN, slowdown
-from tracelens.analysis.common import no_gpu_work
+from tracelens.analysis.common import group_kind, integers, no_gpu_work
 from tracelens.arrays import Int
 from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Union, Work, gpu_work, union
@@ -22,7 +23,7 @@ OVERLAP = Schema(
     "Communication hidden under computation",
     (
         Column("rank", "int64"),
-        Column("group", "category", doc="process group: its description, else its name"),
+        Column("group", "category", doc="process group: what it is for, else its description, ranks or name"),
         Column("collective", "category", doc="as recorded; for a batch all its collectives"),
         Column("count", "int64", "count", "communication kernels"),
         Column("comm_ns", "int64", "ns", "at least one such kernel runs"),
@@ -115,7 +116,7 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
     order = np.concatenate(([0], 1 + np.argsort(-columns["comm_ns"][1:], kind="stable")))
     empty = columns["comm_ns"][order] == 0
     skips += [
-        Skip(f"rank {rank}: {names[row][1]} of group {names[row][0]}", "its kernels have no duration")
+        Skip(f"rank {rank}: {names[row][1]} of {names[row][0]}", "its kernels have no duration")
         for row in order[empty].tolist()
     ]
     order = order[~empty]
@@ -169,20 +170,28 @@ def communication_labels(trace: Trace, comm: Work) -> Labels:
 
 
 def _groups(trace: Trace) -> Coded:
-    """The process group of each recorded collective, as people know it.
+    """The process group of each recorded collective, as people know it, without its ranks.
 
-    That is its description, which is the same on all ranks; the name of the same group may not be. Where
-    one description stands for several groups of this rank, the name tells them apart.
+    That is the same on all ranks; the name of the same group may not be. Where it stands for several groups
+    of this rank, the description tells them apart, or else the name.
     """
     table = trace.tables["collectives"]
-    names, descriptions = table.coded("group"), table.coded("group_description")
+    names, descriptions, ranks = map(table.coded, ("group", "group_description", "group_ranks"))
     pair, (name, description) = codes(_int(names), _int(descriptions))
-    same = np.bincount(description, minlength=len(descriptions.values))
-    texts = []
-    for name_code, description_code in zip(name.tolist(), description.tolist(), strict=True):
-        text = descriptions.values[description_code]
-        texts.append(f"{text} ({names.values[name_code]})" if text and same[description_code] > 1 else text)
-        texts[-1] = texts[-1] or names.values[name_code] or NOT_RECORDED
+    listed: dict[int, list[int]] = {}
+    for of_pair, text in set(zip(pair.tolist(), ranks.texts(), strict=True)):
+        listed[of_pair] = listed.get(of_pair) or integers(text)  # not every record lists them
+    groups = [
+        (names.values[name_code], descriptions.values[description_code])
+        for name_code, description_code in zip(name.tolist(), description.tolist(), strict=True)
+    ]
+    texts = [group_kind(*group, listed[number]) or NOT_RECORDED for number, group in enumerate(groups)]
+    for told_apart_by in (1, 0):
+        alike = Counter(texts)
+        texts = [
+            f"{text} ({group[told_apart_by]})" if alike[text] > 1 and group[told_apart_by] != text else text
+            for text, group in zip(texts, groups, strict=True)
+        ]
     return Coded.merged(pair, texts)
 
 

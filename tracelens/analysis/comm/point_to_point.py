@@ -51,16 +51,14 @@ def match_messages(
     skips = []
     if unknown:
         reason = "the peer rank is not recorded and the group has more than two ranks"
-        skips.append(Skip(f"{unknown} send(s) and receive(s) of group {name}", reason))
+        skips.append(Skip(f"{unknown} send(s) and receive(s) of {name}", reason))
     matched: list[MatchedCollective] = []
     for (sender, receiver), link in sorted(links.items()):
         pairs = _pairs(*link)
         matched += [MatchedCollective(SEND_RECV, name, order, pair) for order, pair in enumerate(pairs)]
         unpaired = len(link.sends) + len(link.receives) - 2 * len(pairs)
         if unpaired and sender in of_group and receiver in of_group:
-            subject = (
-                f"{unpaired} send(s) and receive(s) of group {name} from rank {sender} to rank {receiver}"
-            )
+            subject = f"{unpaired} send(s) and receive(s) of {name} from rank {sender} to rank {receiver}"
             skips.append(Skip(subject, "no counterpart of the same size and time recorded"))
     return matched, skips
 

@@ -3,6 +3,7 @@
 from tracelens.analysis.common.call_time import call_time
 from tracelens.analysis.common.cpu_only import HOST, NO_GPU, NO_LAUNCH, device_names, no_gpu_work, noted
 from tracelens.analysis.common.device import choose_device, own_device
+from tracelens.analysis.common.group_names import distinct_names, group_kind
 from tracelens.analysis.common.integers import integers
 from tracelens.analysis.common.recompute import NODE, recomputed
 from tracelens.analysis.common.serving_labels import FILE_VARIABLE, KINDS, Label, grammar
@@ -20,7 +21,9 @@ __all__ = [
     "call_time",
     "choose_device",
     "device_names",
+    "distinct_names",
     "grammar",
+    "group_kind",
     "integers",
     "no_gpu_work",
     "noted",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracelens.analysis.common import integers
+from tracelens.analysis.common import group_kind, integers
 from tracelens.arrays import Int, lookup
 from tracelens.costs import OpCall, OpCost, Uncounted, find
 from tracelens.dtypes import short_dtype
@@ -112,19 +112,20 @@ def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
     sizes = [number("in_bytes"), number("out_bytes")]
     if min(sizes) < 0:
         return "size of the collective not recorded"
-    group = number("group_size")
+    size = number("group_size")
+    group = group_kind(text("group"), text("group_description"), integers(text("group_ranks")))
     own_index = _index_of(text("group_ranks"), rank)
     splits = zip((text("in_split"), text("out_split")), sizes, strict=True)
-    values = [str(group), *(_to_others(split, own_index, size) for split, size in splits)]
+    values = [str(size), *(_to_others(split, own_index, size) for split, size in splits)]
     call = OpCall(f"collective::{name}", [[size] for size in sizes], ["u8", "u8"], values)
     try:
         cost = model.count(call)
     except Uncounted as why:
         return why.reason
     dtype = short_dtype(text("dtype"))
-    shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {group} ranks"
+    shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {size} ranks"
     return (
-        f"{name} ({text('group_description') or 'group ' + text('group')})",
+        f"{name} ({group})",
         shown,
         cost._replace(dtype=dtype),
     )

@@ -252,7 +252,7 @@ class Comparison:
         if index < 0:
             return text, -1
         collective = self._collectives[index]
-        evidence = f"{text}: {collective.collective} {collective.order} of group {collective.group}"
+        evidence = f"{text}: {collective.collective} {collective.order} of {collective.group}"
         latest = collective.last.rank
         return (f"{evidence}, where rank {latest} was last" if latest != rank else evidence), index
 

@@ -240,7 +240,7 @@ def _tested_waits(cases: Sequence[_Case]) -> dict[int, int]:
 
 def _located(case: _Case) -> str:
     collective, wait, verdict = case
-    text = f"{collective.collective} {collective.order} of group {collective.group}"
+    text = f"{collective.collective} {collective.order} of {collective.group}"
     return f"{verdict.evidence} (before {text})" if wait else ""
 
 

@@ -22,7 +22,7 @@ from tracelens.rendering.tables import (
     meta_items,
     more,
     one_line,
-    shorten,
+    shortened_names,
     skipped,
 )
 from tracelens.table import Report, Result
@@ -187,9 +187,7 @@ def _rows(screen: Console, part: Cut) -> None:
         side: Literal["left", "right"] = "right" if formats[index].column.is_number else "left"
         table.add_column(formats[index].header, width=width, justify=side, vertical=upright, overflow="fold")
     cells = [
-        columns[index]
-        if _wraps(formats[index], columns[index])
-        else [shorten(cell, width) for cell in columns[index]]
+        columns[index] if _wraps(formats[index], columns[index]) else shortened_names(columns[index], width)
         for index, width in widths.items()
     ]
     for row in zip(*cells, strict=True):

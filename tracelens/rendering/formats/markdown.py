@@ -19,6 +19,7 @@ from tracelens.rendering.tables import (
     meta_items,
     more,
     shorten,
+    shortened_names,
     skipped,
 )
 from tracelens.table import Report, Result, Table
@@ -107,8 +108,9 @@ def _rows(part: Cut) -> list[str]:
 def _cells(shown: ShownColumn) -> list[str]:
     if shown.column.is_number:
         return [escaped(text) if "(" in text else text for text in shown.texts]
-    width = _PROSE_WIDTH if shown.column.prose else _NAME_WIDTH
-    return [escaped(shorten(text, width)) for text in shown.texts]
+    if shown.column.prose:
+        return [escaped(shorten(text, _PROSE_WIDTH)) for text in shown.texts]
+    return list(map(escaped, shortened_names(shown.texts, _NAME_WIDTH)))
 
 
 def _row(cells: list[str] | tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ from tracelens.rendering.tables.cells import Grid, grid
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.findings import FindingCard, finding_cards
 from tracelens.rendering.tables.headlines import headline
+from tracelens.rendering.tables.names import shortened_names
 from tracelens.rendering.tables.rows import (
     Cut,
     ShownColumn,
@@ -55,6 +56,7 @@ __all__ = [
     "readable",
     "select",
     "shorten",
+    "shortened_names",
     "skipped",
     "tile_range",
     "tile_value",

@@ -176,8 +176,8 @@ class _Comparison:
         # Where all ranks are alike, none is the worst.
         differs = spread.high > spread.low
         rank = np.where(differs, self.source.array("rank")[worst], _ABSENT)
-        share = np.where(differs, (spread.high - spread.low) / np.where(differs, spread.high, 1), 0)
-        share = np.where((spread.low < 0) | (spread.high < 0), _ABSENT, share)
+        share = (spread.high - spread.low) / np.where(spread.high > 0, spread.high, 1)
+        share = np.where(spread.low < 0, _ABSENT, share)
         yield Column("worst_rank", "int64", doc=f"with the {self._worst} value"), rank
         yield Column("spread", "float64", "fraction", "(max - min) / max"), share
 

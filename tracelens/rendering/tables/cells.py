@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tracelens.rendering.tables.entries import Entry, entries
+from tracelens.rendering.tables.names import shortened_names
 from tracelens.rendering.tables.rows import Cut, ShownColumn, cut, more
 from tracelens.rendering.tables.values import ColumnFormat, one_line, shorten
 from tracelens.table import Result, Table
@@ -105,7 +106,7 @@ def _column(shown: ShownColumn, width: int) -> list[str]:
     if shown.column.prose:
         return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in shown.texts]
     if not shown.column.is_number:
-        return [_name_cell(text, width) for text in shown.texts]
+        return list(map(_name_cell, shown.texts, shortened_names(shown.texts, width)))
     pairs = zip(shown.cells, shown.texts, strict=True)
     if shown.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]
@@ -117,12 +118,12 @@ def _column(shown: ShownColumn, width: int) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def _name_cell(text: str, width: int) -> str:
+def _name_cell(text: str, short: str) -> str:
     from markupsafe import escape
 
-    if len(text) <= width:
+    if short == text:
         return f"<td>{escape(text)}</td>"
-    return f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(shorten(text, width))}</td>'
+    return f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(short)}</td>'
 
 
 def _nested(cells: list[str], depths: list[int], buttons: bool) -> list[str]:

@@ -60,6 +60,12 @@ def test_the_entry_point_of_the_readme() -> None:
     assert f'[project.entry-points."{GROUP}"]' in README
 
 
+def test_the_first_screen(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["report", "sample_traces/ladder/ep4/00_baseline"]) == 0
+    assert capfd.readouterr().out in blocks("text")
+
+
 def test_the_python_example() -> None:
     (code,) = [block for block in blocks("python") if "tracelens.load" in block]
     names: dict[str, object] = {}

@@ -66,7 +66,16 @@ def test_report_writes_every_format_asked_for(run, tmp_path: Path) -> None:
     assert (tmp_path / "csv" / "timeline.timeline.csv").exists()
 
 
-def test_report_is_printed_without_output(run) -> None:
+def test_report_prints_one_screen_and_everything_when_asked(run) -> None:
+    brief, full = run("report", str(SAMPLE)), run("report", str(SAMPLE), "--full")
+    assert len(brief.out.splitlines()) <= 25
+    assert len(full.out.splitlines()) > 100
+    verdict = brief.out.splitlines()[1]
+    assert verdict in full.out
+    assert "Kernels by name" in full.out
+
+
+def test_report_of_single_analyzers_is_printed_in_full(run) -> None:
     outcome = run("report", str(SAMPLE), "--only", "timeline", "--only", "idle")
     assert outcome.code == 0
     assert "GPU timeline" in outcome.out

@@ -17,8 +17,17 @@ LOOP, GROUPED = str(SAMPLES / "one_gpu/loop/rank0.json.gz"), str(SAMPLES / "one_
 CONTROL, LATE = str(SAMPLES / "faults" / "control"), str(SAMPLES / "faults" / "host_delay")
 
 
-def test_a_comparison_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_screen_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["diff", LOOP, GROUPED]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) <= 25
+    assert lines[0] == "tracelens diff"
+    assert lines[1].startswith("45% faster: 71.1 ms to 39.4 ms a step; idle -31.2 ms")
+    assert "Waterfall by cause" in lines
+
+
+def test_a_comparison_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["diff", LOOP, GROUPED, "--full"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
     assert out.startswith("tracelens diff: 71.131 ms to 39.383 ms per step (-44.6%)\n")

@@ -8,6 +8,7 @@ import numpy as np
 
 from tracelens.table.result import Report, Result, Skip
 from tracelens.table.schema import Coded, Column, Schema, Table
+from tracelens.table.summary import Summary, Tile
 
 SCRIPT = "<script>window.__pwned=1;alert(1)</script>"
 IMAGE = "</script><img src=x onerror=window.__pwned=1>"
@@ -646,6 +647,26 @@ def unknown() -> Result:
     return result("brand_new", "Brand new " + SCRIPT, tables, doc=IMAGE, skips=skips, meta={"option": SCRIPT})
 
 
+def summary() -> Summary:
+    """Tiles with a range, without a value and of text; nasty names in all texts."""
+    tiles = (
+        Tile(
+            "step_time",
+            "Step time",
+            58_416_732.0,
+            "ns",
+            57_100_000.0,
+            60_200_000.0,
+            "median of 3 steps",
+            "timeline",
+        ),
+        Tile("idle", "Idle", 0.363, "fraction", note="of the step; mostly " + SCRIPT, section="idle"),
+        Tile("peak_memory", "Peak | memory", None, "bytes", note="no memory events"),
+        Tile("trust", SCRIPT, None, "", text="complete"),
+    )
+    return Summary("58.4 ms a step on 2 x MI300X; 36% of the time is idle " + SCRIPT, tiles)
+
+
 def report() -> Report:
     """Every known figure, every nasty name, an unknown analyzer; small enough to read as a gold file."""
     results = (
@@ -665,7 +686,7 @@ def report() -> Report:
         "ranks": 2,
         "devices": ["AMD Instinct MI300X"],
     }
-    return Report(results, title="Report of " + SCRIPT, meta=meta)
+    return Report(results, "Report of " + SCRIPT, meta, summary())
 
 
 def small() -> Report:
@@ -676,6 +697,7 @@ def small() -> Report:
         (timeline(bins=3), tree, flat, unknown(), findings(3)),
         title="Small report",
         meta={"version": "0.1.0", "inputs": []},
+        summary=summary(),
     )
 
 

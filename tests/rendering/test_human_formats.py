@@ -16,7 +16,6 @@ from tracelens.rendering.formats.html import files as html_files
 from tracelens.rendering.formats.html import fragment
 from tracelens.rendering.formats.markdown import markdown
 from tracelens.rendering.formats.markdown_text import escaped
-from tracelens.rendering.tables.cards import cards
 from tracelens.table.result import Report, Result
 from tracelens.table.schema import Column, Schema
 
@@ -99,15 +98,6 @@ def test_cells_carry_raw_values_and_columns_their_meaning() -> None:
     assert "<td data-v=412345678>412.346</td>" in text
     assert 'title="dur_ns - Time in all steps." aria-sort=none><button type=button>time (ms)</button>' in text
     assert '<td class=f data-v=0.62 style="--f:0.620">62.0%</td>' in text
-
-
-def test_cards_are_ranges_over_ranks_without_zeros() -> None:
-    found = cards(Report((sample.unknown(), sample.timeline(2))))
-    assert [card.label for card in found][:2] == ["total", "computation"]
-    assert found[1].value == "256 ms"
-    assert found[0].value == "412 – 414 ms"
-    assert cards(sample.empty()) == []
-    assert cards(Report((sample.ranking("ops", "dur_ns"),))) == []
 
 
 def test_fragment_has_no_script_and_few_rows() -> None:

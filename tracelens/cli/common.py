@@ -79,6 +79,8 @@ Output = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
 
+Full = Annotated[bool, typer.Option("--full", help="Print every section, not only the first screen.")]
+
 UnprofiledStep = Annotated[
     float | None,
     typer.Option(
@@ -236,8 +238,15 @@ def import_formats(output: Sequence[str] | None) -> None:
             import jinja2  # noqa: F401
 
 
-def deliver(report: Report, output: Sequence[str] | None, json: bool = False) -> None:
-    """Write a report to files and directories; print it with `json`, or without outputs."""
+def deliver(report: Report, output: Sequence[str] | None, json: bool = False, *, full: bool = True) -> None:
+    """Write a report to files and directories; print it with `json`, or without outputs.
+
+    Args:
+        report: to deliver.
+        output: files and directories.
+        json: print it as JSON.
+        full: print all of it, not only the first screen.
+    """
     from tracelens.session import render
 
     for path in output or ():
@@ -246,34 +255,43 @@ def deliver(report: Report, output: Sequence[str] | None, json: bool = False) ->
             render(report, path)
         say(f"wrote {path}")
     if json or not output:
-        print_report(report, json=json)
+        print_report(report, json=json, full=full)
     check_complete(report)
 
 
 def deliver_result(
-    result: Result, title: str, output: Sequence[str] | None, json: bool, inputs: Sequence[str] = ()
+    result: Result,
+    title: str,
+    output: Sequence[str] | None,
+    json: bool,
+    inputs: Sequence[str] = (),
+    *,
+    full: bool = True,
 ) -> None:
     """Deliver a single result as `tracelens {title}`."""
+    from tracelens.summary import result_summary
     from tracelens.table import Report
     from tracelens.version import __version__
 
     meta = {"version": __version__, "inputs": list(inputs)}
-    deliver(Report((result,), title=f"tracelens {title}", meta=meta), output, json)
+    deliver(Report((result,), f"tracelens {title}", meta, result_summary(result)), output, json, full=full)
 
 
-def print_report(report: Report, *, json: bool = False) -> None:
-    """Print a report for the terminal's width and colors, or its first result as JSON."""
+def print_report(report: Report, *, json: bool = False, full: bool = True) -> None:
+    """Print a report or its first screen for the terminal's width and colors, or its first result as JSON."""
     if json:
         from tracelens.rendering.formats import one_result
 
         write_stdout(one_result(report.results[0], report.meta))
         return
     from tracelens.rendering import rendered
-    from tracelens.rendering.formats import console
+    from tracelens.rendering.formats import brief, console
 
     width = shutil.get_terminal_size((120, 24)).columns
     color = sys.stdout is not None and sys.stdout.isatty()
-    write_stdout(rendered(report, partial(console, width=width, color=color)).encode())
+    summary = None if full else report.summary
+    form = partial(brief, summary=summary) if summary else console
+    write_stdout(rendered(report, partial(form, width=width, color=color)).encode())
 
 
 def check_complete(report: Report) -> None:

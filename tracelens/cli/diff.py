@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tracelens.cli.common import (
+    Full,
     Json,
     Limit,
     Output,
@@ -30,6 +31,7 @@ def diff(
         str, typer.Argument(metavar="CAND", help=f"The run to compare: {_TRACES}", show_default=False)
     ],
     output: Output = None,
+    full: Full = False,
     json: Json = False,
     step: Step = None,
     partial: Partial = False,
@@ -56,4 +58,4 @@ def diff(
         with Reading(traces.of(cand), partial=partial, progress=line) as reading:
             after = reading.run()
         report = compare(before, after, step=step, progress=line)
-    deliver(report, output, json)
+    deliver(report, output, json, full=full)

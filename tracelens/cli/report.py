@@ -11,6 +11,7 @@ from tracelens.cli.common import (
     Dask,
     Device,
     DeviceFile,
+    Full,
     Limit,
     Output,
     Partial,
@@ -32,6 +33,7 @@ from tracelens.session import Reporting
 def report(
     paths: Paths,
     output: Output = None,
+    full: Full = False,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only this analyzer; repeatable. Default: all.", show_default=False),
@@ -66,7 +68,7 @@ def report(
         _prepare(output)
         of_analyzers = options(only, scope, device, device_file, unprofiled_step_ms)
         result = reporting.report(only, step=step, fork=True, **of_analyzers)
-    deliver(result, output)
+    deliver(result, output, full=full or bool(only))
 
 
 def _prepare(output: Sequence[str] | None) -> None:

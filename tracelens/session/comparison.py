@@ -40,6 +40,7 @@ def diff(
 
     from tracelens.analysis.common import noted
     from tracelens.compare.diff import diff as compare
+    from tracelens.summary import result_summary
     from tracelens.table import Report
 
     sides = {
@@ -61,7 +62,7 @@ def diff(
     change = f"{before:,.3f} ms to {after:,.3f} ms per step"
     change += f" ({after / before - 1:+.1%})" if before else ""
     change += _without_profiler(result)
-    return Report((result,), title=f"tracelens diff: {change}", meta=meta)
+    return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
 
 
 def _without_profiler(result: Result) -> str:

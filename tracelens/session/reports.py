@@ -231,7 +231,10 @@ def as_report(renderable: Report | Result | Verdict) -> Report:
     if isinstance(renderable, Report):
         return renderable
     if isinstance(renderable, Result):
-        return Report((renderable,), f"tracelens {renderable.analyzer}", {"version": __version__})
+        from tracelens.summary import result_summary
+
+        title, meta = f"tracelens {renderable.analyzer}", {"version": __version__}
+        return Report((renderable,), title, meta, result_summary(renderable))
     from tracelens.compare.gate import report
 
     return report(renderable, version=__version__, inputs=[renderable.base, renderable.candidate])

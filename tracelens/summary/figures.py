@@ -47,7 +47,7 @@ class StepTimes(NamedTuple):
             and projections replay.
         low_ns, high_ns: the shortest and the longest step, likewise.
         deviation_ns: standard deviation of the steps; 0 for less than three.
-        count: steps that all ranks recorded whole.
+        steps: how many all ranks recorded whole.
         marked: whether the recording marks steps; if not, all of it is one.
     """
 
@@ -55,7 +55,7 @@ class StepTimes(NamedTuple):
     low_ns: float
     high_ns: float
     deviation_ns: float
-    count: int
+    steps: int
     marked: bool
 
 
@@ -65,12 +65,12 @@ class ServingSteps(NamedTuple):
     Attributes:
         mean_ns: of all of them.
         by_rank: means of single ranks.
-        count: on all ranks.
+        steps: how many, of all ranks.
     """
 
     mean_ns: float
     by_rank: Spread
-    count: int
+    steps: int
 
 
 class RunFigures:

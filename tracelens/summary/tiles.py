@@ -57,28 +57,28 @@ def run_tiles(figures: RunFigures, meta: Mapping[str, Any], times: StepTimes, pa
 
 def _step_time(figures: RunFigures, times: StepTimes, pace: Pace) -> Tile:
     label = "Step time" if times.marked else "Recorded time"
-    notes = ["no steps marked"] if not times.marked else ["single step"] if times.count == 1 else []
-    if times.count > 1:
-        notes.append(f"median of {times.count} steps")
+    notes = ["no steps marked"] if not times.marked else ["single step"] if times.steps == 1 else []
+    if times.steps > 1:
+        notes.append(f"median of {times.steps} steps")
     if times.deviation_ns:
         notes.append(f"± {amount(times.deviation_ns, 'ns')}")
     if pace.step_ns:
         notes.append(f"without the profiler {amount(pace.step_ns, 'ns')}")
-    low, high = (times.low_ns, times.high_ns) if times.count > 1 else (None, None)
+    low, high = (times.low_ns, times.high_ns) if times.steps > 1 else (None, None)
     return Tile(
         "step_time", label, times.step_ns, "ns", low, high, ", ".join(notes), figures.section("steps")
     )
 
 
 def _serving(figures: RunFigures) -> Iterator[Tile]:
-    for kind, steps in figures.serving_steps().items():
+    for kind, ran in figures.serving_steps().items():
         yield Tile(
             f"{kind}_step",
             f"{kind.capitalize()} step",
-            steps.mean_ns,
+            ran.mean_ns,
             "ns",
-            *_range(steps.by_rank),
-            f"mean of {plural(steps.count, 'step')} of all ranks",
+            *_range(ran.by_rank),
+            f"mean of {plural(ran.steps, 'step')} of all ranks",
             "serving",
         )
 

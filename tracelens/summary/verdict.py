@@ -106,7 +106,7 @@ def _serving(figures: RunFigures, where: str) -> str:
     steps = {kind: each for kind, each in figures.serving_steps().items() if kind != "idle"}
     if not steps:
         return ""
-    (kind, first), *rest = sorted(steps.items(), key=lambda item: -item[1].mean_ns * item[1].count)
+    (kind, first), *rest = sorted(steps.items(), key=lambda item: -item[1].mean_ns * item[1].steps)
     summary = figures.table("serving", "summary")
     engine = summary.texts("engine")[0] if summary is not None else ""
     lead = f"{engine} on {where}" if engine else f"Serving on {where}"

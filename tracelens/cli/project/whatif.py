@@ -10,6 +10,7 @@ import typer
 from tracelens.cli.common import (
     Device,
     DeviceFile,
+    Full,
     Json,
     Limit,
     Output,
@@ -50,6 +51,7 @@ def whatif(
     partial: Partial = False,
     _limit: Limit = None,
     output: Output = None,
+    full: Full = False,
     json_output: Json = False,
 ) -> None:
     """Replay a recorded run under a change: its step time, and what it would wait for.
@@ -79,7 +81,7 @@ def whatif(
             run, scenario or (), step=step, unprofiled_step_ms=unprofiled_step_ms, progress=line, **devices
         )
     deliver_result(
-        result, _title(result.meta), output, json_output, [trace.meta.path for trace in run.traces]
+        result, _title(result.meta), output, json_output, [trace.meta.path for trace in run.traces], full=full
     )
 
 

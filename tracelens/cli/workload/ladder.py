@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli.common import Json, Output, check_outputs, deliver, progress, say
+from tracelens.cli.common import Full, Json, Output, check_outputs, deliver, progress, say
 from tracelens.cli.workload.common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
 from tracelens.errors import TracelensError
 
@@ -56,6 +56,7 @@ def ladder(
     *,
     source: From = None,
     output: Output = None,
+    full: Full = False,
     json_output: Json = False,
     preset: Preset = "tiny",
     rung: Rungs = None,
@@ -95,7 +96,7 @@ def ladder(
         overrides = assigned(settings, layers, assignments)
         options = {"device": device, "timed": timed, "recorded": recorded, "scrub": scrub}
         _run(traces, preset, overrides, _rungs(rung, file, without or []), options)
-    deliver(_report(folder), output, json_output)
+    deliver(_report(folder), output, json_output, full=full)
 
 
 def _rungs(texts: list[str] | None, file: Path | None, without: list[str]) -> tuple[tuple[Rung, ...], bool]:
@@ -141,6 +142,7 @@ def _report(folder: Path) -> Report:
     from tracelens.compare.ladder import ladder as compare
     from tracelens.compare.ladder import read
     from tracelens.session import load
+    from tracelens.summary import result_summary
     from tracelens.table import Report
     from tracelens.version import __version__
 
@@ -155,4 +157,5 @@ def _report(folder: Path) -> Report:
         (result,),
         title=f"tracelens workload ladder: {count} rung{'s' if count > 1 else ''}, {change}{faster}",
         meta={"version": __version__, "inputs": [str(rung.folder) for rung in ladder_run.rungs]},
+        summary=result_summary(result),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from tracelens.compare.gate.causes import Cause
 from tracelens.compare.gate.gate import Verdict
 from tracelens.compare.gate.outcome import MISSED, Outcome
-from tracelens.table import Column, Report, Result, Schema
+from tracelens.table import Column, Report, Result, Schema, Summary, Tile
 from tracelens.units import amount
 
 VERDICT = Schema(
@@ -64,11 +64,32 @@ FIGURES = Schema(
 )  # fmt: skip
 
 _FIRST = ("fail", "inconclusive", "pass")
+_RULES = {"fail": "Rules failed", "inconclusive": "Rules inconclusive", "pass": "Rules held"}
+_SHOWN = 3
 
 
 def report(verdict: Verdict, **meta: Any) -> Report:
     """The verdict as a report of one result, for any renderer."""
-    return Report((result(verdict),), title=f"tracelens gate: {headline(verdict)}", meta=meta)
+    return Report((result(verdict),), f"tracelens gate: {headline(verdict)}", meta, summary(verdict))
+
+
+def summary(verdict: Verdict) -> Summary:
+    """The headline with the first rule that does not hold, and the counts of rules."""
+    ordered = in_order(verdict)
+    text = headline(verdict).replace(", ", ": ", 1).capitalize()
+    if ordered and ordered[0].status != "pass":
+        text += f"; {_in_short(ordered[0])}"
+    count = [(status, sum(outcome.status == status for outcome in ordered)) for status in _FIRST]
+    tiles = [
+        Tile(status, _RULES[status], number, "count", section="gate") for status, number in count if number
+    ]
+    tiles += [
+        Tile(outcome.metric, outcome.metric, None, "", note=f"{measured[0]} to {measured[1]}", section="gate",
+             text=limited(outcome, outcome.interval.estimate))
+        for outcome in ordered[:_SHOWN]
+        if (measured := [amount(value, outcome.unit) for value in (outcome.base, outcome.candidate)])
+    ]  # fmt: skip
+    return Summary(f"{text}.", tuple(tiles))
 
 
 def result(verdict: Verdict) -> Result:
@@ -103,6 +124,15 @@ def result(verdict: Verdict) -> Result:
             "confidence": verdict.confidence,
         },
     )
+
+
+def _in_short(outcome: Outcome) -> str:
+    """What a rule measured and allows."""
+    side = "at most" if outcome.rule.sense == "<=" else "at least"
+    measured, allowed = (limited(outcome, value) for value in (outcome.interval.estimate, outcome.rule.limit))
+    before, after = (amount(value, outcome.unit) for value in (outcome.base, outcome.candidate))
+    measure = "" if outcome.rule.kind == "absolute" else f"{outcome.rule.kind} {measured}, "
+    return f"{outcome.metric} {before} to {after} ({measure}allowed {side} {allowed})"
 
 
 def in_order(verdict: Verdict) -> list[Outcome]:

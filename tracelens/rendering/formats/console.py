@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
@@ -24,19 +24,23 @@ from tracelens.rendering.tables import (
     one_line,
     shortened_names,
     skipped,
+    tile_range,
+    tile_value,
 )
-from tracelens.table import Report, Result
+from tracelens.table import Report, Result, Tile
 from tracelens.table import Table as Data
 from tracelens.units import PERCENT
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 ROWS = 15
 _COMMAND = re.compile(r"^(\s*)(?=::)")  # of GitHub Actions
 _NAME, _TEXT = 44, 20  # what names and other texts keep in a narrow terminal
 _GAP = 2
 _DOT = " · "
+_TILE_GAP, _MOST_TILES = 3, 3
 _BESIDE = 60  # columns from which on sentences have their label beside them
 
 
@@ -54,12 +58,32 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
         width: of the terminal, in columns.
         color: with ANSI colours.
     """
-    from rich.console import Console
-
     incomplete = banner(report.failures)
     report = for_people(report)
+    screen = new_screen(width, color)
+    screen.print(one_line(report.title), style="bold", soft_wrap=True)
+    if incomplete:
+        screen.print(one_line(incomplete), style="bold red")
+    if report.summary is not None:
+        screen.print(one_line(report.summary.verdict))
+        screen.print()
+        print_tiles(screen, report.summary.tiles)
+        screen.print()
+    for name, text in meta_items(report.meta):
+        screen.print(f"{name}: {text}", style="dim")
+    for result in report.results:
+        _result(screen, result)
+    if not report.results:
+        screen.print("This report has no results.")
+    return screen_text(screen)
+
+
+def new_screen(width: int, color: bool) -> Console:
+    """A terminal of this width that keeps what is printed on it."""
+    from rich.console import Console
+
     # `_environ` and the explicit settings keep the output the same whatever terminal it is made for.
-    screen = Console(
+    return Console(
         file=StringIO(),
         width=width,
         force_terminal=color,
@@ -70,17 +94,45 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
         emoji=False,
         _environ={},
     )
-    screen.print(one_line(report.title), style="bold", soft_wrap=True)
-    if incomplete:
-        screen.print(one_line(incomplete), style="bold red")
-    for name, text in meta_items(report.meta):
-        screen.print(f"{name}: {text}", style="dim")
-    for result in report.results:
-        _result(screen, result)
-    if not report.results:
-        screen.print("This report has no results.")
+
+
+def screen_text(screen: Console) -> str:
+    """What was printed on a screen, harmless to terminals and CI runners."""
     assert isinstance(screen.file, StringIO)
     return "".join(f"{inert(line.rstrip())}\n" for line in screen.file.getvalue().split("\n")[:-1])
+
+
+def print_tiles(screen: Console, tiles: Sequence[Tile]) -> None:
+    """Headline numbers with their ranges, two or three a line; what is not known in a line at the end."""
+    from rich.table import Table
+    from rich.text import Text
+
+    known = [tile for tile in tiles if tile.text or tile.value is not None]
+    cells = [
+        [Text.assemble((f"{one_line(tile.label)} ", "dim"), (one_line(tile_value(tile)), "bold"), spread)
+         for tile in known
+         for spread in (f" ({tile_range(tile)})" if with_range and tile_range(tile) else "",)]
+        for with_range in (True, False)
+    ]  # fmt: skip
+    if known:
+        wide, narrow = (_abreast(screen, each) for each in cells)
+        # Ranges give way where without them more than one tile fits on a line.
+        shown = cells[wide == 1 < narrow]
+        columns = min(_abreast(screen, shown), _MOST_TILES)
+        grid = Table.grid(padding=(0, _TILE_GAP, 0, 0))
+        for start in range(0, len(shown), columns):
+            row = shown[start : start + columns]
+            grid.add_row(*row, *[""] * (columns - len(row)))
+        screen.print(grid)
+    unknown = [f"{tile.label} ({tile.note})" for tile in tiles if tile not in known]
+    if unknown:
+        screen.print(one_line(f"Not known: {'; '.join(unknown)}"), style="dim")
+
+
+def _abreast(screen: Console, cells: Sequence[Text]) -> int:
+    """How many cells fit beside each other."""
+    widest = max(cell.cell_len for cell in cells)
+    return max((screen.width + _TILE_GAP) // (widest + _TILE_GAP), 1)
 
 
 def inert(line: str) -> str:
@@ -117,7 +169,7 @@ def _table(screen: Console, result: Result, data: Data, *, heading: bool) -> Non
     if data.schema.kind == "entries":
         _entries(screen, data.schema.doc, entries(part))
     else:
-        _rows(screen, part)
+        print_rows(screen, part)
     if more(result, part):
         screen.print(more(result, part), style="dim")
 
@@ -168,7 +220,8 @@ def _flowing(facts: list[str], width: int) -> list[str]:
     return lines
 
 
-def _rows(screen: Console, part: Cut) -> None:
+def print_rows(screen: Console, part: Cut) -> None:
+    """The rows of a table, fitted to the width."""
     from rich.table import Table
 
     formats = [shown.format for shown in part.columns]

@@ -24,7 +24,6 @@ from tracelens.rendering.payload import elements
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
-    cards,
     compared,
     details,
     finding_cards,
@@ -92,7 +91,6 @@ def files(report: Report) -> Mapping[str, bytes]:
             tile_value=tile_value,
             tile_range=tile_range,
             findings=finding_cards(report),
-            cards=cards(report),
             sections=sections,
         )
     )

@@ -21,8 +21,10 @@ from tracelens.rendering.tables import (
     shorten,
     shortened_names,
     skipped,
+    tile_range,
+    tile_value,
 )
-from tracelens.table import Report, Result, Table
+from tracelens.table import Report, Result, Summary, Table
 
 ROWS = 20
 _NAME_WIDTH = 64
@@ -41,12 +43,30 @@ def markdown(report: Report) -> str:
     report = for_people(report)
     lines = [f"# {escaped(report.title)}", ""]
     lines += [f"> **{escaped(incomplete)}**", ""] if incomplete else []
+    lines += summary_lines(report.summary) if report.summary is not None else []
     lines += [f"- {escaped(f'{name}: {text}')}" for name, text in meta_items(report.meta)]
     for result in report.results:
         lines += ["", *_result(result)]
     if not report.results:
         lines += ["", "This report has no results."]
     return "\n".join(lines) + "\n"
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The verdict, and its tiles as a table."""
+    lines = [f"**{escaped(summary.verdict)}**", ""]
+    if summary.tiles:
+        rows = [
+            [escaped(text) for text in (tile.label, tile_value(tile), tile_range(tile), tile.note)]
+            for tile in summary.tiles
+        ]
+        lines += [
+            _row(["figure", "value", "range", "note"]),
+            _row([":---", "---:", "---:", ":---"]),
+            *map(_row, rows),
+            "",
+        ]
+    return lines
 
 
 def _result(result: Result) -> list[str]:

@@ -6,6 +6,7 @@ from html import escape
 
 from tracelens.rendering.figures import drawn
 from tracelens.rendering.formats.html import fragment
+from tracelens.rendering.formats.markdown import summary_lines
 from tracelens.table import VIEWS, Report, Result
 
 
@@ -27,9 +28,11 @@ def show(result: Result) -> None:
 
 @VIEWS.register("notebook report")
 def show_report(report: Report) -> None:
-    """Display the first result of a report, and the names under which it has the others."""
+    """Display the verdict and the first result of a report, and the names under which it has the others."""
     from IPython.display import Markdown, display
 
+    if report.summary is not None:
+        display(Markdown("\n".join(summary_lines(report.summary))))  # type: ignore[no-untyped-call]
     first, *remaining = report.results
     show(first)
     if remaining:

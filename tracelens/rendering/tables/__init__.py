@@ -1,7 +1,6 @@
-"""Tables as people read them: values with units, rows, cards, entries."""
+"""Tables as people read them: values with units, rows, entries, tiles, findings."""
 
 from tracelens.rendering.tables.across import across_ranks
-from tracelens.rendering.tables.cards import cards
 from tracelens.rendering.tables.cells import Grid, grid
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.findings import FindingCard, finding_cards
@@ -39,7 +38,6 @@ __all__ = [
     "ShownColumn",
     "Tree",
     "across_ranks",
-    "cards",
     "compared",
     "cut",
     "details",

@@ -1,0 +1,269 @@
+"""Verdict and tiles of a run: every form of them, and what they say where something is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.summary import sample
+from tests.summary.sample import MS, names, summary, tile
+from tracelens.analysis.common import HOST
+from tracelens.summary import run_summary
+from tracelens.summary.tiles import NO_MEMORY, NO_TOKENS, ONE_RANK, UNMATCHED
+from tracelens.table import Skip, Summary
+
+LOOP = ("Expert loop: one GEMM per expert", "grouped_gemm", 30.0, "medium")
+
+
+def clauses(made: Summary) -> list[str]:
+    return made.verdict.removesuffix(".").split("; ")
+
+
+def test_the_step_is_the_median_one_and_its_range_is_over_steps() -> None:
+    made = summary(sample.steps([100, 140, 120], [102, 142, 122]))
+    step = tile(made, "step_time")
+    assert (step.value, step.low, step.high) == (121 * MS, 101 * MS, 141 * MS)
+    assert step.note == "median of 3 steps, ± 20 ms"
+    assert clauses(made)[0] == "121 ms a step on 2 x H200"
+
+
+def test_of_two_steps_the_shorter_one_counts_as_in_projections() -> None:
+    made = summary(sample.steps([58, 66]))
+    assert tile(made, "step_time").value == 58 * MS
+    assert "±" not in tile(made, "step_time").note
+
+
+def test_a_single_step_has_no_range() -> None:
+    step = tile(summary(sample.steps([100])), "step_time")
+    assert (step.low, step.high, step.note) == (None, None, "single step")
+
+
+def test_steps_that_not_all_ranks_recorded_do_not_count() -> None:
+    made = summary(sample.steps([100, 900], [100]))
+    assert tile(made, "step_time").value == 100 * MS
+
+
+@pytest.mark.parametrize(
+    ("shares", "causes", "text"),
+    [
+        ({"computation": 0.8, "idle": 0.05}, {"launch_overhead": 5}, "80% of the time goes to computation"),
+        (
+            {"computation": 0.6, "idle": 0.4},
+            {"launch_overhead": 30, "dispatch": 10},
+            "60% of the time goes to computation, 30% to waiting for the host",
+        ),
+        (
+            {"computation": 0.3, "idle": 0.5},
+            {"CPU_ops": 40, "dispatch": 10},
+            "40% of the time goes to waiting for the host",
+        ),
+        # Less than half of it is the host's, or that half is the profiler's.
+        (
+            {"computation": 0.3, "idle": 0.5},
+            {"launch_overhead": 20, "dispatch": 30},
+            "50% of the time is idle",
+        ),
+        ({"computation": 0.3, "idle": 0.5}, {"profiler": 50}, "50% of the time is idle"),
+        (
+            {"computation": 0.6, "idle": 0.2},
+            {"dispatch": 20},
+            "60% of the time goes to computation, 20% is idle",
+        ),
+        ({"computation": 0.2, "comm": 0.6}, {}, "60% of the time goes to exposed communication"),
+    ],
+)
+def test_the_largest_part_of_the_step(shares: dict[str, float], causes: dict[str, float], text: str) -> None:
+    made = summary(sample.steps([100], **shares), sample.idle(**causes))  # type: ignore[arg-type]
+    assert clauses(made)[1] == text
+
+
+@pytest.mark.parametrize(("sync_ms", "waits"), [(40, True), (20, False)])
+def test_waiting_for_ranks_is_named_where_it_is_most_of_the_communication(
+    sync_ms: float, waits: bool
+) -> None:
+    ranks = [(60, sync_ms, 0), (60, sync_ms, 0)]
+    made = summary(sample.steps([100], [100], comm=0.6, computation=0.2), *sample.communication(*ranks))
+    assert ("mostly waiting for other ranks" in made.verdict) == waits
+
+
+def test_tiles_are_means_of_the_ranks_with_their_range() -> None:
+    made = summary(
+        sample.steps([100], [100], comm=0.4, computation=0.4, idle=0.2, peaks={0: 10 * 2**30, 1: 30 * 2**30}),
+        *sample.communication((40, 10, 0), (40, 30, 0)),
+        sample.utilisation(0.25, 0.35),
+        sample.idle(launch_overhead=15, dispatch=5),
+        setup={"tokens": 8192},
+    )
+    assert names(made) == [
+        "step_time",
+        "tokens_per_s",
+        "mfu",
+        "exposed_communication",
+        "waiting_for_ranks",
+        "idle",
+        "peak_memory",
+        "trust",
+    ]
+    assert tile(made, "tokens_per_s").value == 81_920
+    mfu = tile(made, "mfu")
+    assert (mfu.value, mfu.low, mfu.high, mfu.section) == (pytest.approx(0.3), 0.25, 0.35, "roofline")
+    assert tile(made, "exposed_communication").value == pytest.approx(0.4)
+    waiting = tile(made, "waiting_for_ranks")
+    assert (waiting.value, waiting.low, waiting.high) == (pytest.approx(0.2), 0.1, 0.3)
+    assert "50% of communication" in waiting.note
+    assert tile(made, "idle").note == "of the step; mostly launch overhead"
+    peak = tile(made, "peak_memory")
+    assert (peak.value, peak.low, peak.high) == (30 * 2**30, 10 * 2**30, 30 * 2**30)
+    assert tile(made, "trust").text == "complete"
+
+
+def test_sections_that_a_report_lacks_have_neither_tiles_nor_links() -> None:
+    made = summary(sample.steps([100], idle=0.2))
+    assert names(made) == ["step_time", "tokens_per_s", "idle", "peak_memory", "trust"]
+    assert tile(made, "idle").section == ""
+
+
+def test_what_is_unknown_has_a_reason_and_no_value() -> None:
+    skips = [Skip("rank 0: MFU of ProfilerStep#0", "no cost model for 90% of the time: graph replay; more")]
+    made = summary(sample.steps([100]), sample.utilisation(-1.0, skips=skips))
+    for name, note in (("tokens_per_s", NO_TOKENS), ("peak_memory", NO_MEMORY)):
+        assert (tile(made, name).value, tile(made, name).note) == (None, note)
+    assert tile(made, "mfu").value is None
+    assert tile(made, "mfu").note == "no cost model for 90% of the time: graph replay"
+    assert not {"MFU", "tokens"} & set(made.verdict.split())
+
+
+def test_no_flops_are_no_utilisation_of_zero() -> None:
+    made = summary(sample.steps([100]), sample.utilisation(0.0))
+    assert tile(made, "mfu").value is None
+
+
+def test_one_rank_of_several_knows_no_waiting() -> None:
+    made = summary(sample.steps([100], comm=0.3), *sample.communication((30, 0, 30)), setup={"ranks": 8})
+    assert (tile(made, "waiting_for_ranks").value, tile(made, "waiting_for_ranks").note) == (None, ONE_RANK)
+    assert clauses(made)[0] == "100 ms a step on 8 x H200 (1 rank read)"
+
+
+def test_unmatched_collectives_are_no_waiting_of_zero() -> None:
+    ranks = [(30, 0, 30), (30, 0, 30)]
+    made = summary(sample.steps([100], [100], comm=0.3), *sample.communication(*ranks))
+    assert (tile(made, "waiting_for_ranks").value, tile(made, "waiting_for_ranks").note) == (None, UNMATCHED)
+
+
+def test_a_single_gpu_without_communication_has_no_tiles_of_it() -> None:
+    made = summary(sample.steps([100]), sample.result("collectives"))
+    assert not {"exposed_communication", "waiting_for_ranks"} & set(names(made))
+
+
+def test_the_first_confident_finding_sets_the_goal() -> None:
+    low = ("Launch-bound: late launches", "step_graph", 50.0, "low")
+    made = summary(sample.steps([100]), sample.findings(low, LOOP))
+    assert clauses(made)[-1] == "grouped GEMM would bring it to about 70 ms"
+
+
+def test_without_a_confident_finding_its_saving_is_a_limit() -> None:
+    made = summary(sample.steps([100]), sample.findings(("Late launches", "step_graph", 50.0, "low")))
+    assert clauses(made)[-1] == "launching the step as a graph could save up to 50% (low confidence)"
+
+
+@pytest.mark.parametrize(
+    "found", [[], [("Expert loop", "grouped_gemm", 1.5, "high")], [("X", "", 4.0, "low")]]
+)
+def test_small_savings_are_not_worth_a_word(found: list[tuple[str, str, float, str]]) -> None:
+    made = summary(sample.steps([100]), sample.findings(*found))
+    assert len(clauses(made)) == 2
+
+
+def test_a_saving_of_another_step_is_a_share() -> None:
+    made = summary(sample.steps([100]), sample.findings(LOOP, base_ms=150))
+    assert clauses(made)[-1] == "grouped GEMM would save about 20%"
+
+
+def test_a_remedy_without_a_known_scenario_is_the_number_of_its_finding() -> None:
+    made = summary(
+        sample.steps([100]),
+        sample.findings(("Silent host: no CPU work", "no_idle=silent_host", 30.0, "high")),
+    )
+    assert clauses(made)[-1] == "fixing finding 1 (Silent host) would bring it to about 70 ms"
+
+
+def test_the_step_without_the_profiler_comes_first() -> None:
+    made = summary(
+        sample.steps([100]),
+        sample.utilisation(0.06),
+        sample.findings(LOOP, base_ms=80),
+        step_without_profiler_ns=80 * MS,
+        tokens_per_s=18_234.0,
+    )
+    assert clauses(made)[:2] == [
+        "80 ms a step without the profiler on H200, 18,200 tokens/s".replace("80 ms", "80.0 ms"),
+        "in the recording 100 ms, MFU 6.0%",
+    ]
+    assert clauses(made)[-1] == "grouped GEMM would bring it to about 50 ms"
+    assert tile(made, "step_time").value == 100 * MS
+    assert "without the profiler 80 ms" in tile(made, "step_time").note
+    assert (tile(made, "tokens_per_s").value, tile(made, "tokens_per_s").note) == (
+        18_234,
+        "without the profiler",
+    )
+
+
+def test_the_step_that_the_user_knows_counts_before_the_recorded_pace() -> None:
+    made = summary(
+        sample.steps([100]),
+        step_without_profiler_ns=80 * MS,
+        tokens_per_s=18_234.0,
+        setup={"tokens": 1000},
+        options={"unprofiled_step_ms": 50.0},
+    )
+    assert clauses(made)[0].startswith("50.0 ms a step without the profiler")
+    assert tile(made, "tokens_per_s").value == 20_000
+
+
+def test_a_recording_without_steps_says_how_long_it_is() -> None:
+    made = summary(sample.steps([100], label="(whole trace)", idle=0.4))
+    assert clauses(made)[0] == "100 ms recorded on H200, no steps marked"
+    assert tile(made, "step_time").label == "Recorded time"
+    assert tile(made, "idle").note == "of the recorded time"
+    assert "tokens_per_s" not in names(made)
+
+
+def test_a_serving_engine_has_its_kinds_of_steps() -> None:
+    kinds = [(0, "prefill", 4, 80, 40_000), (0, "decode", 10, 20, 100), (1, "prefill", 2, 100, 30_000)]
+    made = summary(sample.steps([100], [100], label="(whole trace)"), sample.serving(*kinds))
+    assert (
+        clauses(made)[0]
+        == "vLLM on 2 x H200: prefill steps take 30.0 ms, decode steps 2.00 ms, 701,000 tokens/s"
+    )
+    prefill = tile(made, "prefill_step")
+    assert (prefill.value, prefill.low, prefill.high) == (30 * MS, 20 * MS, 50 * MS)
+    assert tile(made, "tokens_per_s").value == 701_000
+
+
+def test_a_step_that_does_not_tell_its_tokens_makes_their_rate_unknown() -> None:
+    kinds = [(0, "prefill", 4, 80, -1), (0, "decode", 10, 20, 100)]
+    made = summary(sample.steps([100], label="(whole trace)"), sample.serving(*kinds))
+    assert "tokens_per_s" not in names(made)
+
+
+def test_a_cpu_only_run_names_no_gpu() -> None:
+    made = summary(
+        sample.steps([100], [100], idle=0.9, computation=0.1),
+        sample.utilisation(-1.0),
+        sample.idle(CPU_ops=90),
+        devices=[HOST],
+    )
+    assert clauses(made) == ["100 ms a step on 2 CPU ranks", "90% of the time is idle"]
+    assert not {"mfu", "peak_memory"} & set(names(made))
+
+
+def test_doubts_come_first() -> None:
+    doubts = {"1": [{"doubt": "cut", "fraction": 0.1}, {"doubt": "missing work", "fraction": 0.5}]}
+    made = summary(sample.steps([100], [100]), ranks=[0, 1], trust={"complete": False, "doubts": doubts})
+    assert made.verdict.startswith("Doubtful recording (missing work, cut on rank 1)")
+    assert (tile(made, "trust").text, tile(made, "trust").note) == ("doubtful", "missing work, cut")
+
+
+def test_a_report_without_steps_has_no_summary() -> None:
+    meta = {"devices": [], "ranks": [0]}
+    assert run_summary([sample.utilisation(0.3)], meta) is None
+    assert run_summary([sample.result("steps")], meta) is None

@@ -46,14 +46,14 @@ def test_the_analyzer_of_the_readme_is_one_file(tmp_path: Path) -> None:
 
 def test_the_detector_of_the_readme_is_one_file(tmp_path: Path) -> None:
     (code,) = [block for block in blocks("python") if "@detector" in block]
-    plugin = tmp_path / "fills.py"
+    plugin = tmp_path / "memsets.py"
     plugin.write_text(code)
     command = [sys.executable, "-m", "tracelens", "analyze", "findings", SAMPLE, "--json"]
     done = subprocess.run(
         command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
     )
     signals = json.loads(done.stdout)["tables"]["measurements"]
-    assert [row["value"] for row in signals if row["detector"] == "fills" and row["measure"] == "fills"] > [0]
+    assert [row["value"] for row in signals if row["detector"] == "memsets" and row["measure"] == "memsets"] > [0]
 
 
 def test_the_entry_point_of_the_readme() -> None:

@@ -89,7 +89,7 @@ def _location(error: BaseException) -> str:
     package_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
     package_frames = [frame for frame in package_frames if frame.filename != __file__] or frames
     if not package_frames:
-        return "an unknown place"
+        return "an unknown location"
     path = Path(package_frames[-1].filename)
     if path.is_relative_to(_PACKAGE):
         path = path.relative_to(_PACKAGE.parent)

@@ -33,7 +33,7 @@ def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_every_format_is_written(written: Callable[..., Path]) -> None:
     page = (written(*EXAMPLE) / "report.html").read_text()
-    assert "Bubble of a pipeline by chunks on each stage: 16 stages" in page
+    assert "Pipeline bubble by chunks per stage: 16 stages" in page
 
 
 @pytest.mark.parametrize(

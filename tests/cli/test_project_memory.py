@@ -102,7 +102,7 @@ def test_layouts_are_compared_in_files(tmp_path: Path, capfd: pytest.CaptureFixt
     written = ["-o", str(page), "-o", str(data)]
     assert run_cli([*TRILLION, "--convention", "brief", *options, *devices, *written]) == 0
     assert capfd.readouterr().err == f"wrote {page}\nwrote {data}\n"
-    assert "Memory of the GPU with most, by layout" in page.read_text()
+    assert "Memory of the fullest GPU, by layout" in page.read_text()
     fits = json.loads(data.read_text())["results"]["memory"]["tables"]["fits"]
     assert [(row["layout"], row["device"], row["fits"]) for row in fits] == [
         (layouts[0], "mi300x", "no"), (layouts[0], "mi355x", "yes"),

@@ -59,7 +59,7 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_every_format_is_written(written: Callable[..., Path]) -> None:
     folder = written(*SMALL, "--pp", "1", "--ep", "8,16", "--tp", "1")
-    assert "Least time of a step on h200 by layout" in (folder / "report.html").read_text()
+    assert "Lower bound of the step time on h200, by layout" in (folder / "report.html").read_text()
 
 
 def test_assumptions_can_be_changed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ def test_diff_with_the_eager_model() -> None:
     waterfall = diff(tracelens.load(str(EAGER)), tracelens.load(str(COMPILED)))["waterfall"]
     rows = waterfall[waterfall["level"] == "stage"].set_index("name")
     assert rows.loc["experts", "cand_ns"] > 3.8e6 + 0.99 * by_hand()[EXPERTS]
-    assert rows.loc["outside of MoE layers", "delta_ns"] < 0
+    assert rows.loc["outside MoE layers", "delta_ns"] < 0
     assert rows.loc[UNATTRIBUTED_NAME, "base_ns"] == 0
     for stage in (ROUTER, PERMUTE, EXPERTS, SHARED):
         assert rows.loc[stage, "cand_ns"] < rows.loc[stage, "base_ns"], stage

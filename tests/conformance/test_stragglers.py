@@ -56,7 +56,7 @@ def test_findings_name_the_rank(name: str) -> None:
     assert row[1].endswith(f"most for rank {FAULTS[name][0]} (100%)")
     assert FAULTS[name][1].replace("_", " ") in row[1]
     # Kernels that wait for those of another stream without an event: the graph does not know why they wait.
-    unexplained = "the graph of the run does not explain the step" if name == "slow_kernels" else ""
+    unexplained = "the run's dependency graph does not explain the step" if name == "slow_kernels" else ""
     assert row[2:] == ("low" if unexplained else "medium", unexplained)
 
 

@@ -223,7 +223,7 @@ def test_without_a_finding_there_is_a_reason(ranked: Any) -> None:
     result = ranked({"a": "not here"})
     assert not len(result["findings"])
     assert result.skips == (
-        Skip("findings", "nothing costs more than 0.5% of a step, see `checks`"),
+        Skip("findings", "nothing costs more than 0.5% of a step; see `checks`"),
         NO_GRAPH,
     )
 

@@ -128,7 +128,7 @@ def test_time_that_something_else_fills_is_no_finding(found: Any) -> None:
     assert (row.estimate_ns, row.saving_ns, row.basis, row.scenario) == (
         10 * US, 0, "replayed", "scale:first=0",
     )  # fmt: skip
-    assert row.verdict.startswith("10.0 us estimated")
+    assert row.verdict.startswith("estimated at 10.0 us")
 
 
 def test_two_that_help_each_other_promise_no_more_than_each_alone(found: Any) -> None:

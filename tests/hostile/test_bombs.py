@@ -450,7 +450,7 @@ def test_salvage_loses_nothing_that_can_be_mended(tmp_path: Path) -> None:
     for name in ("bare word", "infinity", "missing value", "quote in a string", "bad escape", "control byte"):
         path.write_text(BROKEN[name](2000))
         (read,) = parse(str(path))
-        assert (read.meta.kept, read.meta.repaired["text mended"], dict(read.meta.dropped)) == (
+        assert (read.meta.kept, read.meta.repaired["text repaired"], dict(read.meta.dropped)) == (
             2000,
             2000,
             {},

@@ -26,7 +26,7 @@ KERNEL = '{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts":
 NEGATIVE = "negative duration set to 0"
 OVERRUN = "GPU work overrunning the next on its stream by over 1 ms, cut there"
 ALONE = "begin or end without its partner"
-NOT_ANALYSED = "kind of event that is not analysed (counter, object, ...)"
+NOT_ANALYZED = "kind of event that is not analyzed (counter, object, ...)"
 NO_DURATION = "complete event without duration"
 
 
@@ -103,7 +103,7 @@ def test_1_broken_text_is_mended(read: Read, broken: bytes, name: str) -> None:
         (name, 20_000, 3000),
         ("gemm", 10_000, 5000),
     ]
-    assert trace.meta.repaired == {"text mended": 1}
+    assert trace.meta.repaired == {"text repaired": 1}
     assert trace.meta.dropped == {}
 
 
@@ -537,7 +537,7 @@ def test_13_async_pairs_go_by_id(read: Read) -> None:
         p("b", 8, "io", cat="disk", id="0x2"),
     )
     assert records(trace.events, "ts_ns", "dur_ns") == [(1000, 3000), (2000, 5000)]
-    assert trace.meta.dropped == {ALONE: 1, NOT_ANALYSED: 1}
+    assert trace.meta.dropped == {ALONE: 1, NOT_ANALYZED: 1}
 
 
 def test_13_counters_objects_and_incomplete_events_are_counted(read: Read) -> None:
@@ -560,7 +560,7 @@ def test_13_counters_objects_and_incomplete_events_are_counted(read: Read) -> No
         ("old mark", 3000, 0),
     ]
     assert trace.meta.dropped == {
-        NOT_ANALYSED: 2,
+        NOT_ANALYZED: 2,
         NO_DURATION: 1,
         "no start time": 1,
         "no phase: not a trace event": 1,

@@ -349,7 +349,7 @@ def test_serving_steps_stand_where_they_run() -> None:
     assert drawn["decode"]["x"] == [1.5] * 3
     assert [text for _, _, text in drawn["decode"]["customdata"]] == [
         "16 tokens",
-        "tokens not told",
+        "tokens unknown",
         "16 tokens",
     ]
     assert [trace["x"] for trace in kinds["data"]] == [[1.0, 1.0], [3.0, 0]]

@@ -27,7 +27,7 @@ def test_several_layouts_are_drawn_by_their_first_rank() -> None:
     (found,) = figures(memory(layouts=3, stages=2))
     bars = [trace for trace in found["data"] if trace["type"] == "bar"]
     assert [bar["y"] for bar in bars] == [[size] * 3 for size in (10, 20, 30, 40)]
-    assert found["layout"]["title"]["text"] == "Memory of the GPU with most, by layout"
+    assert found["layout"]["title"]["text"] == "Memory of the fullest GPU, by layout"
     assert found["layout"]["xaxis"]["title"]["text"] == ""
 
 

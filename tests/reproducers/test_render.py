@@ -155,13 +155,13 @@ def test_statements_are_those_of_their_outline(template: Any) -> None:
 )
 def test_an_outline_holds_no_data(outline: str, template: Any) -> None:
     assert not is_outline(outline)
-    with pytest.raises(TypeError, match="the outline of source has data in it"):
+    with pytest.raises(TypeError, match="the outline of source contains data"):
         template(HEAD + "{{ source }}\n", source=Source("1", outline))
 
 
 @pytest.mark.parametrize("choice", ["text", 7, None, frozenset({"open"}), {"kit": True}])
 def test_the_structure_depends_on_no_text(choice: Any) -> None:
-    with pytest.raises(TypeError, match="kit is nothing that the structure of a script may depend on"):
+    with pytest.raises(TypeError, match="kit may not affect the structure of a script"):
         render("op.py.j2", {"kit": choice})
 
 

@@ -329,7 +329,7 @@ APPLY = (
 def test_types_in_lists_come_from_the_kernel(op: str, kernel: str, dtype: str) -> None:
     text = plain(op, ["fp32 4", "fp32 5"], *([0] if op == "cat" else []), kernel=kernel).text
     assert f'[strided("{dtype}", (4,), (1,)), strided("{dtype}", (5,), (1,))]' in text
-    said = "Element types in tensor lists are not recorded; theirs follows from the kernel."
+    said = "Element types in tensor lists are not recorded; they follow from the kernel."
     assert said in assigned(text, "ABOUT")
 
 

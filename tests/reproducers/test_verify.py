@@ -371,8 +371,8 @@ def test_collectives_start_their_processes_themselves(tmp_path: Path, torch: Pat
 def test_an_error_of_a_kernel_that_shows_itself_late_is_the_scripts(tmp_path: Path, torch: Path) -> None:
     result = checked(tmp_path, source(after="import torch; torch.poisoned = True"), source())
     assert rows(result) == [
-        ("failed", "exit status 1 after its result: RuntimeError: CUDA error: an illegal memory access was "
-         "encountered (seen after its end)"),
+        ("failed", "exit status 1 after its result: RuntimeError: CUDA error: an illegal memory access "
+                   "was encountered (reported after its end)"),
         ("ran", ""),
     ]  # fmt: skip
 

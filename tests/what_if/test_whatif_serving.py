@@ -188,7 +188,10 @@ def test_the_steps_of_a_serving_engine_are_looked_at_together() -> None:
     result, one = whatif(run, ["identity"]), whatif(run, ["identity"], step="31")
     assert result.meta["step"] == "all steps"
     assert result.meta["base_ns"] > 10 * one.meta["base_ns"]
-    for found, why in ((result, "all steps together occur once"), (one, "runs a different batch")):
+    for found, why in (
+        (result, "all steps together were recorded only once"),
+        (one, "runs a different batch"),
+    ):
         low, projected, high = interval(found, "identity")
         assert low < projected == high  # low: with half the host time
         assert any(why in skip.reason for skip in found.skips)

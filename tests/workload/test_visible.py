@@ -91,7 +91,7 @@ def test_dedup_sends_a_token_once_to_each_rank(recorded: Recorded) -> None:
         assert rows == TOKENS * CHOSEN
         # A copy has its weights and experts with it, and both ranks are told of two counts each.
         copies = (sent(recorded, "dedup")[rank] / passes - 2 * 2 * 8) / ((HIDDEN + 2 * CHOSEN) * 4)
-        stated = recorded.signals("base", "exposed_all_to_all")[rank]["of it once to each rank"]
+        stated = recorded.signals("base", "exposed_all_to_all")[rank]["share after de-duplication"]
         assert copies / rows == pytest.approx(stated, abs=0.1)
 
 

@@ -74,7 +74,7 @@ def _no_option(chosen: Sequence[Analyzer], name: str, known: Sequence[str]) -> s
     hint = f"; {hint}" if hint else ""
     if len(chosen) == 1:
         return f"analyzer {chosen[0].name!r} has no option {name!r}{hint} (it has: {', '.join(known)})"
-    return f"no analyzer of this report has an option {name!r}{hint} (they have: {', '.join(known)})"
+    return f"no analyzer of this report has an option {name!r}{hint} (available: {', '.join(known)})"
 
 
 def _options(chosen: Sequence[Analyzer | Shared]) -> dict[str, list[tuple[str, Option]]]:

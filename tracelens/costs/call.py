@@ -12,7 +12,7 @@ from tracelens.guard import Failure
 from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
 
 NO_SHAPES = "no shapes recorded (record_shapes=True)"
-LONG_LIST = "a list of more than 30 tensors, of which the profiler records no shapes"
+LONG_LIST = "a list of more than 30 tensors: the profiler records no shapes for it"
 
 
 class Uncounted(TracelensError):
@@ -56,7 +56,7 @@ class Tensor(NamedTuple):
 def size(elements: int, dtype: str) -> int:
     """Bytes of so many elements, rounded up; raises Uncounted for an unknown element type."""
     if dtype not in BITS:
-        raise Uncounted(f"element type {dtype!r} is not known" if dtype else "no element type recorded")
+        raise Uncounted(f"unknown element type {dtype!r}" if dtype else "no element type recorded")
     return -(-elements * BITS[dtype] // 8)
 
 

@@ -34,19 +34,20 @@ FINDINGS = Schema(
     (
         Column("position", "int64", "count"),
         Column("finding", "str"),
-        Column("additional_ns", "int64", "ns", "what it saves if those above are fixed, for a symptom if all "
-               "causes are; mean of the ranks"),
+        Column("additional_ns", "int64", "ns", "saving once the findings above are fixed; of a symptom, "
+                                               "once all its causes are; mean of the ranks"),
         Column("fraction", "float64", "fraction", "of the step"),
-        Column("saving_ns", "int64", "ns", "if only this is fixed"),
-        Column("low_ns", "int64", "ns", "the saving at least: in all recorded steps, whatever becomes of "
-               "unexplained delays, and with half the host time if the step without the profiler is unknown"),
-        Column("high_ns", "int64", "ns", "the saving at most"),
+        Column("saving_ns", "int64", "ns", "saving if only this is fixed"),
+        Column("low_ns", "int64", "ns", "lower end of the saving: over all recorded steps, with "
+                                        "unexplained delays kept, at their median or removed, and with "
+                                        "half the host time if the step without the profiler is unknown"),
+        Column("high_ns", "int64", "ns", "upper end of the saving"),
         Column("basis", "category", doc="of the saving: replayed under the scenario, or an upper bound"),
-        Column("scenario", "str", doc="that gives it: `tracelens project whatif PATH --scenario`; '' for an "
-               "estimate"),
+        Column("scenario", "str", doc="scenario for `tracelens project whatif PATH --scenario`, which "
+                                      "shows the saving; '' for an estimate"),
         Column("confidence", "category", doc="high: replayed, and the trace shows the lost time; medium: "
-               "replayed, and the remaining time is estimated; low: the most that the remedy can save, or a "
-               "doubtful recording"),
+                                             "replayed, and the remaining time is estimated; low: the "
+                                             "most that the remedy can save, or a doubtful recording"),
         Column("evidence", "str", doc="on the rank that loses most", prose=True),
         Column("upper_bound", "str", doc="why the saving is an upper bound", prose=True),
         Column("remedy", "str", prose=True),
@@ -54,19 +55,19 @@ FINDINGS = Schema(
         Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category"),
         Column("explained_by", "category", doc="for a symptom: detector of the cause with most of its time"),
-        Column("evidence_command", "str", doc="the step that has most of it", folded=True),
-        Column("replay_command", "str", doc="scripts of the calls that run meanwhile", folded=True),
-        Column("whatif_command", "str", doc="the run without it", folded=True),
-        Column("location", "str", doc="of the longest piece of its time", folded=True),
+        Column("evidence_command", "str", doc="step with most of this time", folded=True),
+        Column("replay_command", "str", doc="writes scripts of the calls that run at that time", folded=True),
+        Column("whatif_command", "str", doc="projects the run without it", folded=True),
+        Column("location", "str", doc="of its longest stretch", folded=True),
     ),
     kind="entries",
-    doc="Ranked by the step time that each adds to those above. A saving is what the replay of the run under "
-    f"its scenario gives, of a serving engine for all steps together; under {SHOWN:.1%} hidden. Upper bounds "
-    "share the time that replayed findings leave.",
+    doc="Ranked by the step time that each saves on top of those above. Savings come from a replay of the "
+        "run under the finding's scenario, for serving engines over all steps together; under "
+        f"{SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
 )  # fmt: skip
 
 MEASUREMENTS = Schema(
-    "Measurements of the detectors",
+    "Detector measurements",
     (
         Column("rank", "int64", doc="-1 for the whole job"),
         Column("detector", "category", doc="'' for the mean step"),
@@ -86,8 +87,8 @@ CHECKS = Schema(
         Column("estimate_ns", "int64", "ns", "of the saving by the detector, mean of the ranks"),
         Column("saving_ns", "int64", "ns", "if only this is fixed, mean of the ranks"),
         Column("basis", "category", doc="of the saving; '' where nothing is detected"),
-        Column("scenario", "str", doc="that was replayed, '' for none"),
-        Column("verdict", "str", doc="finding, or why not", prose=True),
+        Column("scenario", "str", doc="scenario that was replayed, '' for none"),
+        Column("verdict", "str", doc="the finding, or why there is none", prose=True),
     ),
     kind="entries",
     detail=True,
@@ -166,7 +167,7 @@ def findings(
         "measurements": MEASUREMENTS.from_rows([*_steps(ranks), *_measured(candidates)]),
         "checks": CHECKS.from_rows(_checked(outcomes, candidates, shown)),
     }
-    skips = [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step, see `checks`")]
+    skips = [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step; see `checks`")]
     reasons = [*outcomes.values(), *(reason for rank in ranks for reason in rank.outcomes.values())]
     failures = {reason.part: reason for reason in reasons if isinstance(reason, Failure)}
     skips += [Skip(part, failure) for part, failure in failures.items()]
@@ -300,6 +301,6 @@ def _verdict(candidate: Candidate, is_finding: bool) -> str:
     if not saving.scenario:
         return f"below {SHOWN:.1%} of a step"
     return (
-        f"{duration(candidate.estimated_ns)} estimated, but replayed under {saving.scenario} the step "
-        f"gains {duration(saving.ns)}, below {SHOWN:.1%} of it: it waits for something else"
+        f"estimated at {duration(candidate.estimated_ns)}, but replayed under {saving.scenario} the step "
+        f"gains only {duration(saving.ns)}, below {SHOWN:.1%} of it: it waits for something else"
     )

@@ -25,7 +25,7 @@ T = TypeVar("T")
 SUBJECT = "savings by replay"
 NO_SCENARIO = "no scenario models the remedy"
 NOT_REGISTERED = "there is no scenario {}"
-UNRELIABLE = "the graph of the run does not explain the step"
+UNRELIABLE = "the run's dependency graph does not explain the step"
 
 
 class Replays:

@@ -225,11 +225,11 @@ def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater], kind: str) -
                 if len(data) < HEAD:
                     break
                 if compression(data[:HEAD]) != kind:
-                    raise Damage("left out uncompressed data behind the compressed data")
+                    raise Damage("left out uncompressed data after the compressed data")
                 inflater = new()
             yield inflater.decompress(data)
             data = inflater.unused_data
     if not inflater.eof:
         raise Damage("compressed data is truncated")
     if data:
-        raise Damage("left out uncompressed data behind the compressed data")
+        raise Damage("left out uncompressed data after the compressed data")

@@ -84,7 +84,7 @@ class Recorder:
             samples: likewise.
         """
         if self._state == "new":
-            raise TracelensError("step() was called outside of `with tracelens.record(...) as r:`")
+            raise TracelensError("step() was called outside `with tracelens.record(...) as r:`")
         if self._state == "closed":
             return
         self._finished += 1

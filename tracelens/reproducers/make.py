@@ -34,7 +34,7 @@ SCRIPTS = Schema(
         Column("count", "int64", "count", "traced calls that the script represents"),
         Column("traced_ns", "int64", "ns", "median traced time per call, 0 where sizes are scaled down"),
         Column("total_ns", "int64", "ns", "all these calls together"),
-        Column("fraction", "float64", "fraction", "of the GPU time of all ranks"),
+        Column("fraction", "float64", "fraction", "share of the GPU time of all ranks"),
         Column("processes", "int64", "count", "ranks that run it"),
     ),
     doc="Run one with `python FILE`, all with `tracelens replay verify DIR`.",

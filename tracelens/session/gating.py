@@ -123,7 +123,7 @@ def gate_side(
     single = isinstance(recordings, str | os.PathLike | Run | Report)
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
     if not items:
-        raise TracelensError("a side without a run; give at least one")
+        raise TracelensError("a side has no run; pass at least one")
     read = [_read(item, traces or TraceFiles(), scope, partial, progress) for item in items]
     if len(read) == 1:
         return read[0]

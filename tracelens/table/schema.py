@@ -156,7 +156,7 @@ class Schema:
         if column.is_text:
             texts = values.values if isinstance(values, Coded) else values
             if not all(issubclass(kind, str) for kind in set(map(type, texts))):
-                raise SchemaError(f"table {self.title!r}: {column.name} has values that are no text")
+                raise SchemaError(f"table {self.title!r}: {column.name} has values that are not text")
             return values if isinstance(values, Coded | list) else list(values)
         array = np.asarray(values)
         if column.dtype == "int64" and array.size and not np.can_cast(array.dtype, np.int64):

@@ -33,12 +33,12 @@ EVENTS = Schema(
     "events",
     (
         Column("event_id", "int64", doc="row number: event i is row i"),
-        Column("kind", "category", doc="what it is: " + ", ".join(EVENT_KINDS)),
+        Column("kind", "category", doc="one of: " + ", ".join(EVENT_KINDS)),
         Column("category", "category", doc="the profiler's own category"),
         Column("name", "category"),
         Column("ts_ns", "int64", "ns", "start, on the trace's own clock"),
         Column("dur_ns", "int64", "ns"),
-        Column("pid", "int64", doc="process; names that are no number are numbered from -2 downwards"),
+        Column("pid", "int64", doc="process; non-numeric names are numbered from -2 downwards"),
         Column("tid", "int64", doc="thread, or stream of a GPU row"),
         Column("device", "int64", doc="GPU index of GPU work, else -1"),
         Column("stream", "int64", doc="stream of GPU work, else -1"),
@@ -46,7 +46,7 @@ EVENTS = Schema(
             "bytes",
             "int64",
             "bytes",
-            "moved by a copy or memset; of a memory event all that is then allocated on its GPU; else -1",
+            "bytes of a copy or memset; for a memory event, total bytes then allocated on its GPU; else -1",
         ),
         Column(
             "blocks", "int64", "count", "thread blocks of a kernel or its launch call, -1 if not recorded"
@@ -54,7 +54,9 @@ EVENTS = Schema(
         Column("parent_id", "int64", doc="enclosing event on the same thread, -1 at the top"),
         Column("depth", "int64", "count", "number of enclosing events"),
         Column("correlation_id", "int64", doc="joins a launch call and its GPU work, -1 if none"),
-        Column("linked", "bool", doc="GPU work with an arrow from a launch call in the trace: scope linked"),
+        Column(
+            "linked", "bool", doc="GPU work with a flow arrow from a launch call in the trace: scope linked"
+        ),
     ),
 )
 
@@ -74,8 +76,8 @@ OPS = Schema(
 COLLECTIVES = Schema(
     "collectives",
     (
-        Column("event_id", "int64", doc="the CPU record, or the kernel where only that carries the metadata"),
-        Column("kernel_id", "int64", doc="its GPU kernel (of gloo the annotation), -1 if not in the trace"),
+        Column("event_id", "int64", doc="the CPU record, or the kernel if only that carries the metadata"),
+        Column("kernel_id", "int64", doc="its GPU kernel (for gloo the annotation), -1 if not in the trace"),
         Column("collective", "category", doc="allreduce, all_to_allv, ..."),
         Column("group", "category", doc="process group name"),
         Column("group_description", "category"),

@@ -158,7 +158,7 @@ def test_communication_without_records_says_so() -> None:
     ]
     assert skips(result)[0] == (
         "rank 0: group and collective of 2 communication kernels",
-        "no record_param_comms around their launch; record with ProfilerActivity.CPU",
+        "no record_param_comms around their launches; record with ProfilerActivity.CPU",
     )
 
 

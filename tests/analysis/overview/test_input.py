@@ -41,7 +41,7 @@ def test_losses_are_counted_by_reason() -> None:
     assert outcome == {
         "complete event without duration": ("dropped", 1),
         "no start time": ("dropped", 1),
-        "kind of event that is not analysed (counter, object, ...)": ("dropped", 1),
+        "kind of event that is not analyzed (counter, object, ...)": ("dropped", 1),
         "begin or end without its partner": ("dropped", 1),
         "negative duration set to 0": ("repaired", 1),
     }
@@ -60,7 +60,7 @@ def test_a_trace_without_a_gpu_says_whose_work_it_is() -> None:
     assert records(result["input"], "device", "gpu_events", "linked_fraction") == [("cpu (host ops)", 2, 1.0)]
     (skip,) = result.skips
     assert skip.subject == "rank 0: GPU time"
-    assert "the CPU is the device" in skip.reason
+    assert "the CPU counts as the device" in skip.reason
     assert "ProfilerActivity.CUDA" in skip.reason
     assert "CPU-only trace: GPU means the CPU" in result.doc
 

@@ -183,7 +183,7 @@ def test_where_a_message_is_missing_the_order_is_assumed(lost: int) -> None:
     traces = [stage(lanes[rank], rank, 2, 2, mail) for rank, mail in enumerate((first, second))]
     result = analyze(make_run(traces), "pipeline")
     (skip,) = result.skips
-    assert skip.reason.startswith("its recorded sends and receives do not fit together; assuming the order")
+    assert skip.reason.startswith("its recorded sends and receives do not match; assuming the order")
     for rank, lane in enumerate(lanes):
         assert passes(result, rank) == drawn(lane)
 

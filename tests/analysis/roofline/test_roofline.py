@@ -155,10 +155,10 @@ def test_reasons() -> None:
     assert sorted(records(result["uncovered"], "name", "reason")) == [
         ("aten::mm", "no shapes recorded (record_shapes=True)"),
         ("aten::not_an_op", "no cost model"),
-        ("k1", "launched by a graph, for which no ops are recorded"),
-        ("k1", "launched outside of any recorded op"),
+        ("k1", "launched by a graph, which records no ops"),
+        ("k1", "launched outside any recorded op"),
         ("my::op", "custom op without a registered cost model"),
-        ("ncclDevKernel_AllReduce_Sum", "launched before the recording began, and not repeated in it"),
+        ("ncclDevKernel_AllReduce_Sum", "launched before the recording began, and not repeated during it"),
     ]
     # A reason is no coverage; only what tracelens itself does not know has none.
     assert result.meta["coverage"] == 0
@@ -211,7 +211,7 @@ def test_half_a_call_from_before_the_recording_is_not_counted_as_a_whole(device_
         """,
         device_file,
     )
-    reason = "launched before the recording began, its call only in part on the GPU's record"
+    reason = "launched before the recording began; the GPU recorded only part of its call"
     assert records(result["uncovered"], "name", "reason") == [("gemm", reason)]
 
 
@@ -231,7 +231,7 @@ def test_calls_that_a_step_cuts_off_are_not_counted(device_file: str) -> None:
     (second,) = report(run, ["roofline"], step="2", device_file=device_file).results
     assert records(second["roofline"], "count", "dur_ns") == [(1, 3000)]
     assert records(second["uncovered"], "reason", "dur_ns") == [
-        ("cut off by the border of the chosen step", 15_000)
+        ("cut off at the edge of the chosen step", 15_000)
     ]
 
 
@@ -239,8 +239,8 @@ def test_calls_that_a_step_cuts_off_are_not_counted(device_file: str) -> None:
     ("rows", "width", "note"),
     [
         (1_000, 2, "cached input: all of it fits in the 1 MiB cache"),
-        (200_000, 2, "cached input: a good part of it fits in the 1 MiB cache"),
-        (600_000, 2, "beyond memory bandwidth: cached input, or less moved than counted"),
+        (200_000, 2, "cached input: much of it fits in the 1 MiB cache"),
+        (600_000, 2, "beyond memory bandwidth: cached input, or less data moved than counted"),
         (
             600_000,
             8,
@@ -301,7 +301,7 @@ def test_another_device_is_a_projection() -> None:
 def test_wrong_devices_are_told(device_file: str) -> None:
     with pytest.raises(TracelensError, match="mi355x"):
         roofline("s7 k | ==", device="mi355")
-    with pytest.raises(TracelensError, match="one of them"):
+    with pytest.raises(TracelensError, match="pass only one"):
         roofline("s7 k | ==", device_file, device="mi355x")
 
 
@@ -311,7 +311,7 @@ def test_sizes_beyond_any_memory() -> None:
         launch  | a
         s7 gemm |  a
     """)
-    assert records(result["uncovered"], "reason") == [("recorded sizes beyond any memory",)]
+    assert records(result["uncovered"], "reason") == [("recorded sizes exceed any memory",)]
 
 
 def test_each_rank_has_its_rows(device_file: str) -> None:
@@ -407,7 +407,7 @@ def test_attention_over_a_cache_is_counted_by_the_label_of_its_step(device_file:
         )
         for keys, dur in ((1000, 200_000), (5000, 400_000))
     ]
-    reason = "neither arguments nor a step label tell the lengths of the sequences in the cache of keys"
+    reason = "neither arguments nor a step label show the sequence lengths in the KV cache"
     assert records(result["uncovered"], "reason", "dur_ns") == [(reason, 200_000)]
 
 
@@ -427,4 +427,4 @@ def test_a_rate_beyond_the_max_achievable_one_is_explained(tmp_path: Path) -> No
         result["roofline"], "efficiency", "maf_efficiency", "note"
     )
     assert efficiency < 1 < maf_efficiency
-    assert note == "beyond the max-achievable rate, which is measured and no limit"
+    assert note == "beyond the max-achievable rate, which is a measurement, not a limit"

@@ -559,16 +559,16 @@ def test_labels_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "problem"),
     [
         ("[[engine", "not a TOML file"),
-        ("engine = 3", "has to consist of [[engine]] tables"),
+        ("engine = 3", "must consist of [[engine]] tables"),
         ("[[engine]]", "[[engine]] 1 has no name"),
-        (EXTRA + "kind = 'encode'", "kind has to be one of prefill, decode"),
-        (EXTRA + "run = 'fast'", "run has to be one of eager, graph"),
+        (EXTRA + "kind = 'encode'", "kind must be one of prefill, decode"),
+        (EXTRA + "run = 'fast'", "run must be one of eager, graph"),
         (EXTRA + "speed = 3", "unknown speed"),
         (EXTRA + "examples = ['turn']", "does not match the example 'turn'"),
         (EXTRA.replace("(?P<pre", "(?P<post"), "unknown postfill_requests"),
-        (EXTRA.replace("turn (", "turn (("), "no regular expression"),
-        (EXTRA.replace("pattern =", "examples = []#"), "no regular expression"),
-        (EXTRA.replace("[[engine.s", "fields = { tokens = 'x' }\n[[engine.s"), "needs one group"),
+        (EXTRA.replace("turn (", "turn (("), "not a regular expression"),
+        (EXTRA.replace("pattern =", "examples = []#"), "not a regular expression"),
+        (EXTRA.replace("[[engine.s", "fields = { tokens = 'x' }\n[[engine.s"), "needs exactly one group"),
     ],
 )
 def test_wrong_files_are_refused(

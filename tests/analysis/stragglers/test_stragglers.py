@@ -140,7 +140,7 @@ FIGURES = {
     "token_load": "80.0 us more computation than the median of the others: "
     "4,096 rows against 1,024 in aten::_grouped_mm (110 us against 30.0 us)",
     "slow_kernels": "80.0 us more computation than the median of the others: "
-    "aten::_grouped_mm bf16[1024,64] bf16[64,64] 110 us a call against 30.0 us (1 call)",
+    "aten::_grouped_mm bf16[1024,64] bf16[64,64] 110 us per call against 30.0 us (1 call)",
     "late_launch": "GPU idle 70.0 us (others 0 ns) because the host launched late, "
     "the longest time in aten::nonzero",
     "blocking_call": "GPU idle 70.0 us (others 0 ns) because the host was blocked in "
@@ -291,7 +291,7 @@ def test_what_the_others_ran_at_another_time_counts() -> None:
     result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 10 * COLUMN, 1, "slow_kernels")
     assert (
-        "aten::_grouped_mm bf16[4096,64] bf16[64,64] 130 us a call against 40.0 us"
+        "aten::_grouped_mm bf16[4096,64] bf16[64,64] 130 us per call against 40.0 us"
         in (result["stragglers"]["evidence"][0])
     )
 
@@ -323,7 +323,7 @@ def test_without_arguments_the_evidence_says_so() -> None:
     plain = [text.replace("op MM     ", "op aten::_grouped_mm") for text in (ORDINARY, LATE["slow_kernels"])]
     result = analyze(ranks(plain[0], plain[0], plain[0], plain[1]), "stragglers")
     assert verdicts(result)[0][3] == "slow_kernels"
-    assert "arguments not recorded: it may have been larger" in result["stragglers"]["evidence"][0]
+    assert "arguments not recorded: the call may have been larger" in result["stragglers"]["evidence"][0]
 
 
 def test_every_cause_is_tested() -> None:
@@ -419,7 +419,7 @@ def test_what_was_inherited_from_a_communication_of_everybody_like_it() -> None:
     result = analyze(draw_run(*texts, ns_per_char=COLUMN), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 9 * COLUMN, 1, "inherited")
     assert result["stragglers"]["evidence"][0].startswith(
-        "had left the communication before 90.0 us later than the others"
+        "had left the communication before it 90.0 us later than the others"
     )
 
 
@@ -668,7 +668,7 @@ def test_a_stage_that_computes_before_it_sends_carries_no_load() -> None:
     """
     result = analyze(ranks(sender, receiver), "stragglers")
     assert verdicts(result) == [(0, 11 * COLUMN, 1, "unknown")]
-    assert "a pipeline stage does work of its own" in result["stragglers"]["evidence"][0]
+    assert "pipeline stages differ by design" in result["stragglers"]["evidence"][0]
 
 
 def test_a_stage_that_blocks_before_it_sends_is_late() -> None:

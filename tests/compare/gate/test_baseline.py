@@ -94,7 +94,7 @@ def test_files_that_are_no_baseline(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     path.write_text('{"traceEvents": []}')
     assert read_baseline(str(path)) is None
-    with pytest.raises(TracelensError, match="is there and no baseline"):
+    with pytest.raises(TracelensError, match="exists and is not a baseline"):
         add_to_baseline(str(path), [run("a", 1, 2)], "")
     path.write_text('{"schema":"tracelens.baseline/1","runs":[{"metrics":{}}]}')
     with pytest.raises(TracelensError, match="a damaged baseline"):

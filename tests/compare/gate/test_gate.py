@@ -168,7 +168,7 @@ def test_ranks_that_only_one_run_has_are_left_out() -> None:
 
 
 def test_runs_that_were_not_computed_alike() -> None:
-    with pytest.raises(TracelensError, match=r"scope 'all'.*'linked'; give both the same --scope"):
+    with pytest.raises(TracelensError, match=r"scope 'all'.*'linked'; use the same --scope for both"):
         judged(QUIET, replace(QUIET, scope="linked"), "step.time<=1")
     (skip,) = judged(QUIET, replace(QUIET, version="9"), "step.time<=1").skips
     assert "candidate by 9: metrics may be defined differently" in skip.reason

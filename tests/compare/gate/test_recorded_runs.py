@@ -38,7 +38,7 @@ def samples(runs: Sequence[Run], metric: str) -> list[Samples]:
 def pairs(
     base: Sequence[Run], candidate: Sequence[Run], count: int
 ) -> Iterator[tuple[tuple[Run, ...], tuple[Run, ...]]]:
-    """Every choice of so many runs a side; no run is on both."""
+    """Every choice of so many runs per side; no run is on both."""
     for first in combinations(base, count):
         for second in combinations([run for run in candidate if run not in first], count):
             yield first, second
@@ -53,7 +53,7 @@ def verdicts(base: Sequence[Run], candidate: Sequence[Run], count: int, metric: 
 
 
 def rows() -> Iterator[str]:
-    yield "| program | metric | runs a side | candidate | pairs | pass | fail | inconclusive |"
+    yield "| program | metric | runs per side | candidate | pairs | pass | fail | inconclusive |"
     yield "|---|---|--:|---|--:|--:|--:|--:|"
     for program, groups, metrics in (
         ("GPU-bound", GPU, ("step.pace", "step.time")),

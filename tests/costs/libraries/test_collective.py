@@ -47,7 +47,7 @@ def test_a_reduce_scatter_and_an_all_gather_are_an_all_reduce(part: int, ranks: 
 def test_even_parts(message: int, ranks: int) -> None:
     op_cost = counted("all_to_all", message, message, ranks)
     assert 0 <= Fraction(message * (ranks - 1), ranks) - op_cost.link_bytes < 1
-    assert op_cost.note == "split sizes not recorded: taken as even"
+    assert op_cost.note == "split sizes not recorded: assumed even"
 
 
 def test_splits_say_what_goes_to_others() -> None:

@@ -50,7 +50,7 @@ def test_two_separate_halves() -> None:
 
 
 def test_no_halves() -> None:
-    with pytest.raises(Uncounted, match="halves"):
+    with pytest.raises(Uncounted, match="halved"):
         costed("SwiGLUFunction", "bf16 16 33")
     with pytest.raises(Uncounted, match="no shapes"):
         costed("_C::silu_and_mul")

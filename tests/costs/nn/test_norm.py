@@ -23,7 +23,7 @@ def test_layer_norm_as_recorded_on_mi300x() -> None:
 def test_layer_norm_without_parameters_or_values() -> None:
     assert costed("aten::native_layer_norm", "fp32 8 16", "[16]", None, None, "1e-5").flops == 5 * 128
     assert costed("aten::native_layer_norm", "fp32 8 16", None, "fp32 16", None).flops == 6 * 128
-    with pytest.raises(Uncounted, match="normalised shape"):
+    with pytest.raises(Uncounted, match="normalized shape"):
         costed("aten::native_layer_norm", "fp32 8 16", None, None, None)
     with pytest.raises(Uncounted, match="divide"):
         costed("aten::native_layer_norm", "fp32 8 16", "[15]", None, None)

@@ -52,7 +52,7 @@ def test_a_python_number_is_a_0_dim_double() -> None:
     count = 8 * 12 * 3137 * 3137
     assert bytes_of("aten::mul", "bf16 8 12 3137 3137", "fp64") == (2 * count + 8, 2 * count)
     assert costed("aten::mul", "i64 6", "fp64").write_bytes == 4 * 6
-    assert costed("aten::mul", "i64 6", "fp64").note == "a 0-dim double taken for a Python number"
+    assert costed("aten::mul", "i64 6", "fp64").note == "a 0-dim double counted as a Python number"
     assert costed("aten::mul", "fp32 6", "fp64").note == ""
 
 

@@ -58,7 +58,7 @@ def test_index_put() -> None:
     assert cost.write_bytes == 2 * 4096 * 2048
     assert moved("aten::index_put_", "fp32 100", None, "fp32 7", "False") == (28, 28)
     assert moved("aten::index_put", "fp32 100", None, "fp32 7", "False") == (4 * (7 + 93), 400)
-    with pytest.raises(Uncounted, match="one value"):
+    with pytest.raises(Uncounted, match="single value"):
         costed("aten::index_put_", "fp32 100", None, "fp32", "False")
 
 

@@ -142,9 +142,9 @@ def test_apex_adam() -> None:
         (kernel("TensorListMetadata<1>", "UnaryOpFunctor<Odd, 1, 1, 0>"), "element type not in"),
         (
             kernel("TensorListMetadata<4>", "LAMBStage1Functor<float, float>"),
-            "LAMBStage1Functor is not known",
+            "unknown multi-tensor functor LAMBStage1Functor",
         ),
-        (kernel("TensorListMetadata<3>", "AdamFunctor<float>"), "AdamFunctor is not known"),
+        (kernel("TensorListMetadata<3>", "AdamFunctor<float>"), "unknown multi-tensor functor AdamFunctor"),
     ],
 )
 def test_names_that_do_not_say_enough(name: str, reason: str) -> None:

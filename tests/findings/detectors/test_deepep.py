@@ -50,7 +50,7 @@ def test_the_gpu_idles_from_the_end_of_the_counting_to_the_dispatch(notify: str,
     assert [part.tolist() for part in detection.where] == [[6_000], [9_000]]
     assert of(detection, "spins per step") == of(detection, "dispatches per step") == 1
     assert of(detection, "host time spun") == 5_000
-    assert of(detection, "GPU idle after the counting") == 3_000
+    assert of(detection, "GPU idle after notify_dispatch") == 3_000
     assert detection.confidence == "high"
 
 
@@ -77,7 +77,7 @@ def test_savings_are_of_one_step() -> None:
 
 def test_a_host_that_goes_on_before_the_end_does_not_wait() -> None:
     early = SPINS.replace("| n      d", "| n   d   ")
-    assert outcome(early) == "the host continues while notify_dispatch runs, in all 1 dispatches"
+    assert outcome(early) == "the host moves on while notify_dispatch runs, in all 1 dispatches"
 
 
 def test_a_host_that_does_something_meanwhile_does_not_spin() -> None:
@@ -99,7 +99,7 @@ def test_a_dispatch_of_another_thread_is_not_the_one() -> None:
     s7 NOTIFY |   nnnn
     s7 DISPATCH |          dddd
     """
-    assert outcome(text) == "no launch calls of notify_dispatch and the dispatch after it"
+    assert outcome(text) == "no launch calls of notify_dispatch and the dispatch that follows"
 
 
 def test_a_dispatch_with_known_sizes() -> None:
@@ -109,7 +109,7 @@ def test_a_dispatch_with_known_sizes() -> None:
 
 def test_work_without_launch_calls() -> None:
     text = "s7 NOTIFY | ====\n s7 DISPATCH |        ==="
-    assert outcome(text) == "no launch calls of notify_dispatch and the dispatch after it"
+    assert outcome(text) == "no launch calls of notify_dispatch and the dispatch that follows"
 
 
 @pytest.mark.parametrize("text", ["s7 gemm | ===", "python f | ==", "launch | a\ns7 dispatch |  aa"])

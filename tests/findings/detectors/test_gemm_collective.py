@@ -115,7 +115,7 @@ def test_the_shorter_of_the_two_could_hide_in_the_longer() -> None:
     assert detection.saving_ns == 6_000
     assert [part.tolist() for part in detection.where] == [[13_000], [19_000]]
     assert of(detection, "pairs per step") == 1
-    assert of(detection, "time one after the other") == 16_000
+    assert of(detection, "serialized time") == 16_000
     assert of(detection, "with perfect overlap") == 10_000
     # 7/8 of 1 MiB at 448 GB/s; compute takes 0.21 us, memory 0.35.
     assert of(detection, "speed of light") == pytest.approx(7 / 8 * 2**20 / 448)

@@ -71,13 +71,13 @@ def test_an_all_reduce_by_levels() -> None:
     assert [part.tolist() for part in detection.where] == [[15_000], [27_000]]
     assert of(detection, "collectives per step") == 1
     assert of(detection, "bus bandwidth") == pytest.approx(1.5 * SIZE / 12e-6)
-    assert of(detection, "bytes a host sends, flat") == 1.5 * SIZE
-    assert of(detection, "bytes a host sends, by levels") == SIZE
+    assert of(detection, "bytes sent per host, flat ring") == 1.5 * SIZE
+    assert of(detection, "bytes sent per host, hierarchical") == SIZE
     assert of(detection, "time without waiting") == 12_000
-    assert of(detection, "expected by levels") == pytest.approx(10_000)
+    assert of(detection, "expected time, hierarchical") == pytest.approx(10_000)
     assert of(detection, "hosts") == 2
     assert detection.confidence == "medium"
-    assert "67% of the bytes: 10.0 us expected" in detection.evidence
+    assert "67% of the bytes per host: 10.0 us expected" in detection.evidence
 
 
 def test_a_reduce_scatter_goes_round_once() -> None:

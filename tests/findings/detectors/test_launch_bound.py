@@ -48,9 +48,9 @@ def test_what_late_launches_cost() -> None:
     assert {name: value for name, value, _ in detection.quantities} == {
         "waiting for a launch, share": 6 / 23,
         # From 4 to 8 nothing is launched, from 8 to 9 only b, from 20 to 21 only d; GPU work spans 1 to 24.
-        "idle with at most one launched, share": pytest.approx(6 / 23),
+        "idle with at most one launch queued, share": pytest.approx(6 / 23),
         "late launches per step": 1.0,
-        "gap that remains": COLUMN,
+        "dispatch floor per gap": COLUMN,
         "launch call, p50": COLUMN,
         "launch call, p99": COLUMN,
         "launch to start on an idle GPU, p50": 2 * COLUMN,

@@ -117,7 +117,7 @@ def test_where_the_device_is_not_known_the_fastest_kernel_tells_the_rate() -> No
     # g reads FP32 and writes BF16 in 3 columns, w reads FP32 twice in 7, z writes FP32 in 2; c is slower.
     rate = max(ELEMENTS * 6 / 3, ELEMENTS * 8 / 7, ELEMENTS * 4 / 2, ELEMENTS * 4 / 1) / (COLUMN * 1e-9)
     assert quantity(detection, "one fused kernel") == pytest.approx(3 * ELEMENTS * 2 / rate * 1e9)
-    assert "that its fastest kernel reaches" in detection.evidence
+    assert "of its fastest kernel" in detection.evidence
 
 
 def test_a_loss_without_a_backward_pass_only_reads() -> None:
@@ -192,7 +192,7 @@ def test_fused_losses(kernel: str) -> None:
         launch      | a
         s7 {kernel} |  aaa
     """
-    assert outcome(text) == f"the loss is fused already ({kernel})"
+    assert outcome(text) == f"the loss is already fused ({kernel})"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_prefills_that_could_run_together() -> None:
     detection = detections[JOB]
     assert detection.saving_ns == 6_000
     assert of(detection, "delay of decoding") == 13_000
-    assert of(detection, "phase mismatch of the time") == 25 / 29
+    assert of(detection, "phase mismatch, share of step time") == 25 / 29
     assert of(detection, "steps with ranks in different phases") == 3
     assert [part.tolist() for part in detection.where] == [[20_000], [45_000]]
     assert detection.confidence == "medium"
@@ -110,9 +110,9 @@ def test_exposed_communication_under_two_batch_overlap() -> None:
     assert {rank: detection.saving_ns for rank, detection in detections.items()} == {0: 4_000}
     detection = detections[0]
     assert of(detection, "exposed communication") == 4_000
-    assert of(detection, "of the steps' time") == 4 / 12
+    assert of(detection, "exposed communication, share of step time") == 4 / 12
     assert of(detection, "overlap efficiency") == 0.6
-    assert of(detection, "imbalance of the halves") == 0.2
+    assert of(detection, "token imbalance of the halves") == 0.2
     assert "including waiting for other ranks" in detection.evidence
     assert detection.confidence == "low"
 

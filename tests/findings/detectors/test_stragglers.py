@@ -44,7 +44,7 @@ def test_the_others_lose_what_they_wait(cause: str) -> None:
     # They arrive at 9.
     assert [part.tolist() for part in detection.where] == [[9 * column], [(9 + late) * column]]
     assert of(detection, f"waiting for {cause.replace('_', ' ')}") == late * column
-    assert of(detection, "all waiting with nothing beside") == late * column
+    assert of(detection, "all exposed waiting") == late * column
     assert of(detection, "share for the worst rank") == 1
     assert detection.evidence.endswith("most for rank 3 (100%); too few steps to tell this from noise")
     assert detection.confidence == "low"

@@ -175,7 +175,7 @@ def _disagreement(name: str, wrong: list[tuple[int, list[Participant]]]) -> list
     return [
         Skip(
             f"{len(wrong)} collective(s) of {name}",
-            f"ranks disagree on them, so they are skipped; first at position {order}: {described}",
+            f"ranks disagree on them; skipped; first at position {order}: {described}",
         )
     ]
 

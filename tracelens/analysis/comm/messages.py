@@ -16,7 +16,7 @@ ALL_TO_ALL = Schema(
     (
         Column("group", "category", doc="process group"),
         Column("order", "int64", "count", "position among the collectives of the group"),
-        Column("bytes", "int64", "bytes", "sent by all ranks, including what stays on a rank"),
+        Column("bytes", "int64", "bytes", "sent by all ranks, including data that stays on its rank"),
         Column("wall_ns", "int64", "ns", "first start to last end"),
         Column("throughput_bytes_per_s", "float64", "bytes/s", "bytes / wall time"),
         Column("largest_rank", "int64", doc="rank that receives most"),

@@ -24,18 +24,20 @@ OVERLAP = Schema(
     (
         Column("rank", "int64"),
         Column("group", "category", doc="process group: what it is for, else its description, ranks or name"),
-        Column("collective", "category", doc="as recorded; for a batch all its collectives"),
+        Column("collective", "category", doc="as recorded; a batch lists all its collectives"),
         Column("count", "int64", "count", "communication kernels"),
-        Column("comm_ns", "int64", "ns", "at least one such kernel runs"),
-        Column("hidden_ns", "int64", "ns", "of it, under computation"),
-        Column("exposed_ns", "int64", "ns", "of it, without computation"),
+        Column("comm_ns", "int64", "ns", "time with at least one of these kernels running"),
+        Column("hidden_ns", "int64", "ns", "overlapped by computation"),
+        Column("exposed_ns", "int64", "ns", "not overlapped by computation"),
         Column("hidden_fraction", "float64", "fraction", "hidden / comm, the overlap efficiency"),
         Column("bound_fraction", "float64", "fraction", "min(comm, computation of the rank) / comm"),
-        Column("exposed_fraction_of_total", "float64", "fraction", "of the rank's total in the timeline"),
+        Column(
+            "exposed_fraction_of_total", "float64", "fraction", "share of the rank's total in the timeline"
+        ),
     ),
     doc="The bound is the hidden fraction if all computation of the rank ran under this communication. "
-    "Time when several groups communicate counts for each of them, and once in (all). Computation as in "
-    "the timeline.",
+    "While several groups communicate, the time counts for each of them, and once in (all). "
+    "Computation as in the timeline.",
     leading="comm_ns",
     descending=True,
 )
@@ -101,7 +103,7 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
         skips.append(
             Skip(
                 f"rank {rank}: group and collective of {labels.unrecorded:,} communication kernels",
-                "no record_param_comms around their launch; record with ProfilerActivity.CPU",
+                "no record_param_comms around their launches; record with ProfilerActivity.CPU",
             )
         )
     label, (group, collective) = codes(_int(labels.group), _int(labels.collective))

@@ -35,8 +35,9 @@ SLOWDOWN = Schema(
         Column("extra_ns", "int64", "ns", "difference of means x overlapped calls; negative if faster"),
     ),
     doc="Same kernel, shapes and grid: overlapped by communication on another stream of its GPU against "
-    f"alone, with at least {FEWEST} calls of each. (all) sums over kernels, with the alone mean of the same "
-    "mix. Negative extra time: overlapped calls were faster, by chance or because their data differed.",
+    f"alone, with at least {FEWEST} calls of each. (all) sums over kernels, with the alone mean of "
+    "the same mix. Negative extra time: overlapped calls were faster, by coincidence or because their "
+    "data differed.",
     key=("name", "shapes", "blocks"),
     leading="extra_ns",
     absent_is_zero=False,

@@ -15,16 +15,16 @@ RANKS = Schema(
     (
         Column("rank", "int64"),
         Column("kernel_ns", "int64", "ns", "time of all communication kernels = comm + sync"),
-        Column("comm_ns", "int64", "ns", "of it, moving data"),
-        Column("sync_ns", "int64", "ns", "of it, waiting for ranks that arrived later"),
+        Column("comm_ns", "int64", "ns", "part transferring"),
+        Column("sync_ns", "int64", "ns", "part waiting for ranks that arrived later"),
         Column("sync_fraction", "float64", "fraction", "sync / kernel"),
-        Column("exposed_ns", "int64", "ns", "exposed: the GPU computes nothing meanwhile"),
-        Column("unmatched_ns", "int64", "ns", "of comm, kernels without a matched collective"),
+        Column("exposed_ns", "int64", "ns", "exposed: the GPU computes nothing at that time"),
+        Column("unmatched_ns", "int64", "ns", "part of comm: kernels without a matched collective"),
         Column("kernels", "int64", "count"),
         Column("last_count", "int64", "count", "collectives at which this rank arrived last"),
         Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks while this one was last"),
     ),
-    doc="A kernel waits until the last rank of its collective arrives; then it moves data.",
+    doc="A kernel waits until the last rank of its collective arrives, then transfers data.",
 )
 
 SUMMARY = Schema(
@@ -45,7 +45,7 @@ SUMMARY = Schema(
         Column("latency_median_ns", "float64", "ns"),
         Column("start_skew_median_ns", "float64", "ns"),
         Column("end_skew_median_ns", "float64", "ns"),
-        Column("algbw_bytes_per_s", "float64", "bytes/s", "all bytes / all latencies"),
+        Column("algbw_bytes_per_s", "float64", "bytes/s", "total bytes / total latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s"),
         Column("group_size", "int64", "count"),
         Column("description", "category", doc="the program's name for the group"),

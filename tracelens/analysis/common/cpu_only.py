@@ -14,16 +14,16 @@ HOST = "cpu (host ops)"
 RECORD = "record with ProfilerActivity.CUDA (also on ROCm)"
 
 NO_GPU = (
-    "CPU-only trace: the CPU is the device, and its innermost ops and gloo communication are the work; if "
-    f"the program ran on a GPU, {RECORD}"
+    "CPU-only trace: the CPU counts as the device, its innermost ops and gloo communication as the GPU's "
+    f"kernels; if the program ran on a GPU, {RECORD}"
 )
 
-NO_LAUNCH = "not applicable to a CPU-only run: nothing is launched"
+NO_LAUNCH = "not applicable to a CPU-only run: no kernels are launched"
 """Why a detector of such a signature is silent."""
 
-NOTE = "CPU-only trace: GPU means the CPU here, and its work is the host's ops."
+NOTE = "CPU-only trace: GPU means the CPU here, and kernels are the host's ops."
 
-MIXED = "Some ranks are CPU-only: for them GPU means the CPU, and its work is the host's ops."
+MIXED = "Some ranks are CPU-only: for them GPU means the CPU, and kernels are the host's ops."
 
 
 def noted(result: Result, metas: Iterable[TraceMeta]) -> Result:

@@ -15,7 +15,7 @@ def choose_device(name: str | None, file: str | None) -> Device | None:
         TracelensError: both are given, no such device, or the file is no device file.
     """
     if name and file:
-        raise TracelensError("--device and --device-file both name a device; give one of them")
+        raise TracelensError("--device and --device-file both name a device; pass only one")
     if file:
         return read_device(file)
     return device_named(name) if name else None

@@ -165,7 +165,7 @@ def _engines(path: Path) -> list[dict[str, Any]]:
         raise TracelensError(f"{path}: not a TOML file ({error})") from error
     engines = content.get("engine")
     if not isinstance(engines, list) or set(content) != {"engine"}:
-        raise TracelensError(f"{path}: has to consist of [[engine]] tables; see serving_labels.toml")
+        raise TracelensError(f"{path}: must consist of [[engine]] tables; see serving_labels.toml")
     for number, engine in enumerate(engines, start=1):
         if not isinstance(engine.get("name"), str):
             raise TracelensError(f"{path}: [[engine]] {number} has no name; add one")
@@ -195,12 +195,10 @@ def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:
         _known(pattern.groupindex, _NUMBERS, f"{rule_place}, groups")
         for key, allowed in (("kind", KINDS), ("run", RUNS)):
             if key in entry and entry[key] not in allowed:
-                raise TracelensError(
-                    f"{rule_place}: {key} has to be one of {', '.join(filter(None, allowed))}"
-                )
+                raise TracelensError(f"{rule_place}: {key} must be one of {', '.join(filter(None, allowed))}")
         also = entry.get("also", [])
         if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
-            raise TracelensError(f"{rule_place}: also has to be a list of engines")
+            raise TracelensError(f"{rule_place}: also must be a list of engines")
         rules.append(_Rule(engine["name"], pattern, compiled, entry))
         for text in entry.get("examples", ()):
             if not pattern.fullmatch(text):
@@ -212,9 +210,9 @@ def _compiled(text: Any, where: str, groups: int) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except (TypeError, re.error) as error:
-        raise TracelensError(f"{where}: no regular expression ({error})") from error
+        raise TracelensError(f"{where}: not a regular expression ({error})") from error
     if groups and pattern.groups != groups:
-        raise TracelensError(f"{where}: the expression needs one group, which is the number")
+        raise TracelensError(f"{where}: the expression needs exactly one group, around the number")
     return pattern
 
 

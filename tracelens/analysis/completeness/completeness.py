@@ -64,7 +64,7 @@ def rank_record(trace: Trace) -> RankRecord:
 
 @analyzer(
     COMPLETENESS,
-    title="Can this recording be believed?",
+    title="Can this recording be trusted?",
     order=995,
     part=rank_record,
     shared=("aligned run",),
@@ -100,7 +100,7 @@ def completeness(records: Sequence[RankRecord], aligned: AlignedRun) -> Result:
     ]
     doubted = {rank for rank, _ in merged}
     believed = [
-        Skip(f"rank {record.rank}: doubts", "nothing speaks against the recording")
+        Skip(f"rank {record.rank}: doubts", "no sign of missing or contradictory data")
         for record in records
         if record.rank not in doubted and not record.unchecked
     ]

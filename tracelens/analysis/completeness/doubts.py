@@ -44,7 +44,7 @@ DOUBTS: Mapping[str, DoubtKind] = {
     ),
     "dropped events": DoubtKind(
         "the profiler lost records, or events could not be read",
-        "counts and times are too low, and idle time may be work that was lost",
+        "counts and times are too low, and idle time may be lost work",
         _ALL,
         _AGAIN,
     ),
@@ -52,19 +52,19 @@ DOUBTS: Mapping[str, DoubtKind] = {
         "timestamps contradict the order in which work was launched and finished",
         "gaps, overlap, waiting and the causes of idle time are unreliable",
         _ALL,
-        "record again; on several hosts check that their clocks are synchronised",
+        "record again; across several hosts check that their clocks are synchronized",
     ),
     "overlapping kernels": DoubtKind(
-        "kernels of one stream run at the same time, which no device does",
+        "kernels of one stream overlap, which no device allows",
         "kernel durations, totals by kernel and roofline figures are too high",
         ("computation.", "comm.", "exposed_comm.", "category[", "op[", "step.", "busy.", "moe."),
-        "record again, with another version of the driver or the profiler",
+        "record again with another version of the driver or profiler",
     ),
     "missing work": DoubtKind(
         "the GPU seems idle while work is queued or the host waits for it",
         "idle time, and savings from removing it, are too high; busy time and counts are too low",
         _ALL,
-        "record again; inside graphs let the profiler trace every node, not the graph as a whole",
+        "record again; for graphs, make the profiler trace every node, not the graph as a whole",
     ),
     "missing kernels": DoubtKind(
         "launch calls whose kernels are not recorded",
@@ -79,25 +79,25 @@ DOUBTS: Mapping[str, DoubtKind] = {
         _AGAIN,
     ),
     "short step": DoubtKind(
-        "steps with far fewer kernels than the others, though the host did the same",
+        "steps with far fewer kernels than the others, although the host did the same work",
         "figures of that step and means over steps are too low",
         _ALL,
         "leave the step out with --step, or record again",
     ),
     "ends early": DoubtKind(
-        "the recording of a stream or rank ends before that of its siblings",
-        "counts and busy time are too low, and waiting of other ranks is not explained",
+        "the recording of a stream or rank ends before the others",
+        "counts and busy time are too low, and other ranks' waiting is unexplained",
         _ALL,
         _AGAIN,
     ),
     "cut": DoubtKind(
         "the recording begins or ends in the middle of work",
-        "the first or last step is not whole, so means per step are wrong",
+        "the first or last step is incomplete; means per step are wrong",
         _ALL,
         "record whole steps, with the profiler's schedule",
     ),
     "missing launches": DoubtKind(
-        "kernels whose launch calls are not recorded: launched during the recording, or most of all",
+        "kernels without a recorded launch call: most of them, or some launched during the recording",
         "these kernels belong to no op, their step is a guess, and causes of idle time are unknown",
         ("launch.", "op[", "moe.", "kernel.", "step.", "idle."),
         _AGAIN,
@@ -108,19 +108,24 @@ DOUBTS: Mapping[str, DoubtKind] = {
 DOUBT_TABLE = Schema(
     "Doubts about the recording",
     (
-        Column("rank", "int64", doc="-1 for the job as a whole"),
+        Column("rank", "int64", doc="-1 for the whole job"),
         Column(
             "doubt", "category", doc="; ".join(f"{name}: {kind.meaning}" for name, kind in DOUBTS.items())
         ),
         Column("dur_ns", "int64", "ns", "time in doubt"),
-        Column("fraction", "float64", "fraction", "of the rank's recorded time"),
-        Column("count", "int64", "count", "kernels, calls, steps or events concerned"),
-        Column("ts_ns", "int64", "ns", "of the longest stretch, since the rank's first event; -1 if unknown"),
+        Column("fraction", "float64", "fraction", "share of the rank's recorded time"),
+        Column("count", "int64", "count", "affected kernels, calls, steps or events"),
+        Column(
+            "ts_ns",
+            "int64",
+            "ns",
+            "start of the longest stretch, since the rank's first event; -1 if unknown",
+        ),
         Column("evidence", "str", prose=True),
-        Column("affects", "str", doc="the figures that it makes unreliable, and how", prose=True),
+        Column("affects", "str", doc="the figures it makes unreliable, and how", prose=True),
     ),
     kind="entries",
-    doc="What speaks against believing the figures of this report, most time first.",
+    doc="Reasons to doubt the figures of this report, by the time they affect.",
 )
 
 STRETCHES = Schema(

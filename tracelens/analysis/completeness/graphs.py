@@ -71,8 +71,8 @@ def missing_graph_kernels(recording: Recording) -> Iterator[Doubt]:
     yield Doubt(
         "missing graph kernels",
         len(damaged),
-        f"{len(damaged):,} of {len(replays.call):,} graph replays lack {lost:,} kernels that others "
-        f"of the same graph have; one has {len(replays.names[worst]):,} of "
+        f"{len(damaged):,} of {len(replays.call):,} graph replays lack {lost:,} kernels that others of "
+        f"the same graph have; the worst has {len(replays.names[worst]):,} of "
         f"{len(replays.names[lacking[worst]]):,}",
         over(start, end),
     )

@@ -67,8 +67,8 @@ def missing_work(recording: Recording) -> Iterator[Doubt]:
     yield Doubt(
         "missing work",
         int(hole.sum()),
-        f"the GPU seems idle for {milliseconds(total)} although it had work, the longest time for "
-        f"{milliseconds(int(end[longest] - begin[longest]))}, when {' and '.join(why)}",
+        f"the GPU seems idle for {milliseconds(total)} although it had work, at most "
+        f"{milliseconds(int(end[longest] - begin[longest]))} at once, when {' and '.join(why)}",
         over(begin[hole], end[hole]),
     )
 
@@ -93,7 +93,7 @@ def waiting_at_the_end(recording: Recording) -> Iterator[Doubt]:
     yield Doubt(
         "clock" if early else "ends early",
         int(long.sum()),
-        f"after the last recorded GPU work the host still waits for the GPU for {milliseconds(total)}",
+        f"after the last recorded GPU work the host still waits {milliseconds(total)} for the GPU",
         over(start[long], end[long]),
     )
 

@@ -68,8 +68,8 @@ def missing_kernels(recording: Recording) -> Iterator[Doubt]:
         yield Doubt(
             "cut",
             len(open_calls),
-            f"the recording ends while the GPU is behind the host: the last {len(open_calls):,} launch calls "
-            f"({milliseconds(recording.end - first)}) have no kernel",
+            f"the recording ends while the GPU lags behind the host: the last {len(open_calls):,} launch "
+            f"calls ({milliseconds(recording.end - first)}) have no kernel",
             over([min(first, int(recording.work.end.max(initial=first)))], [recording.end]),
         )
 
@@ -92,12 +92,12 @@ def missing_launches(recording: Recording) -> Iterator[Doubt]:
     if not material(count, len(work.event)):
         return
     queued = bool(recording.is_call.any()) and not begun[lost].any()
-    when = ", though they were launched during the recording" if not most else ""
+    when = ", although they were launched during the recording" if not most else ""
     yield Doubt(
         "cut" if queued else "missing launches",
         count,
-        f"{count:,} of {len(work.event):,} pieces of GPU work "
-        f"({int(work.dur[lost].sum()) / total:.0%} of its time) "
+        f"{count:,} of {len(work.event):,} kernels and copies ({int(work.dur[lost].sum()) / total:.0%} of "
+        "their time) "
         f"{'were launched before the recording began' if queued else f'have no launch call{when}'}",
         over(work.start[lost], work.end[lost]),
     )

@@ -48,13 +48,13 @@ def clock(recording: Recording) -> Iterator[Doubt]:
     if len(early) > max(FEW, SHARE * len(linked)):
         ahead = int((launched[early] - work.start[early]).max())
         reasons.append(
-            f"{len(early):,} of {len(linked):,} pieces of GPU work begin before their launch call, by up to "
-            f"{milliseconds(ahead)}"
+            f"{len(early):,} of {len(linked):,} kernels and copies begin before their launch call, by up "
+            f"to {milliseconds(ahead)}"
         )
     if len(swapped) > max(FEW, SHARE * len(linked)):
-        reasons.append(f"{len(swapped):,} run before work that was launched earlier on the same stream")
+        reasons.append(f"{len(swapped):,} run before earlier launches of the same stream")
     if len(crowded) > max(FEW, CROWDED * len(work.event)):
-        reasons.append(f"{len(crowded):,} begin before the work ahead of them on their stream has ended")
+        reasons.append(f"{len(crowded):,} begin before their predecessor on the stream has ended")
     else:
         crowded = crowded[:0]
     if len(late):
@@ -88,7 +88,7 @@ def overlapping_kernels(recording: Recording) -> Iterator[Doubt]:
     much = overlap > OVERLAP_SHARE * recording.busy.total or bool((end - start > OVERLAP_NS).any())
     if not much and not clipped:
         return
-    reasons = [f"{len(start):,} kernels overlap the one before on their stream, by {milliseconds(overlap)}"]
+    reasons = [f"{len(start):,} kernels overlap their predecessor on the stream, by {milliseconds(overlap)}"]
     if clipped:
         reasons.append(f"{clipped:,} overran the next one by more than 1 ms and were cut there")
     yield Doubt(

@@ -84,7 +84,10 @@ def _lacking_steps(records: Sequence[RankRecord], late: Collection[int]) -> Iter
             ("ends early", after, over([min(record.last_ns, end)], [end])),
         ):
             if labels:
-                told = f"has no {', '.join(labels[:3])}, as {ranks_with[labels[0]]} of {len(records)} do"
+                told = (
+                    f"lacks {', '.join(labels[:3])}, recorded on {ranks_with[labels[0]]} of "
+                    f"{len(records)} ranks"
+                )
                 begins = "begins late: it " if name == "cut" else ""
                 yield record.rank, Doubt(name, len(labels), f"it {begins}{told}", where)
 
@@ -149,8 +152,8 @@ def _short_steps(records: Sequence[RankRecord]) -> Iterator[tuple[int, Doubt]]:
                 Doubt(
                     "short step",
                     1,
-                    f"{labels[column]} has {counts[row, column]:,.0f} kernels; by its other steps and the "
-                    f"same step of other ranks there should be {wanted:,.0f}",
+                    f"{labels[column]} has {counts[row, column]:,.0f} kernels; its other steps and the "
+                    f"same step on other ranks suggest {wanted:,.0f}",
                     over([begin], [end]),
                 ),
             )
@@ -176,7 +179,7 @@ def _clocks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterator[tupl
             Doubt(
                 "clock",
                 odd.collectives,
-                f"its clock is {milliseconds(apart)} apart from that of the other {len(records) - 1} ranks, "
+                f"its clock is {milliseconds(apart)} off that of the other {len(records) - 1} ranks, "
                 "which agree",
                 nowhere(),
             ),

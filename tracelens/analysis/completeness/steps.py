@@ -76,7 +76,7 @@ def _short(recording: Recording, whole: Int, kernels: Int, ops: Int) -> Iterator
         "short step",
         len(rows),
         f"{recording.steps.labels[whole[first]]} has {kernels[first]:,} kernels, the other steps have "
-        f"{median[first]:,.0f}, while the host ran as many ops",
+        f"{median[first]:,.0f}, although the host ran as many ops",
         over(recording.steps.edges[whole[rows]], recording.steps.edges[whole[rows] + 1]),
     )
 
@@ -100,8 +100,8 @@ def _streams(recording: Recording, whole: Int, ops: Int) -> Iterator[Doubt]:
         yield Doubt(
             "ends early",
             int(ended.sum()),
-            f"stream {streams} has no work in {label}, and at least {int(count[ended, :-1].min()):,} pieces "
-            "in each step before, while the host ran as many ops",
+            f"stream {streams} has no work in {label}, but at least {int(count[ended, :-1].min()):,} "
+            "kernels or copies in each earlier step, although the host ran as many ops",
             over([last], [max(int(work.end.max()), last)]),
         )
 
@@ -129,11 +129,11 @@ def _cut(recording: Recording, whole: Int, kernels: Int, ops: Int) -> Iterator[D
         if part or begun:
             label = marked.labels[whole[row]]
             share = f"{ops[row]:,} ops on the host, other steps have {usual:,.0f}"
-            brief = f"lasts {milliseconds(int(length[row]))} on the host and has no GPU work"
+            brief = f"takes {milliseconds(int(length[row]))} on the host and has no GPU work"
             yield Doubt(
                 "cut",
                 1,
-                f"{label} is not whole: {brief if begun else f'it has {share}'}",
+                f"{label} is incomplete: {brief if begun else f'it has {share}'}",
                 over([int(marked.edges[whole[row]])], [int(marked.edges[whole[row] + 1])]),
             )
 
@@ -178,12 +178,12 @@ def _one_sided(recording: Recording) -> Iterator[Doubt]:
     edges = recording.steps.edges
     at_end = begins
     low, high = (int(edges[-2]), int(edges[-1])) if at_end else (int(edges[0]), int(edges[1]))
-    missing = "the call with which the profiler closes it" if at_end else "the profiler's mark of its begin"
+    missing = "the profiler's closing call" if at_end else "the profiler's start mark"
     yield Doubt(
         "cut",
         1,
-        f"the recording lacks {missing}: its {'last' if at_end else 'first'} step may not be whole, or steps "
-        "are missing",
+        f"the recording lacks {missing}: its {'last' if at_end else 'first'} step may be incomplete, or "
+        "steps are missing",
         over([low], [min(high, int(work.end.max()))]),
     )
 
@@ -201,8 +201,8 @@ def _begun_before(recording: Recording) -> Iterator[Doubt]:
         yield Doubt(
             "cut",
             int(early.sum()),
-            f"{int(early.sum()):,} pieces of GPU work, {early_ns / total:.0%} of its time, were launched "
-            "before the recording began, and no step mark tells them from the rest",
+            f"{int(early.sum()):,} kernels and copies, {early_ns / total:.0%} of the GPU time, were "
+            "launched before the recording began, and no step mark separates them from the rest",
             over(work.start[early], work.end[early]),
         )
 

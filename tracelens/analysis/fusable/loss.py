@@ -150,4 +150,4 @@ def _rate(step: StepWork, work: LossWork, sizes: set[Size]) -> tuple[float, str]
         [sum(t.numel * width(t.dtype) for t in operands(call) if of_size(t, sizes)) for call in calls]
     )
     rate = float((moved[group] / np.maximum(step.work.dur[row], 1)).max() * 1e9)
-    return rate, f"the {rate / 1e12:.2f} TB/s that its fastest kernel reaches"
+    return rate, f"the {rate / 1e12:.2f} TB/s of its fastest kernel"

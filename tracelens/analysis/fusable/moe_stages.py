@@ -59,7 +59,7 @@ def router_work(step: StepWork) -> StageWork | str:
     whole = _stage_work(step, ROUTER)
     chain = _stage_work(step, ROUTER, without="gemm")
     if chain.kernels < _CHAIN:
-        return f"{chain.kernels:.3g} kernels per layer in the router beside its GEMM"
+        return f"{chain.kernels:.3g} kernels per layer in the router in addition to its GEMM"
     return "the router is fused" if _is_named(step, whole.rows, _FUSED_ROUTER) else chain
 
 

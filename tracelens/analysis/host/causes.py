@@ -34,23 +34,25 @@ UNRECORDED_NS = 200_000
 longer than 35 us for one. Where it takes this long, the GPU did something that is not recorded."""
 
 CAUSES = {
-    "silent host": "the launching thread was in no recorded op or call, for "
-    f"{SILENT_NS / 1e6:g} ms at once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, "
-    "logging, checkpoints), garbage collection that was not recorded, a process that slept or had no core",
+    "silent host": f"the launching thread was in no recorded op or call, for {SILENT_NS / 1e6:g} ms at "
+    f"once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, logging, "
+    "checkpoints), unrecorded garbage collection, or a process that slept or had no core",
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
-    "launch overhead": "the host was on its way to the next launch: short ops, calls, Python between them",
+    "launch overhead": "the host was on its way to the next launch: short ops, calls and the Python "
+    "between them",
     "blocking call": "the host was in a call that waits for the GPU or copies synchronously",
-    "queue refill": "launch overhead behind such a call: the host had nothing queued ahead any more",
+    "queue refill": "launch overhead after a blocking call: the launch queue was empty",
     "data loading": "the host was fetching the next batch",
     "garbage collection": "Python's garbage collector ran",
-    "collective call": f"the host was in the call of a collective for over {BUSY_NS / 1e6:g} ms",
-    "profiler": "the profiler's own work: it is not there in a run without it",
+    "collective call": f"the host was inside a collective call for over {BUSY_NS / 1e6:g} ms",
+    "profiler": "the profiler's own work, absent from a run without it",
     "dispatch": "launched, and queued behind work of its own stream",
     "other stream": "launched, and queued; the last work before the gap ran on another stream",
-    "unrecorded work": f"the host waited for the GPU, or launched work stood in its queue, for over "
-    f"{UNRECORDED_NS / 1e6:g} ms while nothing recorded ran: kernels not in the trace, or another process",
+    "unrecorded work": "the host waited for the GPU, or launched work sat in its queue, for over "
+    f"{UNRECORDED_NS / 1e6:g} ms with nothing recorded running: kernels missing from "
+    "the trace, or another process",
     "no launch": "the launch call of the next work is not in the trace",
-    "window": "behind the last GPU work of the steps, where no launch says which thread to look at",
+    "window": "after the last GPU work of the steps, where no launch identifies the thread",
     "short gaps": f"up to {GAP_NS} ns each, between back-to-back kernels",
 }
 

@@ -21,11 +21,9 @@ SHOWN = 500
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
-_HOST = Column(
-    "host", "category", doc="what the host was in meanwhile: the call, op, annotation or Python frame"
-)
+_HOST = Column("host", "category", doc="the call, op, annotation or Python frame that the host was in")
 _OP = Column(
-    "op", "category", doc="innermost op around that; of a silent host, the ops or calls before and after"
+    "op", "category", doc="innermost op around that; for a silent host, the ops or calls before and after"
 )
 _LISTED = "; ".join(f"{name}: {why}" for name, why in CAUSES.items())
 
@@ -36,14 +34,14 @@ CAUSE_TABLE = Schema(
         Column("cause", "str", doc=_LISTED),
         Column("count", "int64", "count", "gaps with time of this cause"),
         Column("dur_ns", "int64", "ns"),
-        Column("fraction", "float64", "fraction", "of the rank's idle time"),
+        Column("fraction", "float64", "fraction", "share of the rank's idle time"),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
     leading="dur_ns",
     descending=True,
 )
 HOSTS = Schema(
-    "Idle time by what the host was doing",
+    "Idle time by host activity",
     (
         Column("rank", "int64"),
         Column("cause", "str"),
@@ -51,9 +49,9 @@ HOSTS = Schema(
         _OP,
         Column("count", "int64", "count", "gaps"),
         Column("dur_ns", "int64", "ns"),
-        Column("mean_ns", "float64", "ns", "of a gap's share", intensive=True),
+        Column("mean_ns", "float64", "ns", "share of a gap", intensive=True),
         Column("max_ns", "int64", "ns", intensive=True),
-        Column("fraction", "float64", "fraction", "of the rank's idle time"),
+        Column("fraction", "float64", "fraction", "share of the rank's idle time"),
     ),
     leading="dur_ns",
     descending=True,
@@ -64,9 +62,9 @@ GAPS = Schema(
         Column("rank", "int64"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
         Column("dur_ns", "int64", "ns"),
-        Column("step", "category", doc="in which the gap begins"),
-        Column("cause", "str", doc="of most of it"),
-        Column("cause_fraction", "float64", "fraction", "of the gap"),
+        Column("step", "category", doc="step in which the gap begins"),
+        Column("cause", "str", doc="cause of most of it"),
+        Column("cause_fraction", "float64", "fraction", "share of the gap"),
         _HOST,
         _OP,
         Column("next_work", "category", doc="GPU work after the gap"),
@@ -93,7 +91,7 @@ PIECES = Schema(
 
 @analyzer("idle", title="Idle time", order=60)
 def idle(run: Run, *, scope: Scope = "all") -> Result:
-    """Why is the GPU idle, and what was the host doing meanwhile?
+    """Why is the GPU idle, and what is the host doing at that time?
 
     Args:
         run: the ranks.
@@ -259,7 +257,7 @@ def _around(trace: Trace, silent: IdlePieces) -> list[str]:
         at = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
         after[of_thread] = lookup(np.append(begun, -1), at, -1)
     texts = [
-        f"{events.names[events.name[low]] if low >= 0 else 'begin'} -> "
+        f"{events.names[events.name[low]] if low >= 0 else 'start'} -> "
         f"{events.names[events.name[high]] if high >= 0 else 'end'}"
         for low, high in zip(before.tolist(), after.tolist(), strict=True)
     ]
@@ -271,5 +269,5 @@ def _advice(trace: Trace, causes: dict[str, Any]) -> list[Skip]:
     silent = dict(zip(causes["cause"], causes["dur_ns"], strict=True)).get("silent host", 0)
     if not silent or trace.arrays.where("python").any():
         return []
-    reason = "no Python frames recorded: with_stack=True (in tracelens.record: stack=True) shows them"
-    return [Skip(f"rank {trace.meta.rank}: what a silent host did for {duration(int(silent))}", reason)]
+    reason = "no Python frames recorded; with_stack=True (tracelens.record: stack=True) shows them"
+    return [Skip(f"rank {trace.meta.rank}: activity of a host silent for {duration(int(silent))}", reason)]

@@ -27,8 +27,8 @@ LAUNCHES = Schema(
     (
         Column("rank", "int64"),
         Column("metric", "str"),
-        Column("count", "int64", "count", "-1 where the metric is a time only"),
-        Column("dur_ns", "int64", "ns", "-1 where the metric is a count only"),
+        Column("count", "int64", "count", "-1 for a metric of time only"),
+        Column("dur_ns", "int64", "ns", "-1 for a metric of counts only"),
         Column("fraction", "float64", "fraction"),
         Column("meaning", "str"),
     ),
@@ -57,7 +57,7 @@ HISTOGRAM = Schema(
         Column("count", "int64", "count"),
         Column("fraction", "float64", "fraction"),
     ),
-    doc="Long latency is good if work waits in the queue; short latency with an idle GPU means that the CPU "
+    doc="Long latency is fine while work waits in the queue; short latency with an idle GPU means the CPU "
     "cannot keep up.",
 )
 QUEUE = Schema(
@@ -66,7 +66,7 @@ QUEUE = Schema(
         Column("rank", "int64"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
         Column("depth_max", "int64", "count"),
-        Column("depth_mean", "float64", "count", "weighted by time"),
+        Column("depth_mean", "float64", "count", "time-weighted"),
     ),
     detail=True,
 )
@@ -127,7 +127,7 @@ def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[st
         ("latency p50", -1, p50, 0.0, "launch call to start, at least 0, including time in the queue"),
         ("latency p99", -1, p99, 0.0, "the same, 99th percentile"),
         ("started before its launch", int(early.sum()), -1, float(early.mean()),
-         "CPU and GPU clocks disagree; these latencies mean little"),
+         "CPU and GPU clocks disagree: these latencies mean little"),
         ("launch bound", -1, bound, bound / span, "GPU idle with an empty launch queue; of wall time"),
         ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
          f"kernels under {SMALL_NS // 1000} us; fraction of launches"),

@@ -18,16 +18,15 @@ BALANCE = Schema(
     "Expert balance",
     (
         Column("layer", "int64"),
-        Column("ranks", "str", doc="of the expert-parallel group"),
+        Column("ranks", "str", doc="in the expert-parallel group"),
         Column("tokens_mean", "float64", "count", "rows that a rank's experts compute per pass"),
-        Column("tokens_max", "float64", "count", "of the rank with most, mean over passes"),
+        Column("tokens_max", "float64", "count", "of the busiest rank, mean over passes"),
         Column("max_mean_ratio", "float64", "ratio", "imbalance: 100% is balanced"),
-        Column("worst_rank", "int64", doc="most often the rank with most tokens"),
+        Column("worst_rank", "int64", doc="most often the rank with the most tokens"),
         Column("experts_ns", "int64", "ns", "time in the experts per step, mean of the ranks"),
-        Column("cost_ns", "int64", "ns", "per step: slowest rank's experts beyond the mean, "
-               "pass by pass"),
+        Column("cost_ns", "int64", "ns", "per step: slowest rank's experts beyond the mean, pass by pass"),
     ),
-    doc="Ranks of an expert-parallel group continue together, so the slowest sets the pace.",
+    doc="The ranks of an expert-parallel group continue together: the slowest sets the pace.",
 )  # fmt: skip
 
 TOKENS = Schema(
@@ -36,7 +35,7 @@ TOKENS = Schema(
         Column("rank", "int64"),
         Column("layer", "int64"),
         Column("tokens", "float64", "count", "mean rows its experts compute per pass"),
-        Column("ratio", "float64", "ratio", "of the mean of its expert-parallel group"),
+        Column("ratio", "float64", "ratio", "relative to the mean of its expert-parallel group"),
     ),
     detail=True,
     key=("layer",),
@@ -64,7 +63,7 @@ WAITS = Schema(
         Column("layer", "int64"),
         Column("phase", "category"),
         Column("ts_ns", "int64", "ns", "when its own experts finished, by its own clock"),
-        Column("dur_ns", "int64", "ns", "until those of the slowest rank finished"),
+        Column("dur_ns", "int64", "ns", "until the slowest rank's experts finished"),
     ),
     detail=True,
     key=(),

@@ -35,10 +35,10 @@ STAGE_TABLE = Schema(
     (
         Column("rank", "int64"),
         Column("stage", "category"),
-        Column("forward_ns", "int64", "ns", "of a step"),
-        Column("backward_ns", "int64", "ns", "of a step"),
-        Column("recompute_ns", "int64", "ns", "of a step, forward work recomputed in the backward pass"),
-        Column("fraction", "float64", "fraction", "of the step, forward + backward + recompute"),
+        Column("forward_ns", "int64", "ns", "per step"),
+        Column("backward_ns", "int64", "ns", "per step"),
+        Column("recompute_ns", "int64", "ns", "per step, forward work recomputed in the backward pass"),
+        Column("fraction", "float64", "fraction", "share of the step, forward + backward + recompute"),
         Column(
             "blocking_count",
             "float64",
@@ -47,9 +47,9 @@ STAGE_TABLE = Schema(
             intensive=True,
         ),
     ),
-    doc="Time with work of the stage; overlapping stages each count it. Dispatch and combine are the "
-    "communication before and after the experts, including waiting for other ranks; permute is all sorting "
-    "and moving of tokens on the rank itself.",
+    doc="Time with kernels of the stage running; overlapping stages each count it. Dispatch and combine "
+    "are the communication before and after the experts, including waiting for other ranks; permute "
+    "covers sorting and moving tokens on the rank itself.",
 )
 
 LAYERS = Schema(
@@ -57,16 +57,16 @@ LAYERS = Schema(
     (
         Column("rank", "int64"),
         Column("layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0"),
-        Column("passes", "int64", "count", "micro-batches in all steps"),
+        Column("passes", "int64", "count", "micro-batches, all steps together"),
         Column("forward_ns", "int64", "ns", "wall time of a pass"),
         Column("backward_ns", "int64", "ns", "wall time of a pass, with recompute"),
         *(Column(name, "int64", "ns", "forward and backward") for name in _STAGE_COLUMNS),
         Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
-        Column("idle_ns", "int64", "ns", "without any GPU work"),
+        Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("gemms", "float64", "count", "expert GEMMs, forward"),
         Column("blocking_count", "float64", "count", "blocking calls"),
         Column("blocked_ns", "int64", "ns", "host time in them"),
-        Column("tokens", "float64", "count", "rows its experts compute, -1 if not recorded"),
+        Column("tokens", "float64", "count", "rows that its experts compute, -1 if not recorded"),
     ),
     doc="Means per micro-batch and layer.",
     key=("layer",),
@@ -87,10 +87,10 @@ PASS_TABLE = Schema(
         ),
         *(Column(name, "int64", "ns") for name in _STAGE_COLUMNS),
         Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
-        Column("idle_ns", "int64", "ns", "without any GPU work"),
+        Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("blocking_count", "int64", "count", "blocking calls"),
         Column("blocked_ns", "int64", "ns", "host time in them"),
-        Column("tokens", "int64", "count", "rows its experts compute, -1 if not recorded"),
+        Column("tokens", "int64", "count", "rows that its experts compute, -1 if not recorded"),
     ),
     detail=True,
     key=(),
@@ -100,14 +100,14 @@ SYNC_FREE = {
     0: "blocking calls in the router or the permutation",
     1: "none in the router and the permutation",
     2: "none in the router, the permutation and the experts, whose GEMMs read their sizes on the GPU",
-    3: "none at all",
+    3: "none",
 }
 """Stages of sync-free MoE layers, by what is left of blocking calls (Primus' turbo_sync_free_moe_stage)."""
 
 
 @analyzer("moe", title="MoE layers", order=82, part=rank_passes)
 def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
-    """Where does the time of the MoE layers go, and how evenly are the tokens spread?
+    """Where does the time of the MoE layers go, and how evenly are tokens spread over experts?
 
     Layers are identified by the program's scopes or modules, else by a router's top-k between two
     normalisations. Backward work belongs to the stage of its forward op; that of a compiled region, which has
@@ -149,7 +149,7 @@ def _unknown(ranks: Sequence[RankPasses], any_groups: bool) -> Iterator[Skip]:
         return
     compiled = "compiled backward work"
     if any(rank.no_layer_ns[UNATTRIBUTED] for rank in ranks):
-        reason = "the sizes of its tensors do not tell, or are not recorded; use record_shapes=True"
+        reason = "tensor sizes are ambiguous or not recorded; use record_shapes=True"
         yield Skip(f"stages of some {compiled}", reason)
     if any(rank.no_layer_ns[:UNATTRIBUTED].any() for rank in ranks):
         yield Skip(f"layers of some {compiled}", "not every layer has ops of the same sizes")

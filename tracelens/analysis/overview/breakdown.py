@@ -34,10 +34,10 @@ LEVELS = ("step", "category", "op", "shape", "kernel")
 UNLINKED, IDLE, NO_OP, NO_SHAPE = "unlinked", "idle", "(no op)", "(shapes not recorded)"
 
 RULE = (
-    "Overlapping GPU work: each nanosecond goes to one piece of it, in the order computation, communication, "
-    "copy, memset, then earliest start. Exclusive times of children therefore add up to their parent, and "
-    "steps to the wall time. Work launched before the recording began is 'unlinked'; time without GPU work "
-    "is 'idle'."
+    "Overlapping GPU work: each nanosecond goes to one kernel, copy or memset, in the order computation, "
+    "communication, copy, memset, then earliest start. Exclusive times of children therefore add up to "
+    "their parent, and steps to the wall time. Work launched before the recording began is 'unlinked'; "
+    "time without GPU work is 'idle'."
 )
 
 BREAKDOWN = Schema(
@@ -45,14 +45,14 @@ BREAKDOWN = Schema(
     (
         Column("rank", "int64"),
         Column("node", "int64"),
-        Column("parent", "int64", doc="node of the level above, -1 at the top"),
+        Column("parent", "int64", doc="node one level up, -1 at the top"),
         Column("level", "str", doc="one of " + ", ".join(LEVELS)),
         Column("name", "category"),
         Column("forward_op", "category", doc="for backward work: the forward op whose gradient it computes"),
         Column("exclusive_ns", "int64", "ns", "wall time of this row alone; children add up to it"),
-        Column("fraction", "float64", "fraction", "exclusive time of the step's wall time"),
+        Column("fraction", "float64", "fraction", "exclusive time / wall time of the step"),
         Column("sum_ns", "int64", "ns", "sum of durations, overlap counted twice"),
-        Column("subtree_ns", "int64", "ns", "of an op: sum of durations including ops that it calls"),
+        Column("subtree_ns", "int64", "ns", "for ops: sum of durations including called ops"),
         Column("count", "int64", "count", "kernels, copies and memsets that start here"),
         Column("mean_ns", "float64", "ns", intensive=True),
         Column("median_ns", "float64", "ns", intensive=True),
@@ -66,7 +66,7 @@ BREAKDOWN = Schema(
 
 @analyzer("breakdown", title="Breakdown of the step", order=20)
 def breakdown(run: Run, *, scope: Scope = "all") -> Result:
-    """What makes up the step's wall time, from category down to kernel?
+    """Where does the step's wall time go, from category down to kernel?
 
     Args:
         run: the ranks.

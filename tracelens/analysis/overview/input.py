@@ -15,11 +15,11 @@ INPUT = Schema(
         Column("rank", "int64"),
         Column("path", "str"),
         Column("format", "str"),
-        Column("device", "str", doc="that did the work: the GPU, or the CPU in a CPU-only trace"),
+        Column("device", "str", doc="device that did the work: the GPU, or the CPU in a CPU-only trace"),
         Column("events_read", "int64", "count"),
         Column("events_kept", "int64", "count"),
         Column("events_dropped", "int64", "count", "read = kept + dropped"),
-        Column("gpu_events", "int64", "count", "in a CPU-only trace the host ops that are its work"),
+        Column("gpu_events", "int64", "count", "in a CPU-only trace the host ops that count as kernels"),
         Column(
             "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
         ),
@@ -31,9 +31,11 @@ LOSSES = Schema(
     (
         Column("rank", "int64"),
         Column("problem", "str"),
-        Column("outcome", "str", doc="dropped: left out; repaired: used after mending; problem: of the file"),
-        Column("count", "int64", "count", "events concerned"),
-        Column("first_byte", "int64", "bytes", "where the first one starts, -1 if not known", intensive=True),
+        Column(
+            "outcome", "str", doc="dropped: left out; repaired: used after repair; problem: with the file"
+        ),
+        Column("count", "int64", "count", "affected events"),
+        Column("first_byte", "int64", "bytes", "of the first one, -1 if unknown", intensive=True),
     ),
     key=("problem", "outcome"),
 )

@@ -20,7 +20,7 @@ KERNELS = Schema(
         Column("median_ns", "float64", "ns", intensive=True),
         Column("min_ns", "int64", "ns", intensive=True),
         Column("max_ns", "int64", "ns", intensive=True),
-        Column("fraction", "float64", "fraction", "of the summed time of all kernels"),
+        Column("fraction", "float64", "fraction", "share of the summed time of all kernels"),
     ),
     leading="sum_ns",
     descending=True,

@@ -32,14 +32,14 @@ OPS = Schema(
         Column("category", "category", doc="kernel class with most of its time"),
         Column("count", "int64", "count", "calls that launched GPU work themselves"),
         Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; union per call"),
-        Column("subtree_dur_ns", "int64", "ns", "the same including ops that it calls"),
+        Column("subtree_dur_ns", "int64", "ns", "including called ops"),
         Column("mean_ns", "float64", "ns", "of dur_ns per call", intensive=True),
         Column("median_ns", "float64", "ns", intensive=True),
         Column("min_ns", "int64", "ns", intensive=True),
         Column("max_ns", "int64", "ns", intensive=True),
-        Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
+        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
-    doc="Each piece of GPU work belongs to the innermost op around the call that launched it.",
+    doc="GPU work belongs to the innermost op around its launch call.",
     key=("name",),
     leading="dur_ns",
     descending=True,
@@ -48,7 +48,7 @@ OPS = Schema(
 
 @analyzer("ops", title="Ops", order=40)
 def ops(run: Run, *, scope: Scope = "all") -> Result:
-    """Which framework ops cause the GPU time?
+    """Which framework ops take the GPU time?
 
     Args:
         run: the ranks.
@@ -75,7 +75,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
                 )
         else:
             skips.append(
-                Skip(f"rank {trace.meta.rank}", "no GPU work with an op; record ProfilerActivity.CPU")
+                Skip(f"rank {trace.meta.rank}", "no GPU work linked to an op; record ProfilerActivity.CPU")
             )
     return result({"ops": OPS.concat(parts)}, skips, scope=scope)
 

@@ -22,17 +22,17 @@ PACE = Schema(
     "Steps without the profiler",
     (
         Column("rank", "int64"),
-        Column("part", "category", doc="of the loop: before or after the recorded steps"),
-        Column("first_step", "int64", doc="number of the first step of the part, from 0"),
-        Column("steps", "int64", "count", "timed together"),
-        Column("step_ns", "float64", "ns", "mean of them"),
-        Column("profiled_ns", "float64", "ns", "mean of the recorded steps of the rank"),
+        Column("part", "category", doc="part of the loop: before or after the recorded steps"),
+        Column("first_step", "int64", doc="number of the part's first step, from 0"),
+        Column("steps", "int64", "count", "steps timed together"),
+        Column("step_ns", "float64", "ns", "mean of these steps"),
+        Column("profiled_ns", "float64", "ns", "mean of the rank's recorded steps"),
         Column("profiler_cost", "float64", "ratio", "profiled / step - 1"),
-        Column("tokens_per_s", "float64", doc="of all ranks, without the profiler; -1 where not told"),
+        Column("tokens_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
         Column("samples_per_s", "float64", doc="likewise"),
     ),
-    doc="Measured by the recorder around the recorded steps, which the profiler slows down. A part of fewer "
-    "than five steps counts only where no part is longer.",
+    doc="Measured by the recorder around the recorded steps, which the profiler slows down. Parts of "
+    "fewer than five steps count only if no part is longer.",
     key=("part", "first_step"),
     absent_is_zero=False,
 )

@@ -37,11 +37,11 @@ def _schema(title: str, doc: str) -> Schema:
         (
             Column("rank", "int64"),
             Column("node", "int64"),
-            Column("parent", "int64", doc="node of the enclosing one, -1 at the top"),
+            Column("parent", "int64", doc="enclosing node, -1 at the top"),
             Column("name", "category"),
             Column("exclusive_ns", "int64", "ns", "wall time of its GPU work: direct_ns plus all children"),
-            Column("fraction", "float64", "fraction", "exclusive time of the rank's GPU busy time"),
-            Column("direct_ns", "int64", "ns", "not inside a deeper one"),
+            Column("fraction", "float64", "fraction", "exclusive time / GPU busy time of the rank"),
+            Column("direct_ns", "int64", "ns", "outside any deeper one"),
             Column("forward_ns", "int64", "ns", "exclusive time of work that no backward op launched"),
             Column("backward_ns", "int64", "ns", "exclusive time of gradients of its forward ops"),
             Column("sum_ns", "int64", "ns", "plain sum of durations"),
@@ -50,14 +50,14 @@ def _schema(title: str, doc: str) -> Schema:
                 "matrix_flops",
                 "int64",
                 "flops",
-                "of GEMMs, attention and convolutions, forward and backward; 0 if there are none, -1 if none "
-                "could be counted",
+                "of GEMMs, attention and convolutions, forward and backward; 0 if there are none, -1 if "
+                "none could be counted",
             ),
-            Column("backward_matrix_flops", "int64", "flops", "of it, in gradients of its forward ops"),
+            Column("backward_matrix_flops", "int64", "flops", "in gradients of its forward ops"),
         ),
         kind="tree",
-        doc=f"{doc} Backward work counts where its forward op ran; recompute counts in scopes that it opens "
-        "itself. Overlap is resolved as in the breakdown. One row per call path, over all steps.",
+        doc=f"{doc} Backward work counts where its forward op ran; recompute counts in the scopes it "
+        "opens itself. Overlap is resolved as in the breakdown. One row per call path, over all steps.",
     )
 
 
@@ -69,7 +69,7 @@ SCOPES = _schema("GPU time by record_function scope", "Scopes that the program m
 
 @analyzer("scopes", title="Modules and scopes", order=30)
 def scopes(run: Run, *, scope: Scope = "all") -> Result:
-    """Which modules and annotated regions of the program cause the GPU time?
+    """Which modules and annotated regions of the program take the GPU time?
 
     Args:
         run: the ranks.
@@ -95,7 +95,7 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
             continue
         flops = matrix_flops(trace, work)
         if lacking := int(flops.lacking.sum()):
-            reason = "not counted in matrix_flops; `roofline` says why"
+            reason = "not counted in matrix_flops; see `roofline` for the reason"
             skips.append(Skip(f"rank {rank}: FLOPs of {lacking:,} GEMM kernel(s)", reason))
         for name, marked, _ in tables:
             if marked.any():

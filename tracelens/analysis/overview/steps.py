@@ -43,24 +43,25 @@ METRICS = {
     "exposed_comm.time": "communication runs, computation does not",
     "memcpy.time": "a copy runs, without computation or communication",
     "memset.time": "a memset runs, and nothing else",
-    "idle.fraction": "of the step",
-    "comm.fraction": "of the step",
-    "exposed_comm.fraction": "of the step",
+    "idle.fraction": "share of the step",
+    "comm.fraction": "share of the step",
+    "exposed_comm.fraction": "share of the step",
     "kernel.count": "kernels launched in the step",
     "launch.count": "calls that launched GPU work",
     "comm.count": "communication kernels",
     "comm.bytes": "input of this rank's collectives, if all of them are recorded",
     "blocking_calls": "calls in which the host waits for the GPU, or would with one",
-    "moe.time": "work of MoE layers runs",
-    "moe.STAGE.time": "work of the stage runs: " + ", ".join(name.replace(" ", "_") for name in STAGES),
-    "moe.compiled_unknown.time": "backward work of compiled regions of no known stage runs, if there is any",
-    "moe.blocking_calls": "those in MoE layers",
+    "moe.time": "MoE layers have work running",
+    "moe.STAGE.time": "the stage has work running: " + ", ".join(name.replace(" ", "_") for name in STAGES),
+    "moe.compiled_unknown.time": "compiled regions of unknown stage have backward work running, if there "
+    "are any",
+    "moe.blocking_calls": "blocking calls in MoE layers",
     "memory.peak": "peak GPU memory allocated, if memory events are recorded",
     "category[NAME].time": "exclusive time of a kernel class, see breakdown",
-    "category[NAME].count": "its kernels, copies and memsets",
+    "category[NAME].count": "kernels, copies and memsets of the class",
     "kernel[NAME].time": "exclusive time of kernels of this name",
     "op[NAME].time": "exclusive time of work launched directly by ops of this name",
-    "op[NAME].count": "calls of them that launched work",
+    "op[NAME].count": "calls that launched work",
 }
 """Times: what runs in the step's window. Counts: what the host launched between its marks."""
 
@@ -74,13 +75,13 @@ STEPS = Schema(
         Column("comm_ns", "int64", "ns", METRICS["comm.time"]),
         Column("exposed_comm_ns", "int64", "ns", METRICS["exposed_comm.time"]),
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
-        Column("idle_fraction", "float64", "fraction", "of the step"),
+        Column("idle_fraction", "float64", "fraction", "share of the step"),
         Column("kernels", "int64", "count", METRICS["kernel.count"]),
         Column("launches", "int64", "count", METRICS["launch.count"]),
         Column("blocking_calls", "int64", "count", METRICS["blocking_calls"]),
     ),
-    doc="Whole steps only. A step begins with its mark, or when the GPU has finished the steps before it. "
-    "Counts: what the host launched between the marks.",
+    doc="Whole steps only. A step begins at its mark, or when the GPU has finished the earlier steps. "
+    "Counts: launched by the host between the marks.",
     key=("step",),
     absent_is_zero=False,
 )
@@ -117,7 +118,7 @@ class Share(NamedTuple):
 
 @analyzer("steps", title="Steps", order=25)
 def steps(run: Run, *, scope: Scope = "all") -> Result:
-    """What does each step take, in time, kernels, communication and blocking calls?
+    """What does each step cost in time, kernels, communication and blocking calls?
 
     Args:
         run: the ranks.

@@ -26,7 +26,7 @@ from tracelens.trace import (
 )
 
 METRICS = {
-    "total": "first start to last end of GPU work; of a step: its window",
+    "total": "first start to last end of GPU work; for a step: its window",
     "busy": "any GPU work runs",
     "idle": "total - busy",
     "computation": "a computing kernel runs",
@@ -46,7 +46,7 @@ TIMELINE = Schema(
         Column("rank", "int64"),
         Column("metric", "str", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
         Column("dur_ns", "int64", "ns"),
-        Column("fraction", "float64", "fraction", "of total"),
+        Column("fraction", "float64", "fraction", "share of total"),
     ),
     doc="Exposed means not hidden behind computation: busy = computation + exposed_comm + exposed_memcpy + "
     "exposed_memset. Work is unlinked when it was launched before the recording began.",
@@ -69,9 +69,9 @@ STEPS = Schema(
         Column("rank", "int64"),
         Column("step", "str"),
         *(Column(f"{name}_ns", "int64", "ns", METRICS[name]) for name in _IN_STEPS),
-        Column("idle_fraction", "float64", "fraction", "of the step's window"),
+        Column("idle_fraction", "float64", "fraction", "share of the step's window"),
     ),
-    doc="A step lasts until the next one's mark; work that crosses the border counts where it runs.",
+    doc="A step ends at the next one's mark; work that crosses the border counts where it runs.",
     key=("step",),
     absent_is_zero=False,
 )
@@ -81,10 +81,10 @@ STRIP = Schema(
         Column("rank", "int64"),
         Column("device", "int64"),
         Column("stream", "int64"),
-        Column("kind", "category", doc="kind of most of the piece's busy time"),
+        Column("kind", "category", doc="kind of most of the slice's busy time"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
         Column("dur_ns", "int64", "ns"),
-        Column("busy_fraction", "float64", "fraction", "share of the piece in which the stream is busy"),
+        Column("busy_fraction", "float64", "fraction", "share of the slice in which the stream is busy"),
     ),
     detail=True,
     key=(),

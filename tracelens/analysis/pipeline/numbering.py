@@ -61,14 +61,14 @@ def numbered(lanes: Sequence[Lane], stages: int) -> Numbered | str:
         stages: of the pipeline.
     """
     if not all(map(is_complete, lanes)):
-        return "forwards and backwards differ in number"
+        return "unequal numbers of forward and backward passes"
     named = all(span.microbatch >= 0 and span.virtual >= 0 for lane in lanes for span in lane.spans)
     spans = [lane.spans for lane in lanes] if named else _by_messages(lanes, stages)
     if not isinstance(spans, str):
         lanes = [replace(lane, spans=of_lane) for lane, of_lane in zip(lanes, spans, strict=True)]
     size = shape(lanes, stages)
     if size is None:
-        return "the stages differ in forwards"
+        return "the stages have unequal numbers of forward passes"
     if not isinstance(spans, str):
         return Numbered(list(lanes), size, "")
     lanes = [replace(lane, spans=numbered_in_order(lane, size)) for lane in lanes]
@@ -103,7 +103,7 @@ def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[Span]] | str:
     if len(lanes) < stages:
         return f"only {len(lanes)} of its {stages} ranks have passes in the run"
     if any(span.forward < 0 for lane in lanes for span in lane.spans):
-        return "no graph pairs its backwards with its forwards"
+        return "no autograd links pair its backward with its forward passes"
     if any(message.peer < 0 for lane in lanes for message in lane.messages):
         return "the peers of its sends and receives are not recorded"
     ring = [lane.rank for lane in sorted(lanes, key=lambda lane: lane.stage)]
@@ -116,7 +116,7 @@ def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[Span]] | str:
                 [_numbered(span, *numbers[index, span.forward]) for span in lane.spans]
                 for index, lane in enumerate(lanes)
             ]
-    return "its recorded sends and receives do not fit together"
+    return "its recorded sends and receives do not match"
 
 
 def _numbered(span: Span, chunk: int, microbatch: int) -> Span:

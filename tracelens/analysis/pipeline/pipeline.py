@@ -24,9 +24,9 @@ BUBBLE = Schema(
         Column("step", "category"),
         Column("stage", "int64", doc="position in the pipeline, from 0"),
         Column("stages", "int64", "count", "PP"),
-        Column("microbatches", "int64", "count", "GA, in a step"),
+        Column("microbatches", "int64", "count", "GA, per step"),
         Column("chunks", "int64", "count", "VPP, of the model on each rank"),
-        Column("bubble_fraction", "float64", "fraction", "of the pipeline's phase of the step"),
+        Column("bubble_fraction", "float64", "fraction", "share of the pipeline's phase of the step"),
         Column(
             "expected_fraction", "float64", "fraction", "(PP - 1) / (PP - 1 + GA VPP), the theoretical bubble"
         ),
@@ -35,11 +35,11 @@ BUBBLE = Schema(
             "ramp_ns",
             "int64",
             "ns",
-            "of it, before all stages have started backwards, or after one has no forward left",
+            "before all stages have started their backward passes, or after one runs out of forward passes",
         ),
-        Column("p2p_wait_ns", "int64", "ns", "of it, in a send or receive of finished work"),
-        Column("imbalance_ns", "int64", "ns", "of it, while the stage it waits for computes"),
-        Column("other_idle_ns", "int64", "ns", "of it, the rest: nothing to wait for, nothing launched"),
+        Column("p2p_wait_ns", "int64", "ns", "in a send or receive whose data is ready"),
+        Column("imbalance_ns", "int64", "ns", "while the stage it waits for computes"),
+        Column("other_idle_ns", "int64", "ns", "the rest: nothing to wait for, nothing launched"),
         Column(
             "overlapped_ns",
             "int64",
@@ -47,17 +47,17 @@ BUBBLE = Schema(
             "of the bubble, overlapped by other GPU work such as gradient sync",
         ),
         Column("forward_ns", "int64", "ns"),
-        Column("backward_ns", "int64", "ns", "without overlap with a forward"),
-        Column("other_ns", "int64", "ns", "of the step, outside the phase: data, gradient sync, optimizer"),
+        Column("backward_ns", "int64", "ns", "not overlapped by a forward pass"),
+        Column("other_ns", "int64", "ns", "outside the phase: data, gradient sync, optimizer"),
         Column("step_ns", "int64", "ns"),
         Column("bubble_ideal_ratio", "float64", "ratio", "bubble / (forward + backward)"),
         Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP), the theoretical ratio"),
     ),
-    doc="The pipeline phase of a step lasts from the first forward to the last backward of any stage. Theory "
-    "assumes equal passes and free messages. The ideal ratio, bubble against bubble-free time, is "
-    "Megatron-LM's convention. The pipeline is full from when the last stage has started backwards until a "
-    "stage has ended its last forward; idle time outside is the ramp, in theory the whole bubble unless "
-    "the schedule is interleaved.",
+    doc="The pipeline phase of a step runs from the first forward to the last backward pass of any stage. "
+    "Theory assumes equal passes and free messages. The ideal ratio, bubble against bubble-free time, "
+    "is Megatron-LM's convention. The pipeline is full from the last stage's first backward pass "
+    "until a stage ends its last forward pass; idle time outside is the ramp, in theory the whole "
+    "bubble unless the schedule is interleaved.",
     key=("step", "stage"),
     leading="bubble_ns",
     absent_is_zero=False,
@@ -69,16 +69,16 @@ SPANS = Schema(
         Column("rank", "int64"),
         Column("step", "category"),
         Column("stage", "int64"),
-        Column("chunk", "int64", doc="of the rank's chunks of the model, from 0"),
+        Column("chunk", "int64", doc="among the rank's chunks of the model, from 0"),
         Column("microbatch", "int64", doc="from 0"),
         Column("phase", "category", doc="forward or backward"),
         Column("ts_ns", "int64", "ns", "start of its first GPU work, by the clock of the first rank"),
         Column("dur_ns", "int64", "ns", "to the end of its last GPU work"),
-        Column("busy_ns", "int64", "ns", "of it, with its GPU work"),
+        Column("busy_ns", "int64", "ns", "with its GPU work running"),
     ),
-    doc="Without scopes that name them, the autograd graph tells forwards and backwards. Messages between "
-    "the ranks tell chunks and micro-batches; where some of the ranks are not in the run, they follow the "
-    "order of Megatron-LM's interleaved schedule.",
+    doc="Without annotations that name them, the autograd graph separates forward from backward passes. "
+    "Messages between the ranks give chunks and micro-batches; where some of the ranks are not in the "
+    "run, they follow the order of Megatron-LM's interleaved schedule.",
     detail=True,
     key=(),
 )
@@ -91,7 +91,7 @@ WAITS = Schema(
         Column("part", "category", doc=", ".join(PARTS)),
         Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
         Column("dur_ns", "int64", "ns"),
-        Column("local_ts_ns", "int64", "ns", "its begin by the clock of the rank's own trace"),
+        Column("local_ts_ns", "int64", "ns", "start, by the clock of the rank's own trace"),
     ),
     detail=True,
     key=(),
@@ -124,7 +124,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
             windows = {rank: window_of(stage, label) for rank, (stage, lane) in placed.items() if lane.spans}
             if missing := [rank for rank in placed if rank not in windows]:
                 subject = f"step {label} of rank {shortened(missing)}"
-                skips.append(Skip(subject, "no forward or backward recorded in a step of this label"))
+                skips.append(Skip(subject, "no forward or backward pass recorded in a step of this label"))
             shift = {stage.part.rank: stage.shift for stage in stages_there}
             line = numbered(lanes, stages)
             if isinstance(line, str):
@@ -155,8 +155,8 @@ def _assumptions(subject: str, line: Numbered) -> list[Skip]:
 
 def _why_not(rank: Passes) -> str:
     if not rank.staged:
-        return "no pipeline: no send or receive of a pipeline group, no scopes that name stages"
-    return "no forward or backward of the pipeline has GPU work"
+        return "no pipeline: no send or receive of a pipeline group, no annotations that name stages"
+    return "no forward or backward pass of the pipeline has GPU work"
 
 
 def _rows(

@@ -79,7 +79,7 @@ def absent(stages: int, present: Sequence[Stage]) -> list[Skip]:
 def shortened(numbers: Sequence[int]) -> str:
     """Numbers for a sentence, the first of them where there are many."""
     first = ", ".join(map(str, numbers[:_LISTED]))
-    return first if len(numbers) <= _LISTED else f"{first}, ... ({len(numbers)} in all)"
+    return first if len(numbers) <= _LISTED else f"{first}, ... ({len(numbers)} steps)"
 
 
 def lane_of(stage: Stage, label: str) -> Lane:

@@ -24,7 +24,9 @@ ROOFS = Schema(
     "Roofs of the devices",
     (
         Column("device", "category"),
-        Column("role", "category", doc="chosen: sets the bounds; measured: ran the work; other"),
+        Column(
+            "role", "category", doc="chosen: sets the bounds; measured: ran the work; other: for comparison"
+        ),
         Column("kind", "category", doc="matrix, vector, maf (max-achievable) or memory"),
         Column("dtype", "category", doc="element type, '' for memory"),
         Column("flops_per_s", "float64", "flops/s", "0 for memory"),
@@ -105,7 +107,7 @@ def explain(
 ) -> str:
     """Why a call was faster than its roofline or the max-achievable rate; "" where it was not."""
     if efficiency <= EXPLAIN_ABOVE:
-        beyond_maf = "beyond the max-achievable rate, which is measured and no limit"
+        beyond_maf = "beyond the max-achievable rate, which is a measurement, not a limit"
         return beyond_maf if maf_efficiency > EXPLAIN_ABOVE else ""
     cost = item.cost
     if projected:
@@ -117,10 +119,10 @@ def explain(
     if bound == "memory":
         cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
         if moved <= _CACHED * cache:
-            part = "all" if moved <= cache else "a good part"
+            part = "all" if moved <= cache else "much"
             return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
-        return "beyond memory bandwidth: cached input, or less moved than counted"
-    return f"beyond the {bound}: less transferred than counted, or another link used"
+        return "beyond memory bandwidth: cached input, or less data moved than counted"
+    return f"beyond the {bound}: less data transferred than counted, or another link used"
 
 
 def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:

@@ -20,26 +20,26 @@ MODELLED = 2
 """This many of STATUSES, the first ones, are counted."""
 
 COVERAGE = Schema(
-    "How much GPU time is counted",
+    "GPU time covered by cost models",
     (
         Column("rank", "int64"),
         Column(
-            "status", "category", doc="counted by its own arguments, by those of a repeat, or not counted"
+            "status", "category", doc="cost model: by its own arguments or by those of a repeat; or no cost"
         ),
         Column("dur_ns", "int64", "ns"),
-        Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
+        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
 )
 
 UNCOVERED = Schema(
-    "GPU time that is not counted, by name",
+    "GPU time without a cost, by name",
     (
         Column("rank", "int64"),
-        Column("name", "category", doc="op, or kernel where there is no op"),
-        Column("reason", "category", doc="what the trace lacks, or tracelens"),
-        Column("count", "int64", "count", "pieces of GPU work"),
+        Column("name", "category", doc="op, or kernel without an op"),
+        Column("reason", "category", doc="what the trace or tracelens lacks"),
+        Column("count", "int64", "count", "kernels, copies and memsets"),
         Column("dur_ns", "int64", "ns"),
-        Column("fraction", "float64", "fraction", "of the summed duration of all GPU work"),
+        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
     leading="dur_ns",
     descending=True,

@@ -108,7 +108,7 @@ def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
     name = text("collective")
     model = find(f"collective::{name}")
     if model is None:
-        return f"collective {name!r} is not known"
+        return f"unknown collective {name!r}"
     sizes = [number("in_bytes"), number("out_bytes")]
     if min(sizes) < 0:
         return "size of the collective not recorded"

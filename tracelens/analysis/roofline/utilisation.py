@@ -23,22 +23,26 @@ _MOST = 0.5
 """Above this share of uncounted time the names of a step's kernels have to speak for themselves."""
 
 UTILISATION = Schema(
-    "Utilisation of the matrix units",
+    "Utilization of the matrix units",
     (
         Column("rank", "int64"),
         Column("step", "str"),
         Column("dur_ns", "int64", "ns", "wall time of the step"),
-        Column("modelled_fraction", "float64", "fraction", "of its GPU time that a cost model counts"),
+        Column("modelled_fraction", "float64", "fraction", "share of its GPU time that a cost model counts"),
         Column("flops", "float64", "flops", "of GEMMs, convolutions and attention, as far as covered"),
         Column(
-            "recompute_flops", "float64", "flops", "of these, forward work recomputed in the backward pass"
+            "recompute_flops",
+            "float64",
+            "flops",
+            "part of these: forward work recomputed in the backward pass",
         ),
         Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
-        Column("mfu", "float64", "efficiency", "model FLOPs utilisation: without recompute, of peak"),
-        Column("hfu", "float64", "efficiency", "hardware FLOPs utilisation: with recompute, of peak"),
+        Column("mfu", "float64", "efficiency", "model FLOPs utilization: without recompute, of peak"),
+        Column("hfu", "float64", "efficiency", "hardware FLOPs utilization: with recompute, of peak"),
     ),
-    doc="Of the peak for the element type that most of the FLOPs are in; -1 if the device is unknown. Vector "
-    "work is not counted, as is usual for MFU. FLOPs are -1, too, where most of the work is not covered.",
+    doc="Relative to the peak for the element type of most of the FLOPs; -1 if the device is unknown. "
+    "Vector work is not counted, as is usual for MFU. FLOPs are also -1 where most of the work is not "
+    "covered.",
     leading="mfu",
     absent_is_zero=False,
 )

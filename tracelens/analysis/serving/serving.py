@@ -211,7 +211,7 @@ def _unknown(ranks: Sequence[RankSteps], steps: Sequence[GlobalStep]) -> list[Sk
         skips.append(Skip("phase mismatch and padding", f"{why}; pass the traces of all ranks together"))
     alone = sum(len(step.rank_steps) < len(ranks) for step in steps)
     if alone:
-        why = "some ranks have no label there and are left out"
+        why = "ranks without a label there are left out"
         skips.append(Skip(f"all ranks of {alone} step(s)", why))
     single = sum(len(rank.steps) for rank in ranks) - sum(len(step.rank_steps) for step in steps)
     if steps and single:
@@ -223,6 +223,6 @@ def _unknown(ranks: Sequence[RankSteps], steps: Sequence[GlobalStep]) -> list[Sk
     if not overlapped:
         skips.append(Skip("two-batch overlap", "no step label has tbo=1"))
     elif _imbalance(overlapped) < 0:
-        why = "the halves' token counts are not labelled (ub0[tok=512], ub1[tok=512])"
+        why = "the halves' token counts are not labeled (ub0[tok=512], ub1[tok=512])"
         skips.append(Skip("token balance of two-batch overlap", why))
     return skips

@@ -8,28 +8,28 @@ from tracelens.table import Column, Schema
 SUMMARY = Schema(
     "Serving steps of all ranks",
     (
-        Column("engine", "category", doc="that served: by its frames, labels and ops"),
+        Column("engine", "category", doc="engine, from its frames, labels and ops"),
         Column("steps", "int64", "count", "steps that several ranks ran together"),
-        Column("step_ns", "int64", "ns", "their time, slowest rank each"),
+        Column("step_ns", "int64", "ns", "time of these steps, slowest rank each"),
         Column(
             "phase_mismatch_fraction",
             "float64",
             "fraction",
-            "of step time, with ranks in different phases; -1 if nothing to compare",
+            "share of step time with ranks in different phases; -1 if nothing to compare",
         ),
         Column(
             "delay_ns",
             "int64",
             "ns",
-            "time that mismatched steps with a decoding rank take beyond the median all-decode step; -1 "
-            "without all-decode steps",
+            "time beyond the median all-decode step in mismatched steps with a decoding rank; -1 without "
+            "all-decode steps",
         ),
         Column(
             "alignable_ns",
             "int64",
             "ns",
-            "of the delay, saved if all ranks prefilled in the same steps: all but the delay by the rank "
-            "that prefills longest",
+            "part of the delay saved if all ranks prefilled in the same steps: all but the delay by the "
+            "rank that prefills longest",
         ),
         Column("padding_fraction", "float64", "fraction", "1 - tokens / slots; -1 if unknown"),
         Column(
@@ -42,23 +42,28 @@ SUMMARY = Schema(
             "eager_fraction",
             "float64",
             "fraction",
-            "of the ranks' decode time, not a graph replay; -1 unknown",
+            "share of the ranks' decode time outside graph replays; -1 if unknown",
         ),
         Column(
-            "dummy_fraction", "float64", "fraction", "of the ranks' step time, in steps without a request"
+            "dummy_fraction",
+            "float64",
+            "fraction",
+            "share of the ranks' step time in steps without a request",
         ),
         Column("tbo_steps", "int64", "count", "steps of a rank run as two overlapped batches"),
         Column(
-            "tbo_imbalance", "float64", "ratio", "|a - b| / (a + b) of their tokens, all steps; -1 unknown"
+            "tbo_imbalance", "float64", "ratio", "|a - b| / (a + b) of their tokens, all steps; -1 if unknown"
         ),
-        Column("tbo_efficiency", "float64", "ratio", "their hidden / all communication; -1 if there is none"),
+        Column(
+            "tbo_efficiency", "float64", "ratio", "their hidden / total communication; -1 if there is none"
+        ),
         Column("mismatch_steps", "int64", "count", "with ranks in different phases"),
-        Column("mismatch_ns", "int64", "ns", "time of those"),
-        Column("tokens", "int64", "count", "of requests, in steps whose ranks all label them"),
+        Column("mismatch_ns", "int64", "ns", "time of these steps"),
+        Column("tokens", "int64", "count", "tokens of requests, in steps that all ranks label"),
         Column("slots", "int64", "count", "ranks x most tokens of a rank, summed over those steps"),
     ),
-    doc="Expert-parallel ranks meet in every layer: all wait for a rank that prefills and are padded to the "
-    "rank with most tokens. Ranks without requests are in no phase.",
+    doc="Expert-parallel ranks meet in every layer: all wait for a rank that prefills and are padded to "
+    "the rank with the most tokens. Ranks without requests are in no phase.",
 )
 
 RANKS = Schema(
@@ -67,14 +72,16 @@ RANKS = Schema(
         Column("rank", "int64"),
         Column("kind", "category", doc=", ".join(KINDS)),
         Column("count", "int64", "count", "steps"),
-        Column("dur_ns", "int64", "ns", "their time"),
-        Column("fraction", "float64", "fraction", "of the time of all steps of the rank"),
+        Column("dur_ns", "int64", "ns", "time of these steps"),
+        Column("fraction", "float64", "fraction", "share of the time of all steps of the rank"),
         Column("requests", "int64", "count", "summed over the steps; -1 if a label lacks it"),
         Column("tokens", "int64", "count", "summed over the steps; -1 if a label lacks it"),
-        Column("eager_fraction", "float64", "fraction", "of the time, not a graph replay; -1 if unknown"),
-        Column("dummy_fraction", "float64", "fraction", "of the time, in steps without a request"),
+        Column(
+            "eager_fraction", "float64", "fraction", "share of the time outside graph replays; -1 if unknown"
+        ),
+        Column("dummy_fraction", "float64", "fraction", "share of the time in steps without a request"),
     ),
-    doc="A step lasts from its first to its last kernel, including waiting for other ranks; without linked "
+    doc="A step runs from its first to its last kernel, including waiting for other ranks; without linked "
     "kernels, as long as its mark. Requests and tokens exclude dummies.",
 )
 
@@ -85,9 +92,9 @@ ALIGNMENT = Schema(
         Column("kinds", "category", doc="ranks by kind of step"),
         Column("mismatch", "bool", doc="ranks with requests are in different phases"),
         Column("dur_ns", "int64", "ns", "slowest rank"),
-        Column("ranks", "int64", "count", "that labelled the step"),
-        Column("idle_ranks", "int64", "count", "of them without a request: dummy or idle"),
-        Column("tokens_max", "int64", "count", "of the rank with most tokens; -1 if unknown"),
+        Column("ranks", "int64", "count", "ranks that labeled the step"),
+        Column("idle_ranks", "int64", "count", "ranks without a request: dummy or idle"),
+        Column("tokens_max", "int64", "count", "of the rank with the most tokens; -1 if unknown"),
         Column("tokens_sum", "int64", "count", "of all requests; -1 if unknown"),
         Column("padding_fraction", "float64", "fraction", "1 - sum / (ranks x max); -1 if unknown"),
         Column("ts_ns", "int64", "ns", "first start, by the clock of the first rank"),
@@ -106,7 +113,7 @@ OVERLAP = Schema(
             "token_imbalance", "float64", "ratio", "|a - b| / (a + b) of the halves' tokens; -1 if unknown"
         ),
         Column("comm_ns", "int64", "ns", "communication in the step"),
-        Column("hidden_ns", "int64", "ns", "of it, beside computation"),
+        Column("hidden_ns", "int64", "ns", "overlapped by computation"),
         Column("overlap_efficiency", "float64", "ratio", "hidden / comm; -1 without communication"),
     ),
     doc="Steps split into two batches: one computes while the other communicates.",
@@ -124,7 +131,7 @@ STEPS = Schema(
         Column("graph", "bool", doc="a graph was replayed; both false if unknown"),
         Column("dummy", "bool", doc="without a request"),
         Column("tbo", "bool", doc="run as two overlapped batches"),
-        Column("requests", "int64", "count", "-1 if unknown, as the next two"),
+        Column("requests", "int64", "count", "-1 if unknown, like the next two columns"),
         Column("graph_requests", "int64", "count", "captured batch size of the graph"),
         Column("tokens", "int64", "count"),
         Column("ts_ns", "int64", "ns", "by the clock of the first rank"),

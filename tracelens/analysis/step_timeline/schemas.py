@@ -13,15 +13,15 @@ _TIMES = (
 )
 
 SHARES = Schema(
-    "GPU time of each rank by what it does",
+    "GPU time of each rank by activity",
     (
         Column("rank", "int64"),
-        Column("state", "category", doc=f"kernel class, copy, fill, {COMMUNICATION}, {WAITING} or {IDLE}"),
+        Column("state", "category", doc=f"kernel class, copy, memset, {COMMUNICATION}, {WAITING} or {IDLE}"),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the rank's recorded time"),
     ),
     doc="Each nanosecond counts once: computation hides communication, communication hides copies. "
-    f"{COMMUNICATION.capitalize()} moves data; {WAITING} is its time until the last rank arrives.",
+    f"{COMMUNICATION.capitalize()} moves data; {WAITING} is the time until the last rank arrives.",
 )
 STEPS = Schema(
     "Steps in the picture",
@@ -31,11 +31,11 @@ STEPS = Schema(
         Column("kernels", "int64", "count", "its kernels, copies and memsets on all ranks"),
         Column("shown", "bool", doc="whether these are in the table `kernels`"),
     ),
-    doc="A step lasts from its first begin to its last end on any rank.",
+    doc="A step runs from its first start to its last end on any rank.",
     drawn=True,
 )
 STATES = Schema(
-    "What each rank does",
+    "Activity of each rank",
     (
         Column("rank", "int64"),
         *_TIMES,
@@ -47,7 +47,7 @@ STATES = Schema(
             "idle time",
         ),
     ),
-    doc="Divides each rank's time without overlap or hole.",
+    doc="Divides each rank's time without overlaps or gaps.",
     drawn=True,
 )
 KERNELS = Schema(
@@ -85,7 +85,7 @@ MESSAGES = Schema(
     "Messages between ranks",
     (
         Column("from_rank", "int64"),
-        Column("from_ts_ns", "int64", "ns", "begin of the send, by the clock of the other tables"),
+        Column("from_ts_ns", "int64", "ns", "start of the send, by the clock of the other tables"),
         Column("to_rank", "int64"),
         Column("to_ts_ns", "int64", "ns", "end of the receive"),
         Column("name", "category", doc="process group and size"),

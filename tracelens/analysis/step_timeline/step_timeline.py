@@ -93,7 +93,7 @@ def _waiting(parts: Sequence[RankTimeline], stragglers: Result) -> tuple[list[St
             for part, waits in zip(parts, of_rank, strict=True)
         ]
     elif any(own.of(COMMUNICATION).any() for own in states):
-        reason = "none known: it takes matched collectives of at least two ranks"
+        reason = "none known: needs matched collectives of at least two ranks"
         return states, [Skip(f"{WAITING} within {COMMUNICATION}", reason)]
     return states, []
 

@@ -153,7 +153,7 @@ class Comparison:
         cause = max(CAUSES[:-1], key=lambda name: explained_ns.get(name, 0.0))
         is_work = excess is not None and cause in ("token_load", "extra_work")
         if excess is not None and is_work and _other_stage(collective, excess):
-            text = f"{excess.text[cause]}; a pipeline stage does work of its own, which tells nothing of load"
+            text = f"{excess.text[cause]}; pipeline stages differ by design, which says nothing about load"
             return Verdict(last.rank, "unknown", text, round(late))
         if explained_ns.get(cause, 0.0) >= max(EXPLAINED * late, 1):
             if cause == "inherited":
@@ -230,7 +230,7 @@ class Comparison:
         start = last.start - shift
         if (begun := times[-1] - typical[-1]) >= times[COMM] - typical[COMM]:
             kernels = self._spans.ends[last.rank].between(None, start)
-            text = f"had left the communication before {duration(begun)} later than the others"
+            text = f"had left the communication before it {duration(begun)} later than the others"
             if not len(kernels):
                 return f"its recording began {duration(begun)} later than the others'", -1
             kernel = int(kernels[-1])
@@ -324,7 +324,7 @@ def _unexplained(late: float, extra: Float) -> str:
     most = int(np.argmax(extra[:-1]))
     activity = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
     largest = (
-        f"most of it {duration(extra[most])} more {activity}" if extra[most] > 0 else "nothing was longer"
+        f"mostly {duration(extra[most])} more {activity}" if extra[most] > 0 else "no activity took longer"
     )
     return f"{duration(late)} late, not explained by the trace: {largest} than the others"
 

@@ -16,15 +16,15 @@ from tracelens.trace import cut, difference, exclusive, union
 LOST = Schema(
     "Exposed waiting for late ranks",
     (
-        Column("rank", "int64", doc="that waits"),
-        Column("late_rank", "int64", doc="that it waits for"),
+        Column("rank", "int64", doc="waiting rank"),
+        Column("late_rank", "int64", doc="rank that it waits for"),
         Column("cause", "category"),
         Column("collective", "category"),
         Column("step", "category"),
         Column("local_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns"),
     ),
-    doc="Pieces of one rank do not overlap. Waiting hidden by computation or transfers is left out.",
+    doc="Pieces on one rank do not overlap. Waiting hidden by computation or transfers is left out.",
     detail=True,
     key=(),
 )

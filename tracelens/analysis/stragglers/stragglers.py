@@ -34,14 +34,15 @@ _LONGEST_NS = 1 << 62
 
 WHY = {
     "token_load": "more rows of tokens in the same ops",
-    "extra_work": "more or other work than the others run: more calls, other ops or shapes",
+    "extra_work": "more or different work than the others: more calls, other ops or shapes",
     "slow_kernels": "same calls and shapes, but slower on its GPU",
-    "silent_host": "GPU idle: the host was in no recorded op or call (the program's own Python, garbage "
-    "collection that was not recorded, logging, checkpoints, a process that slept or had no core)",
+    "silent_host": "GPU idle: the host was in no recorded op or call (the program's own Python, "
+    "unrecorded garbage collection, logging, checkpoints, or a process that slept or had "
+    "no core)",
     "data_loading": "GPU idle: the host was fetching the next batch",
     "blocking_call": "GPU idle: the host was in a call that waits or copies synchronously",
     "garbage_collection": "GPU idle: Python collected garbage",
-    "collective_call": "GPU idle: the host was in the call of a collective",
+    "collective_call": "GPU idle: the host was inside a collective call",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
@@ -56,25 +57,26 @@ _KIND = {cause: kind for kind, cause in IDLE.items()} | {
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 
 _EFFECT = (
-    Column("effect_ns", "int64", "ns", "what it loses by this in a step, beyond the median of the others"),
+    Column("effect_ns", "int64", "ns", "time lost per step to this cause, beyond the median of the others"),
     Column(
         "effect_low_ns",
         "int64",
         "ns",
-        f"lower end of the {CONFIDENCE:.0%} confidence interval; -1 as the upper one with one step",
+        f"lower end of the {CONFIDENCE:.0%} confidence interval; -1 (upper end too) with one step",
     ),
-    Column("effect_high_ns", "int64", "ns", "upper end of that interval"),
+    Column("effect_high_ns", "int64", "ns", "upper end of the interval"),
     Column(
         "p_value",
         "float64",
-        doc="p-value: bound of the probability that any rank loses as much without a fault; -1 if it loses "
-        f"less than {ALIKE:.0%} of a step, or if the cause is not tested",
+        doc="p-value: upper bound of the probability that any rank loses as much without a fault; -1 if "
+        f"it loses less than {ALIKE:.0%} of a step, or if the cause is not tested",
     ),
     Column(
         "significance",
         "str",
-        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}; {NOISE}: not; {TOO_FEW}: too few to tell from noise; "
-        f"{SMALL}: the rank loses less than {ALIKE:.0%} of a step by it; {UNTESTED}: inherited lateness",
+        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}; {NOISE}: not; {TOO_FEW}: too few to tell from "
+        f"noise; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; {UNTESTED}: inherited "
+        "lateness",
     ),
 )
 
@@ -84,15 +86,17 @@ STRAGGLERS = Schema(
         Column("rank", "int64"),
         Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks for it"),
         Column("last_count", "int64", "count", "collectives at which it was last, or held up the last rank"),
-        Column("cause", "str", doc="significant cause with most of that waiting; without one, that of most"),
-        Column("evidence", "str", doc="of that cause, at the longest wait", prose=True),
-        Column("cause_fraction", "float64", "fraction", "of the rank's caused waiting"),
-        Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
         Column(
-            "time_fraction", "float64", "fraction", "mean waiting of another rank for it, of recorded time"
+            "cause",
+            "str",
+            doc="significant cause of most of that waiting; if none is significant, the largest",
         ),
+        Column("evidence", "str", doc="evidence for that cause, at the longest wait", prose=True),
+        Column("cause_fraction", "float64", "fraction", "share of the waiting this rank causes"),
+        Column("fraction", "float64", "fraction", "share of the waiting that all ranks cause"),
+        Column("time_fraction", "float64", "fraction", "mean waiting of another rank for it / recorded time"),
         *_EFFECT,
-        Column("significant", "bool", doc="whether it is a significant straggler for that cause"),
+        Column("significant", "bool", doc="is the rank a significant straggler for that cause?"),
     ),
     doc="Worst first. A rank's work since its previous collective is compared with the median of the other "
     f"ranks, weighted by their waiting. {_DOC}.",
@@ -104,11 +108,11 @@ STRAGGLERS = Schema(
 CAUSE_TABLE = Schema(
     "Causes of waiting",
     (
-        Column("rank", "int64", doc="that was last, or held up the last rank"),
+        Column("rank", "int64", doc="rank that was last, or held up the last rank"),
         Column("cause", "str", doc=_DOC),
         Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks"),
         Column("count", "int64", "count", "collectives"),
-        Column("fraction", "float64", "fraction", "of the waiting that all ranks caused"),
+        Column("fraction", "float64", "fraction", "share of the waiting that all ranks cause"),
         Column("evidence", "str", doc="at the longest wait", prose=True),
         *_EFFECT,
     ),
@@ -295,14 +299,14 @@ def _too_few(causes: Sequence[dict[str, Any]]) -> list[Skip]:
     subject = f"whether rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} stand out from noise"
     if len(ranks) == 1:
         subject = subject.replace("stand out", "stands out")
-    return [Skip(subject, "too few steps of too few ranks are recorded: record more steps")]
+    return [Skip(subject, "too few steps of too few ranks are recorded; record more steps")]
 
 
 def _cut(comparison: Comparison) -> list[Skip]:
     """Where more communication came before a late arrival than was looked at."""
     if not comparison.cut:
         return []
-    reason = f"only the last {AT_ONCE:,} communication kernels before each are searched for the cause"
+    reason = f"the search for the cause covers only the last {AT_ONCE:,} communication kernels before each"
     return [Skip(f"earlier causes of {comparison.cut:,} late arrivals", reason)]
 
 

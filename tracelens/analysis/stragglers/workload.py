@@ -125,7 +125,7 @@ class Workloads:
         if slow > extra and (key := self._beside.get(ranges[0][0], -1)) >= 0:
             ns["extra_work"] += slow
             slow = 0.0
-            text["extra_work"] = f"{text['slow_kernels']}; beside it, {self._extra(ranges[0][0], key)}"
+            text["extra_work"] = f"{text['slow_kernels']}; in addition {self._extra(ranges[0][0], key)}"
         ns["slow_kernels"] = slow
         alike = self._alike(late_rank, nearest)
         return Excess(ns, {cause: f"{measured}: {words}" for cause, words in text.items()}, alike)
@@ -291,7 +291,7 @@ class Workloads:
         op = max(ns_by_op, key=lambda name: ns_by_op[name] - reference_by_op.get(name, 0))
         compared = f"{op} ({duration(ns_by_op[op])} against {duration(reference_by_op.get(op, 0))})"
         if op not in reference_by_op:
-            return f"{compared}, which the others do not run here"
+            return f"{compared}, which the others do not run at this point"
         (rows, calls, largest), (reference_rows, reference_calls, reference_largest) = (
             self._sizes(table, op) for table in (table, reference)
         )
@@ -341,11 +341,11 @@ class Workloads:
         key = self._keys[table.key[worst]]
         text = (
             f"{self._name(int(table.key[worst]))} {_short(key.arguments)}".rstrip()
-            + f" {duration(mean[worst])} a call against {duration(typical[worst])}"
+            + f" {duration(mean[worst])} per call against {duration(typical[worst])}"
             + f" ({_calls(table.calls[worst])})"
         )
         if not key.arguments and not key.kernel.endswith("blocks"):
-            text += ", arguments not recorded: it may have been larger"
+            text += ", arguments not recorded: the call may have been larger"
         return f"{text}; {overall}" if factor >= _SLOWER else text
 
 

@@ -34,23 +34,23 @@ WATERFALL = Schema(
         Column("base_ns", "int64", "ns", "per step"),
         Column("cand_ns", "int64", "ns", "per step"),
         Column("delta_ns", "int64", "ns", "candidate - base"),
-        Column("share", "float64", "ratio", "of the total difference"),
-        Column("cause", "category", doc="of most of the difference"),
-        Column("noise", "category", doc="whether the difference exceeds the step-to-step noise; unknown if "
-               "a run has a single step"),
+        Column("share", "float64", "ratio", "share of the total difference"),
+        Column("cause", "category", doc="category of most of the difference"),
+        Column("noise", "category", doc="does the difference exceed the step-to-step noise? unknown if a "
+                                        "run has a single step"),
         Column("base_count", "float64", "count", "kernels, memcpys and memsets per step"),
         Column("cand_count", "float64", "count"),
     ),
     kind="levels",
-    doc="The rows of each level add up to the difference of the two step times. Overlapping activities share "
-    "no time, as in the breakdown; mean over steps and ranks.",
+    doc="The rows of each level add up to the difference of the two step times. Overlapping activities "
+        "count once, as in the breakdown; means over steps and ranks.",
 )  # fmt: skip
 
 CHANGES = Schema(
     "What changed",
     (
         Column("kind", "category", doc=", ".join(KINDS)),
-        Column("base", "str", doc="op; of replaced calls the ops with most GPU time"),
+        Column("base", "str", doc="op; for replaced calls, the ops with the most GPU time"),
         Column("cand", "str", doc="op of the candidate"),
         Column("delta_ns", "int64", "ns", "per step, including callees"),
         Column("base_ns", "int64", "ns"),
@@ -75,10 +75,10 @@ PACE = Schema(
         Column("step_ns", "float64", "ns", "step without the profiler, mean over ranks"),
         Column("profiled_ns", "float64", "ns", "recorded step, mean over ranks"),
         Column("profiler_cost", "float64", "ratio", "profiled / step - 1"),
-        Column("tokens_per_s", "float64", doc="without the profiler; -1 where not told"),
+        Column("tokens_per_s", "float64", doc="without the profiler; -1 if unknown"),
         Column("steps", "int64", "count", "timed without the profiler"),
     ),
-    doc="As timed around the recorded steps. The waterfall is of the recorded ones.",
+    doc="Timed around the recorded steps; the waterfall covers the recorded steps.",
 )
 
 

@@ -118,7 +118,7 @@ def _in_turn(
         if budget < 0:
             reason = (
                 f"{base_steps} against {cand_steps} steps of very different size: only the first {number} "
-                "are aligned, calls of later steps count as on one side only; compare one step with --step"
+                "are aligned, calls of later steps count as one-sided; compare one step with --step"
             )
             return parts, (Skip("alignment of all steps", reason),)
         base_part, cand_part = base.part(base_low, base_high), cand.part(cand_low, cand_high)

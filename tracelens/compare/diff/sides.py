@@ -14,7 +14,7 @@ from tracelens.compare.diff.forest import Forest, forest
 from tracelens.errors import TracelensError
 from tracelens.trace import WORK_KINDS, Trace, Union, cut, shares, steps_of
 
-OUTSIDE = "outside of MoE layers"
+OUTSIDE = "outside MoE layers"
 
 
 class Side:

@@ -16,7 +16,7 @@ SUBSTITUTIONS = Schema(
     "Kernels side by side",
     (
         Column("op", "category", doc="of the base"),
-        Column("base_kernel", "category", doc="the longest of the call"),
+        Column("base_kernel", "category", doc="longest kernel of the call"),
         Column("cand_kernel", "category"),
         Column("base_ns", "int64", "ns", "per step, all kernels of these calls"),
         Column("cand_ns", "int64", "ns", "the same calls in the candidate"),

@@ -61,7 +61,7 @@ def add_to_baseline(path: str, runs: Sequence[Samples], commit: str, keep: int =
     now = datetime.now(UTC).isoformat(timespec="seconds")
     stored = list(read_baseline(path) or ()) if os.path.exists(path) else []
     if os.path.exists(path) and not stored:
-        raise TracelensError(f"{path}: is there and no baseline; name another file, or remove it")
+        raise TracelensError(f"{path}: exists and is not a baseline; name another file, or remove it")
     stored = [*stored, *(StoredRun(run, commit, now) for run in runs)][-keep:]
     content = {"schema": SCHEMA, "runs": [_document(run) for run in stored]}
     return orjson.dumps(content) + b"\n", len(stored)
@@ -110,7 +110,7 @@ def read_baseline(path: str) -> tuple[StoredRun, ...] | None:
     except OSError:
         return None  # reading it as a trace reports the error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "make it anew: tracelens gate baseline add RUN... -o FILE"
+        hint = "create it again: tracelens gate baseline add RUN... -o FILE"
         raise TracelensError(f"{path}: a damaged baseline ({error}); {hint}") from None
 
 
@@ -119,7 +119,7 @@ def _read_run(run: Any, path: str) -> StoredRun:
     shape = len(run["ranks"])
     values = {name: np.array(metric["values"], dtype=float) for name, metric in metrics.items()}
     if not values or any(rows.ndim != 2 or len(rows) != shape for rows in values.values()):
-        raise ValueError("a metric has not one row a rank")
+        raise ValueError("a metric must have one row per rank")
     doubts = tuple(
         Doubt(int(rank), str(row["doubt"]), str(row["evidence"]))
         for rank, rows in run["trust"]["doubts"].items()

@@ -150,7 +150,7 @@ def _check_scope(sides: Sequence[Side]) -> None:
         if run.scope != runs[0].scope:
             raise TracelensError(
                 f"{runs[0].name} counts GPU work of scope {runs[0].scope!r}, {run.name} of {run.scope!r}; "
-                f"give both the same --scope"
+                "use the same --scope for both"
             )
 
 
@@ -168,9 +168,9 @@ def _doubtful(side: Side, metrics: Sequence[str], trust_anyway: bool) -> Iterato
         if not trust_anyway:
             more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
             kind = DOUBTS.get(doubt.name)
-            advice = f"{kind.advice}, or give" if kind else "give"
+            advice = f"{kind.advice}, or pass" if kind else "give"
             raise TracelensError(
-                f"{run.name}: its recording cannot be believed for {concerned[0]}{more}: {who}{doubt.name} "
+                f"{run.name}: its recording cannot be trusted for {concerned[0]}{more}: {who}{doubt.name} "
                 f"({doubt.evidence}); {advice} --trust-anyway (trust_anyway=True)"
             )
         yield Skip(f"{run.name}: trusted anyway", f"{who}{doubt.name}: {doubt.evidence}")
@@ -184,7 +184,7 @@ def _ranks(base: Side, candidate: Side) -> tuple[tuple[int, ...], tuple[int, ...
     """
     for side in (base, candidate):
         if not side.ranks:
-            raise TracelensError(f"{side.label}: no rank is in all of its runs; give runs of the same ranks")
+            raise TracelensError(f"{side.label}: no rank is in all its runs; pass runs of the same ranks")
     common = tuple(rank for rank in base.ranks if rank in candidate.ranks)
     return (common, common) if common else (base.ranks, candidate.ranks)
 

@@ -33,8 +33,8 @@ def check_alike(
         for aspect, before, after in _differences(first, setup):
             if aspect in MUST_AGREE and aspect not in allow:
                 raise TracelensError(
-                    f"{first_name} and {name} cannot be compared: {aspect} {before} against {after}; compare "
-                    f"runs of the same {aspect}, or give --allow {aspect} (allow=['{aspect}'])"
+                    f"{first_name} and {name} cannot be compared: {aspect} {before} against {after}; "
+                    f"compare runs of the same {aspect}, or pass --allow {aspect} (allow=['{aspect}'])"
                 )
             if (aspect, before, after) not in told:
                 told.add((aspect, before, after))

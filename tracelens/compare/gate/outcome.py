@@ -164,7 +164,7 @@ class Case:
         if self.source == "within a run":
             yield "noise between runs assumed"
         elif self.source == "prior":
-            yield "all noise assumed: a single value a side"
+            yield "all noise assumed: a single value per side"
         if self.rule.kind == "ratio" and base == 0 != candidate:
             yield "0 in the base, so the ratio is infinite; limit the difference or the value instead"
 

@@ -23,18 +23,18 @@ VERDICT = Schema(
         Column("note", "str", prose=True),
     ),
     doc="A rule fails if the whole interval lies beyond its limit, and passes if a change beyond it would "
-    f"show with a probability of {1 - MISSED:.0%}. A plain number limits candidate / base, a signed one the "
-    "difference, one with a unit or 'abs' the candidate itself.",
+    f"show with {1 - MISSED:.0%} probability. A plain number limits candidate / base, a signed one "
+    "the difference, one with a unit or 'abs' the candidate itself.",
 )
 CAUSES = Schema(
     "Causes",
     (
-        Column("cause", "str", doc="of the difference of the step times; idle time by what the host does"),
+        Column("cause", "str", doc="of the difference of the step times; idle time by host activity"),
         Column("base_ns", "float64", "ns", "per step"),
         Column("cand_ns", "float64", "ns", "per step"),
         Column("delta_ns", "float64", "ns", "candidate - base"),
     ),
-    doc="The largest parts of the difference, in the traces.",
+    doc="The largest parts of the difference in the traces.",
 )
 FIGURES = Schema(
     "Figures of the verdict",
@@ -56,9 +56,9 @@ FIGURES = Schema(
         Column("low", "float64", doc="lower end of the interval"),
         Column("high", "float64", doc="upper end of the interval"),
         Column("tail_fraction", "float64", "fraction", "probability of each tail of the interval"),
-        Column("noise", "str", doc="what tells it: none if nothing varies; several runs of a side; a stored "
-               "baseline's history; the steps within a run, so that noise between runs is assumed; prior, "
-               "so that all of it is assumed"),
+        Column("noise", "str", doc="source of the noise estimate: none if nothing varies; several runs of "
+                                   "a side; a stored baseline's history; the steps within a run (noise "
+                                   "between runs is assumed); prior (all noise is assumed)"),
     ),
     detail=True,
 )  # fmt: skip
@@ -189,8 +189,8 @@ def knowledge(verdict: Verdict) -> str:
         return ""
     known = "only the noise within a run is known" if "within a run" in sources else "no noise is known"
     return (
-        f"One run a side: {known}, between runs it is assumed. Several runs a side or a stored baseline "
-        "(tracelens gate baseline add) tell it."
+        f"One run per side: {known}, between runs it is assumed. Several runs per side or a stored "
+        "baseline (tracelens gate baseline add) measure it."
     )
 
 

@@ -25,11 +25,11 @@ RUNGS = Schema(
         Column("tokens_per_s", "int64", doc="all ranks, from the timed steps"),
         Column("speedup", "float64", doc="throughput / baseline throughput"),
         Column("gain", "float64", "ratio", "throughput / that of the rung before - 1"),
-        Column("noise", "category", doc="whether the gain exceeds the step-to-step noise"),
+        Column("noise", "category", doc="does the gain exceed the step-to-step noise?"),
         Column("peak_bytes", "int64", "bytes", "device memory of the worst rank"),
         Column("traced_ns", "int64", "ns", "mean recorded step"),
     ),
-    doc="Each rung adds to the changes of those before it.",
+    doc="Each rung adds to the changes of the earlier rungs.",
 )
 CHANGED = Schema(
     "What each rung changed",
@@ -41,7 +41,7 @@ CHANGED = Schema(
         Column("purpose", "str", prose=True),
         Column("by_category", "str", doc="categories with most of the difference", prose=True),
         Column("by_cause", "str", doc="causes with most of the difference", prose=True),
-        Column("calls", "str", doc="edits with most time", prose=True),
+        Column("calls", "str", doc="edits with the most time", prose=True),
     ),
     kind="entries",
     doc="From the traces alone, each rung against the one before it. The parts of one kind add up to the "
@@ -53,12 +53,12 @@ TOTAL = Schema(
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category"),
         Column("delta_ns", "int64", "ns", "of all rungs together"),
-        Column("share", "float64", "ratio", "of the difference between last rung and baseline"),
+        Column("share", "float64", "ratio", "share of the difference between last rung and baseline"),
         Column("top_rung", "str", doc="rung with the largest change"),
         Column("top_delta_ns", "int64", "ns", "change by that rung"),
     ),
     kind="levels",
-    doc="The rows of each level add up to the traced step of the last rung less that of the baseline.",
+    doc="The rows of each level add up to the traced step of the last rung minus that of the baseline.",
 )
 
 
@@ -83,7 +83,7 @@ def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:
     waterfall = WATERFALL.concat([step.waterfall for step in steps])
     result = Result(
         "ladder",
-        "Ladder of optimisations",
+        "Ladder of optimizations",
         {
             "rungs": rungs,
             "changed": CHANGED.table(_changed(ladder_run, steps)),

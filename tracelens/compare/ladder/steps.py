@@ -25,7 +25,7 @@ WATERFALL = Schema(
         Column("base_ns", "int64", "ns", "per step of the rung before"),
         Column("cand_ns", "int64", "ns", "per step of this rung"),
         Column("delta_ns", "int64", "ns"),
-        Column("noise", "category", doc="whether the difference exceeds the step-to-step noise"),
+        Column("noise", "category", doc="does the difference exceed the step-to-step noise?"),
     ),
     doc="For each rung, the rows of each level add up to its traced step and to that of the rung before.",
     detail=True,

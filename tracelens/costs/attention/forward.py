@@ -189,7 +189,7 @@ def sdpa(call: OpCall) -> OpCost:
 def cudnn_forward(call: OpCall) -> OpCost:
     """Attention by cuDNN of (B, H, N, D) tensors."""
     if call.has(4):
-        raise Uncounted("packed sequences in a layout that is not recorded")
+        raise Uncounted("packed sequences in an unknown layout")
     return heads_first_attention(call, 0, causal=10, bias=3).forward(saved=call.flag(8, True))
 
 
@@ -261,7 +261,7 @@ def causal_flag(call: OpCall, index: int) -> bool:
     """Whether the mask is causal; Uncounted where the trace has no values."""
     text = call.text(index).lower()
     if text not in ("true", "false"):
-        raise Uncounted("whether the mask is causal is not recorded")
+        raise Uncounted("the mask (causal or not) is not recorded")
     return text == "true"
 
 

@@ -70,7 +70,7 @@ def batch_prefill(call: OpCall) -> OpCost:
     sequences, max_q, max_k = _packing(call, 3, longest)
     rank = len(k.shape)
     if rank != len(v.shape) or rank not in (3, 4, 5) or len(pages.shape) != 1:
-        raise Uncounted("a cache in a layout that is not known")
+        raise Uncounted("a KV cache in an unknown layout")
     if rank == 5:
         page = k.shape[3]
         keys, values = of_token(k, k.shape[1], k.shape[2] * k.shape[4]), of_token(v, v.shape[1], v.shape[3])
@@ -127,7 +127,7 @@ def mla_decode(call: OpCall) -> OpCost:
     """
     q, cache, pages = call.tensor(0), call.tensor(1), call.tensor(4)
     if len(q.shape) != 3 or len(cache.shape) != 4:
-        raise Uncounted("a cache or queries in a layout that is not known")
+        raise Uncounted("a KV cache or queries in an unknown layout")
     longest = next((int(text) for text in call.values if text.isdigit()), 0)
     widths = [t.shape[-1] for t in call.tensors()[2:] if len(t.shape) >= 3 and 1 < t.shape[-1] <= q.shape[-1]]
     if not longest or not widths:
@@ -181,7 +181,7 @@ def _autograd_mask(call: OpCall) -> tuple[Mask, list[int]]:
         if text.lower() in _WORDS:
             before = [int(word) for word in call.values[:index] if word.isdigit()]
             return (Mask(True) if text.lower() == "true" else FULL), before
-    raise Uncounted("whether the mask is causal is not recorded")
+    raise Uncounted("the mask (causal or not) is not recorded")
 
 
 def _fused(call: OpCall) -> Attention:
@@ -191,7 +191,7 @@ def _fused(call: OpCall) -> Attention:
         raise Uncounted("the longest lengths are not recorded")
     # (N, B, H, D) or (B, N, H, D), or packed (T, H, D): tokens of all sequences either way.
     if not len(q.shape) == len(k.shape) == len(v.shape) >= 3:
-        raise Uncounted("operands in a layout that is not known")
+        raise Uncounted("operands in an unknown layout")
     flat = [Tensor((prod(t.shape[:-2]), *t.shape[-2:]), t.dtype, t.stored) for t in (q, k, v)]
     sizes = tokens_first(*flat)
     scores, _ = packed(sizes, 0, longest[0], longest[1], causal=False)
@@ -201,7 +201,7 @@ def _fused(call: OpCall) -> Attention:
 def _flex(call: OpCall) -> Attention:
     q, k, v = _operands(call)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        raise Uncounted("operands in a layout that is not known")
+        raise Uncounted("operands in an unknown layout")
     sizes = heads_first(q, k, v)
     return Attention(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
 

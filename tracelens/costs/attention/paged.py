@@ -19,7 +19,7 @@ from tracelens.costs.attention.forward import Attention, Mask, Sizes, twice_unma
 from tracelens.costs.call import Batch, Lengths, OpCall, Tensor, Uncounted
 from tracelens.costs.model import OpCost, cost
 
-_UNKNOWN = "neither arguments nor a step label tell the lengths of the sequences in the cache of keys"
+_UNKNOWN = "neither arguments nor a step label show the sequence lengths in the KV cache"
 _LABEL = "lengths from the step label"
 _ARGUMENTS = "lengths from the longest ones and the pages in use"
 _WINDOW = "upper bound: a sliding window is not counted"
@@ -48,7 +48,7 @@ class Paged(NamedTuple):
     def forward(self, batch: Batch | None) -> OpCost:
         """The cost of the call in a serving step with this batch; Uncounted where no lengths are known."""
         if len(self.q.shape) != 3:
-            raise Uncounted("queries in a layout that is not known")
+            raise Uncounted("queries in an unknown layout")
         labelled = self._of_label(batch)
         phases = labelled or (self._of_arguments(),)
         queries, keys = (sum(lengths[index] for lengths in phases) for index in (0, 1))
@@ -123,4 +123,4 @@ def unified(call: OpCall) -> OpCost:
 )  # fmt: skip
 def cached(call: OpCall) -> OpCost:
     """Attention over a cache of keys whose lengths are in memory: not counted."""
-    raise Uncounted("the lengths of the sequences in the cache of keys lie in GPU memory")
+    raise Uncounted("the sequence lengths in the KV cache lie in GPU memory")

@@ -63,7 +63,7 @@ def serving_rotary(call: OpCall) -> OpCost:
     positions, query = call.tensor(0), call.tensor(1)
     table = call.tensor(4)
     if len(table.shape) != 2:
-        raise Uncounted("a table of sines in a layout that is not known")
+        raise Uncounted("a table of sines in an unknown layout")
     head = call.integer(3)
     width = table.shape[1]
     if head < width:

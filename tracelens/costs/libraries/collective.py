@@ -22,8 +22,8 @@ from tracelens.costs.call import OpCall, Uncounted
 from tracelens.costs.model import OpCost, cost
 
 _ALONE = "group of one rank: a copy within its memory"
-_ROOT = "upper bound: what the root moves, which the record does not name"
-_EVEN = "split sizes not recorded: taken as even"
+_ROOT = "upper bound: bytes of the root, which the record does not name"
+_EVEN = "split sizes not recorded: assumed even"
 
 
 def _names(*names: str) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ from tracelens.costs.model import OpCost, cost
 
 _NOTE = "every argument once, read or written"
 _IN_PLACE = "the first in place"
-_PART = "of gathers and slices at most one element an output"
-_OPERATIONS = "operations: 1 an element of the largest argument"
+_PART = "gathers and slices: at most one element per output"
+_OPERATIONS = "operations: 1 per element of the largest argument"
 
 # Names of fused ops, which stand in the kernel's name.
 _SCATTERS = frozenset({"scatter", "put", "embedding"})

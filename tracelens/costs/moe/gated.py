@@ -123,5 +123,5 @@ def _backward(call: OpCall, operations: int) -> OpCost:
 
 def _half(source: Tensor) -> int:
     if not source.shape or source.shape[-1] % 2:
-        raise Uncounted("the last dimension of the input has no two halves")
+        raise Uncounted("the last dimension of the input cannot be halved")
     return source.numel // 2

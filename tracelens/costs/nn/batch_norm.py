@@ -30,7 +30,7 @@ def batch_norm(call: OpCall) -> OpCost:
     """Batch norm: 7 FLOPs an element in training (5 without weight and bias), 2 in inference."""
     text = call.text(_TRAINING).lower()
     if text not in ("true", "false"):
-        return _forward(call, True, "training assumed, the mode is not recorded")
+        return _forward(call, True, "training assumed: the mode is not recorded")
     return _forward(call, text == "true")
 
 
@@ -76,7 +76,7 @@ def batch_norm_backward(call: OpCall) -> OpCost:
     read = grad.bytes + x.bytes + call.bytes(*vectors)
     parameter = call.tensor(2).dtype if call.has(2) else statistic(x.dtype)
     written = wanted[0] * x.dense_bytes + sum(wanted[1:]) * size(channels, parameter)
-    note = "" if known else "all gradients assumed, which are wanted is not recorded"
+    note = "" if known else "all gradients assumed: the required ones are not recorded"
     return OpCost((9 if training else 5) * x.numel, read, written, x.dtype, dims=_dims(x), note=note)
 
 

@@ -138,7 +138,7 @@ def _gradients(call: OpCall, transposed: bool, mask: int) -> OpCost:
         raise Uncounted("recorded shapes of input and output disagree")
     wanted = call.flags(mask, 3)
     if not wanted:
-        raise Uncounted("which gradients are wanted is not recorded")
+        raise Uncounted("the required gradients are not recorded")
     of_input, of_weight, of_bias = wanted
     channels = grad.shape[len(grad.shape) - len(weight.shape) + 1]
     once = 2 * (x.numel if transposed else grad.numel) * prod(weight.shape[1:])

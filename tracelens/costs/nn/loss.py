@@ -118,7 +118,7 @@ def pointwise_loss_backward(call: OpCall) -> OpCost:
 
 
 def _reduction_note(call: OpCall, index: int) -> str:
-    return "" if call.text(index) else "one result assumed, the reduction is not recorded"
+    return "" if call.text(index) else "one result assumed: the reduction is not recorded"
 
 
 def _classes(call: OpCall, index: int) -> tuple[tuple[str, int], ...]:

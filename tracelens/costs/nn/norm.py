@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 
-_ASSUMED = "all gradients assumed, which are wanted is not recorded"
+_ASSUMED = "all gradients assumed: the required ones are not recorded"
 
 
 @cost("aten::native_layer_norm", "aten::layer_norm", engine="vector")
@@ -184,11 +184,11 @@ def _width(call: OpCall, x: Tensor, weight: int) -> int:
     """Elements that are normalised together."""
     shape = call.integers(1) or (call.tensor(weight).shape if call.has(weight) else ())
     if not shape:
-        raise Uncounted("the normalised shape is not recorded")
+        raise Uncounted("the normalized shape is not recorded")
     if prod(shape) <= 0:
         raise Uncounted("rows without elements")
     if x.numel % prod(shape):
-        raise Uncounted("the normalised shape does not divide the input")
+        raise Uncounted("the normalized shape does not divide the input")
     return prod(shape)
 
 

@@ -37,7 +37,7 @@ _NO_NUMBERS = frozenset({"", "None", "True", "False"})
 
 
 # Python's floats are recorded as 0-dim doubles, and make fp32 of integers where a tensor would make fp64.
-_NUMBER = "a 0-dim double taken for a Python number"
+_NUMBER = "a 0-dim double counted as a Python number"
 
 # Four products and two sums; other operations are done on both parts.
 _COMPLEX_PRODUCT = 6

@@ -66,7 +66,7 @@ def index_put(call: OpCall) -> OpCost:
     """Values read and put (or added) to as many positions; a functional one copies the rest too."""
     x, values = call.tensor(0), call.tensor(2)
     if values.numel == 1 and x.numel > 1:
-        raise Uncounted(f"{_LISTED}; the one value does not say how many positions it is put to")
+        raise Uncounted(f"{_LISTED}; its single value does not show how many positions it fills")
     put = min(values.numel, x.numel)
     add = call.flag(3)
     touched = size(put, x.dtype)

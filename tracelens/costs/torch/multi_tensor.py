@@ -30,7 +30,7 @@ from tracelens.costs.call import OpCall, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 from tracelens.dtypes import known_dtype
 
-ONE_FACTOR = "both factors taken as one tensor, as in Adam"
+ONE_FACTOR = "both factors assumed to be one tensor, as in Adam"
 """Assumption about addcmul."""
 
 CHUNK = 65_536
@@ -88,7 +88,7 @@ def multi_tensor(call: OpCall) -> OpCost:
     small = kernel.tensors == _TENSORS[kernel.lists]
     most = kernel.tensors * (_LARGE if small and call.blocks > _BLOCKS else 1)
     if 2 * (call.blocks - most) < call.blocks:
-        raise Uncounted("launch grid too small to tell the sizes of the tensors, which were not recorded")
+        raise Uncounted("launch grid too small to show the tensor sizes, which are not recorded")
     certain = 100 * (call.blocks - most) // call.blocks
     note = f"upper bound: full chunks of 65,536 elements, {certain}% of them certain"
     elements = call.blocks * CHUNK
@@ -155,7 +155,7 @@ def _access(
         return (first,) + (last,) * (lists - 1), (last,) * (lists - 1)
     if len(numbers) == 3 and numbers[0] == lists and "Op" in name:
         return (first,) * numbers[1], (first,)  # depth, lists read, place of the result
-    raise Uncounted(f"multi-tensor functor {name} is not known")
+    raise Uncounted(f"unknown multi-tensor functor {name}")
 
 
 def _apex_adam(name: str, lists: int, types: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -166,7 +166,7 @@ def _apex_adam(name: str, lists: int, types: list[str]) -> tuple[tuple[str, ...]
         return (grad, param, full, full), (param, full, full)
     if name == "AdamFunctorMaster" and lists == 5:
         return (grad, full, full, full), (param, full, full, full)
-    raise Uncounted(f"multi-tensor functor {name} is not known")
+    raise Uncounted(f"unknown multi-tensor functor {name}")
 
 
 def _inner(text: str) -> list[str]:

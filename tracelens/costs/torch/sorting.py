@@ -45,7 +45,7 @@ def topk(call: OpCall) -> OpCost:
     x, k = call.tensor(0), call.integer(1)
     along = _along(call, x, 2)
     if not 0 <= k <= along:
-        raise Uncounted(f"the {k} greatest of {along}")
+        raise Uncounted(f"the {k} largest of {along}")
     rows = x.numel // along if along else 0
     return OpCost(x.numel, x.bytes, _pairs(rows * k, x.dtype), x.dtype, dims=(("n", along), ("k", k)))
 
@@ -138,7 +138,7 @@ def unique(call: OpCall) -> OpCost:
     """A sort, or one comparison an element where equal ones are neighbours; the result is in the data."""
     x = call.tensor(0)
     each = 1 if "consecutive" in call.name else _log2(x.numel)
-    note = "distinct elements, whose number is not recorded, not counted as written"
+    note = "distinct elements not counted as written: their number is not recorded"
     return OpCost(x.numel * each, x.bytes, 0, x.dtype, note=note)
 
 

@@ -98,7 +98,7 @@ def dtype_argument(call: OpCall, index: int) -> str:
     if not text or text == "None":
         return ""
     if text not in SCALAR_TYPES:
-        raise Uncounted(f"element type {text[:20]!r} is not known")
+        raise Uncounted(f"unknown element type {text[:20]!r}")
     return SCALAR_TYPES[text]
 
 

@@ -75,7 +75,7 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
     needs=("pipeline",),
 )
 def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
-    """Stages idle before all have started backwards, or after one has no forward left."""
+    """Stages idle before all have started their backward passes, or after one runs out of forward passes."""
     ranks = _ranks(results, "ramp")
     if isinstance(ranks, str):
         return ranks
@@ -148,7 +148,7 @@ def _work(table: Table) -> dict[int, float]:
     needs=("pipeline",),
 )
 def pipeline_p2p(results: Mapping[str, Result]) -> Detections:
-    """Stages of a full pipeline wait in a send or receive of finished work."""
+    """Stages of a full pipeline wait in a send or receive whose data is ready."""
     ranks = _ranks(results, "p2p_wait")
     if isinstance(ranks, str):
         return ranks
@@ -157,9 +157,9 @@ def pipeline_p2p(results: Mapping[str, Result]) -> Detections:
         bubble = _Rank(results, rank)
         lost = bubble.mean("p2p_wait_ns")
         evidence = (
-            f"stage {bubble.first('stage')} of {bubble.first('stages')} waits {duration(lost)} per step in "
-            f"sends and receives of finished work, {lost / max(bubble.mean('bubble_ns'), 1):.0%} of its "
-            "bubble"
+            f"stage {bubble.first('stage')} of {bubble.first('stages')} waits {duration(lost)} per step "
+            f"in sends and receives whose data is ready, {lost / max(bubble.mean('bubble_ns'), 1):.0%} of "
+            "its bubble"
         )
         detections[rank] = bubble.detection("p2p_wait", lost, evidence, "medium")
     return detections

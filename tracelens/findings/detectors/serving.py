@@ -16,7 +16,7 @@ from tracelens.units import duration
 Detections = Mapping[int, Detection] | str
 """Detections by rank or JOB, or why there are none."""
 
-NO_LABELS = "no step label of a serving engine"
+NO_LABELS = "no step labels of a serving engine"
 
 # Less padding than this is the odd request more on one rank.
 _PADDED = 0.1
@@ -47,17 +47,17 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
     return {
         JOB: Detection(
             (
-                Quantity("phase mismatch of the time", row["phase_mismatch_fraction"], "fraction"),
+                Quantity("phase mismatch, share of step time", row["phase_mismatch_fraction"], "fraction"),
                 Quantity("steps with ranks in different phases", row["mismatch_steps"] / steps, "count"),
                 Quantity("delay of decoding", delay / steps, "ns"),
-                Quantity("of it with prefills at different times", alignable / steps, "ns"),
-                *_known("eager decode of the decode time", row["eager_fraction"]),
+                Quantity("avoidable delay: prefills at different times", alignable / steps, "ns"),
+                *_known("eager decode, share of decode time", row["eager_fraction"]),
             ),
             max(alignable, 0) / steps,
             union(start, start + dur),
             f"{row['mismatch_steps']:,.0f} of {row['steps']:,.0f} common steps "
             f"({row['phase_mismatch_fraction']:.0%} of their time) have ranks in different phases; this "
-            f"delays decoding ranks by {duration(delay)}, {duration(alignable)} of it for prefills that "
+            f"delays decoding ranks by {duration(delay)}, {duration(alignable)} of that for prefills that "
             "could have run together with another rank's",
             "medium",
         )
@@ -66,11 +66,11 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "serving_padding",
-    title="Ranks are padded to the rank with most tokens",
+    title="Ranks are padded to the rank with the most tokens",
     needs=("collectives", "serving"),
 )
 def serving_padding(results: Mapping[str, Result]) -> Detections:
-    """Ranks that gather tokens for the experts pad them to the rank with most tokens."""
+    """Ranks that gather tokens for the experts pad them to the rank with the most tokens."""
     if isinstance(row := _summary(results), str):
         return row
     steps, aligned = step_count(results), results["serving"].data["alignment"]
@@ -179,15 +179,19 @@ def _exposed(
     return Detection(
         (
             Quantity("exposed communication", float(exposed.sum()) / steps, "ns"),
-            Quantity("of the steps' time", float(exposed.sum()) / max(float(dur.sum()), 1), "fraction"),
+            Quantity(
+                "exposed communication, share of step time",
+                float(exposed.sum()) / max(float(dur.sum()), 1),
+                "fraction",
+            ),
             *((Quantity("overlap efficiency", efficiency, "ratio"),) if tbo and efficiency >= 0 else ()),
-            *((Quantity("imbalance of the halves", imbalance, "ratio"),) if imbalance >= 0 else ()),
+            *((Quantity("token imbalance of the halves", imbalance, "ratio"),) if imbalance >= 0 else ()),
         ),
         float(lost.sum()) / steps,
         where,
-        f"{duration(exposed.sum())} exposed communication in {duration(dur.sum())} of {len(table)} "
+        f"{duration(exposed.sum())} of exposed communication in {duration(dur.sum())} of {len(table)} "
         + (f"step(s) with two-batch overlap{halves}" if tbo else "prefill(s) without two-batch overlap")
-        + f", {basis}; the rest of these steps could hide the saving: an upper bound",
+        + f", {basis}; upper bound: all of it hidden under the rest of these steps",
         "low",
     )
 

@@ -14,7 +14,7 @@ DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Outermost first: consecutive ranks differ in `tp`."""
 
 HELP = {
-    "ranks": "ranks of the run; what the other dimensions leave is data parallelism",
+    "ranks": "ranks of the run; data parallelism takes what the other dimensions leave",
     "pp": "pipeline stages",
     "vpp": "model chunks per stage; above 1 the schedule is interleaved",
     "cp": "context parallelism: ranks that share a sequence in attention",
@@ -108,7 +108,8 @@ class Layout:
                 ) from None
             if len(shares) != count or sum(shares) != layers or min(shares) < 0:
                 raise TracelensError(
-                    f"pp_layout {self.pp_layout} must have {count} chunks (pp x vpp), {layers} layers in all"
+                    f"pp_layout {self.pp_layout} must have {count} chunks (pp x vpp), {layers} layers in "
+                    "total"
                 )
         else:
             if layers < count:

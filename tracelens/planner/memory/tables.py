@@ -70,7 +70,7 @@ FITS = Schema(
         Column("needed_bytes", "int64", "bytes", "of the worst pipeline rank"),
         Column("free_bytes", "int64", "bytes", "left after the reserve; negative: missing"),
         Column("memory_bytes", "int64", "bytes", "of the device, as its driver reports"),
-        Column("reserve_bytes", "int64", "bytes", "of it, not for training"),
+        Column("reserve_bytes", "int64", "bytes", "part of the memory not for training"),
         Column("nameplate_bytes", "int64", "bytes", "nominal memory of the device"),
     ),
     doc="Leave headroom for fragmentation.",

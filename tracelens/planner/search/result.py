@@ -67,7 +67,7 @@ def search(
         skips=tuple(
             Skip(
                 f"layouts on {ranking.device.name}",
-                f"none fits in {ranking.room / GIB:,.1f} GiB; shown are those that need least memory",
+                f"none fits in {ranking.room / GIB:,.1f} GiB; shown: those that need the least memory",
             )
             for ranking in rankings
             if not ranking.fitting

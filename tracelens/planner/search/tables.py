@@ -46,7 +46,7 @@ REFUSED = Schema(
         Column("device", "category", doc="empty: any"),
         Column("reason", "str", doc="N stands for numbers", prose=True),
         Column("count", "int64", "count", "of layouts"),
-        Column("example", "str", doc="one of them", prose=True),
+        Column("example", "str", doc="an example", prose=True),
     ),
     kind="entries",
 )

@@ -116,7 +116,7 @@ class Encoded:
 SEPARATOR = b"\x1f"
 OUT_OF_RANGE = "number out of range, left out"
 NO_PHASE = "no phase: not a trace event"
-OTHER_PHASE = "kind of event that is not analysed (counter, object, ...)"
+OTHER_PHASE = "kind of event that is not analyzed (counter, object, ...)"
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Part:
         decoded = self._used(index, decoded)
         events = decoded.events
         self.drops += decoded.drops
-        self.repaired["text mended"] += decoded.mended
+        self.repaired["text repaired"] += decoded.mended
         args = [event.args for event in events]
         # Ops, which are most events, carry shapes and never GPU fields; flows and the like carry an id.
         ops, non_ops, bare = [], [], []

@@ -51,11 +51,11 @@ def group_of(ranks: str, size: int) -> tuple[str, int, str]:
         return ranks, size, ""
     count = len(valid_ranks(listed))
     if not count:
-        return "", size, "group ranks that cannot be, left out"
+        return "", size, "impossible group ranks, left out"
     return (
         ranks,
         count,
-        "group size other than the number of its ranks, corrected" if size not in (-1, count) else "",
+        "group size different from the number of its ranks, corrected" if size not in (-1, count) else "",
     )
 
 

@@ -41,14 +41,14 @@ OVERSIZE = "larger than the limit for one event"
 _NO_TRACES = (
     (b"SQLite format 3", "an SQLite database, as of nsys or rocprofv3"),
     (b"\x7fELF", "a program"),
-    (b"PK\x03\x04", "a zip archive inside of one; unpack it first"),
+    (b"PK\x03\x04", "a zip archive inside another; unpack it first"),
     (b"\xfd7zXZ", "compressed with xz; unpack it first"),
     (b"BZh", "compressed with bzip2; unpack it first"),
-    (b"\x1f\x8b", "gzip inside of other compression; unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "zstd inside of other compression; unpack it first"),
+    (b"\x1f\x8b", "gzip inside another compression; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd inside another compression; unpack it first"),
     (b"\x04\x22\x4d\x18", "compressed with lz4; unpack it first"),
     (b"7z\xbc\xaf", "a 7z archive; unpack it first"),
-    (b"<", "HTML or XML, perhaps a page saved in place of the file"),
+    (b"<", "HTML or XML, perhaps a web page saved by mistake"),
     (b"version https://git-lfs", "a Git LFS pointer; fetch the file itself with git lfs pull"),
     (b"\x0a", "perhaps a Perfetto protobuf; convert it with Perfetto's traceconv json"),
 )

@@ -68,7 +68,7 @@ def _waterfall(waterfall: Table) -> list[Figure]:
         view["trace"]["visible"] = number == 0
     drawn = chart(
         [view["trace"] for view in views],
-        "From the base's step time to the candidate's: what became slower, and what faster",
+        "From base to candidate step time: what got slower, and what faster",
         110 + 28 * max(map(len, cuts.values())),
         showlegend=False,
         xaxis=axis("", **views[0]["xaxis"]),
@@ -95,7 +95,7 @@ def _bars(part: Table) -> list[_Bar]:
     ]
     if len(small):
         rows.append(
-            ("rest", base[small].sum(), cand[small].sum(), f"{len(small):,} with little difference or none")
+            ("rest", base[small].sum(), cand[small].sum(), f"{len(small):,} with little or no difference")
         )
     totals = int(base.sum()), int(cand.sum())
     bars = [_Bar("base", 0, totals[0], *totals, total=True)]
@@ -149,7 +149,7 @@ def _view(bars: Sequence[_Bar]) -> dict[str, Any]:
 
 def _hover(bar: _Bar, difference: int) -> str:
     if bar.total:
-        return f"{bar.name}: {bar.text} ms a step"
+        return f"{bar.name}: {bar.text} ms per step"
     lines = [
         wrapped(bar.name),
         f"base {bar.base / 1e6:,.3f} ms, candidate {bar.cand / 1e6:,.3f} ms",

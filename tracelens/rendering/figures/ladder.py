@@ -171,7 +171,7 @@ def _waterfall(names: Sequence[str], levels: dict[str, _Cut]) -> Figure:
     cropped = ", not from 0" if axis_start else ""
     drawn = chart(
         data,
-        "From rung to rung: what became shorter (upper half, to the left) and what longer (lower half)",
+        "From rung to rung: what got shorter (upper half, to the left) and longer (lower half)",
         140 + 44 * len(names),
         barmode="overlay",
         showlegend=True,
@@ -230,7 +230,7 @@ def _ends(steps: Int, axis_start: float) -> dict[str, Any]:
         x=ms(steps - axis_start),
         width=0.66,
         marker={"color": [GREY, *["rgba(152,161,173,0.16)"] * (len(steps) - 1)]},
-        customdata=[[f"{milliseconds(ns, 3)} a step"] for ns in steps.tolist()],
+        customdata=[[f"{milliseconds(ns, 3)} per step"] for ns in steps.tolist()],
         hovertemplate="%{customdata[0]}<extra></extra>",
     )
 

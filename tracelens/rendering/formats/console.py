@@ -46,7 +46,7 @@ _BESIDE = 60  # columns from which on sentences have their label beside them
 
 @renderer("console", suffix=".txt", doc="plain text, as the terminal shows it")
 def files(report: Report) -> Mapping[str, bytes]:
-    """One text file, 160 columns wide, without colour."""
+    """One text file, 160 columns wide, without color."""
     return {"report.txt": console(report, width=160).encode()}
 
 
@@ -248,7 +248,7 @@ def print_rows(screen: Console, part: Cut) -> None:
     screen.print(table)
     hidden = [fmt.header for index, fmt in enumerate(formats) if index not in widths]
     if hidden:
-        screen.print(f"too narrow for: {', '.join(hidden)}", style="dim")
+        screen.print(f"hidden at this width: {', '.join(hidden)}", style="dim")
 
 
 def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> dict[int, int]:

@@ -38,7 +38,7 @@ def listed(folder: Path) -> list[str]:
         files = None
     if files is None or set(about) != {"title", "meta", "files"}:
         raise TracelensError(
-            f"{folder / INDEX}: not as tracelens writes it; name another -o, or move it away"
+            f"{folder / INDEX}: not written by tracelens; choose another -o, or move it away"
         )
     return [*files, "skips.csv"]
 

@@ -36,7 +36,7 @@ _NUMBER = {
 }
 
 
-@renderer("xlsx", suffix=".xlsx", doc="an Excel workbook: an index and one sheet a table, in full")
+@renderer("xlsx", suffix=".xlsx", doc="an Excel workbook: an index and one sheet per table, in full")
 def files(report: Report) -> Mapping[str, bytes]:
     """The workbook. Raises MissingExtra when xlsxwriter is not installed."""
     try:
@@ -87,7 +87,7 @@ def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, st
     incomplete = banner(report.failures)
     title = [(report.title,), (incomplete,)] if incomplete else [(report.title,)]
     lines: list[tuple[str, ...]] = [*title, *meta_items(report.meta), ()]
-    lines.append(("sheet", "analyzer", "table", "what it shows", "rows"))
+    lines.append(("sheet", "analyzer", "table", "content", "rows"))
     headings = {0, len(lines) - 1}
     links = range(len(lines), len(lines) + len(sheets))
     for analyzer, name, target in sheets:

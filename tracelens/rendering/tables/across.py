@@ -135,7 +135,7 @@ class _Comparison:
         names = [*self._names(worst)]
         columns = [(column, values) for column, values in names if column.name in self.source.schema.keys]
         if (present < self.ranks).any():
-            doc = f"of {self.ranks}, that have it"
+            doc = f"that have it, out of {self.ranks}"
             columns.append((Column("ranks", "int64", "count", doc), present))
         columns += self._leading(leading, worst)
         columns += [

@@ -120,7 +120,11 @@ def _timeline(result: Result) -> str:
     if table is None:
         return ""
     parts = []
-    for metric, label in (("computation", "computation"), ("exposed_comm", "exposed communication"), ("idle", "idle")):
+    for metric, label in (
+        ("computation", "computation"),
+        ("exposed_comm", "exposed communication"),
+        ("idle", "idle"),
+    ):
         shares = table.array("fraction")[table.coded("metric").equals(metric)]
         if len(shares) and shares.max() >= _LEAST:
             parts.append(f"{label} {_range(shares)}")

@@ -13,7 +13,7 @@ from tracelens.table import Column, Table
 
 _LEVELS = 12
 _RANK, _AT = "_rank", "_ts_ns"
-_CLOCK = "Places are in time since the first event of that trace, as Perfetto shows it."
+_CLOCK = "Positions are times since the trace's first event, as in Perfetto."
 
 
 def by_level(name: str, table: Table) -> dict[str, Table]:

@@ -180,7 +180,7 @@ def for_people(report: Report) -> Report:
         "not_in_these_traces",
         "Not in these traces",
         {},
-        doc="What a report tells of traces that have it.",
+        doc="Skipped: the traces have no data for it.",
         skips=tuple(Skip(title, "; ".join(texts)) for title, texts in reasons.items()),
     )
     return replace(report, results=(*spoken, gathered))

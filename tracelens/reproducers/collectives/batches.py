@@ -20,7 +20,7 @@ from tracelens.analysis.comm import (
 from tracelens.reproducers.inputs import Unreplayable
 from tracelens.table import Skip
 
-_UNMATCHED = "no matching collective on the other ranks: their recordings cover another stretch"
+_UNMATCHED = "no matching collective on the other ranks: their recordings cover another time"
 _NO_RECORD = (
     "message sizes missing: recent torch records them (record_param_comms) with ProfilerActivity.CPU, for "
     "calls made while the profiler runs"

@@ -38,7 +38,7 @@ from tracelens.table import Skip
 from tracelens.trace import Run, Scope, Trace, Union
 
 _WAITING = "Recorded only on rank {} of {}: the traced time may include waiting for the others."
-_CUT = "The group has {} ranks; messages are cut to its first {}, so no traced time compares."
+_CUT = "The group has {} ranks; messages are cut to the first {}: no traced time to compare with."
 _NO_KERNEL = "no GPU kernels; for CPU collectives (gloo) the profiler records no sizes"
 
 

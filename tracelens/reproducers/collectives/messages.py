@@ -134,7 +134,7 @@ def _matrix(batch: Batch, width: int) -> Matrix:
     if (sent != received).any():
         raise Unreplayable("sent and received split sizes disagree between ranks")
     if (sent < 0).any() or (sent % width).any():
-        raise Unreplayable("its split sizes are not whole elements")
+        raise Unreplayable("its split sizes are not multiples of an element")
     return tuple(tuple(row) for row in (sent // width).tolist())
 
 

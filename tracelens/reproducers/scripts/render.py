@@ -44,12 +44,12 @@ def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
             if isinstance(choice, frozenset)
             else isinstance(choice, bool | Kit | CollectiveKind)
         ):
-            raise TypeError(f"{name} is nothing that the structure of a script may depend on")
+            raise TypeError(f"{name} may not affect the structure of a script")
     sources = {
         name: value if isinstance(value, Source) else Source(literal(value)) for name, value in data.items()
     }
     if with_data := [name for name, source in sources.items() if not is_outline(source.outline)]:
-        raise TypeError(f"the outline of {', '.join(with_data)} has data in it")
+        raise TypeError(f"the outline of {', '.join(with_data)} contains data")
     fixed = {**choices, "version": __version__}
     compiled = _environment().get_template(template)
     text = compiled.render(fixed, **{name: source.text for name, source in sources.items()})

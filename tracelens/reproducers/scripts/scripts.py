@@ -31,7 +31,7 @@ from tracelens.trace import describe
 # Sums are added in another order, and single precision may run as TF32.
 _SUMS = 1e-3
 _BY_GRID = "Index tensors are not recorded; their length follows from the kernel grid."
-_LIST_TYPE = "Element types in tensor lists are not recorded; theirs follows from the kernel."
+_LIST_TYPE = "Element types in tensor lists are not recorded; they follow from the kernel."
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}

@@ -128,7 +128,7 @@ def run(torch: Any, path: str, arguments: Sequence[str]) -> dict[str, Any]:
     closed = flush()
     late = wait(torch)
     if late and not ending.code:
-        ending.code, ending.reason = 1, f"{late} (seen after its end)"
+        ending.code, ending.reason = 1, f"{late} (reported after its end)"
     spent = closed or bool(late) or not settle(torch, before)
     return {"code": ending.code, "reason": ending.reason, "spent": spent}
 

@@ -35,7 +35,7 @@ SUMMARY = Schema(
         Column("status", "str"),
         Column("count", "int64", "count", "scripts"),
         Column("traced_ns", "float64", "ns", "traced time of the calls they represent"),
-        Column("fraction", "float64", "fraction", "of the traced time of all scripts"),
+        Column("fraction", "float64", "fraction", "share of the traced time of all scripts"),
         Column("meaning", "str", prose=True),
     ),
 )
@@ -51,7 +51,7 @@ SCRIPTS = Schema(
         Column("subject", "str", doc="op, collective, or the sequence"),
         Column("shapes", "str", doc="of its arguments"),
         Column("elapsed_ns", "float64", "ns", "median between device events, gaps included"),
-        Column("p10_ns", "float64", "ns", "10th percentile of that"),
+        Column("p10_ns", "float64", "ns", "10th percentile of those times"),
         Column("p90_ns", "float64", "ns", "90th percentile"),
         Column("warm_ns", "float64", "ns", "median with warm caches: the same arguments every call"),
         Column("flops_per_s", "float64", "flops/s", "of a replayed call"),
@@ -59,8 +59,8 @@ SCRIPTS = Schema(
         Column("count", "int64", "count", "traced calls that the script represents"),
         Column("check", "str", doc="of the result: ok, wrong, or none (no reference)"),
     ),
-    doc="Wrong and failed scripts first, then by traced time. Arguments change from call to call: caches are "
-    "cold, as in most of a model.",
+    doc="Wrong and failed scripts first, then by traced time. Arguments change from call to call: caches "
+        "are cold, as in most of a model.",
 )  # fmt: skip
 NOTES = Schema(
     "Notes",

@@ -136,15 +136,15 @@ def _common(ranks: Sequence[Rank], of_rank: Sequence[dict[str, tuple[Border, Bor
     """Labels of the steps that all ranks recorded, in order."""
     common = [label for label in of_rank[0] if all(label in steps for steps in of_rank)]
     if not common:
-        raise TracelensError("the ranks recorded different steps; give traces of the same steps of one job")
+        raise TracelensError("the ranks recorded different steps; pass traces of the same steps of one job")
     for rank, steps in zip(ranks, of_rank, strict=True):
         shared = steps.keys() & of_rank[0].keys()
         if [label for label in steps if label in shared] != [
             label for label in of_rank[0] if label in shared
         ]:
             raise TracelensError(
-                f"rank {rank.number} ran its steps in a different order than rank {ranks[0].number}; "
-                "give traces of the same steps of one job"
+                f"rank {rank.number} ran its steps in a different order than rank {ranks[0].number}; pass "
+                "traces of the same steps of one job"
             )
     return common
 

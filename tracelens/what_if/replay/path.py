@@ -18,7 +18,8 @@ HOST_TIME, STARTING, UNEXPLAINED, COMMUNICATION = "host", "kernel start", "unexp
 CATEGORIES = {
     HOST_TIME: "host time between calls",
     STARTING: "typical latency from a call or activity to a kernel's start, and from GPU back to host",
-    COMMUNICATION: "transfer time of collectives; waiting for a rank counts as what that rank did meanwhile",
+    COMMUNICATION: "transfer time of collectives; waiting for a rank counts as that rank's activity at "
+    "the time",
     UNEXPLAINED: "delay with no cause in the trace",
 }
 """Parts of the path besides kernel classes."""

@@ -114,9 +114,9 @@ def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) 
     """
     if known_ns is None:
         text = (
-            f"unknown: host time is as recorded, and low goes down to {UNKNOWN:g} of it (measured without "
-            "the profiler: 0.34 to 0.82); record with tracelens.record(..., pace_steps=20) or give "
-            "--unprofiled-step-ms (unprofiled_step_ms=)"
+            f"unknown: host time stays as recorded, and low assumes down to {UNKNOWN:g} of it (measured "
+            "without the profiler: 0.34 to 0.82); record with tracelens.record(..., pace_steps=20) or "
+            "pass --unprofiled-step-ms (unprofiled_step_ms=)"
         )
         return ProfilerShare(lower=UNKNOWN, limit=text)
     recorded_ns, least_ns = replayed_ns(1.0), replayed_ns(LEAST)
@@ -128,7 +128,7 @@ def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) 
         return ProfilerShare(_fitted(known_ns, recorded_ns, least_ns, replayed_ns), known_ns, LOWER)
     nearest_ns = least_ns * (1 + _FLAT)
     factor = _fitted(nearest_ns, recorded_ns, least_ns, replayed_ns) if nearest_ns < recorded_ns else 1.0
-    why = f"host time is {factor:.2f} of that recorded, and less does not shorten it: the GPU decides"
+    why = f"host time is {factor:.2f} of the recorded; less would not shorten the step, which is GPU-bound"
     return ProfilerShare(factor, known_ns, LOWER, _unreached(known_ns, replayed_ns(factor), why))
 
 
@@ -137,8 +137,8 @@ def _unreached(known_ns: float, base_ns: float, why: str) -> str:
     if abs(known_ns / base_ns - 1) <= _TOLD:
         return ""
     return (
-        f"the step takes {duration(known_ns)} without the profiler, and {duration(base_ns)} in the replay, "
-        f"from which projections start: {why}"
+        f"the step takes {duration(known_ns)} without the profiler and {duration(base_ns)} in the replay, "
+        f"the baseline of projections: {why}"
     )
 
 

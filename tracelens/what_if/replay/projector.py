@@ -159,7 +159,9 @@ class Projector:
             text = "CPU-only run: the profiler slows the work itself, which stays as recorded"
             return ProfilerShare(limit=text if known_ns is not None else "")
         if step == ALL and known_ns is not None:
-            return ProfilerShare(limit="all steps together stay as recorded: it is known for one")
+            return ProfilerShare(
+                limit="all steps together stay as recorded: the profiler's share is known for one step only"
+            )
 
         def replayed_ns(factor: float) -> int:
             return mean_ns(self._spans(scaled(self.graph, Edit.of(self.graph), factor)))
@@ -184,7 +186,7 @@ class Projector:
         typical = self.step.replayed(edited)
         step_ns = mean_ns(spans(typical))
         if step_ns <= 0:
-            raise NotApplicable("nothing of the step is left: no GPU work in it waits for anything")
+            raise NotApplicable("no step would be left: no GPU work in it waits for anything")
         return Projection(
             request, assumed, edit, typical, step_ns, self.step, edited, self.alternatives, self.share
         )
@@ -235,7 +237,7 @@ def mean_ns(durations: Int) -> int:
 def _single_step_reason(recorded: Recorded, step: str | None, serves: bool) -> str:
     """Why other recorded steps do not show how much steps vary; "" if they do."""
     if step == ALL:
-        return "all steps together occur once"
+        return "all steps together were recorded only once"
     if serves:
         return "every step of a serving engine runs a different batch"
     return "only one step is recorded" if len(recorded.windows) == 1 else ""

@@ -45,8 +45,8 @@ DOUBTFUL = 0.1
 
 REPLAYS = {
     "as measured": "nothing changed, unexplained delays kept",
-    "durations only": "durations as recorded: of GPU work, of transfers, of the host between its calls; "
-    "every gap is the median of its kind, and nothing waits without a recorded cause",
+    "durations only": "durations as recorded (GPU work, transfers, the host between its calls); every gap "
+    "is the median of its kind, and nothing waits without a recorded cause",
 }
 
 

@@ -32,8 +32,8 @@ WHATIF = Schema(
     ),
     doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
     "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
-    "given N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step "
-    "without the profiler is not known, low also covers half the host time, else low and high cover 0.65 and "
+    "with N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step "
+    "without the profiler is unknown, low also covers half the host time, else low and high cover 0.65 and "
     f"1.25 of it. Rerun low to high adds run-to-run variation: host time ±{HOST_SHARE:.0%}, GPU work "
     f"±{GPU_SHARE:.0%}, and ±{CHANGED_SHARE:.0%} where the scenario sets its duration. Excludes what the "
     "assumptions leave out.",
@@ -70,7 +70,7 @@ BOTTLENECKS = Schema(
         Column("scenario", "str"),
         Column("rank", "int64"),
         Column("category", "category"),
-        Column("name", "category", doc="kernel, op or collective; of host time the op it leads to"),
+        Column("name", "category", doc="kernel, op or collective; for host time, the op it leads to"),
         Column("count", "int64", "count", "pieces of the path"),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the step"),
@@ -104,8 +104,9 @@ TRUST = Schema(
         Column("unexplained_fraction", "float64", "fraction", "of the rank's step"),
     ),
     doc="Starts predicted from durations alone: of GPU work, of transfers, and of the host between calls. "
-    "All other gaps are derived from what waited for what, at the median of their kind. Unexplained is time "
-    "for which something waited longer, and communication whose other ranks are not in the traces.",
+    "All other gaps follow from recorded dependencies, at the median of their kind. Unexplained is "
+    "time for which something waited longer, and communication whose other ranks are not in the "
+    "traces.",
 )
 STEP_RANKS = Schema(
     "Step time by rank",

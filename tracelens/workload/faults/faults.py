@@ -79,7 +79,7 @@ class Fault:
             if not separator or not key or not value:
                 raise TracelensError(f"--inject {text!r}: {part!r} is not key=value, as in {EXAMPLE}")
             if key in settings:
-                raise TracelensError(f"--inject {text!r}: {key} is given twice")
+                raise TracelensError(f"--inject {text!r}: {key} appears twice")
             settings[key] = value
         if missing := [key for key in ("rank", "kind") if key not in settings]:
             raise TracelensError(f"--inject {text!r}: {missing[0]} is missing, as in {EXAMPLE}")
@@ -130,7 +130,8 @@ class Fault:
             raise TracelensError(f"--inject {self} needs experts on several ranks: give more --ranks or --ep")
         if self.amount > over:
             raise TracelensError(
-                f"--inject {self}: factor must be at most {over}, where all tokens go to one of {over} ranks"
+                f"--inject {self}: factor must be at most {over}, which sends all tokens to one of {over} "
+                "ranks"
             )
         if model.top_k > model.experts_count // over:
             raise TracelensError(

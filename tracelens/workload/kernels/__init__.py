@@ -36,7 +36,7 @@ def _fused() -> ModuleType:
     except ImportError as error:
         raise TracelensError(
             f"on a GPU {_USERS} need Triton, which this torch came without: pip install triton "
-            "(for AMD the build that pytorch.org lists beside torch), or leave them off"
+            "(for AMD the build that pytorch.org lists next to torch), or leave them off"
         ) from error
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
         oldest = ".".join(map(str, OLDEST_TRITON))

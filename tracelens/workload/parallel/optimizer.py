@@ -80,7 +80,7 @@ class FlatBuffer:
                         f"parameter {number} of {self.replicas}, {tuple(parameter.shape)}: its {view} was "
                         f"{'dropped' if tensor is None else 'replaced'}, but must stay a view of the flat "
                         "buffer: clear gradients by ShardedAdamW.zero_grad(), move or convert the model "
-                        "before the optimizer is made"
+                        "before creating the optimizer"
                     )
 
 
@@ -114,9 +114,7 @@ class ShardedAdamW:
             if marked[replicas]
         ]
         if not self.buffers:
-            raise TracelensError(
-                "the optimizer was given no parameters: this rank holds nothing of the model"
-            )
+            raise TracelensError("the optimizer has no parameters: this rank holds nothing of the model")
         self._copied = [
             config.training.main_params and buffer.data_N.dtype == torch.bfloat16 for buffer in self.buffers
         ]
@@ -202,12 +200,12 @@ def _by_replicas(parameters: Iterable[nn.Parameter]) -> dict[str, list[nn.Parame
         replicas = getattr(parameter, "replicas", None)
         if replicas not in marked:
             raise TracelensError(
-                f"parameter {number}, {tuple(parameter.shape)}, is marked {replicas!r}: say by "
-                f"parallel.shard() which ranks hold the same: {', '.join(REPLICAS)}"
+                f"parameter {number}, {tuple(parameter.shape)}, is marked {replicas!r}: mark with "
+                f"parallel.shard() which ranks hold the same values: {', '.join(REPLICAS)}"
             )
         if id(parameter) in seen:
             raise TracelensError(
-                f"parameter {number}, {tuple(parameter.shape)}, was given before: give it once"
+                f"parameter {number}, {tuple(parameter.shape)}, was passed before: pass it once"
             )
         seen.add(id(parameter))
         marked[replicas].append(parameter)

@@ -35,7 +35,7 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
     """Exposed all-to-all: dispatch and combine of MoE layers, or others."""
     is_all_to_all = _all_to_all(context)
     if not is_all_to_all.any():
-        return "no dispatch or combine by all-to-all, and no other all-to-all"
+        return "no all-to-all, in MoE layers or elsewhere"
     return _exposed(context, is_all_to_all, "all-to-all")
 
 
@@ -76,15 +76,15 @@ def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
         quantities.append(Quantity("sent in forward dispatches per step", context.per_step(sent), "bytes"))
         details = f"; forward dispatches send {context.per_step(sent) / 1e9:,.2f} GB/step"
     if (share := deduplicated_share(context.trace)) < 1:
-        quantities.append(Quantity("of it once to each rank", share, "fraction"))
+        quantities.append(Quantity("share after de-duplication", share, "fraction"))
         details += f"; de-duplication would cut it to {share:.0%}"
     return Detection(
         tuple(quantities),
         context.per_step(most),
         exposed,
         f"{context.per_step(exposed.total) / 1e6:,.1f} of {context.per_step(exchanging.total) / 1e6:,.1f} "
-        f"ms/step of {name} (including waiting) are exposed: "
-        f"{hidden / exchanging.total:.0%} hidden, {bound:.0%} possible{details}",
+        f"ms/step of {name} (including waiting) is exposed: {hidden / exchanging.total:.0%} hidden, "
+        f"{bound:.0%} possible{details}",
         "low",
     )
 

@@ -47,7 +47,7 @@ class _Pairs(NamedTuple):
     launching=True,
 )
 def deepep_busy_wait(context: RankContext) -> Outcome:
-    """DeepEP's host launches `dispatch` only as `notify_dispatch` ends, silent in between: it spins."""
+    """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""
     pairs = _pairs(context)
     if isinstance(pairs, str):
         return pairs
@@ -56,7 +56,7 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
     spins &= pairs.dispatch_called - pairs.counted < _RESTART_NS
     count = int(spins.sum())
     if not count:
-        return f"the host continues while notify_dispatch runs, in all {len(spins)} dispatches"
+        return f"the host moves on while notify_dispatch runs, in all {len(spins)} dispatches"
     spun = (pairs.counted - pairs.called)[spins]
     low, high = pairs.counted[spins], np.maximum(pairs.dispatched[spins], pairs.counted[spins])
     where = _idle(context, low, high)
@@ -67,13 +67,13 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
             Quantity("spins per step", per_step, "count"),
             Quantity("dispatches per step", context.per_step(len(spins)), "count"),
             Quantity("host time spun", spun_ns, "ns"),
-            Quantity("GPU idle after the counting", idle_ns, "ns"),
+            Quantity("GPU idle after notify_dispatch", idle_ns, "ns"),
         ),
         idle_ns,
         where,
-        f"in {count} of {len(spins)} dispatches the host spins from the launch of notify_dispatch until it "
-        f"has ended ({duration(spun_ns)} per step, without a sync call), then launches dispatch: the GPU "
-        f"idles {duration(idle_ns)} per step, not counting late launches afterwards",
+        f"in {count} of {len(spins)} dispatches the host spins until notify_dispatch ends "
+        f"({duration(spun_ns)} per step, without a sync call) and only then launches dispatch: the GPU "
+        f"idles {duration(idle_ns)} per step, not counting later late launches",
         "high",
     )
 
@@ -95,7 +95,7 @@ def _pairs(context: RankContext) -> _Pairs | str:
     follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
     index = np.flatnonzero(follows)
     if not len(index):
-        return "no launch calls of notify_dispatch and the dispatch after it"
+        return "no launch calls of notify_dispatch and the dispatch that follows"
     notify, dispatch = rows[index], rows[index + 1]
     notify_call, dispatch_call = launch[index], launch[index + 1]
     called, counted = events.end[notify_call], work.end[notify]

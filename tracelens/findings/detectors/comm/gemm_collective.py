@@ -17,7 +17,7 @@ from tracelens.units import duration
     title="GEMMs do not overlap their collectives",
 )
 def gemm_collective(context: RankContext) -> Outcome:
-    """A GEMM then a reduction of its result, or a gather then the GEMM that reads it, one after the other."""
+    """A GEMM and the collective of its tensor run sequentially (GEMM + reduction, gather + GEMM)."""
     gemm_pairs = pairs(context)
     if isinstance(gemm_pairs, str):
         return gemm_pairs
@@ -49,13 +49,13 @@ def gemm_collective(context: RankContext) -> Outcome:
     return Detection(
         (
             Quantity("pairs per step", context.per_step(count), "count"),
-            Quantity("time one after the other", measured, "ns"),
+            Quantity("serialized time", measured, "ns"),
             Quantity("with perfect overlap", context.per_step(float(best.sum())), "ns"),
             *bound,
         ),
         saving,
         difference(union(start[slow], end[slow]), computation),
         f"{count} of {len(slow)} GEMMs do not overlap the collective of their tensor ({kinds}): "
-        f"{duration(measured)} per step{limit}; overlapped, the longer of the two remains",
+        f"{duration(measured)} per step{limit}; overlapped, only the longer of each pair counts",
         "medium" if context.device else "low",
     )

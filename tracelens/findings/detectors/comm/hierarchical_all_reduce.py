@@ -18,7 +18,7 @@ from tracelens.units import duration
 @detector(
     "hierarchical_all_reduce",
     scenario="hierarchical_all_reduce",
-    title="Collectives across hosts in one flat ring",
+    title="Collectives across hosts use one flat ring",
     needs=("collectives",),
 )
 def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
@@ -49,7 +49,7 @@ def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detec
             confidence,
         )
         for rank in ranks
-    } or "none of them is in a step"
+    } or "no such collective lies in a step"
 
 
 def _spans(participants: Table) -> tuple[HostSpans, Int]:
@@ -92,17 +92,17 @@ def _detection(
         (
             Quantity("collectives per step", len(rows) / steps, "count"),
             Quantity("bus bandwidth", rate, "bytes/s"),
-            Quantity("bytes a host sends, flat", flat / steps, "bytes"),
-            Quantity("bytes a host sends, by levels", levels / steps, "bytes"),
+            Quantity("bytes sent per host, flat ring", flat / steps, "bytes"),
+            Quantity("bytes sent per host, hierarchical", levels / steps, "bytes"),
             Quantity("time without waiting", float(latency.sum()) / steps, "ns"),
-            Quantity("expected by levels", float(expected.sum()) / steps, "ns"),
+            Quantity("expected time, hierarchical", float(expected.sum()) / steps, "ns"),
             Quantity("hosts", float(hosts.max()), "count"),
         ),
         saving,
         union((start + wait)[lost], (start + dur)[lost]),
-        f"{len(rows) / steps:,.0f} collectives per step across {hosts.max()} hosts with {(n // hosts).max()} "
-        f"ranks each transfer for {duration(latency.sum() / steps)} at {rate / 1e9:,.2f} GB/s; "
-        f"hierarchical, a host sends {levels / max(flat, 1):.0%} of the bytes: "
-        f"{duration(expected.sum() / steps)} expected",
+        f"{len(rows) / steps:,.0f} collectives per step across {hosts.max()} hosts with "
+        f"{(n // hosts).max()} ranks each spend {duration(latency.sum() / steps)} transferring, at "
+        f"{rate / 1e9:,.2f} GB/s; a hierarchical algorithm sends {levels / max(flat, 1):.0%} of the bytes "
+        f"per host: {duration(expected.sum() / steps)} expected",
         confidence,
     )

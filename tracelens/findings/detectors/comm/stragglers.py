@@ -47,7 +47,7 @@ _MOST = 0.9
     needs=("collectives", "stragglers"),
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for a rank made late by its host or a slower GPU."""
+    """GPUs wait in collectives for a rank that its host or a slower GPU makes late."""
     return _waiting(results, EXPLAINED, "medium", (SIGNIFICANT, TOO_FEW))
 
 
@@ -58,7 +58,7 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     needs=("collectives", "stragglers"),
 )
 def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for a rank that has more to compute: larger shapes or more calls."""
+    """GPUs wait in collectives for a rank that has more to compute: larger shapes or more calls."""
     # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
     return _waiting(results, UNEVEN, "medium", None)
 
@@ -69,7 +69,7 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
     needs=("collectives", "stragglers"),
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for a rank whose lateness is inherited or has no recorded cause."""
+    """GPUs wait in collectives for a rank whose lateness is inherited or has no recorded cause."""
     return _waiting(results, UNEXPLAINED, "low", (SIGNIFICANT, TOO_FEW))
 
 
@@ -80,7 +80,7 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
     needs=("collectives", "stragglers"),
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-    """GPUs idle in collectives for varying ranks, or for less than equal GPUs differ by."""
+    """GPUs wait in collectives for varying ranks, or for less time than identical GPUs differ by."""
     return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", (NOISE, SMALL, UNTESTED))
 
 
@@ -104,7 +104,7 @@ def _waiting(
     if not counted.any():
         if len(results["collectives"].data["participants"]):
             return "no exposed waiting in collectives"
-        return "no collective is recorded on several ranks, so waiting is unknown"
+        return "no collective is recorded on several ranks: waiting is unknown"
     cause = lost.coded("cause")
     for_causes = counted & cause.mask(causes.__contains__)
     if not for_causes.any():
@@ -207,13 +207,13 @@ def _detection(
         (
             Quantity("waiting for these causes", saving, "ns"),
             *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),
-            Quantity("all waiting with nothing beside", total, "ns"),
+            Quantity("all exposed waiting", total, "ns"),
             Quantity("waits per step", int(for_causes.sum()) / steps, "count"),
             Quantity("share for the worst rank", share, "fraction"),
         ),
         saving,
         union(start[for_causes], start[for_causes] + dur[for_causes]),
-        f"{duration(total)} per step of exposed waiting in collectives, of it {listed}; "
+        f"{duration(total)} per step of exposed waiting in collectives, including {listed}; "
         + (note if note == NOBODY else f"most for rank {worst} ({share:.0%}){note and '; '}{note}"),
         confidence,
     )

@@ -26,7 +26,7 @@ _MOST = 0.9
     launching=True,
 )
 def moe_blocking_calls(context: RankContext) -> Outcome:
-    """Calls in MoE layers in which the host waits for the GPU: item, nonzero, tolist, copies to the host."""
+    """Calls in MoE layers that make the host wait for the GPU: item, nonzero, tolist, copies to the host."""
     layers = context.trace.once(regions)
     if not layers.passes:
         return "no MoE layer"
@@ -59,8 +59,8 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
                 if stage in (ROUTER, DISPATCH, PERMUTATION, EXPERTS)
             ),
             Quantity("host blocked per step", blocked, "ns"),
-            Quantity("GPU idle meanwhile per step", context.per_step(meanwhile.total), "ns"),
-            Quantity("GPU idle until the host has caught up per step", context.per_step(refill.total), "ns"),
+            Quantity("GPU idle during these calls per step", context.per_step(meanwhile.total), "ns"),
+            Quantity("GPU idle until the host catches up per step", context.per_step(refill.total), "ns"),
         ),
         context.per_step(where.total),
         where,
@@ -78,7 +78,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     launching=True,
 )
 def other_blocking_calls(context: RankContext) -> Outcome:
-    """Calls in a step, outside of MoE layers, in which the host waits for the GPU while it runs dry."""
+    """Calls in steps, outside MoE layers, that make the host wait for the GPU while the GPU runs dry."""
     calls = context.trace.once(blocking)
     inside = _in_steps(context, calls) & (calls.layer_pass < 0)
     if not inside.any():
@@ -91,8 +91,8 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         (
             Quantity("calls per step", count, "count"),
             Quantity("host blocked per step", blocked, "ns"),
-            Quantity("GPU idle meanwhile per step", context.per_step(meanwhile.total), "ns"),
-            Quantity("GPU idle until the host has caught up per step", context.per_step(refill.total), "ns"),
+            Quantity("GPU idle during these calls per step", context.per_step(meanwhile.total), "ns"),
+            Quantity("GPU idle until the host catches up per step", context.per_step(refill.total), "ns"),
         ),
         context.per_step(where.total),
         where,
@@ -130,8 +130,8 @@ def _lost(context: RankContext, meanwhile: Union, refill: Union) -> Union:
 def _consequence(context: RankContext, meanwhile: Union, refill: Union) -> str:
     """What the GPU does meanwhile, and afterwards."""
     during, after = (milliseconds(context.per_step(idle.total)) for idle in (meanwhile, refill))
-    text = f"the GPU idles {during}/step meanwhile, and {after}/step more until the host has caught up"
-    return f"{text}, not counted since launches are late everywhere" if context.is_launch_bound else text
+    text = f"the GPU idles {during}/step during these calls and {after}/step more until the host catches up"
+    return f"{text}, not counted because all launches are late" if context.is_launch_bound else text
 
 
 def _without(context: RankContext, calls: Blocking, mask: Bool) -> str:

@@ -29,8 +29,8 @@ def garbage_collection(context: RankContext) -> Outcome:
     count = len(collections.start)
     if not count:
         return (
-            "no garbage collection in the steps; torch's profiler records it with with_stack and, in its "
-            "experimental_config, record_python_gc_info"
+            "no garbage collection in the steps; to record it, use torch's profiler with with_stack and "
+            "record_python_gc_info (experimental_config)"
         )
     during = intersection(collections, Union(*(np.array([edge]) for edge in context.host_window)))
     idle = context.idle_by("garbage collection")
@@ -59,7 +59,7 @@ def garbage_collection(context: RankContext) -> Outcome:
         where,
         f"{context.per_step(count):.1f} collections per step{by} stall the host for "
         f"{duration(context.per_step(during.total))} (longest {duration(longest)}); the GPU idles for "
-        f"{duration(context.per_step(where.total))} of it{steps}",
+        f"{duration(context.per_step(where.total))} of that{steps}",
         "high",
     )
 

@@ -52,12 +52,12 @@ def cpu_ops(context: RankContext) -> Outcome:
 @detector(
     "collective_calls",
     scenario="no_idle=collective_call",
-    title="The host waits in the call of a collective",
+    title="The host waits inside a collective call",
     launching=True,
 )
 def collective_calls(context: RankContext) -> Outcome:
-    """The GPU is idle while the host is in the call of a collective for over 1 ms."""
-    return _of_cause(context, "collective call", "the host is in the call of a collective")
+    """The GPU is idle while the host spends over 1 ms inside a collective call."""
+    return _of_cause(context, "collective call", "the host is inside a collective call")
 
 
 def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
@@ -79,7 +79,7 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
             Quantity("GPU idle per step", idle_ns, "ns"),
             Quantity("gaps per step", context.per_step(len(gaps)), "count"),
             Quantity("longest", float(longest), "ns"),
-            Quantity("steps with it", float(in_steps), "count"),
+            Quantity("steps affected", float(in_steps), "count"),
         ),
         idle_ns,
         where,

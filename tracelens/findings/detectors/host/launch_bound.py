@@ -28,7 +28,7 @@ to the start on an idle GPU it takes 5 to 35 us."""
     symptom=True,
 )
 def launch_bound(context: RankContext) -> Outcome:
-    """The GPU is idle for over 1% of the time because the host launches its next work late."""
+    """The GPU is idle for over 1% of the time because the host launches its next kernel late."""
     if not len(context.work.event):
         return "no GPU work"
     launched = context.work.launch >= 0
@@ -58,9 +58,9 @@ def launch_bound(context: RankContext) -> Outcome:
     return Detection(
         (
             Quantity("waiting for a launch, share", share, "fraction"),
-            Quantity("idle with at most one launched, share", idle / span, "fraction"),
+            Quantity("idle with at most one launch queued, share", idle / span, "fraction"),
             Quantity("late launches per step", number, "count"),
-            Quantity("gap that remains", floor_ns, "ns"),
+            Quantity("dispatch floor per gap", floor_ns, "ns"),
             *quantities,
         ),
         saving,

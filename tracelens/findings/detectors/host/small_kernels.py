@@ -45,6 +45,6 @@ def small_kernels(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{share:.0%} of {context.per_step(len(work.event)):,.0f} kernels per step are shorter than "
-        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time); the gaps before them are the saving",
+        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time); the saving is the gaps before them",
         "medium",
     )

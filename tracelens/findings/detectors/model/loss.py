@@ -95,7 +95,7 @@ def _reason(context: RankContext) -> str:
 def _fused(context: RankContext) -> str:
     """That the loss is fused already, "" where no kernel says so."""
     names = [context.work.names[code] for code in np.unique(context.work.name)]
-    return next((f"the loss is fused already ({name})" for name in names if _FUSED.search(name)), "")
+    return next((f"the loss is already fused ({name})" for name in names if _FUSED.search(name)), "")
 
 
 def _copied(context: RankContext, work: LossWork, sizes: set[Size]) -> float:

@@ -37,15 +37,15 @@ def recompute(context: RankContext) -> Outcome:
         (
             Quantity("recompute", context.per_step(during.total), "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
-            Quantity("backward nodes that recompute per step", regions, "count"),
-            Quantity("kernels run again per step", context.per_step(int(is_recompute.sum())), "count"),
+            Quantity("recomputing backward nodes per step", regions, "count"),
+            Quantity("recomputed kernels per step", context.per_step(int(is_recompute.sum())), "count"),
             *(Quantity(f"recomputed: {name}", total, "ns") for name, total in families),
         ),
         context.per_step(where.total),
         where,
-        f"{duration(context.per_step(during.total))} per step ({share:.1%}) of recompute in "
-        f"{regions:.0f} regions, mostly {shown}; {duration(context.per_step(where.total))} of it not "
-        "overlapped. The trace does not show how much memory is free to keep activations",
+        f"{duration(context.per_step(during.total))} per step ({share:.1%}) goes to recompute in "
+        f"{regions:.0f} regions, mostly {shown}; {duration(context.per_step(where.total))} is not "
+        "overlapped. The trace does not show whether there is memory to keep the activations instead",
         "low",
     )
 

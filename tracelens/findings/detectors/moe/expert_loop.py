@@ -33,7 +33,7 @@ class _Spans(NamedTuple):
     title="Expert loop",
 )
 def expert_loop(context: RankContext) -> Outcome:
-    """At least 4 expert GEMMs with weights of one size in one pass through an MoE layer."""
+    """At least 4 expert GEMMs with weights of one size run one by one in a pass through an MoE layer."""
     layers = context.trace.once(regions)
     if not layers.passes:
         return "no MoE layer"
@@ -66,7 +66,7 @@ def expert_loop(context: RankContext) -> Outcome:
             Quantity("time of the loops per step", context.per_step(float(loop_ns.sum())), "ns"),
             Quantity("gaps between their kernels per step", context.per_step(float(gaps.sum())), "ns"),
             Quantity("rate on the summed rows, forward", rate, "flops/s"),
-            Quantity("largest expert against the mean", float(uneven), "ratio"),
+            Quantity("largest expert / mean", float(uneven), "ratio"),
         ),
         context.per_step(float(saving.sum())),
         union(spans.start, spans.end),
@@ -74,7 +74,7 @@ def expert_loop(context: RankContext) -> Outcome:
         f"{rate / 1e12:,.0f} TFLOP/s in forward (large GEMMs: {peak_rate / 1e12:,.0f}); the loops take "
         f"{milliseconds(context.per_step(wall), 1)}/step forward and "
         f"{milliseconds(context.per_step(float(loop_ns[~forward].sum())), 1)}/step backward, "
-        f"{gaps.sum() / max(loop_ns.sum(), 1):.0%} of it gaps; grouped GEMMs need about "
+        f"{gaps.sum() / max(loop_ns.sum(), 1):.0%} of that in gaps; grouped GEMMs need about "
         f"{milliseconds(context.per_step(float(grouped_ns.sum())), 1)}/step",
         "medium",
     )

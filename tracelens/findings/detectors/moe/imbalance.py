@@ -53,7 +53,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
             continue
         detections[waiting_rank] = Detection(
             (
-                Quantity("largest rank against the mean, worst layer", float(ratio[worst]), "ratio"),
+                Quantity("busiest rank / mean, worst layer", float(ratio[worst]), "ratio"),
                 Quantity("waiting for slower experts per step", lost, "ns"),
             ),
             lost,

@@ -35,7 +35,7 @@ def permute_unfused(context: RankContext) -> Outcome:
         (
             Quantity("kernels per layer, forward", stage.kernels, "count"),
             Quantity("time per step", context.per_step(spent), "ns"),
-            Quantity("rate on the rows that have to move", speed, "bytes/s"),
+            Quantity("useful bandwidth", speed, "bytes/s"),
         ),
         context.per_step(max(spent - fused_ns, 0)),
         busy,
@@ -67,9 +67,9 @@ def router_unfused(context: RankContext) -> Outcome:
         ),
         context.per_step(max(where.total - fused_ns, 0)),
         where,
-        f"{stage.kernels:.0f} kernels per layer in forward beside the router GEMM, {small:.0%} under "
-        f"{_SMALL_NS // 1000} us, take {milliseconds(context.per_step(where.total))}/step including gaps; "
-        f"one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
+        f"{stage.kernels:.0f} kernels per layer in forward in addition to the router GEMM, {small:.0%} "
+        f"under {_SMALL_NS // 1000} us, take {milliseconds(context.per_step(where.total))}/step including "
+        f"gaps; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
         "medium",
     )
 

@@ -64,8 +64,8 @@ def measure(run: Run) -> Measured:
     if not lines:
         why = f" ({skips[0].subject}: {skips[0].reason})" if skips else ""
         raise TracelensError(
-            "no complete pipeline in the trace: give the ranks of all stages, with forward and backward of a "
-            f"step{why}"
+            "no complete pipeline in the trace: pass the ranks of all stages, with the forward and "
+            f"backward passes of a step{why}"
         )
     size = lines[0].size
     if different := [line for line in lines if line.size != size]:

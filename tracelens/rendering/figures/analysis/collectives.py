@@ -31,7 +31,7 @@ def _waiting(per_rank: Table) -> Figure:
     parts = {"communication": drawn.array("comm_ns"), "waiting": drawn.array("sync_ns")}
     truncation = f" ({_RANKS} ranks that wait least)" if len(per_rank) > _RANKS else ""
     return stacked_bars(
-        f"Communication kernels: moving data, and waiting for the last rank{truncation}",
+        f"Communication kernels: transferring data, and waiting for the last rank{truncation}",
         [f"rank {rank}" for rank in drawn.values("rank")],
         parts,
         {name: ns / kernel for name, ns in parts.items()},

@@ -35,7 +35,7 @@ def _queue(queue: Table) -> list[Figure]:
         }
         for rank in shown
     ]
-    title = "Work launched and not yet finished: at zero the GPU waits for the host"
+    title = "Launch queue depth: at zero the GPU waits for the host"
     if len(all_ranks) > len(shown):
         title += f" (first {len(shown)} of {len(all_ranks)} ranks)"
     return [

@@ -67,7 +67,7 @@ def _tokens(loads: Table) -> list[Figure]:
         for name, shown in (("rank", shown_ranks), ("layer", shown_layers))
         if len(shown) < len(numbers[name])
     ]
-    title = "Tokens in the experts of each rank and layer, against the mean of the ranks"
+    title = "Tokens per MoE layer and rank, relative to the mean of the ranks"
     if truncated:
         title += f" (the most uneven {', '.join(truncated)})"
     return [
@@ -113,7 +113,7 @@ def _stages(stage_times: Table) -> list[Figure]:
     phases = np.stack([stage_times.pivot("stage", "rank", name, shown).values for name in _PHASES], axis=-1)
     truncation = f" (the first {_RANKS} of {len(all_ranks)} ranks)" if len(all_ranks) > _RANKS else ""
     drawn = stacked_bars(
-        f"Time in the MoE layers by stage, of a step{truncation}",
+        f"Time in MoE layers per step, by stage{truncation}",
         [f"rank {rank}" for rank in shown],
         dict(zip(stages, phases.sum(axis=-1), strict=True)),
         fractions.by_row(),

@@ -36,7 +36,7 @@ def _hidden(overlaps: Table) -> list[Figure]:
     names = _names(drawn.texts("collective"), drawn.texts("group"))
     if len(shown) > 1:
         names = [f"rank {number} {name}" for number, name in zip(drawn.values("rank"), names, strict=True)]
-    title = "Communication hidden under computation and exposed, by collective and process group"
+    title = "Hidden and exposed communication, by collective and process group"
     if len(drawn) < len(overlaps):
         title += f" ({len(drawn)} of {len(overlaps)} rows: of each rank the largest)"
     parts = {"hidden": drawn.array("hidden_ns"), "exposed_comm": drawn.array("exposed_ns")}
@@ -66,7 +66,7 @@ def _slower(slowdowns: Table) -> list[Figure]:
     texts = [f"{names[row]} {shapes[row]}".strip() for row in top]
     parts = {"alone": alone[top], "extra": extra[top]}
     total_ns = parts["alone"] + parts["extra"]
-    title = "Calls beside communication: what they take without it, and the extra time"
+    title = "Calls overlapped by communication: their time alone, and the slowdown"
     drawn = stacked_bars(
         f"{title} (top {len(top)}){over_ranks(slowdowns)}",
         texts,

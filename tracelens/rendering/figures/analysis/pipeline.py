@@ -38,7 +38,7 @@ def pipeline(result: Result) -> list[Figure]:
         waits = _of_step(waits, label, shown)
         longest = np.argsort(-waits.array("dur_ns"), kind="stable")[: max(POINTS - len(drawn), 0)]
         traces += bars(waits.take(np.sort(longest)), "part", _WAITS, shown, begin)
-    title = "Forward and backward of each micro-batch, and what the bubble between them is"
+    title = "Forward and backward of each micro-batch, and the causes of the bubble"
     if len(set(step.codes.tolist())) > 1:
         title += f": {plain(label, 40)}"
     if len(shown) < len(order):

@@ -60,7 +60,9 @@ def _under_roofs(result: Result, ops: Table) -> list[Figure]:
     counted = result.meta.get("coverage")
     whole = "of the GPU time" if isinstance(counted, float) else "of the counted time"
     share *= counted if isinstance(counted, float) else 1
-    title = f"Each op and shape under the roofs: {share:.{0 if share >= 0.1 else 1}%} {whole}; area is time"
+    title = (
+        f"Ops and shapes under the roofline: {share:.{0 if share >= 0.1 else 1}%} {whole}; area shows time"
+    )
     lines = _roofs(result, shown, ends)
     return [
         chart(

@@ -70,7 +70,7 @@ def _names(steps: Table) -> list[str]:
 def _marks(steps: Table, shown: list[int], first: int, name: str) -> dict[str, Any]:
     columns = (steps.values(column) for column in ("index", "kind", "tokens"))
     hover = [
-        [index, safe(kind, 30), f"{count:,} tokens" if count >= 0 else "tokens not told"]
+        [index, safe(kind, 30), f"{count:,} tokens" if count >= 0 else "tokens unknown"]
         for index, kind, count in zip(*columns, strict=True)
     ]
     return horizontal_bars(

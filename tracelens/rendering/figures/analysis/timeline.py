@@ -43,7 +43,7 @@ def _stack(metrics: Table) -> list[Figure]:
     shown = ranks(metrics)[:_MOST_ROWS]
     times = metrics.pivot("metric", "rank", "dur_ns", shown).by_row()
     parts = [part for part in _PARTS if part in times and times[part].any()]
-    title = "What each rank's time is made of: computation, what it does not hide, and idle"
+    title = "Time of each rank: computation, exposed communication and copies, idle"
     return [rank_bars(title, metrics, "metric", shown, parts)] if parts else []
 
 
@@ -78,7 +78,7 @@ def _strip(strip: Table) -> list[Figure]:
         for index, kind in enumerate(KINDS)
         if (of_kind := pieces.kind == index).any()
     ]
-    title = "What each GPU stream did over time; a lane is filled as far as the stream is busy"
+    title = "GPU streams over time; lane fill shows the busy share"
     if len(streams) > len(shown):
         title += f" (the busiest {len(shown)} of {len(streams)} streams)"
     return [

@@ -46,7 +46,7 @@ def bubble(result: Result) -> list[Figure]:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": "measured by others",
+                "name": "published measurement",
                 "marker": {"color": ORANGE, "size": 11, "symbol": "diamond"},
                 "x": published.array("vpp").tolist(),
                 "y": rounded(published.array("measured_fraction"), 6),
@@ -55,7 +55,7 @@ def bubble(result: Result) -> list[Figure]:
             }
         )
     numbers = {key: result.meta.get(key) for key in ("pp", "microbatches")}
-    title = "Bubble of a pipeline by chunks on each stage"
+    title = "Pipeline bubble by chunks per stage"
     if all(isinstance(value, int) for value in numbers.values()):
         title += f": {numbers['pp']} stages, {numbers['microbatches']} micro-batches"
     top = max(float(np.max(series.array(column))) for column in _CONVENTIONS)
@@ -65,7 +65,7 @@ def bubble(result: Result) -> list[Figure]:
             title,
             380,
             showlegend=True,
-            xaxis=axis("chunks on each stage (VPP)", dtick=max(1, len(vpp) // 12)),
+            xaxis=axis("chunks per stage (VPP)", dtick=max(1, len(vpp) // 12)),
             yaxis=axis("idle", rangemode="tozero", tickformat=".0%", range=[0, top * 1.12]),
         )
     ]

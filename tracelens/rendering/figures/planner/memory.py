@@ -56,7 +56,7 @@ def memory(result: Result) -> list[Figure]:
         first = {name: ranks[layouts.index(name)] for name in names}
         bars = [(name, first[name]) for name in names[:_BARS]]
         labels = [safe(name, 60).replace(" ", "<br>") for name in names[:_BARS]]
-        title = "Memory of the GPU with most, by layout"
+        title = "Memory of the fullest GPU, by layout"
     else:
         bars = [(names[0], rank) for rank in sorted(set(ranks))[:_BARS]]
         labels = [str(rank) for _, rank in bars]

@@ -44,7 +44,7 @@ def _compared(summary: Table) -> Figure:
     share = summary.array("bubble_fraction")
     idle = np.rint(makespan_ns * share)
     return stacked_bars(
-        "Makespan of each schedule: passes, and what stages are idle on average",
+        "Makespan of each schedule: passes, and mean idle time of the stages",
         summary.texts("schedule"),
         {"passes": makespan_ns - idle, "idle": idle},
         {"passes": 1 - share, "idle": share},
@@ -97,7 +97,7 @@ def _held(held: Table, name: str) -> Figure:
                 "hovertemplate": "%{y:,} from %{x:,.3f} ms",
             }
         )
-    quantity = "activations (GiB)" if sized else "chunks of micro-batches"
+    quantity = "activations (GiB)" if sized else "micro-batch chunks"
     return chart(
         traces,
         f"{safe(name, 40)}: in flight on each stage",

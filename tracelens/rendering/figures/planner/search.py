@@ -32,7 +32,7 @@ def _drawn(device: str, per_part: Table) -> Figure:
     names = [
         f"{position}: {layout}" if position > 0 else f"does not fit: {layout}" for position, layout in keys
     ]
-    title = f"Least time of a step on {plain(device, 40)} by layout"
+    title = f"Lower bound of the step time on {plain(device, 40)}, by layout"
     return stacked_bars(
         title if fits else f"{title}; none fits",
         names,

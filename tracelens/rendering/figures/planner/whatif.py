@@ -76,7 +76,7 @@ def _steps(steps: Table) -> Figure:
     longest = float(furthest.max()) / 1e6
     return chart(
         [measured, now, labels],
-        "Projected step of each scenario, gain in throughput; whiskers: shortest and longest recorded "
+        "Projected step and throughput gain of each scenario; whiskers: shortest and longest recorded "
         "step, replayed",
         120 + 34 * len(names),
         barmode="overlay",
@@ -96,4 +96,4 @@ def _paths(paths: Table) -> Figure:
     parts = dict(zip(names if len(names) == len(ns) else [*names[:_PARTS], REST], ns, strict=True))
     total_ns = np.maximum(ns.sum(axis=0), 1)
     shares = {name: part_ns / total_ns for name, part_ns in parts.items()}
-    return stacked_bars("Critical path of each step: what it waits for", scenarios, parts, shares)
+    return stacked_bars("Critical path of each step", scenarios, parts, shares)

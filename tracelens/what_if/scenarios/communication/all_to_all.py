@@ -12,7 +12,7 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, s
 
 @scenario("all_to_all_bandwidth", argument="=GB/s (or 2x)", usual=("2x",))
 def all_to_all_bandwidth(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """All-to-alls run at the given bus bandwidth, or at a multiple of the measured one."""
+    """All-to-alls run at the specified bus bandwidth, or at a multiple of the measured one."""
     rate = number(argument.removesuffix("x"), f"all_to_all_bandwidth={argument}")
     meetings, all_to_alls = _all_to_alls(context)
     if argument.endswith("x"):

@@ -57,8 +57,8 @@ def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return (
         f"{int(late.sum()):,} stretches between two collectives take as long as the median of the other "
         f"ranks, {duration(excess_ns.sum())} less over all ranks, {duration(excess_ns[worst])} on rank "
-        f"{ranks[worst]}: kernels, host time and delays in them shrink alike, random ones as well; what a "
-        "rank has to do more than others is not given to them (see balanced)"
+        f"{ranks[worst]}: kernels, host time and delays in them shrink alike, random ones as well; extra "
+        "work of a rank disappears instead of moving to the others (see balanced)"
     )
 
 

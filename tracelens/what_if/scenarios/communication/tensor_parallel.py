@@ -18,7 +18,7 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
 
 @scenario("hierarchical_all_reduce")
 def hierarchical_all_reduce(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Collectives across hosts run by levels: within each host, then across hosts."""
+    """Collectives across hosts are hierarchical: first within each host, then across hosts."""
     meetings, collectives = context.meetings()
     spans = spans_of(context.recorded.collectives.aligned.ranks, collectives)
     if isinstance(spans, str):
@@ -94,6 +94,6 @@ def gemm_collective_overlap(context: ScenarioContext, edit: Edit, argument: str)
     edit.set_dur(rows, edit.dur[rows] * (1 - hidden_ns / np.maximum(own_ns, 1)))
     return (
         f"{len(rows):,} transfers hide {duration(hidden_ns.sum())} behind their GEMMs: of each pair the "
-        "longer one remains, at least the speed of light where the device is known; both run at full speed "
-        "meanwhile, and waiting for late ranks stays"
+        "longer one remains, at least the speed of light where the device is known; both run at full "
+        "speed, and waiting for late ranks stays"
     )

@@ -48,7 +48,7 @@ def exchange(trace: Trace, device: Device | None) -> Exchange:
 
 @scenario("dispatch", argument="=dedup or deepep", usual=("dedup", "deepep"), reads=(exchange,))
 def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Each token travels once to a rank, not once per expert; deepep: nor does the host wait for it."""
+    """Each token is sent once per rank, not once per expert; deepep: the host does not wait for it either."""
     if argument not in ("dedup", "deepep"):
         raise TracelensError(f"scenario dispatch={argument}: write dispatch=dedup or dispatch=deepep")
     graph, by_rank = context.gpu_graph(), context.read(exchange)
@@ -65,19 +65,19 @@ def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     free = f"; {count:,} calls in the {STAGES[DISPATCH]} return at once" if argument == "deepep" else ""
     return (
         f"{len(meetings):,} dispatches and combines take {share:.0%} of their time, latency included: the "
-        f"mean number of ranks that hold a token's experts, chosen at random, by top-k{free}; the copies for "
-        "each expert are made where they arrive, at the same cost"
+        f"mean number of ranks that hold a token's experts, chosen at random, by top-k{free}; the copies "
+        "for each expert are made on arrival, at the same cost"
     )
 
 
 @scenario("overlap_1f1b", reads=(exchange,))
 def overlap_1f1b(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Tokens of one micro-batch travel under the computation of another (1F1B overlap)."""
+    """All-to-alls of one micro-batch overlap the computation of another (1F1B overlap)."""
     graph, by_rank = context.gpu_graph(), context.read(exchange)
     is_exchange = _exchanges(context)
     microbatches = min(part.microbatches for part in by_rank)
     if microbatches < 2:
-        raise NotApplicable("one micro-batch per step: there is no other one to overlap with")
+        raise NotApplicable("one micro-batch per step: there is no other to overlap with")
     step = context.recorded.windows[0].step_of
     computes = np.zeros(len(graph), dtype=bool)
     for rank, part in enumerate(by_rank):
@@ -95,9 +95,9 @@ def overlap_1f1b(context: ScenarioContext, edit: Edit, argument: str) -> str:
         edit.set_dur(meetings, edit.dur[meetings] * (1 - overlap_ns / max(step_ns, 1)))
         transfer_ns, hidden_ns = transfer_ns + step_ns, hidden_ns + overlap_ns
     return (
-        f"{duration(hidden_ns)} of {duration(transfer_ns)} of dispatch and combine hide behind computation: "
-        f"all but those of one of {microbatches} micro-batches, as far as there is computation; it is not "
-        "slowed down, its launches and the waiting for late ranks stay"
+        f"{duration(hidden_ns)} of {duration(transfer_ns)} of dispatch and combine hide behind "
+        f"computation: all but those of one of {microbatches} micro-batches, as far as there is "
+        "computation; the computation is not slowed down; its launches and waiting for late ranks stay"
     )
 
 

@@ -15,7 +15,7 @@ from tracelens.what_if.scenarios.changes import fuse
 
 @scenario("fused_loss", reads=(loss_chains,))
 def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The cross-entropy loss over the vocabulary is one kernel forward and one backward."""
+    """The cross-entropy loss over the vocabulary runs as one kernel forward and one backward."""
     return _fused(
         context,
         edit,
@@ -27,7 +27,7 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("fused_router", reads=(router_chains,))
 def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Routers of MoE layers are one kernel beside their GEMM."""
+    """Routers of MoE layers run as one kernel in addition to their GEMM."""
     return _fused(
         context,
         edit,
@@ -39,13 +39,13 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("fused_permute", reads=(permutation_chains,))
 def fused_permute(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Permutations of tokens are one kernel each."""
+    """Permutations of tokens run as one kernel each."""
     return _fused(
         context,
         edit,
         permutation_chains,
         "no MoE layer whose permutation runs kernel by kernel",
-        "memory bandwidth (tokens read once and written once an expert, and back)",
+        "memory bandwidth (tokens read once and written once per expert, and back)",
     )
 
 
@@ -63,6 +63,6 @@ def _fused(
     count, launches, before_ns, after_ns = fuse(graph, edit, by_rank)
     return (
         f"{count:,} chains of kernels become one kernel each, at {limit}: {duration(after_ns)} instead of "
-        f"{duration(before_ns)} over the recording; {launches:,} launches and the host time before them go; "
-        "calls that wait in between stay"
+        f"{duration(before_ns)} over the recording; {launches:,} launches and the host time before them "
+        "disappear; blocking calls in between stay"
     )

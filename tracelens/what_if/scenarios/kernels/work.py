@@ -20,7 +20,7 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, s
 
 @scenario("scale", argument=":PATTERN=FACTOR", usual=())
 def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Work whose kernel, op, collective or class matches PATTERN takes FACTOR times as long."""
+    """GPU work whose kernel, op, collective or class matches PATTERN takes FACTOR times as long."""
     text, equals, factor_text = argument.rpartition("=")
     if not equals or not text:
         raise TracelensError(f"scenario scale:{argument}: write scale:PATTERN=FACTOR, as in scale:gemm=0.5")

@@ -57,7 +57,7 @@ def host_idle(trace: Trace, device: Device | None) -> HostIdle:
     "no_idle", argument="=CAUSE", usual=("silent_host", "cpu_ops", "collective_call"), reads=(host_idle,)
 )
 def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The GPU is never idle for one CAUSE: silent_host, cpu_ops, collective_call, data_loading."""
+    """The GPU is never idle because of CAUSE: silent_host, cpu_ops, collective_call, data_loading."""
     causes = {name.replace(" ", "_").lower(): name for name in AVOIDABLE}
     if argument.lower() not in causes:
         raise TracelensError(f"scenario no_idle={argument}: no such cause (known: {', '.join(causes)})")
@@ -87,12 +87,12 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         saved[edges] = pieces.covered(thread[graph.dst[edges]], end_ns - graph.lag[edges], end_ns)
     if not saved.any():
-        raise NotApplicable(f"the GPU is never idle between two host calls for: {cause}")
+        raise NotApplicable(f"the GPU is never idle between two host calls because of: {cause}")
     # As a share, so that the order of several scenarios that change a lag does not matter.
     edit.lag = np.rint(edit.lag * (1 - saved / np.maximum(graph.lag, 1))).astype(np.int64)
     return (
-        f"the host does this at another time: {duration(int(saved.sum()))} of {int((saved > 0).sum()):,} "
-        "pauses in which the GPU was idle are gone, over all ranks; what it did while the GPU had work stays"
+        f"the host does this at another time: {duration(int(saved.sum()))} in {int((saved > 0).sum()):,} "
+        "pauses with an idle GPU disappear, over all ranks; host time during GPU work stays"
     )
 
 

@@ -49,7 +49,7 @@ def launch_calls(trace: Trace, device: Device | None) -> LaunchCalls:
 
 @scenario("launch_cost", argument="=FACTOR", reads=(launch_calls,))
 def launch_cost(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Launch calls take FACTOR times as long, else no longer than usual on the quickest rank."""
+    """Launch calls take FACTOR times as long; without FACTOR, as usual on the fastest rank at most."""
     graph, by_rank = context.gpu_graph(), context.read(launch_calls)
     factor = number(argument, f"launch_cost={argument}") if argument else 0.0
     usual = {} if factor else _quickest(by_rank)
@@ -74,7 +74,7 @@ def launch_cost(context: ScenarioContext, edit: Edit, argument: str) -> str:
     what = (
         f"take {factor:g}x as long"
         if factor
-        else "take no longer than their name's median on the quickest rank"
+        else "take no longer than their name's median on the fastest rank"
     )
     return (
         f"launch calls {what}: {duration(abs(saved.sum()))} of host time over all ranks; from a call to the "
@@ -104,7 +104,7 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
         launches[points] = np.isin(graph.event[points], eager)
     captured = launches & ~_openings(graph, edit, launches)
     if not captured.any():
-        raise NotApplicable("no two launches in a row that a graph could hold")
+        raise NotApplicable("no two consecutive launches that a graph could hold")
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & captured[graph.dst]
     cut(edit.lag, host_time)
     edit.delay[captured] = 0
@@ -115,9 +115,10 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     edit.lag[behind] = np.minimum(edit.lag[behind], GRAPH_GAP_NS)
     pieces = int(launches.sum() - captured.sum())
     return (
-        f"{int(captured.sum()):,} of {int(launches.sum()):,} launches go with the host time before them; "
-        f"{pieces:,} remain: the first of each step and behind each call that waits for the GPU; queued "
-        f"kernels follow each other within {GRAPH_GAP_NS / 1000:g} us; shapes must not change between steps"
+        f"{int(captured.sum()):,} of {int(launches.sum()):,} launches disappear with the host time before "
+        f"them; {pieces:,} remain: one at the start of each step and one after each call that waits for "
+        f"the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} us; shapes must not "
+        "change between steps"
     )
 
 

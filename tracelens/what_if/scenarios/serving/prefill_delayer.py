@@ -27,7 +27,7 @@ class StepOutcome(NamedTuple):
 
 @scenario("prefill_delayer", reads=(serving_rank,))
 def prefill_delayer(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Serving ranks hold prompts back until others prefill too: no rank decodes beside a prefill."""
+    """Serving ranks hold prompts back until others prefill too: no rank decodes while another prefills."""
     graph, serving = context.graph, serving_steps(context)
     mismatched = sum(step.mismatch for step in serving.steps)
     if not mismatched:
@@ -35,7 +35,7 @@ def prefill_delayer(context: ScenarioContext, edit: Edit, argument: str) -> str:
     outcomes = delayed(serving.steps)
     decodes = np.array([outcome.decodes for outcome in outcomes], dtype=bool)
     if not decodes.any():
-        raise NotApplicable("no prefill beside decoding is followed by a prefill of another rank")
+        raise NotApplicable("no step with both prefill and decoding is followed by a prefill of another rank")
     decode_ns, source = _decode_ns(context, serving)
     dur_ns = np.array([step.dur_ns for step in serving.steps], dtype=np.int64)
     shrink = np.where(decodes, np.minimum(decode_ns / np.maximum(dur_ns, 1), 1.0), 1.0)
@@ -52,10 +52,11 @@ def prefill_delayer(context: ScenarioContext, edit: Edit, argument: str) -> str:
     busy = np.flatnonzero((longer > 1) & np.isin(graph.kind, (Node.WORK, Node.MEET)))
     edit.set_dur(busy, edit.dur[busy] * longer[busy])
     return (
-        f"{decodes.sum()} of {mismatched} steps with prefill beside decoding "
-        f"({dur_ns[decodes].sum() / 1e6:,.1f} ms) become pure decode steps, {source}; their prompts join the "
-        "next step in which another rank prefills, whose GPU work and transfers grow with the tokens of the "
-        "rank with most, without a token limit; requests arrive as recorded; prompts without a partner stay"
+        f"{decodes.sum()} of {mismatched} steps with both prefill and decoding "
+        f"({dur_ns[decodes].sum() / 1e6:,.1f} ms) become pure decode steps, {source}; their prompts join "
+        "the next step in which another rank prefills; its GPU work and transfers grow with the tokens of "
+        "the rank with the most, without a token limit; requests arrive as recorded; prompts without a "
+        "partner stay"
     )
 
 

@@ -50,7 +50,7 @@ def serving_steps(context: ScenarioContext) -> ServingSteps:
         raise NotApplicable("no step labels of a serving engine in the trace")
     steps = global_steps(labelled)
     if not steps:
-        raise NotApplicable("no step that several serving ranks ran together; give the traces of all ranks")
+        raise NotApplicable("no step that several serving ranks ran together; pass the traces of all ranks")
     return ServingSteps(steps, _step_of_node(context, steps))
 
 

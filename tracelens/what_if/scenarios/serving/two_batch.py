@@ -47,6 +47,6 @@ def two_batch_overlap(context: ScenarioContext, edit: Edit, argument: str) -> st
     return (
         f"in {len(prefills)} prefill steps {hidden_ns / 1e6:,.2f} of {transfer_ns / 1e6:,.2f} ms of "
         f"transfers hide behind the other half's computation ({bound}); waiting for late ranks does not; "
-        "each half is launched separately (2x host time), and each kernel takes the shortest kernel's time "
-        "longer"
+        "each half is launched separately (2x host time), and each kernel takes longer by the shortest "
+        "kernel's time"
     )

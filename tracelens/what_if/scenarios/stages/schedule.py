@@ -79,9 +79,10 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
     edit.lag[sent] -= early[graph.src[sent]]
     now = ", ".join(map(str, sorted(set(known.values()))))
     return (
-        f"{len(sent):,} messages leave a stage when the first of {chunks} chunks in place of {now} is done, "
-        f"{duration(int(early[graph.src[sent]].sum()))} earlier in all; the work of a stage stays, further "
-        "messages and their launches cost nothing, layers and micro-batches divide by stages x chunks"
+        f"{len(sent):,} messages leave a stage when the first of {chunks} chunks instead of {now} is "
+        f"done, {duration(int(early[graph.src[sent]].sum()))} earlier in total; the work of a stage "
+        "stays, further messages and their launches cost nothing, layers and micro-batches divide by "
+        "stages x chunks"
     )
 
 
@@ -106,9 +107,9 @@ def balanced_stages(context: ScenarioContext, edit: Edit, argument: str) -> str:
         raise NotApplicable("all stages have equal work")
     scale_pace(graph, edit, factor)
     return (
-        f"the slowest stage's forwards and backwards take {most:.2f}x the mean of its pipeline, then the "
-        "mean, with the host time of its launches; the other stages do the rest while they wait today; "
-        "layers divide at will, messages keep their sizes"
+        f"the slowest stage's forward and backward passes take {most:.2f}x the mean of its pipeline, then "
+        "the mean, with the host time of its launches; the other stages take over the rest while they "
+        "would wait; layers divide freely, messages keep their sizes"
     )
 
 

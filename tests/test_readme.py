@@ -53,7 +53,9 @@ def test_the_detector_of_the_readme_is_one_file(tmp_path: Path) -> None:
         command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
     )
     signals = json.loads(done.stdout)["tables"]["measurements"]
-    assert [row["value"] for row in signals if row["detector"] == "memsets" and row["measure"] == "memsets"] > [0]
+    assert [
+        row["value"] for row in signals if row["detector"] == "memsets" and row["measure"] == "memsets"
+    ] > [0]
 
 
 def test_the_entry_point_of_the_readme() -> None:

@@ -12,6 +12,12 @@ TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz
 SIDECAR = "run.json"
 """What the recorder writes beside the traces of a run."""
 
+LADDER = "ladder.json"
+"""The index of a ladder of runs, beside their folders."""
+
+SIDE_FILES = (SIDECAR, LADDER, "replay.json")
+"""What tracelens itself writes into directories."""
+
 PACE_FILE = re.compile(r"rank\d+\.pace\.json")
 """What it writes for the other ranks, of which run.json says nothing."""
 
@@ -29,4 +35,4 @@ def traces_among(files: Iterable[str]) -> list[str]:
     """The files of a directory that are read as traces."""
     named = [file for file in files if named_like_a_trace(file)]
     # A trace may be called so, but not among others.
-    return [file for file in named if len(named) == 1 or os.path.basename(file) != SIDECAR]
+    return [file for file in named if len(named) == 1 or os.path.basename(file) not in SIDE_FILES]

@@ -19,7 +19,7 @@ from zlib import crc32
 from tracelens.errors import TracelensError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP = "tracelens.plugins"
 VARIABLE = "TRACELENS_PLUGINS"
@@ -50,20 +50,29 @@ def load_plugins() -> None:
     load_files(os.environ.get(VARIABLE, ""))
 
 
+def any_plugins() -> bool:
+    """Whether there is any plugin, without importing it."""
+    return bool(os.environ.get(VARIABLE) or _installed())
+
+
 @cache
 def load_installed() -> None:
     """Import what installed distributions name in the group `tracelens.plugins`."""
-    from importlib.metadata import entry_points  # 20 ms, which `import tracelens` does without
-
-    try:
-        points = entry_points(group=GROUP)
-    except _IMPORT_ERRORS as error:  # metadata of any distribution may be broken
-        problem = f"{type(error).__name__}: {error}"
-        raise TracelensError(f"entry points of installed distributions cannot be read: {problem}") from error
+    points = _installed()
     if points:
         _complete_startup()
     for point in sorted(points, key=_origin):
         _import_entry_point(point)
+
+
+def _installed() -> EntryPoints:
+    from importlib.metadata import entry_points  # 20 ms, which `import tracelens` does without
+
+    try:
+        return entry_points(group=GROUP)
+    except _IMPORT_ERRORS as error:  # metadata of any distribution may be broken
+        problem = f"{type(error).__name__}: {error}"
+        raise TracelensError(f"entry points of installed distributions cannot be read: {problem}") from error
 
 
 def _origin(point: EntryPoint) -> str:
@@ -90,7 +99,7 @@ def load_files(paths: str) -> None:
     for entry in filter(None, paths.split(os.pathsep)):
         root = Path(entry)
         if not root.exists():
-            raise TracelensError(f"{VARIABLE}: {entry} does not exist")
+            raise TracelensError(f"{VARIABLE}: {entry} does not exist; correct the variable, or unset it")
         _complete_startup()
         for file in sorted(root.glob("*.py")) if root.is_dir() else [root]:
             _import_file(file)
@@ -101,7 +110,7 @@ def _import_file(file: Path) -> None:
     name = f"tracelens_plugin_{file.stem}_{crc32(str(file.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise TracelensError(f"plugin {file} is not a Python file")
+        raise TracelensError(f"plugin {file} is not a Python file; name a .py file or a directory of them")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

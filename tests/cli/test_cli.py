@@ -116,7 +116,7 @@ def test_list_names_what_is_registered(run, kind: str, name: str) -> None:
     [
         (["report", "nowhere.json"], "tracelens: nowhere.json: no such file or directory"),
         (["report", "EMPTY"], "the file is empty"),
-        (["report", "DIRECTORY"], "no trace in this directory"),
+        (["report", "DIRECTORY"], "directory: holds no trace; looked for .json, "),
         (["report", "TEXT"], "not a JSON trace"),
         (["report", "SAMPLE", "-o", "x.docx"], "no format is written as '.docx'"),
         (["report", "SAMPLE", "-o", "EMPTY/r.html"], "cannot write"),

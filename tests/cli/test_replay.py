@@ -371,7 +371,7 @@ def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:
 def test_help_teaches_by_example(run, arguments: list[str]) -> None:
     outcome = run(*arguments)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "example" in outcome.out
+    assert "Examples:" in outcome.out
     assert outcome.out.count("tracelens replay verify") > 1 or arguments[:1] == ["verify"]
     assert "--json" in outcome.out
 

@@ -21,8 +21,8 @@ def test_every_setting_is_an_option_with_its_help(capsys: pytest.CaptureFixture[
     assert run(["workload", "serve", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for name, text in HELP.items():
-        assert f"--{name.replace('_', '-')} VALUE" in shown
-        assert text.split(":")[0] in shown
+        assert f"--{name.replace('_', '-')} " in shown
+        assert text.split(":")[0].lower() in shown.lower()
 
 
 @pytest.mark.parametrize(

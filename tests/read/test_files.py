@@ -120,12 +120,38 @@ SUFFIXES = ".json, .json.gz, .json.zst, .zip, .trace, .trace.gz"
 
 def test_nothing_found_is_told_by_name(folder: Path) -> None:
     touch(folder, "t/notes.txt", "up/node0/r.json", "bare/x/notes.txt")
-    assert refusal("t") == f"t: no trace in this directory (looked for {SUFFIXES})"
-    assert refusal("up") == (
-        f"up: no trace in this directory (looked for {SUFFIXES}); for its folders, pass 'up/*'"
-    )
+    assert refusal("t") == f"t: holds no trace, only files of other kinds (1 .txt); looked for {SUFFIXES}"
+    assert refusal("up") == "up: holds no trace itself; pass up/node0"
+    assert refusal("bare") == f"bare: holds no trace; looked for {SUFFIXES}; for its folders, pass 'bare/*'"
     assert refusal("t/rank*.json") == "t/rank*.json: no file matches this pattern"
     assert refusal("bare/*") == f"bare/*: matches folders without a trace (looked for {SUFFIXES})"
+
+
+def test_a_directory_of_runs_is_offered_as_a_list(folder: Path) -> None:
+    touch(folder, "two/loop/rank0.json", "two/loop/run.json", "two/grouped/rank0.json", "two/MANIFEST.toml")
+    assert refusal("two") == (
+        "two: holds 2 runs: grouped, loop; name one, or compare two: tracelens diff two/grouped two/loop"
+    )
+    touch(folder, *(f"many/{job}/{run}/rank0.json" for job in "ab" for run in range(4)), "many/.git/x.json")
+    assert refusal("many").startswith("many: holds 8 runs: a/0, a/1, a/2, a/3, b/0, ... (8); name one, or ")
+    touch(folder, "deep/1/2/3/4/rank0.json")
+    assert refusal("deep").startswith("deep: holds no trace; looked for")
+
+
+def test_hosts_of_one_job_are_joined_by_a_pattern(folder: Path) -> None:
+    touch(folder, *(f"job/host{rank // 2}/rank{rank}.json" for rank in range(4)))
+    assert refusal("job").endswith("; if they are one job, pass 'job/*'")
+    assert trace_files(["job/*"]) == [f"job/host{rank // 2}/rank{rank}.json" for rank in range(4)]
+
+
+def test_a_ladder_is_not_blamed_for_its_index(folder: Path) -> None:
+    touch(folder, "ep4/ladder.json", "ep4/00_baseline/rank0.json", "ep4/01_fused/rank0.json")
+    assert refusal("ep4") == (
+        "ep4: holds 2 runs: 00_baseline, 01_fused; name one, or report on the ladder: "
+        "tracelens workload ladder --from ep4"
+    )
+    touch(folder, "t/ladder.json", "t/replay.json", "t/rank0.json")
+    assert trace_files(["t"]) == ["t/rank0.json"]
 
 
 def test_a_closed_directory_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +253,7 @@ def test_remote_directories_and_patterns(memory: Any) -> None:
     assert trace_files(["memory://t/*"]) == ["memory://t/more/rank0.json", *there]
     assert trace_files(["memory://t/notes.txt"]) == ["memory://t/notes.txt"]
     assert refusal("memory://") == (
-        f"memory://: no trace in this directory (looked for {SUFFIXES}); for its folders, pass 'memory://*'"
+        f"memory://: holds no trace; looked for {SUFFIXES}; for its folders, pass 'memory://*'"
     )
     assert trace_files(["memory://*"]) == there
     assert refusal("memory://t/x*.json") == "memory://t/x*.json: no file matches this pattern"

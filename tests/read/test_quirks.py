@@ -443,7 +443,9 @@ def test_12_ranks_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "rank_1.json").write_text(f"[{OP}]")
     assert tracelens.load(tmp_path).ranks == [1, 2]
     (tmp_path / "rank02.json").write_text(f"[{OP}]")
-    with pytest.raises(ParseError, match=r"rank02\.json: is rank 2, and so is .*a\.json; pass one"):
+    with pytest.raises(
+        ParseError, match=r"rank02\.json: is rank 2 by its name, and so is .*a\.json; pass one"
+    ):
         tracelens.load(tmp_path)
 
 

@@ -122,19 +122,33 @@ def test_numbers_must_agree_with_what_the_traces_say() -> None:
 def test_two_of_one_rank_are_refused_by_name() -> None:
     with pytest.raises(ParseError) as caught:
         make_run([draw(KERNEL, rank=1, name="a.json"), draw(KERNEL, rank=1, name="b.json")])
-    assert str(caught.value) == "b.json: is rank 1, and so is a.json; pass one of them"
+    assert str(caught.value) == (
+        "b.json: is rank 1, and so is a.json; pass one of them, or compare two: tracelens diff a.json b.json"
+    )
 
 
 def test_all_of_one_rank_are_named_but_not_hundreds() -> None:
-    named = [meta(f"{name}.json", 1) for name in "abc"]
-    assert refusal(*named) == "c.json: is rank 1, and so are a.json and b.json; pass one of them"
-    named = [meta(f"{name}.json", 1) for name in "abcdefgh"]
-    assert refusal(*named) == "h.json: is rank 1, and so are a.json, b.json and 5 more; pass one of them"
+    compare = "pass one of them, or compare two: tracelens diff"
+    named = [meta(f"{name}/r.json", 1) for name in "abc"]
+    assert refusal(*named) == (
+        f"c/r.json: is rank 1, and so are a/r.json and b/r.json; {compare} a/r.json b/r.json"
+    )
+    named = [meta(f"{name}/r.json", 1) for name in "abcdefgh"]
+    assert refusal(*named).startswith("h/r.json: is rank 1, and so are a/r.json, b/r.json and 5 more; pass")
+
+
+def test_recordings_of_one_folder_are_offered_as_a_list() -> None:
+    named = [meta(f"t/{name}.json", 0) for name in "abcde"]
+    assert refusal(*named) == (
+        "t: holds 5 recordings of rank 0: a.json, b.json and 3 more; pass one of them, or compare two: "
+        "tracelens diff t/a.json t/b.json"
+    )
+    assert refusal(*(meta(f"{name}.json", 0) for name in "abc")).startswith(".: holds 3 recordings")
 
 
 def test_a_rank_by_name_is_told_so() -> None:
     text = refusal("x/rank1.json", "y/rank1.json")
-    assert text == "y/rank1.json: is rank 1, and so is x/rank1.json; pass one of them (1 is from its name)"
+    assert text.startswith("y/rank1.json: is rank 1 by its name, and so is x/rank1.json; pass one of them")
 
 
 def test_several_without_a_rank_are_refused() -> None:
@@ -184,7 +198,10 @@ def test_recordings_far_apart_are_no_job(apart_s: int, told: str) -> None:
     first, late = NOON, NOON + (1 + apart_s) * S
     with pytest.raises(ParseError) as caught:
         check_ranks(metas, [(late, late + S), (first, first + 30 * S), (first, first + S)])
-    assert str(caught.value) == f"late: begins {told} after early ends; pass the traces of one recording"
+    assert str(caught.value) == (
+        f"late: begins {told} after early ends; pass the traces of one recording, "
+        "or compare two: tracelens diff early late"
+    )
 
 
 BOOT = 5000 * S

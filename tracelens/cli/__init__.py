@@ -54,8 +54,8 @@ def run(arguments: Sequence[str]) -> int:
         code = guard("the command", _run, arguments)
     except KeyboardInterrupt:
         return _interrupted()
-    except SystemExit as end:  # typer's answer to a closed pipe: `tracelens ... | head`
-        return OK if isinstance(end.__context__, BrokenPipeError) else WRONG
+    except SystemExit as end:  # typer's end of shell completion, or of a closed pipe: `tracelens ... | head`
+        return OK if end.code == 0 or isinstance(end.__context__, BrokenPipeError) else WRONG
     except TracelensError as error:
         _say(f"tracelens: {error}")
         return WRONG

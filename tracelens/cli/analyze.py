@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tracelens.cli import completion
 from tracelens.cli.common import (
     Dask,
     Device,
@@ -26,10 +27,19 @@ from tracelens.cli.common import (
 from tracelens.read import TraceFiles
 from tracelens.session import Reporting
 
+ROWS = 40
+"""Of each table: more than a report shows, which has them all."""
+
 
 def analyze(
     name: Annotated[
-        str, typer.Argument(help="Analyzer, from `tracelens list analyzers`.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The analyzer (`tracelens list analyzers`).",
+            show_default=False,
+            autocompletion=completion.analyzers,
+        ),
     ],
     paths: Paths,
     json: Json = False,
@@ -44,18 +54,16 @@ def analyze(
 ) -> None:
     """Run one analyzer and print its tables.
 
-    For example:
-
-    tracelens analyze timeline trace.json.gz --scope linked
-
-    tracelens analyze ops traces/ --json
-
-    tracelens analyze roofline trace.json.gz --device mi355x
+    Examples:
+        tracelens analyze breakdown traces/
+        tracelens analyze timeline trace.json.gz --scope linked
+        tracelens analyze ops traces/ --json
+        tracelens analyze roofline trace.json.gz --device mi355x
     """
     files = TraceFiles(paths).all()
     with progress() as line, Reporting(files, partial=partial, dask=dask, progress=line) as reporting:
         report = reporting.report(
             [name], step=step, **options([name], scope, device, device_file, unprofiled_step_ms)
         )
-    print_report(report, json=json)
+    print_report(report, json=json, rows=ROWS)
     check_complete(report)

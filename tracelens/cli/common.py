@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from tracelens.cli import completion
+from tracelens.cli.help import DEVICE, OUTPUT, READING, RUN
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
 from tracelens.limits import set_limits
@@ -28,7 +30,7 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH...",
-        help="Traces: files (.json, .gz, .zst, .zip), directories of ranks, quoted patterns, addresses "
+        help="Trace files (.json, .gz, .zst, .zip), directories of ranks, quoted patterns, URLs "
         "(s3://, https://), or - for stdin. Several files are the ranks of one job.",
         show_default=False,
     ),
@@ -44,27 +46,42 @@ class ScopeChoice(StrEnum):
 
 Scope = Annotated[
     ScopeChoice,
-    typer.Option(help="GPU work to count: all, or linked: only work whose launch call is in the trace."),
+    typer.Option(
+        help="GPU work to count: all of it, or only work whose launch call is in the trace.",
+        rich_help_panel=RUN,
+    ),
 ]
 
 Step = Annotated[
     str | None,
     typer.Option(
-        help="Only this step: 2 for ProfilerStep#2. GPU work is clipped at its borders.", show_default=False
+        metavar="STEP",
+        help="Only this step: 2 or ProfilerStep#2. GPU work is cut at its borders.",
+        show_default="all steps",
+        autocompletion=completion.steps,
+        rich_help_panel=RUN,
     ),
 ]
 
 Device = Annotated[
     str | None,
     typer.Option(
-        help="Device for rooflines instead of the traced one; see `tracelens list devices`.",
-        show_default=False,
+        metavar="NAME",
+        help="Compute rooflines for this device (`tracelens list devices`).",
+        show_default="the traced one",
+        autocompletion=completion.devices,
+        rich_help_panel=DEVICE,
     ),
 ]
 
 DeviceFile = Annotated[
     str | None,
-    typer.Option(help="Device for rooflines, from a TOML file.", metavar="FILE", show_default=False),
+    typer.Option(
+        help="Compute rooflines for the device in this TOML file.",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=DEVICE,
+    ),
 ]
 
 Output = Annotated[
@@ -72,34 +89,42 @@ Output = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="Where to write: .html, .md, .json, .xlsx, or a directory for CSV. Repeatable; default: print.",
-        show_default=False,
+        metavar="PATH",
+        help="Write to a .html, .md, .txt, .json or .xlsx file, or to a directory of CSV files. Repeatable.",
+        show_default="print",
+        autocompletion=completion.outputs,
+        rich_help_panel=OUTPUT,
     ),
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with every table in full.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object with every table in full.", rich_help_panel=OUTPUT),
+]
 
 Full = Annotated[bool, typer.Option("--full", help="Print every section, not only the first screen.")]
 
 UnprofiledStep = Annotated[
     float | None,
     typer.Option(
-        help="The step without the profiler, in ms, from which projections start; default: as "
-        "tracelens.record timed it. Host time is scaled to give it.",
+        metavar="MS",
+        help="Step time without the profiler, from which projections start: host time is scaled to match it.",
+        show_default="as timed by tracelens.record, if it was",
         min=0.0,
-        show_default=False,
+        rich_help_panel=RUN,
     ),
 ]
 
-Partial = Annotated[bool, typer.Option("--partial", help="Accept missing ranks.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Accept missing ranks.", rich_help_panel=READING)]
 
 Dask = Annotated[
     str | None,
     typer.Option(
-        help="Read and analyze on the workers of this Dask cluster (tcp://host:port); the files need the "
-        "same paths there.",
+        help="Read and analyze on the workers of this Dask cluster (tcp://host:port), which see the files "
+        "under the same paths.",
         metavar="ADDRESS",
         show_default=False,
+        rich_help_panel=READING,
     ),
 ]
 
@@ -118,6 +143,8 @@ Limit = Annotated[
         callback=_set_limits,
         expose_value=True,
         show_default=False,
+        autocompletion=completion.limits,
+        rich_help_panel=READING,
     ),
 ]
 
@@ -277,8 +304,15 @@ def deliver_result(
     deliver(Report((result,), f"tracelens {title}", meta, result_summary(result)), output, json, full=full)
 
 
-def print_report(report: Report, *, json: bool = False, full: bool = True) -> None:
-    """Print a report or its first screen for the terminal's width and colors, or its first result as JSON."""
+def print_report(report: Report, *, json: bool = False, full: bool = True, rows: int | None = None) -> None:
+    """Print a report for the terminal's width and colors, or its first result as JSON.
+
+    Args:
+        report: any report.
+        json: as JSON.
+        full: every section, not only the first screen.
+        rows: of each table, at most; None for as many as the console shows of a report.
+    """
     if json:
         from tracelens.rendering.formats import one_result
 
@@ -290,8 +324,8 @@ def print_report(report: Report, *, json: bool = False, full: bool = True) -> No
     width = shutil.get_terminal_size((120, 24)).columns
     color = sys.stdout is not None and sys.stdout.isatty()
     summary = None if full else report.summary
-    form = partial(brief, summary=summary) if summary else console
-    write_stdout(rendered(report, partial(form, width=width, color=color)).encode())
+    text = partial(brief, summary=summary) if summary else partial(console, rows=rows)
+    write_stdout(rendered(report, partial(text, width=width, color=color)).encode())
 
 
 def check_complete(report: Report) -> None:

@@ -37,15 +37,12 @@ def diff(
     partial: Partial = False,
     _limit: Limit = None,
 ) -> None:
-    """Compare two runs: what changed, and what explains the difference in step time.
+    """Compare two runs: what changed, and why the step time differs.
 
-    For example:
-
-    tracelens diff before.json.gz after.json.gz
-
-    tracelens diff before/ after/ -o diff.html
-
-    tracelens diff before/ after/ --step 2 --json
+    Examples:
+        tracelens diff before.json.gz after.json.gz
+        tracelens diff before/ after/ -o diff.html
+        tracelens diff before/ after/ --step 2 --json
     """
     traces = TraceFiles([base, cand])
     with progress() as line:

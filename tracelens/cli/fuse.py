@@ -14,24 +14,26 @@ from tracelens.session import fuse as write
 def fuse(
     paths: Paths,
     output: Annotated[
-        str, typer.Option("-o", "--output", help="Where to write: .json or .json.gz.", show_default=False)
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write this .json or .json.gz file.", show_default=False
+        ),
     ],
     ranks: Annotated[
-        str | None, typer.Option(help="Only these ranks, like 0-3,7.", metavar="LIST", show_default=False)
+        str | None,
+        typer.Option(help="Only these ranks: 0-3,7.", metavar="RANKS", show_default="all"),
     ] = None,
     no_cpu: Annotated[
-        bool, typer.Option("--no-cpu", help="Omit host threads: only GPU streams, steps and waits.")
+        bool, typer.Option("--no-cpu", help="Omit host threads; keep GPU streams, steps and waits.")
     ] = False,
     partial: Partial = False,
     _limit: Limit = None,
 ) -> None:
     """Merge all ranks into one trace for ui.perfetto.dev.
 
-    For example:
-
-    tracelens fuse traces/ -o merged.json.gz
-
-    tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
+    Examples:
+        tracelens fuse traces/ -o merged.json.gz
+        tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
     """
     from tracelens.merge import check_suffix
 

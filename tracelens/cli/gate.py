@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from tracelens.cli import completion
 from tracelens.cli.common import (
     Json,
     Limit,
@@ -22,6 +22,7 @@ from tracelens.cli.common import (
     say,
     write_stdout,
 )
+from tracelens.cli.help import OUTPUT, Command
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
 from tracelens.outputs import write_file
@@ -39,7 +40,7 @@ INCONCLUSIVE = 3
 """Exit code where noise hides whether the rules hold."""
 
 
-class GateCommand(TyperCommand):
+class GateCommand(Command):
     """BASE CAND, or BASE... -- CAND...; options may stand on either side of the --."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -59,87 +60,130 @@ class InconclusiveChoice(StrEnum):
     failure = "fail"
 
 
+RUNS, RULES = "Runs", "Rules"
+
 Paths = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="BASE... -- CAND...",
-        help="Runs of the baseline and runs to check, each traces (a file, a directory, a pattern), "
-        "a JSON report of `tracelens report`, or a file of `tracelens gate baseline`. With one of each "
-        "the -- may be left out.",
+        help="Runs of the baseline and runs to check: traces (a file, a directory, a pattern), JSON reports "
+        "of `tracelens report`, or baselines of `tracelens gate baseline`. With one of each, -- is optional.",
         show_default=False,
     ),
 ]
 Bases = Annotated[
     list[str] | None,
-    typer.Option("--base", help="A run of the baseline. Repeatable.", metavar="PATH", show_default=False),
+    typer.Option(
+        "--base",
+        help="A run of the baseline. Repeatable.",
+        metavar="PATH",
+        show_default=False,
+        rich_help_panel=RUNS,
+    ),
 ]
 Candidates = Annotated[
     list[str] | None,
-    typer.Option("--cand", help="A run to check. Repeatable.", metavar="PATH", show_default=False),
+    typer.Option(
+        "--cand", help="A run to check. Repeatable.", metavar="PATH", show_default=False, rich_help_panel=RUNS
+    ),
 ]
 Rules = Annotated[
     list[str] | None,
     typer.Option(
         "--rule",
-        help="A limit: step.time<=1.03 (ratio), step.time<=+2ms (difference) or 'moe.blocking_calls<=3 abs' "
-        "(value). Repeatable; replaces the rules of files.",
-        show_default=False,
+        help="A limit on a ratio (step.time<=1.03), a difference (step.time<=+2ms) or a value "
+        "('moe.blocking_calls<=3 abs'). Repeatable; replaces the rules in files.",
+        metavar="RULE",
+        show_default="built-in rules",
+        rich_help_panel=RULES,
     ),
 ]
 Config = Annotated[
     str | None,
     typer.Option(
-        help="File with rules; default: the nearest tracelens.toml ([gate]) or pyproject.toml "
-        "([tool.tracelens.gate]).",
+        help="Read rules from [gate] of this TOML file, or [tool.tracelens.gate] of a pyproject.toml.",
         metavar="FILE",
-        show_default=False,
+        show_default="the nearest tracelens.toml or pyproject.toml",
+        rich_help_panel=RULES,
     ),
 ]
 Confidence = Annotated[
     float | None,
-    typer.Option(help="Family-wise confidence level; default 0.99.", show_default=False),
+    typer.Option(
+        help="Family-wise confidence level.", metavar="LEVEL", show_default="0.99", rich_help_panel=RULES
+    ),
 ]
 Inconclusive = Annotated[
     InconclusiveChoice | None,
     typer.Option(
-        help="What an inconclusive verdict counts as; default: neither, exit code 3.", show_default=False
+        help="Count an inconclusive verdict as this.",
+        show_default="neither: exit code 3",
+        rich_help_panel=RULES,
     ),
 ]
 MinEffect = Annotated[
     float | None,
     typer.Option(
-        help="Times and fractions that change by less than this share of the step do not fail: 0.005.",
-        show_default=False,
+        help="Times and fractions that change by less than this share of the step do not fail.",
+        metavar="SHARE",
+        show_default="0.005",
+        rich_help_panel=RULES,
     ),
 ]
 Allow = Annotated[
     list[str] | None,
-    typer.Option(help="What may differ: device, ranks or model. Repeatable.", show_default=False),
+    typer.Option(
+        help="Compare although this differs: device, ranks or model. Repeatable.",
+        metavar="NAME",
+        show_default=False,
+        autocompletion=lambda: ["device", "ranks", "model"],
+        rich_help_panel=RUNS,
+    ),
 ]
 HtmlReport = Annotated[
     str | None,
-    typer.Option("--report", help="Write the verdict with a diff: .html, .md, ...", metavar="FILE",
-                 show_default=False),
-]  # fmt: skip
+    typer.Option(
+        "--report",
+        help="Write the verdict with a diff to a .html, .md, .json or .xlsx file.",
+        metavar="FILE",
+        show_default=False,
+        autocompletion=completion.outputs,
+        rich_help_panel=OUTPUT,
+    ),
+]
 Junit = Annotated[
     str | None,
-    typer.Option(help="Write JUnit XML, one test case per rule.", metavar="FILE", show_default=False),
+    typer.Option(
+        help="Write JUnit XML, one test case per rule.",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Markdown = Annotated[
     str | None,
     typer.Option(
-        help="Write Markdown of at most 25 lines, as for a pull request.", metavar="FILE", show_default=False
+        help="Write Markdown of at most 25 lines, for a pull request.",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=OUTPUT,
     ),
 ]
 Github = Annotated[
-    bool, typer.Option("--github", help="Print annotations for GitHub Actions (on stderr with --json).")
+    bool,
+    typer.Option(
+        "--github",
+        help="Print annotations for GitHub Actions (on stderr with --json).",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 TrustAnyway = Annotated[
     bool,
     typer.Option(
         "--trust-anyway",
-        help="Compare although the recording of a side is incomplete or contradicts itself (see `tracelens "
-        "analyze completeness`).",
+        help="Compare although a recording is incomplete or contradicts itself (`tracelens analyze "
+        "completeness`).",
+        rich_help_panel=RUNS,
     ),
 ]
 
@@ -164,22 +208,20 @@ def gate(
     trust_anyway: TrustAnyway = False,
     _limit: Limit = None,
 ) -> None:
-    """Check runs against a baseline: exit code 0 if all rules hold, 1 for a regression, 3 for inconclusive.
+    """Check runs against a baseline: fail on a regression.
 
-    2 is bad input. Several recordings of a program tell its noise; one a side is held against the widest
-    plausible noise, and inconclusive means that noise hides whether the rules hold.
-    Runs of another device, number of ranks or model are bad input, and so is a side whose recording is
-    doubtful in what a rule compares.
+    Exit code: 0 if all rules hold, 1 for a regression, 2 for bad input, 3 if inconclusive: noise hides
+    whether a rule holds.
 
-    For example:
+    Noise is measured where a side has several recordings; one recording per side is judged by the widest
+    plausible noise. Runs that differ in device, ranks or model are bad input, and so is a recording that
+    is doubtful where a rule needs it.
 
-    tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'
-
-    tracelens gate before/*/ -- after/*/ --report gate.html
-
-    tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
-
-    tracelens gate baseline add runs/*/ -o base.json
+    Examples:
+        tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'
+        tracelens gate before/*/ -- after/*/ --report gate.html
+        tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
+        tracelens gate baseline add runs/*/ -o base.json
     """
     from tracelens.compare.gate import Options, settings
     from tracelens.compare.gate import gate as judge

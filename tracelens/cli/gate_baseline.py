@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tracelens.cli.common import Limit, Partial, Scope, ScopeChoice, check_outputs, progress, say
+from tracelens.cli.common import (
+    Limit,
+    Partial,
+    Scope,
+    ScopeChoice,
+    check_outputs,
+    progress,
+    say,
+)
+from tracelens.cli.help import OUTPUT, Command, Group
 from tracelens.outputs import write_file
 from tracelens.read import TraceFiles
 from tracelens.session import grown_baseline
@@ -16,7 +25,8 @@ COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA")
 """Where CI systems say the commit."""
 
 app = typer.Typer(
-    help="Stored baselines: the metrics of the last runs of a program, without any trace.",
+    cls=Group,
+    help="Keep the metrics of past runs to compare with.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -24,36 +34,46 @@ app = typer.Typer(
 
 @app.callback()
 def baseline() -> None:
-    """Stored baselines: the metrics of the last runs of a program, without any trace."""
+    """Keep the metrics of past runs to compare with."""
 
 
-@app.command("add")
+@app.command("add", cls=Command)
 def add(
     paths: Annotated[
         list[str],
         typer.Argument(metavar="RUN...", help="Traces or JSON reports, each of one run.", show_default=False),
     ],
     output: Annotated[
-        str, typer.Option("-o", "--output", help="The baseline to make or to add to.", metavar="FILE")
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            help="The baseline, created or extended.",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
     ],
     commit: Annotated[
         str | None,
         typer.Option(
-            help=f"Version of the program; default: {' or '.join(COMMIT_VARIABLES)}.", show_default=False
+            metavar="ID",
+            help="Version of the program.",
+            show_default=" or ".join(f"${name}" for name in COMMIT_VARIABLES),
         ),
     ] = None,
-    keep: Annotated[int, typer.Option(help="The most runs to keep, oldest dropped first.")] = 20,
+    keep: Annotated[int, typer.Option(help="Keep at most this many runs; the oldest go first.")] = 20,
     scope: Scope = ScopeChoice.all,
     partial: Partial = False,
     _limit: Limit = None,
 ) -> None:
-    """Add runs to a baseline: the newest commit is the base of `tracelens gate`, all commits tell the noise.
+    """Add runs to a baseline.
 
-    For example:
+    `tracelens gate` compares with the runs of the newest commit, and estimates the noise from all commits.
 
-    tracelens gate baseline add runs/*/ -o base.json
-
-    tracelens gate baseline add traces/ -o base.json --commit $(git rev-parse HEAD) --keep 30
+    Examples:
+        tracelens gate baseline add runs/*/ -o base.json
+        tracelens gate baseline add traces/ -o base.json --commit $(git rev-parse HEAD) --keep 30
     """
     check_outputs((), paths, [output], TraceFiles(paths))
     version = commit if commit is not None else next(filter(None, map(os.environ.get, COMMIT_VARIABLES)), "")

@@ -25,15 +25,15 @@ class Listing(StrEnum):
 
 
 def listing(
-    kind: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)],
+    kind: Annotated[
+        Listing, typer.Argument(help=f"{', '.join(Listing)}.", metavar="KIND", show_default=False)
+    ],
 ) -> None:
-    """List analyzers, detectors, parsers, renderers, devices, cost models, models or what-if scenarios.
+    """List analyzers, devices, models, scenarios and more.
 
-    For example:
-
-    tracelens list analyzers
-
-    tracelens list devices
+    Examples:
+        tracelens list analyzers
+        tracelens list devices
     """
     if kind is Listing.models:
         _table(_models())

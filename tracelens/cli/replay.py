@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from tracelens.cli import completion
 from tracelens.cli.common import (
     Device,
     DeviceFile,
@@ -23,11 +23,12 @@ from tracelens.cli.common import (
     progress,
     say,
 )
+from tracelens.cli.help import OUTPUT, RUN, Command, Group
 from tracelens.read import TraceFiles
 from tracelens.session import Reading, replay
 
 
-class _Group(TyperGroup):
+class _Group(Group):
     """`replay PATH...` writes scripts, `replay verify DIR` runs them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -54,88 +55,98 @@ class On(StrEnum):
     cpu = "cpu"
 
 
+CALLS, SCRIPTS = "Calls to replay", "Scripts"
+
+
+def _option(text: str, *names: str, panel: str = CALLS, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **more})
+
+
 Output = Annotated[
-    str, typer.Option("-o", "--output", metavar="DIR", help="Where to write the scripts.", show_default=False)
+    str, _option("Write the scripts to this directory.", "-o", "--output", panel=SCRIPTS, metavar="DIR")
 ]
 Op = Annotated[
     str,
-    typer.Option(
-        help="Only ops and collectives that match this pattern: aten::mm, 'aten::*conv*', allreduce.",
+    _option(
+        "Only ops and collectives that match this pattern: aten::mm, 'aten::*conv*', allreduce.",
         metavar="PATTERN",
-        show_default=False,
     ),
 ]
 Shape = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Only calls with a tensor of this shape: 4096,2048. Repeatable.",
-        metavar="SIZES",
-        show_default=False,
-    ),
+    _option("Only calls with a tensor of this shape: 4096,2048. Repeatable.", metavar="SIZES"),
 ]
 Module = Annotated[
     str,
-    typer.Option(
-        help="Only calls inside a matching annotation or Python frame, and their gradients: '*MoE*'.",
+    _option(
+        "Only calls inside a matching annotation or Python frame, and their gradients: '*MoE*'.",
         metavar="PATTERN",
-        show_default=False,
     ),
 ]
-Rank = Annotated[int | None, typer.Option(help="Only calls of this rank.", show_default=False)]
-Top = Annotated[int, typer.Option(help="Number of scripts, longest total time first; 0 for all.", min=0)]
-By = Annotated[Order, typer.Option(help="Rank by GPU time, or by time above the roofline.")]
+Rank = Annotated[int | None, _option("Only calls of this rank.", metavar="RANK")]
+Top = Annotated[
+    int,
+    _option(
+        "Write at most this many scripts, for the calls with the longest total time; 0 for all.",
+        panel=SCRIPTS,
+        metavar="N",
+        min=0,
+        show_default=True,
+    ),
+]
+By = Annotated[Order, _option("Rank calls by GPU time, or by time above the roofline.", show_default=True)]
 Finding = Annotated[
     str,
-    typer.Option(
-        help="Only work that runs while this finding costs time; NAME is a detector in the findings table.",
+    _option(
+        "Only work that runs while this finding (its detector's name) costs time.",
         metavar="NAME",
-        show_default=False,
+        autocompletion=completion.detectors,
     ),
 ]
 At = Annotated[
     int | None,
-    typer.Option(
-        help="Only what starts or runs at this time, with its callees: at_ns of findings and changes.",
+    _option(
+        "Only what starts or runs at this time, with its callees: at_ns of findings and changes.",
         metavar="NS",
-        show_default=False,
     ),
 ]
-Base = Annotated[
-    str,
-    typer.Option(
-        "--diff",
-        help="Only ops that changed since this run; see --row.",
-        metavar="BASE",
-        show_default=False,
-    ),
-]
+Base = Annotated[str, _option("Only ops that changed since this run; see --row.", "--diff", metavar="BASE")]
 Row = Annotated[
-    int, typer.Option(help="With --diff: row of 'What changed' in `tracelens diff BASE PATH`.", min=1)
+    int,
+    _option(
+        "With --diff, only this row of 'What changed' in `tracelens diff BASE PATH`.",
+        metavar="N",
+        min=1,
+        show_default=True,
+    ),
 ]
 Layers = Annotated[
-    bool, typer.Option("--sequence", help="Write whole MoE layers instead, one script per direction.")
+    bool, _option("Write whole MoE layers instead, one script per direction.", "--sequence", panel=SCRIPTS)
 ]
 MaxElements = Annotated[
     int | None,
-    typer.Option(
-        help="Scale sizes down until no tensor has more than N elements.",
-        metavar="N",
-        min=1,
-        show_default=False,
-    ),
+    _option("Scale sizes down until no tensor has more than N elements.", panel=SCRIPTS, metavar="N", min=1),
 ]
 FirstRanks = Annotated[
     int | None,
-    typer.Option(
+    _option(
+        "Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
         "--first-ranks",
-        help="Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
+        panel=SCRIPTS,
         metavar="N",
-        show_default=False,
     ),
 ]
 
 
-@app.command("write")
+class _Write(Command):
+    """`write`, which nobody has to type."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """The usage without it."""
+        formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
+
+
+@app.command("write", cls=_Write)
 def scripts(
     paths: Paths,
     output: Output,
@@ -161,18 +172,14 @@ def scripts(
 ) -> None:
     """Write standalone scripts for the longest calls: each runs, checks and times one call as traced.
 
-    Each is one Python file that needs only torch. `tracelens replay verify DIR` runs them all and reports
-    which match the trace; see `tracelens replay verify --help`.
+    A script is one Python file that needs only torch. `tracelens replay verify DIR` runs them all and
+    reports which match the trace; see `tracelens replay verify --help`.
 
-    For example:
-
-    tracelens replay trace.json.gz -o replay/
-
-    tracelens replay trace.json.gz --op aten::mm --shape 4096,2048 -o replay/
-
-    tracelens replay traces/ --op 'all_to_all*' -o replay/
-
-    tracelens replay verify replay/
+    Examples:
+        tracelens replay trace.json.gz -o replay/
+        tracelens replay trace.json.gz --op aten::mm --shape 4096,2048 -o replay/
+        tracelens replay traces/ --op 'all_to_all*' -o replay/
+        tracelens replay verify replay/
     """
     from tracelens.analysis.common import choose_device
     from tracelens.reproducers import check as check_folder_output
@@ -195,43 +202,57 @@ def scripts(
     say(f"wrote {output}" + (f"; {omitted} more calls with a larger --top" if omitted else ""))
 
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="Where the scripts are.", show_default=False)]
-Where = Annotated[
-    On | None, typer.Option(help="Where to run; default: the GPU if there is one.", show_default=False)
-]
-Iters = Annotated[int | None, typer.Option(help="Timed calls per script; default 50.", show_default=False)]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="The directory of scripts.", show_default=False)]
+Where = Annotated[On | None, _option("Where to run.", panel=RUN, show_default="the GPU if there is one")]
+Iters = Annotated[int | None, _option("Timed calls per script.", panel=RUN, metavar="N", show_default="50")]
 MaxBytes = Annotated[
-    int | None,
-    typer.Option(help="Scale collective messages down to N bytes.", metavar="N", show_default=False),
+    int | None, _option("Scale collective messages down to N bytes.", panel=RUN, metavar="N")
 ]
 Only = Annotated[
-    str,
-    typer.Option(help="Only scripts with TEXT in name, op or shapes.", metavar="TEXT", show_default=False),
+    str, _option("Only scripts with this text in name, op or shapes.", panel=RUN, metavar="STRING")
 ]
-Tolerance = Annotated[float, typer.Option(help="Allowed relative deviation from the traced time.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Also exit with 1 if a time does not match.")]
-Timeout = Annotated[float, typer.Option(help="Time limit per script, in seconds.")]
+Tolerance = Annotated[
+    float,
+    _option(
+        "Allowed relative deviation from the traced time.",
+        panel="Verdict",
+        metavar="SHARE",
+        show_default=True,
+    ),
+]
+Strict = Annotated[bool, _option("Also exit with 1 if a time does not match.", "--strict", panel="Verdict")]
+Timeout = Annotated[
+    float, _option("Time limit per script, in seconds.", panel=RUN, metavar="SECONDS", show_default=True)
+]
 MostRanks = Annotated[
     int | None,
-    typer.Option(
+    _option(
+        "Skip collectives with more than N ranks.",
         "--ranks",
-        help="Skip collectives with more than N ranks; default: the number of GPUs, or 8 on the CPU.",
+        panel=RUN,
         metavar="N",
         min=1,
-        show_default=False,
+        show_default="the number of GPUs, or 8 on the CPU",
     ),
 ]
 Python = Annotated[
-    str,
-    typer.Option(help="Interpreter with torch; default: this one.", metavar="FILE", show_default=False),
+    str, _option("Python interpreter with torch.", panel=RUN, metavar="FILE", show_default="this one")
 ]
 Written = Annotated[
     list[str] | None,
-    typer.Option("-o", "--output", help="Write a report: .html, .md, .json, .xlsx.", show_default=False),
+    _option(
+        "Write a .html, .md, .json or .xlsx report.",
+        "-o",
+        "--output",
+        panel=OUTPUT,
+        metavar="FILE",
+        show_default="print",
+        autocompletion=completion.outputs,
+    ),
 ]
 
 
-@app.command("verify")
+@app.command("verify", cls=Command)
 def verify(
     folder: Folder,
     device: Where = None,
@@ -248,17 +269,15 @@ def verify(
 ) -> None:
     """Run the scripts of a directory and compare their times with the trace.
 
-    Exit code 0 if all results are correct, 1 if a script is wrong or fails, 2 for bad input.
+    Exit code: 0 if all results are correct, 1 if a script is wrong or fails, 2 for bad input.
 
     Runs only unmodified scripts, isolated (python -I) from the current directory, PYTHONPATH and user
     site-packages: point --python to an environment with torch. Run edited scripts, and those that need
     --import, directly.
 
-    For example:
-
-    tracelens replay verify replay/
-
-    tracelens replay verify replay/ --device cpu --iters 1 --only mm
+    Examples:
+        tracelens replay verify replay/
+        tracelens replay verify replay/ --device cpu --iters 1 --only mm
     """
     from tracelens.reproducers import LIST
     from tracelens.reproducers.verify import failed

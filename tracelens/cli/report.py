@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tracelens.cli import completion
 from tracelens.cli.common import (
     Dask,
     Device,
@@ -26,6 +27,7 @@ from tracelens.cli.common import (
     options,
     progress,
 )
+from tracelens.cli.help import RUN
 from tracelens.read import TraceFiles
 from tracelens.session import Reporting
 
@@ -36,7 +38,13 @@ def report(
     full: Full = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only this analyzer; repeatable. Default: all.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Run only this analyzer. Repeatable.",
+            show_default="all",
+            autocompletion=completion.analyzers,
+            rich_help_panel=RUN,
+        ),
     ] = None,
     scope: Scope = ScopeChoice.all,
     step: Step = None,
@@ -47,17 +55,14 @@ def report(
     _limit: Limit = None,
     dask: Dask = None,
 ) -> None:
-    """Report on a run with all analyzers.
+    """Report where the step time goes and what to fix first.
 
-    For example:
-
-    tracelens report trace.json.gz -o report.html
-
-    tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx
-
-    tracelens report traces/ --only timeline --only idle --step 2
-
-    tracelens report trace.json.gz --device mi355x -o projected.html
+    Examples:
+        tracelens report trace.json.gz
+        tracelens report traces/ -o report.html
+        tracelens report rank0.json.gz rank1.json.gz -o report.html -o tables.xlsx
+        tracelens report traces/ --only timeline --only idle --step 2
+        tracelens report trace.json.gz --device mi355x -o projected.html
     """
     traces = TraceFiles(paths)
     with (

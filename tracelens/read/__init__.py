@@ -8,10 +8,11 @@ from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
     from tracelens.read.files import MAGIC, TraceFiles, local_path
+    from tracelens.read.open import open_source
     from tracelens.read.parser import PARSERS, parse
     from tracelens.read.remote import is_url
 
-__all__ = ["MAGIC", "PARSERS", "TraceFiles", "is_url", "local_path", "parse"]
+__all__ = ["MAGIC", "PARSERS", "TraceFiles", "is_url", "local_path", "open_source", "parse"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -21,6 +22,7 @@ __getattr__, __dir__ = lazy(
         "TraceFiles": "read.files",
         "is_url": "read.remote",
         "local_path": "read.files",
+        "open_source": "read.open",
         "parse": "read.parser",
     },
 )

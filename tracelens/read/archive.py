@@ -51,6 +51,12 @@ def members(stream: IO[bytes], path: str) -> list[Source]:
     ]
     if not names:
         raise ParseError(path, "the zip archive is empty")
+    if "[Content_Types].xml" in names:
+        archive.close()
+        raise ParseError(
+            path,
+            "not a trace but an Office document, such as an Excel report; pass the traces it is made from",
+        )
     # As with directories: where some members are named like traces, the others are notes, logs and the like.
     traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
     # Members may share their compressed bytes, so the whole archive has one meter.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from glob import escape, iglob
 
 from tracelens.errors import ParseError
-from tracelens.filenames import TRACE_SUFFIXES, traces_among
+from tracelens.filenames import LADDER, SIDE_FILES, TRACE_SUFFIXES, traces_among
 from tracelens.limits import limits
 from tracelens.read.remote import Listing, is_url, list_url
 
@@ -17,6 +19,7 @@ MAGIC = re.compile(r"[*?\[]")
 
 _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
+_DEPTH, _SHOWN = 2, 6
 
 
 class TraceFiles:
@@ -73,9 +76,11 @@ def _expand(path: str) -> list[str]:
         return [path]
     traces = traces_among(listing.files)
     if not listing.pattern:
-        if not traces:
-            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
-            raise ParseError(path, f"no trace in this directory ({_LOOKED_FOR}){inner}")
+        # The index of a ladder, say, lies beside the runs.
+        only_side_files = all(os.path.basename(file) in SIDE_FILES for file in traces)
+        runs = _runs_below(listing.folders) if only_side_files else {}
+        if runs or not traces:
+            raise ParseError(path, _no_trace(path, listing, runs))
         return sorted(traces, key=_natural)
     for folder in listing.folders:
         inside = _list(folder)
@@ -85,6 +90,49 @@ def _expand(path: str) -> list[str]:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
         raise ParseError(path, bare if listing.folders else "no file matches this pattern")
     return sorted(traces or listing.files, key=_natural)
+
+
+def _no_trace(path: str, listing: Listing, runs: Mapping[str, list[str]]) -> str:
+    """Why a directory is no run, and what to pass instead."""
+    if not runs:
+        inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
+        kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
+        held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+        what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
+        return f"{what}; {_LOOKED_FOR}{inner}"
+    first, *others = runs
+    if not others:
+        return f"holds no trace itself; pass {first}"
+    names = _few([os.path.relpath(run, path) for run in runs])
+    advice = f"name one, or compare two: tracelens diff {first} {others[0]}"
+    if any(os.path.basename(file) == LADDER for file in listing.files):
+        advice = f"name one, or report on the ladder: tracelens workload ladder --from {path}"
+    from tracelens.trace import named_ranks
+
+    ranks = [rank for traces in runs.values() for rank in named_ranks(traces) if rank >= 0]
+    if len({*ranks}) == len(ranks):  # perhaps hosts of one job
+        advice += f"; if they are one job, pass '{os.path.join(path, '*')}'"
+    return f"holds {len(runs)} runs: {names}; {advice}"
+
+
+def _runs_below(folders: Iterable[str], depth: int = _DEPTH) -> dict[str, list[str]]:
+    """Folders that hold traces, with these; one with traces is not entered."""
+    runs: dict[str, list[str]] = {}
+    for folder in sorted(folders, key=_natural):
+        if is_url(folder) or os.path.basename(folder).startswith("."):
+            continue
+        with suppress(ParseError):  # one that may not be read
+            listing = _list(folder)
+            traces = traces_among(listing.files) if listing else []
+            if traces and not all(os.path.basename(file) in SIDE_FILES for file in traces):
+                runs[folder] = sorted(traces, key=_natural)
+            elif listing and depth:
+                runs |= _runs_below(listing.folders, depth - 1)
+    return runs
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names if len(names) <= _SHOWN else [*names[: _SHOWN - 1], f"... ({len(names)})"])
 
 
 def _list(path: str) -> Listing | None:

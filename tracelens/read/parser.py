@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,9 +62,11 @@ def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
 
     traces = []
     for source in open_source(path):
-        splitter = Splitter(source)
-        trace_format = next(p for _, p in sorted(PARSERS.items(), key=_specific_first) if p.sniff(splitter))
-        traces.append(trace_format.build(splitter, decode_all(splitter, processes)))
+        with closing(source):
+            splitter = Splitter(source)
+            formats = sorted(PARSERS.items(), key=_specific_first)
+            trace_format = next(p for _, p in formats if p.sniff(splitter))
+            traces.append(trace_format.build(splitter, decode_all(splitter, processes)))
     return traces
 
 

@@ -6,7 +6,7 @@ The kind of compression is read from the first bytes, never from the file name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
@@ -100,6 +100,11 @@ class Source:
     compression: str
     _blocks: Iterable[bytes]
     damage: str = ""
+
+    def close(self) -> None:
+        """Close the file behind the blocks, if they were not read to their end."""
+        if isinstance(self._blocks, Generator):
+            self._blocks.close()
 
     def blocks(self) -> Iterator[bytes]:
         """The decompressed bytes in order, once; where they end too early, `damage` is set."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
@@ -197,7 +196,8 @@ def _typical(side: GateSide) -> Source | None:
     if not traced:
         return None
     times = [float(side.side.runs[number].each_step("step.time").mean()) for number in traced]
-    return side.sources[traced[int(np.argmin(np.abs(np.array(times) - np.mean(times))))]]
+    average = mean(times)
+    return side.sources[min(zip(traced, times, strict=True), key=lambda run: abs(run[1] - average))[0]]
 
 
 def grown_baseline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -193,7 +194,8 @@ def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]
     start, _, late = max(times, key=lambda time: time[0])
     if start - end > _TOGETHER_NS:
         text = f"begins {_duration(start - end)} after {early} ends"
-        raise ParseError(late, f"{text}; pass the traces of one recording")
+        compare = f"or compare two: tracelens diff {early} {late}"
+        raise ParseError(late, f"{text}; pass the traces of one recording, {compare}")
 
 
 def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
@@ -202,11 +204,23 @@ def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
         claims.setdefault(rank, []).append(meta)
     for rank, (first, *duplicates) in sorted(claims.items(), key=lambda claim: claim[0]):
         if duplicates:
+            _check_folder(rank, [meta.path for meta in (first, *duplicates)])
             *between, last = duplicates
             same = [first.path, *(meta.path for meta in between)]
             text = f"so is {same[0]}" if len(same) == 1 else f"so are {_few(same)}"
-            source = "" if last.rank >= 0 else f" ({rank} is from its name)"
-            raise ParseError(last.path, f"is rank {rank}, and {text}; pass one of them{source}")
+            source = "" if last.rank >= 0 else " by its name"
+            compare = f"or compare two: tracelens diff {first.path} {duplicates[0].path}"
+            raise ParseError(last.path, f"is rank {rank}{source}, and {text}; pass one of them, {compare}")
+
+
+def _check_folder(rank: int, paths: Sequence[str]) -> None:
+    """Offer the recordings of a folder by their names."""
+    folders = {os.path.dirname(path) for path in paths}
+    if len(paths) > 2 and len(folders) == 1:
+        names = _few([os.path.basename(path) for path in paths])
+        compare = f"pass one of them, or compare two: tracelens diff {paths[0]} {paths[1]}"
+        text = f"holds {len(paths)} recordings of rank {rank}: {names}; {compare}"
+        raise ParseError(folders.pop() or os.curdir, text)
 
 
 def _check_gaps(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from tracelens.trace.names import STEP_MARK, matching
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace, TraceWindow
 
+_FEW_STEPS = 8
 _NEVER = np.iinfo(np.int64).max
 WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
 
@@ -199,5 +200,9 @@ def _window(trace: Trace, step: str) -> TraceWindow:
     for label, edges, marks in zip(steps.labels, pairwise(steps.edges), pairwise(steps.marks), strict=True):
         if label in (step, f"ProfilerStep#{step}"):
             return TraceWindow(label, *map(int, (*edges, *marks)))
-    known = ", ".join(steps.labels) if steps.marked else "no step marks"
-    raise TracelensError(f"{trace.meta.path}: no step {step!r} (has: {known})")
+    path = trace.meta.path
+    if not steps.marked:
+        raise TracelensError(f"{path}: no step {step!r}: the trace has no step marks; leave --step out")
+    *others, last = steps.labels
+    known = ", ".join([*steps.labels] if len(others) < _FEW_STEPS else [*others[:_FEW_STEPS], "...", last])
+    raise TracelensError(f"{path}: no step {step!r} (has: {known})")

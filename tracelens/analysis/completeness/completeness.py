@@ -11,7 +11,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.common import NO_GPU
-from tracelens.analysis.completeness.doubts import COMPLETENESS, DOUBT_TABLE, DOUBTS, STRETCHES, Doubt
+from tracelens.analysis.completeness.doubts import DOUBT_TABLE, DOUBTS, STRETCHES, Doubt
 from tracelens.analysis.completeness.file import file_losses
 from tracelens.analysis.completeness.graphs import missing_graph_kernels
 from tracelens.analysis.completeness.holes import missing_work, waiting_at_the_end
@@ -63,7 +63,7 @@ def rank_record(trace: Trace) -> RankRecord:
 
 
 @analyzer(
-    COMPLETENESS,
+    "completeness",
     title="Can this recording be trusted?",
     order=995,
     part=rank_record,

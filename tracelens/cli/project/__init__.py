@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tracelens.cli.help import Command, Group
 from tracelens.cli.project.bubble import bubble
 from tracelens.cli.project.memory import memory
 from tracelens.cli.project.pipeline import pipeline
@@ -11,15 +12,21 @@ from tracelens.cli.project.whatif import whatif
 
 __all__ = ["app"]
 
-app = typer.Typer(name="project", rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=Group, name="project", rich_markup_mode=None, add_completion=False)
 
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Project memory and pipeline schedules before a run, and step time under changes after it."""
+    """Predict memory, schedules, and the step time after a change.
+
+    Examples:
+        tracelens project whatif traces/
+        tracelens project memory --model deepseek_v3 --gpus 256 --pp 16 --ep 8 --device mi355x
+        tracelens project pipeline --from traces/ --vpp 2
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-for _command in (memory, bubble, pipeline, whatif):
-    app.command(_command.__name__)(_command)
+for _command in (whatif, memory, pipeline, bubble):
+    app.command(_command.__name__, cls=Command)(_command)

@@ -9,25 +9,47 @@ import typer
 from tracelens.cli.common import Json, Output, check_outputs, deliver_result
 from tracelens.session import project_bubble
 
+PIPELINE = "Pipeline"
+
 
 def bubble(
-    pp: Annotated[int, typer.Option(help="Pipeline stages.", show_default=False)],
-    global_tokens: Annotated[int, typer.Option(help="Tokens per step on all GPUs.", show_default=False)],
-    nodes: Annotated[int, typer.Option(help="Number of nodes.", show_default=False)],
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
-    mbs: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 1,
-    vpp: Annotated[int, typer.Option(help="Model chunks per stage.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs per node.")] = 8,
-    cp: Annotated[int, typer.Option(help="Ranks that share a sequence.")] = 1,
-    tp: Annotated[int, typer.Option(help="Ranks that share each matrix.")] = 1,
+    pp: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Pipeline stages.", show_default=False)
+    ],
+    global_tokens: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=PIPELINE, metavar="N", help="Tokens per step on all GPUs.", show_default=False
+        ),
+    ],
+    nodes: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Number of nodes.", show_default=False)
+    ],
+    seq: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Tokens per sequence.")
+    ] = 4096,
+    mbs: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Sequences per micro-batch.")
+    ] = 1,
+    vpp: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Model chunks per stage.")
+    ] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="GPUs per node.")
+    ] = 8,
+    cp: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Ranks that share a sequence.")
+    ] = 1,
+    tp: Annotated[
+        int, typer.Option(rich_help_panel=PIPELINE, metavar="N", help="Ranks that share each matrix.")
+    ] = 1,
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Project the pipeline bubble: idle time as a share of the whole and of the ideal time.
+    """Pipeline bubble in closed form, as a share of the step and of the ideal time.
 
-    For example:
-
-    tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
+    Examples:
+        tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
     """
     check_outputs(output)
     sizes = {"seq": seq, "mbs": mbs, "vpp": vpp, "gpus_per_node": gpus_per_node, "cp": cp, "tp": tp}

@@ -54,19 +54,17 @@ def memory(
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Memory per GPU at the peak of a training step, by component and pipeline rank.
+    """Peak memory per GPU in a training step, by component and pipeline rank.
 
-    It counts torch's ops, unless --optimised or --set select fused kernels.
+    Activations are those of torch's ops, unless --optimised or --set select fused kernels.
 
-    tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
-
-    tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --optimised
-    --device mi300x --device mi355x
-
-    tracelens project memory --model moe_1t --gpus 768 --convention brief --device mi300x --device mi355x
-    --layout 'pp=24 ep=8 vpp=4' --layout 'pp=24 ep=8 vpp=4 cp=2' --layout 'pp=48 ep=8 vpp=2' -o memory.html
-
-    tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
+    Examples:
+        tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
+        tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --optimised
+            --device mi300x --device mi355x
+        tracelens project memory --model moe_1t --gpus 768 --convention brief --device mi300x
+            --layout 'pp=24 ep=8 vpp=4' --layout 'pp=48 ep=8 vpp=2' -o memory.html
+        tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
     from tracelens.planner.config import read_file
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tracelens.cli import completion
+
 
 class Precision(StrEnum):
     """Values of --precision."""
@@ -39,119 +41,185 @@ class ConventionChoice(StrEnum):
     brief = "brief"
 
 
-def _option(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, show_default=False, **more)
+LAYOUT, TRAINING, FIT, SEARCH = "Layout", "Training", "Fit", "Search"
+FILE_OR_1 = "as in the model file, or 1"
+
+
+def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **more})
 
 
 Model = Annotated[
     str,
-    _option("A bundled model, or a file: .toml, Hugging Face config.json, or Megatron or Primus YAML."),
+    _option(
+        "A bundled model (`tracelens list models`), or a file: .toml, Hugging Face config.json, Megatron or "
+        "Primus YAML.",
+        LAYOUT,
+        metavar="MODEL",
+        autocompletion=completion.models,
+    ),
 ]
-Gpus = Annotated[int | None, _option("GPUs of the run; default 1.", min=1)]
-Stages = Annotated[str | None, _option("Pipeline stages. With --search a list such as 8,16, here and below.")]
-ExpertRanks = Annotated[str | None, _option("GPUs that share the experts; default: all of a pipeline stage.")]
-ContextRanks = Annotated[str | None, _option("GPUs that share a sequence.")]
-TensorRanks = Annotated[str | None, _option("GPUs that share each dense matrix.")]
-Chunks = Annotated[str | None, _option("Model chunks per stage (interleaved pipeline).")]
-MicroBatch = Annotated[str | None, _option("Sequences per micro-batch.")]
-Sequence = Annotated[int | None, _option("Tokens per sequence.", min=1)]
+Gpus = Annotated[int | None, _option("GPUs of the run.", LAYOUT, metavar="N", min=1, show_default="1")]
+Stages = Annotated[
+    str | None,
+    _option(
+        "Pipeline stages. With --search, this and the sizes below may be lists: 8,16.",
+        LAYOUT,
+        metavar="N",
+        show_default=FILE_OR_1,
+    ),
+]
+ExpertRanks = Annotated[
+    str | None,
+    _option("GPUs that share the experts.", LAYOUT, metavar="N", show_default="all GPUs of a pipeline stage"),
+]
+ContextRanks = Annotated[
+    str | None, _option("GPUs that share a sequence.", LAYOUT, metavar="N", show_default=FILE_OR_1)
+]
+TensorRanks = Annotated[
+    str | None, _option("GPUs that share each dense matrix.", LAYOUT, metavar="N", show_default=FILE_OR_1)
+]
+Chunks = Annotated[
+    str | None,
+    _option("Model chunks per stage (interleaved pipeline).", LAYOUT, metavar="N", show_default=FILE_OR_1),
+]
+MicroBatch = Annotated[
+    str | None, _option("Sequences per micro-batch.", TRAINING, metavar="N", show_default="as in the model")
+]
+Sequence = Annotated[
+    int | None, _option("Tokens per sequence.", TRAINING, metavar="N", min=1, show_default="as in the model")
+]
 MicroBatches = Annotated[
     int | None,
     _option(
-        "Micro-batches per step on each data-parallel rank; default in a pipeline: 2 x pp; more take no more "
-        "memory.",
+        "Micro-batches per step on each data-parallel rank; beyond 2 x pp, more take no more memory.",
+        TRAINING,
+        metavar="N",
         min=1,
+        show_default="2 x pp in a pipeline",
     ),
 ]
 Layouts = Annotated[
     list[str] | None,
     _option(
-        "A layout to compare, as in 'pp=24 ep=8 vpp=4', or with --search to try, as in 'pp=24 ep=8,16'. "
+        "A layout to compare, as in 'pp=24 ep=8 vpp=4', or to try with --search, as in 'pp=24 ep=8,16'. "
         "Repeatable.",
+        LAYOUT,
         metavar="FIELDS",
     ),
 ]
 Recompute = Annotated[
     str | None,
     _option(
-        "Recompute in the backward: none, attention (of each layer), full (each layer), or layers as in "
+        "Recompute in the backward pass: none, attention (of each layer), full (each layer), or layers as in "
         "0,1,2. With --search, what to try: none, full, or a number of layers per chunk, as in none,2,full.",
-        metavar="TEXT",
+        TRAINING,
+        metavar="LAYERS",
     ),
 ]
-Optimizer = Annotated[OptimizerChoice, typer.Option(help="Keeps 2, 1 or 0 states per parameter.")]
+Optimizer = Annotated[
+    OptimizerChoice,
+    _option("adamw keeps 2 states per parameter, momentum 1, sgd 0.", TRAINING, show_default=True),
+]
 PrecisionOption = Annotated[
     Precision | None,
     _option(
-        "bf16 (main parameters and optimizer states in float32), bf16-fp32-gradients (also gradients in "
-        "float32), bf16-no-main, or fp32."
+        "bf16 keeps main parameters and optimizer states in float32, bf16-fp32-gradients gradients as well; "
+        "bf16-no-main keeps all in bfloat16.",
+        TRAINING,
+        show_default="as in the model",
     ),
 ]
 Optimised = Annotated[
     bool,
-    typer.Option(
-        "--optimised",
-        help="Use fused kernels: experts=grouped permute=fused router=fused loss=fused.",
+    _option(
+        "Use fused kernels: experts=grouped permute=fused router=fused loss=fused.", TRAINING, "--optimised"
     ),
 ]
-Imbalance = Annotated[float, typer.Option(help="Tokens of the busiest GPU's experts / mean over GPUs.")]
+Imbalance = Annotated[
+    float,
+    _option(
+        "Tokens of the busiest GPU's experts / mean over GPUs.", TRAINING, metavar="RATIO", show_default=True
+    ),
+]
 Overlap = Annotated[
     bool,
-    typer.Option("--overlap", help="1F1B with overlapped all-to-alls: one more forward in flight."),
+    _option("1F1B with overlapped all-to-alls: one more forward in flight.", TRAINING, "--overlap"),
 ]
 StageBuffers = Annotated[
     StageBuffersChoice,
-    typer.Option(
-        help="Hold activations from other stages while needed (in_flight), or in buffers for all "
-        "micro-batches, as torch's schedules do (all)."
+    _option(
+        "Hold activations from other stages while they are needed (in_flight), or in buffers for all "
+        "micro-batches (all), as torch's schedules do.",
+        TRAINING,
+        show_default=True,
     ),
 ]
 Devices = Annotated[
     list[str] | None,
     _option(
-        "Check whether it fits on this device; see `tracelens list devices`. Repeatable.", metavar="NAME"
+        "Check this device (`tracelens list devices`). Repeatable.",
+        FIT,
+        metavar="NAME",
+        autocompletion=completion.devices,
     ),
 ]
-DeviceFiles = Annotated[list[str] | None, _option("The same for a device in a TOML file.", metavar="FILE")]
+DeviceFiles = Annotated[
+    list[str] | None, _option("Check the device in this TOML file. Repeatable.", FIT, metavar="FILE")
+]
 Reserve = Annotated[
     float | None,
     _option(
-        "GiB of each device to keep free. Default 4, for driver and communication contexts; with "
-        "--convention brief, everything above the nameplate."
+        "GiB of each device to keep free for the driver and communication contexts.",
+        FIT,
+        metavar="GIB",
+        show_default="4; with --convention brief, all above the nameplate",
     ),
 ]
 Convention = Annotated[
     ConventionChoice,
-    typer.Option(
-        help="exact: every tensor of the reference workload; brief: as in the two memory charts of AMD's MoE "
-        "training guide."
+    _option(
+        "Count every tensor of the reference workload (exact), or as the two memory charts of AMD's MoE "
+        "training guide do (brief).",
+        TRAINING,
+        show_default=True,
     ),
 ]
 Assignments = Annotated[
     list[str] | None,
     _option(
         "Any other field of model, layout, toggles or training, as in sync_free=2. Repeatable.",
+        TRAINING,
         "--set",
         metavar="FIELD=VALUE",
     ),
 ]
 Search = Annotated[
     bool,
-    typer.Option(
+    _option(
+        "Try all layouts of --gpus that the other options allow, and rank those that fit by step time.",
+        SEARCH,
         "--search",
-        help="Try all layouts of --gpus that the other options allow, and rank those that fit by step time.",
     ),
 ]
 GlobalBatch = Annotated[
     int | None,
-    _option("With --search, sequences per step on all GPUs; default: as in the model file, or 15360.", min=1),
+    _option(
+        "Sequences per step on all GPUs.",
+        SEARCH,
+        metavar="N",
+        min=1,
+        show_default="as in the model file, or 15360",
+    ),
 ]
 Assume = Annotated[
     list[str] | None,
     _option(
-        "With --search, an assumption of the step time, as in nic_bytes_per_s=25e9; the result lists all. "
-        "Repeatable.",
+        "An assumption of the step time, as in nic_bytes_per_s=25e9; the result lists all. Repeatable.",
+        SEARCH,
         metavar="NAME=VALUE",
     ),
 ]
-Top = Annotated[int | None, _option("With --search, layouts to show per device; default 10.", min=1)]
+Top = Annotated[
+    int | None, _option("Layouts to show per device.", SEARCH, metavar="N", min=1, show_default="10")
+]

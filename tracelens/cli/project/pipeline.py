@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracelens.cli import completion
 from tracelens.cli.common import (
     Json,
     Limit,
@@ -23,80 +24,130 @@ if TYPE_CHECKING:
     from tracelens.table import Result
 
 
-def _option(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, **{"show_default": False, **more})
+SCHEDULE, TIMES, MODEL, MEASURED = "Schedule", "Times", "Times from --model", "Times from --from"
+
+
+def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **more})
 
 
 Schedules = Annotated[
     list[str] | None,
     _option(
         "gpipe, 1f1b, 1f1b-overlap, interleaved, interleaved-overlap, zb-h1, zb-h2, zb-v, all, or a CSV file "
-        "of torch.distributed.pipelining. Repeatable; default: 1f1b, and interleaved with --vpp.",
+        "of torch.distributed.pipelining. Repeatable.",
+        SCHEDULE,
         "--schedule",
         metavar="NAME",
+        show_default="1f1b, and interleaved with --vpp",
+        autocompletion=completion.schedules,
     ),
 ]
-Stages = Annotated[int | None, _option("Pipeline stages.", min=1)]
-MicroBatches = Annotated[int | None, _option("Micro-batches per step on each rank (GA).", min=1)]
-Chunks = Annotated[int | None, _option("Model chunks per stage, for interleaved schedules.", min=1)]
-Turn = Annotated[
-    int, _option("Micro-batches per turn through a chunk, for interleaved schedules; default: --pp.", min=0)
+Stages = Annotated[int | None, _option("Pipeline stages.", SCHEDULE, metavar="N", min=1)]
+MicroBatches = Annotated[
+    int | None, _option("Micro-batches per step on each rank (GA).", SCHEDULE, metavar="N", min=1)
 ]
-Cut = Annotated[str, _option("Layers of each chunk in model order, as in 3,4,4,3.")]
+Chunks = Annotated[
+    int | None, _option("Model chunks per stage, for interleaved schedules.", SCHEDULE, metavar="N", min=1)
+]
+Turn = Annotated[
+    int,
+    _option(
+        "Micro-batches per turn through a chunk, for interleaved schedules.",
+        SCHEDULE,
+        metavar="N",
+        min=0,
+        show_default="--pp",
+    ),
+]
+Cut = Annotated[
+    str,
+    _option(
+        "Layers of each chunk in model order, as in 3,4,4,3.", SCHEDULE, metavar="LAYERS", show_default="even"
+    ),
+]
 Best = Annotated[
-    bool, typer.Option("--best-partition", help="Search for the partition with the shortest phase.")
+    bool,
+    _option("Search for the partition with the shortest schedule.", SCHEDULE, "--best-partition"),
 ]
 ForwardMs = Annotated[
-    float | None, _option("Source of times: forward of a micro-batch on a stage, all its chunks.")
+    float | None,
+    _option("Forward of a micro-batch on a stage, all its chunks.", TIMES, metavar="MS"),
 ]
-BackwardMs = Annotated[float | None, _option("Its backward; default: twice the forward.")]
+BackwardMs = Annotated[
+    float | None, _option("Its backward.", TIMES, metavar="MS", show_default="twice the forward")
+]
 ExchangeShare = Annotated[
     float,
     _option(
-        "Exposed all-to-all as a share of both, which an overlapping schedule can hide.",
+        "Exposed all-to-all as a share of forward and backward; an overlapping schedule can hide it.",
+        TIMES,
+        metavar="SHARE",
         min=0,
         max=1,
+        show_default=True,
     ),
 ]
 From = Annotated[
     list[str] | None,
     _option(
-        "Source of times: a recorded run, as a trace, a directory of ranks, or a pattern. Repeatable.",
+        "A recorded run: a trace, a directory of ranks, or a pattern. Repeatable.",
+        MEASURED,
         "--from",
         metavar="PATH",
     ),
 ]
-Step = Annotated[str | None, _option("With --from, only this step: 2 for ProfilerStep#2; default: all.")]
+Step = Annotated[
+    str | None,
+    _option("Only this step: 2 or ProfilerStep#2.", MEASURED, metavar="STEP", show_default="all steps"),
+]
 Layers = Annotated[
-    int, _option("Layers of the model, if neither --model nor annotations of the trace tell.", min=0)
+    int,
+    _option("Layers of the model, if neither --model nor the trace says.", MEASURED, metavar="N", min=0),
 ]
 Model = Annotated[
     str | None,
-    _option("Source of times: the roofline of this model, a name (`tracelens list models`) or a file."),
+    _option(
+        "Roofline of this model: a name (`tracelens list models`) or a file.",
+        MODEL,
+        metavar="MODEL",
+        autocompletion=completion.models,
+    ),
 ]
-Device = Annotated[str | None, _option("With --model, its device.")]
-Gpus = Annotated[int, _option("With --model, GPUs of the run; default: one per stage.", min=0)]
-Experts = Annotated[int | None, _option("With --model, ranks that share the experts.")]
-Tensor = Annotated[int | None, _option("With --model, ranks that share each matrix.")]
-Context = Annotated[int | None, _option("With --model, ranks that share a sequence.")]
-Sequence = Annotated[int | None, _option("With --model, tokens per sequence.")]
-Sequences = Annotated[int | None, _option("With --model, sequences per micro-batch.")]
+Device = Annotated[
+    str | None, _option("Its device.", MODEL, metavar="NAME", autocompletion=completion.devices)
+]
+Gpus = Annotated[int, _option("GPUs of the run.", MODEL, metavar="N", min=0, show_default="one per stage")]
+Experts = Annotated[int | None, _option("Ranks that share the experts.", MODEL, metavar="N")]
+Tensor = Annotated[int | None, _option("Ranks that share each matrix.", MODEL, metavar="N")]
+Context = Annotated[int | None, _option("Ranks that share a sequence.", MODEL, metavar="N")]
+Sequence = Annotated[int | None, _option("Tokens per sequence.", MODEL, metavar="N")]
+Sequences = Annotated[int | None, _option("Sequences per micro-batch.", MODEL, metavar="N")]
 Assignments = Annotated[
     list[str] | None,
     _option(
-        "With --model, another field of the run, as in recompute_layer_ids=0,1. Repeatable.",
+        "Another field of the run, as in recompute_layer_ids=0,1. Repeatable.",
+        MODEL,
         "--set",
         metavar="FIELD=VALUE",
     ),
 ]
 Message = Annotated[
     float | None,
-    _option("Time of a message between stages; default: as measured, from the device's links, or 0.", min=0),
+    _option(
+        "Time of a message between stages.",
+        TIMES,
+        metavar="US",
+        min=0,
+        show_default="as measured, from the device's links, or 0",
+    ),
 ]
 WeightShare = Annotated[
     float,
     _option(
         "Weight gradients as a share of the backward, for zero-bubble schedules.",
+        TIMES,
+        metavar="SHARE",
         min=0,
         max=1,
         show_default=True,
@@ -105,9 +156,11 @@ WeightShare = Annotated[
 Activations = Annotated[
     float | None,
     _option(
-        "GB (decimal) of activations of a micro-batch on a stage, all its chunks; default with --model: as "
-        "in `tracelens project memory`.",
+        "GB (decimal) of activations of a micro-batch on a stage, all its chunks.",
+        SCHEDULE,
+        metavar="GB",
         min=0,
+        show_default="with --model, as in `tracelens project memory`",
     ),
 ]
 
@@ -143,16 +196,16 @@ def pipeline(
     output: Output = None,
     json_output: Json = False,
 ) -> None:
-    """Simulate pipeline schedules: step time, bubble, and activations in flight on each stage.
+    """Simulate pipeline schedules: step time, bubble, activations in flight.
 
-    Times are given (--forward-ms), measured (--from), or a roofline (--model). For example:
+    The time of a micro-batch comes from --forward-ms, from a recorded run (--from), or from the roofline of
+    a model (--model).
 
-    tracelens project pipeline --pp 8 --micro-batches 32 --vpp 4 --forward-ms 10 --schedule all
-
-    tracelens project pipeline --from traces/ --vpp 2 -o pipeline.html
-
-    tracelens project pipeline --model deepseek_v3 --device mi355x --pp 16 --gpus 128 --ep 8
-    --micro-batches 64 --best-partition
+    Examples:
+        tracelens project pipeline --pp 8 --micro-batches 32 --vpp 4 --forward-ms 10 --schedule all
+        tracelens project pipeline --from traces/ --vpp 2 -o pipeline.html
+        tracelens project pipeline --model deepseek_v3 --device mi355x --pp 16 --gpus 128 --ep 8
+            --micro-batches 64 --best-partition
     """
     traces = None if source is None else TraceFiles(source)
     check_outputs(output, [*(source or ()), *files_of(model, *(schedule or ()))], traces=traces)

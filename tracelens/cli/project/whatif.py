@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tracelens.cli import completion
 from tracelens.cli.common import (
     Device,
     DeviceFile,
@@ -21,6 +22,7 @@ from tracelens.cli.common import (
     deliver_result,
     progress,
 )
+from tracelens.cli.help import RUN
 from tracelens.read import TraceFiles
 from tracelens.session import Reading
 
@@ -31,18 +33,22 @@ def whatif(
         list[str] | None,
         typer.Option(
             "--scenario",
-            help="What to change: NAME, NAME=VALUE, or A+B for both in this order; see "
-            "`tracelens list scenarios`. Repeatable; default: all that need no value.",
-            metavar="TEXT",
-            show_default=False,
+            help="The change: NAME, NAME=VALUE, or A+B for both in this order (`tracelens list scenarios`). "
+            "Repeatable.",
+            metavar="SCENARIO",
+            show_default="all that need no value",
+            autocompletion=completion.scenarios,
+            rich_help_panel=RUN,
         ),
     ] = None,
     step: Annotated[
         str | None,
         typer.Option(
-            help="Step to replay: 2 for ProfilerStep#2, or all; default: the step of median duration, for a "
-            "serving engine all.",
-            show_default=False,
+            metavar="STEP",
+            help="The step to replay: 2 or ProfilerStep#2, or all.",
+            show_default="the step of median duration; all for a serving engine",
+            autocompletion=completion.steps_or_all,
+            rich_help_panel=RUN,
         ),
     ] = None,
     device: Device = None,
@@ -54,15 +60,12 @@ def whatif(
     full: Full = False,
     json_output: Json = False,
 ) -> None:
-    """Replay a recorded run under a change: its step time, and what it would wait for.
+    """Step time of a recorded run after a change, and what it would wait for.
 
-    For example:
-
-    tracelens project whatif traces/
-
-    tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
-
-    tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
+    Examples:
+        tracelens project whatif traces/
+        tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
+        tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
     traces = TraceFiles(paths)
     check_outputs(output, [*paths, *filter(None, [device_file])], traces=traces)

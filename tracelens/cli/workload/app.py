@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from tracelens.cli.common import say
+from tracelens.cli.help import Command, Group
 from tracelens.cli.workload.common import (
+    MODEL,
+    RECORDING,
     Assignments,
     Device,
     Layers,
@@ -19,6 +22,7 @@ from tracelens.cli.workload.common import (
     Scrub,
     Stack,
     assigned,
+    option_of,
     torch_part,
     with_settings,
 )
@@ -26,23 +30,37 @@ from tracelens.cli.workload.ladder import ladder
 from tracelens.cli.workload.serve import serve
 from tracelens.cli.workload.serve import settings as serving_settings
 
-app = typer.Typer(name="workload", rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=Group, name="workload", rich_markup_mode=None, add_completion=False)
 
 
-def _settings() -> dict[str, str]:
-    """Fields of layout, training and toggles, with their help."""
-    from tracelens.planner.config import HELP, PARTS
+_HEADINGS = {"layout": "Layout", "training": "Training", "toggles": "Optimizations"}
 
-    return {
-        setting.name: HELP[setting.name]
-        for part in ("layout", "training", "toggles")
-        for setting in fields(PARTS[part])
-    }
+
+def _settings() -> dict[str, Any]:
+    """Options of the fields of layout, training and toggles."""
+    from tracelens.planner.config import HELP, MODELS, PARTS, preset
+
+    presets = [preset(name) for name in MODELS]
+    options = {}
+    for part, heading in _HEADINGS.items():
+        kinds = get_type_hints(PARTS[part])
+        for setting in fields(PARTS[part]):
+            values = {getattr(getattr(config, part), setting.name) for config in presets}
+            default = values.pop() if len(values) == 1 else "as in --preset"
+            name = setting.name
+            options[name] = option_of(setting, kinds[name], HELP[name], heading, default)
+    return options
 
 
 @app.callback(invoke_without_command=True)
 def workload(context: typer.Context) -> None:
-    """Train the bundled MoE model and record traces of it."""
+    """Train or serve the bundled MoE model, and record traces of it.
+
+    Examples:
+        tracelens workload run --ranks 2 -o traces/
+        tracelens workload ladder ladder/ --preset small --ranks 8 -o ladder.html
+        tracelens workload serve --ranks 2 -o traces/
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -50,10 +68,11 @@ def workload(context: typer.Context) -> None:
 Inject = Annotated[
     list[str] | None,
     typer.Option(
-        help="Inject a fault into a rank: --inject rank=3,kind=host_delay,ms=4. Repeatable. Kinds: "
-        "host_delay, blocking_call and gc with ms, token_skew with factor, slow_kernels with processes.",
+        help="Inject a fault into a rank: rank=3,kind=host_delay,ms=4. Kinds: host_delay, blocking_call and "
+        "gc with ms, token_skew with factor, slow_kernels with processes. Repeatable.",
         metavar="FAULT",
         show_default=False,
+        rich_help_panel=MODEL,
     ),
 ]
 
@@ -65,27 +84,38 @@ def run(
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    steps: Annotated[int, typer.Option(help="Training steps, at least to the end of the recording.")] = 10,
-    profile_start: Annotated[int, typer.Option(help="First recorded step, counted from 0.")] = 8,
-    profile_end: Annotated[int, typer.Option(help="The step after the last recorded one.")] = 10,
+    steps: Annotated[
+        int,
+        typer.Option(help="Train at least this many steps, and to the end of the recording.", metavar="N"),
+    ] = 10,
+    profile_start: Annotated[
+        int,
+        typer.Option(help="First recorded step, counted from 0.", metavar="STEP", rich_help_panel=RECORDING),
+    ] = 8,
+    profile_end: Annotated[
+        int,
+        typer.Option(help="The step after the last recorded one.", metavar="STEP", rich_help_panel=RECORDING),
+    ] = 10,
     stack: Stack = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record allocations.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Record allocations.", rich_help_panel=RECORDING)
+    ] = False,
     scrub: Scrub = False,
     inject: Inject = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object.")
+    ] = False,
     **settings: str | None,
 ) -> None:
     """Train the reference model and record one trace per rank.
 
-    Every optimisation has its own option and is off by default. For example:
+    Every optimization has its own option and is off by default. --inject makes a fault for `tracelens
+    analyze stragglers` to find.
 
-    tracelens workload run --preset tiny --ranks 2 -o traces/
-
-    tracelens workload run --preset small --ranks 8 --experts grouped --sync-free 2 -o traces/
-
-    With an injected fault for `tracelens analyze stragglers` to find:
-
-    tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
+    Examples:
+        tracelens workload run --preset tiny --ranks 2 -o traces/
+        tracelens workload run --preset small --ranks 8 --experts grouped --sync-free 2 -o traces/
+        tracelens workload run --ranks 2 --inject rank=1,kind=gc,ms=20 -o traces/
     """
     from tracelens.planner.config import override
     from tracelens.planner.config import preset as named
@@ -102,9 +132,9 @@ def run(
         _say_summary(preset, summary, output)
 
 
-app.command("run")(with_settings(run, _settings()))
-app.command("ladder")(with_settings(ladder, _settings()))
-app.command("serve")(with_settings(serve, serving_settings()))
+app.command("run", cls=Command)(with_settings(run, _settings()))
+app.command("ladder", cls=Command)(with_settings(ladder, _settings()))
+app.command("serve", cls=Command)(with_settings(serve, serving_settings()))
 
 
 def _say_summary(preset: str, summary: dict[str, Any], output: Path | None) -> None:

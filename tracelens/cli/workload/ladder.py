@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tracelens.cli import completion
 from tracelens.cli.common import Full, Json, Output, check_outputs, deliver, progress, say
 from tracelens.cli.workload.common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
 from tracelens.errors import TracelensError
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from tracelens.table import Report
     from tracelens.workload import Rung
 
+LADDER = "Ladder"
+
 Traces = Annotated[
     Path | None,
     typer.Argument(
-        metavar="DIR", help="New folder for the traces, with one subfolder per rung.", show_default=False
+        metavar="DIR", help="New directory for the traces, one folder per rung.", show_default=False
     ),
 ]
 From = Annotated[
@@ -29,25 +32,39 @@ From = Annotated[
         help="Report on an existing ladder without running anything.",
         metavar="DIR",
         show_default=False,
+        rich_help_panel=LADDER,
     ),
 ]
 Rungs = Annotated[
     list[str] | None,
     typer.Option(
         "--rung",
-        help="A custom rung, as in 'grouped: experts=grouped', on top of a baseline without toggles. "
+        help="A custom rung, as in 'grouped: experts=grouped', on top of a baseline without optimizations. "
         "Repeatable, in order.",
-        metavar="TEXT",
+        metavar="RUNG",
         show_default=False,
+        rich_help_panel=LADDER,
     ),
 ]
 File = Annotated[
     Path | None,
-    typer.Option("--rungs", help="Read the rungs from a TOML file.", metavar="FILE", show_default=False),
+    typer.Option(
+        "--rungs",
+        help="Read the rungs from a TOML file.",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=LADDER,
+    ),
 ]
 Without = Annotated[
     list[str] | None,
-    typer.Option(help="Leave this rung out. Repeatable.", metavar="NAME", show_default=False),
+    typer.Option(
+        help="Leave this rung out. Repeatable.",
+        metavar="NAME",
+        show_default=False,
+        autocompletion=completion.rungs,
+        rich_help_panel=LADDER,
+    ),
 ]
 
 
@@ -65,22 +82,25 @@ def ladder(
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    timed: Annotated[int, typer.Option(help="Timed steps per rung, without the profiler.")] = 10,
-    recorded: Annotated[int, typer.Option(help="Recorded steps per rung.")] = 3,
+    timed: Annotated[
+        int,
+        typer.Option(help="Timed steps per rung, without the profiler.", metavar="N", rich_help_panel=LADDER),
+    ] = 10,
+    recorded: Annotated[
+        int, typer.Option(help="Recorded steps per rung.", metavar="N", rich_help_panel=LADDER)
+    ] = 3,
     scrub: Scrub = False,
     **settings: str | None,
 ) -> None:
-    """Add optimisations one by one, and report what each gains and changes.
+    """Add optimizations one by one, and report what each gains and changes.
 
-    The default rungs are the workload's optimisations for expert-parallel training; the report says which
-    ones the machine or model does not support. The other options are those of `tracelens workload run` and
-    apply to every rung. For example:
+    The default rungs are the workload's optimizations for expert-parallel training; the report says which
+    ones the machine or model does not support. The options below Ladder apply to every rung.
 
-    tracelens workload ladder ladder/ --preset small --ranks 8 --micro-batches 2 -o ladder.html
-
-    tracelens workload ladder ladder/ --ranks 2 --rung 'grouped: experts=grouped' --rung 'host: gc=manual'
-
-    tracelens workload ladder --from ladder/ -o ladder.html -o ladder.md
+    Examples:
+        tracelens workload ladder ladder/ --preset small --ranks 8 --micro-batches 2 -o ladder.html
+        tracelens workload ladder ladder/ --ranks 2 --rung 'grouped: experts=grouped' --rung 'host: gc=manual'
+        tracelens workload ladder --from ladder/ -o ladder.html -o ladder.md
     """
     if (traces is None) == (source is None):
         raise TracelensError(

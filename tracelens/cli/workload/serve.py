@@ -5,27 +5,50 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from tracelens.cli.common import say
-from tracelens.cli.workload.common import Device, Layers, Output, Preset, Scrub, Stack, assigned, torch_part
+from tracelens.cli.workload.common import (
+    MODEL,
+    RECORDING,
+    Device,
+    Layers,
+    Output,
+    Preset,
+    Scrub,
+    Stack,
+    assigned,
+    option_of,
+    torch_part,
+)
+
+SERVING = "Requests and scheduling"
 
 
-def settings() -> dict[str, str]:
-    """Settings of serving, with their help."""
-    from tracelens.workload.serving import HELP, Serving
+def settings() -> dict[str, Any]:
+    """Options of the settings of serving."""
+    from tracelens.workload.serving import HELP, Serving, serving_preset
 
-    return {setting.name: HELP[setting.name] for setting in fields(Serving)}
+    presets, kinds = [serving_preset(name) for name in ("tiny", "small")], get_type_hints(Serving)
+    options = {}
+    for setting in fields(Serving):
+        name = setting.name
+        values = {getattr(preset, name) for preset in presets}
+        default = values.pop() if len(values) == 1 else "as in --preset"
+        options[name] = option_of(setting, kinds[name], HELP[name], SERVING, default)
+    return options
 
 
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Override a model field, or dtype, routing, permute or router: --set permute=fused.",
+        help="Override a field of the model, or dtype, routing, permute or router. Repeatable.",
         metavar="FIELD=VALUE",
+        show_default=False,
+        rich_help_panel=MODEL,
     ),
 ]
 
@@ -33,27 +56,44 @@ Assignments = Annotated[
 def serve(
     *,
     preset: Preset = "tiny",
-    ranks: Annotated[int, typer.Option(help="Number of ranks; each has its own requests.")] = 1,
+    ranks: Annotated[
+        int,
+        typer.Option(help="Ranks, each with its own requests.", metavar="N", rich_help_panel=MODEL),
+    ] = 1,
     output: Output = None,
     layers: Layers = None,
     assignments: Assignments = None,
     device: Device = None,
-    ticks: Annotated[int, typer.Option(help="Forward passes, at least to the end of the recording.")] = 64,
-    profile_start: Annotated[int, typer.Option(help="First recorded tick, counted from 0.")] = 48,
-    profile_end: Annotated[int, typer.Option(help="The tick after the last recorded one.")] = 56,
+    ticks: Annotated[
+        int,
+        typer.Option(
+            help="Run at least this many forward passes, and to the end of the recording.", metavar="N"
+        ),
+    ] = 64,
+    profile_start: Annotated[
+        int,
+        typer.Option(help="First recorded tick, counted from 0.", metavar="TICK", rich_help_panel=RECORDING),
+    ] = 48,
+    profile_end: Annotated[
+        int,
+        typer.Option(help="The tick after the last recorded one.", metavar="TICK", rich_help_panel=RECORDING),
+    ] = 56,
     stack: Stack = False,
     scrub: Scrub = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object.")
+    ] = False,
     **settings: str | None,
 ) -> None:
     """Serve synthetic requests and record one trace per rank.
 
     Attention is data parallel, with one cache per rank; experts are sharded over all ranks, so all ranks
-    run every layer together. In a tick each rank runs a prefill, a decode, or a dummy. For example:
+    run every layer together. In a tick each rank runs a prefill, a decode, or a dummy.
 
-    tracelens workload serve --preset tiny --ranks 2 -o traces/
-
-    tracelens workload serve --preset small --ranks 4 --prefill-delayer on --tbo token --graph on -o traces/
+    Examples:
+        tracelens workload serve --preset tiny --ranks 2 -o traces/
+        tracelens workload serve --preset small --ranks 4 --prefill-delayer on --tbo token --graph on
+            -o traces/
     """
     from tracelens.workload.serving import model_config, override_serving, serving_preset
 

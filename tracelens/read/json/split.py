@@ -20,6 +20,7 @@ from tracelens.read import source as sources
 from tracelens.read.json.event import Drop
 from tracelens.read.json.repair import repair_text
 from tracelens.read.json.scan import BLANK, Effort, Text, ends_events, first_value, is_event, skip, value_end
+from tracelens.read.not_traces import no_events, not_json
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*+:\s*+\[')
 _BOUNDARY = re.compile(r'\}\s*+,\s*+\{(?:\s*+"[^"\\]{1,40}"\s*+:)?')
@@ -38,20 +39,6 @@ _ENOUGH = 8
 _LEARNT_FROM_BYTES = 1 << 20
 OVERSIZE = "larger than the limit for one event"
 
-_NO_TRACES = (
-    (b"SQLite format 3", "an SQLite database, as of nsys or rocprofv3"),
-    (b"\x7fELF", "a program"),
-    (b"PK\x03\x04", "a zip archive inside another; unpack it first"),
-    (b"\xfd7zXZ", "compressed with xz; unpack it first"),
-    (b"BZh", "compressed with bzip2; unpack it first"),
-    (b"\x1f\x8b", "gzip inside another compression; unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "zstd inside another compression; unpack it first"),
-    (b"\x04\x22\x4d\x18", "compressed with lz4; unpack it first"),
-    (b"7z\xbc\xaf", "a 7z archive; unpack it first"),
-    (b"<", "HTML or XML, perhaps a web page saved by mistake"),
-    (b"version https://git-lfs", "a Git LFS pointer; fetch the file itself with git lfs pull"),
-    (b"\x0a", "perhaps a Perfetto protobuf; convert it with Perfetto's traceconv json"),
-)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")
 
 
@@ -183,8 +170,10 @@ class Splitter:
     def _open(self) -> bytes:
         """Read up to the first event; returns the bytes from there on that were read already."""
         text = bytearray()
+        head = b""
         while not (text := text.lstrip(_OPENING)) and (block := self._more()):
             text += block
+            head = block[:_SAMPLE_BYTES]
             self._check_header(self.end_offset)
         if not text:
             problem = self.source.damage or "it is empty"
@@ -195,7 +184,7 @@ class Splitter:
             self._array_form = True
             return bytes(text[1:])
         if text[:1] != b"{":
-            raise ParseError(self.source.path, _not_json(text), 0)
+            raise ParseError(self.source.path, not_json(head, self.source.path), 0)
         end = self._find_events(text)
         return bytes(text[end:])
 
@@ -221,8 +210,7 @@ class Splitter:
             self._problems.append(_HEADER_LOST)
             return first
         why = f" ({self.source.damage})" if self.source.damage else ""
-        problem = f'JSON without a "traceEvents" list is not a profiler trace{why}'
-        raise ParseError(self.source.path, f"{problem}; pass what export_chrome_trace wrote")
+        raise ParseError(self.source.path, f"{no_events(text)}{why}")
 
     def _check_header(self, size: int) -> None:
         most = limits()
@@ -319,8 +307,3 @@ def _separator_of_broken(source: str) -> str:
     seen = Counter(found.group() for found in _BOUNDARY.finditer(source) if first)
     alike = [text for text, count in seen.items() if first and count >= _ENOUGH and text.endswith(first[1])]
     return max(alike, key=seen.__getitem__, default="")
-
-
-def _not_json(text: bytearray) -> str:
-    kind = next((kind for magic, kind in _NO_TRACES if text.startswith(magic)), "")
-    return f"not a JSON trace: it starts with neither {{ nor [{f' ({kind})' if kind else ''}"

@@ -50,13 +50,14 @@ def files(report: Report) -> Mapping[str, bytes]:
     return {"report.txt": console(report, width=160).encode()}
 
 
-def console(report: Report, *, width: int = 100, color: bool = False) -> str:
+def console(report: Report, *, width: int = 100, color: bool = False, rows: int | None = None) -> str:
     """The report as terminal text.
 
     Args:
         report: any report.
         width: of the terminal, in columns.
         color: with ANSI colours.
+        rows: of each table, at most; None for the usual number.
     """
     incomplete = banner(report.failures)
     report = for_people(report)
@@ -72,7 +73,7 @@ def console(report: Report, *, width: int = 100, color: bool = False) -> str:
     for name, text in meta_items(report.meta):
         screen.print(f"{name}: {text}", style="dim")
     for result in report.results:
-        _result(screen, result)
+        _result(screen, result, rows or ROWS)
     if not report.results:
         screen.print("This report has no results.")
     return screen_text(screen)
@@ -140,7 +141,7 @@ def inert(line: str) -> str:
     return without_commands(_COMMAND.sub(r"\1\\", line) if "::" in line else line)
 
 
-def _result(screen: Console, result: Result) -> None:
+def _result(screen: Console, result: Result, rows: int) -> None:
     screen.print()
     screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
     if result.doc:
@@ -150,7 +151,8 @@ def _result(screen: Console, result: Result) -> None:
         screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
     for number, data in enumerate(compared(result).values()):
         # A section that begins with a table of its own name has its heading already.
-        _table(screen, result, data, heading=number > 0 or data.schema.title != result.title)
+        heading = number > 0 or data.schema.title != result.title
+        _table(screen, result, data, rows, heading=heading)
     if details(result):
         screen.print()
         screen.print(details(result), style="dim")
@@ -158,14 +160,14 @@ def _result(screen: Console, result: Result) -> None:
         screen.print(f"Not computed: {subjects}: {reason}", style="yellow")
 
 
-def _table(screen: Console, result: Result, data: Data, *, heading: bool) -> None:
+def _table(screen: Console, result: Result, data: Data, rows: int, *, heading: bool) -> None:
     screen.print()
     if heading:
         screen.print(one_line(data.schema.title), style="bold")
     if not len(data):
         screen.print("no rows", style="dim")
         return
-    part = cut(data, ROWS)
+    part = cut(data, rows)
     if data.schema.kind == "entries":
         _entries(screen, data.schema.doc, entries(part))
     else:

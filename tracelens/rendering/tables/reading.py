@@ -52,6 +52,38 @@ def by_level(name: str, table: Table) -> dict[str, Table]:
     return parts
 
 
+def typical_step(table: Table) -> Table:
+    """A tree of several steps as that of the step of median duration, any other table as it is.
+
+    Where there is room for a few rows, the steps themselves would take most of them.
+    """
+    if table.schema.kind != "tree" or "level" not in table.columns:
+        return table
+    root = root_rows(table)
+    names, sizes = table.coded("name"), table.array("exclusive_ns")
+    tops = np.unique(root)
+    longest: dict[str, int] = {}
+    for row, name, level in zip(tops, names.texts(tops), table.coded("level").texts(tops), strict=True):
+        if level != "step":
+            return table
+        longest[name] = max(longest.get(name, 0), int(sizes[row]))
+    if len(longest) < 2:
+        return table
+    chosen = sorted(longest, key=longest.__getitem__)[(len(longest) - 1) // 2]
+    doc = f"{chosen}, of median duration among {len(longest)} steps; for another: --step."
+    schema = replace(table.schema, doc=f"{table.schema.doc} {doc}".strip())
+    return table.with_schema(schema).take(np.flatnonzero(names.equals(chosen)[root]))
+
+
+def root_rows(table: Table) -> Int:
+    """The row at the top above each row of a tree."""
+    parents = parent_rows(table)
+    root = np.where(parents < 0, np.arange(len(table)), parents)
+    while (root != root[root]).any():
+        root = root[root]
+    return root
+
+
 def with_places(table: Table) -> Table:
     """A table whose columns `x_rank` and `x_ts_ns` are one, `in x`: 'rank 0 at 551.890 ms'."""
     names = table.schema.names

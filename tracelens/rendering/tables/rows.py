@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Float, Int
 from tracelens.rendering.tables.across import across_ranks, is_across, leading_column, position_on_rank
-from tracelens.rendering.tables.reading import by_level, parent_rows, with_places
+from tracelens.rendering.tables.reading import by_level, parent_rows, typical_step, with_places
 from tracelens.rendering.tables.values import ColumnFormat, column_format, explained, one_line
 from tracelens.table import Column, Report, Result, Rows, Skip, Table
 
@@ -165,8 +165,9 @@ def readable(result: Result) -> dict[str, Table]:
 
 
 def compared(result: Result) -> dict[str, Table]:
-    """The readable tables, with one row for what several ranks have where ranks can be compared."""
-    return {name: across_ranks(table) or table for name, table in readable(result).items()}
+    """The readable tables, of one step, with one row for what several ranks have where these compare."""
+    tables = {name: typical_step(table) for name, table in readable(result).items()}
+    return {name: across_ranks(table) or table for name, table in tables.items()}
 
 
 def for_people(report: Report) -> Report:

@@ -30,7 +30,7 @@ def unpacked(payload: bytes) -> dict[str, list[Any]]:
             values = entry["first"] + np.cumsum(values, dtype=np.float64)
         numbers = values.tolist()
         texts = entry.get("texts")
-        columns[name] = [texts[number] for number in numbers] if texts is not None else numbers
+        columns[name] = [texts[int(number)] for number in numbers] if texts is not None else numbers
     return columns
 
 

@@ -2,14 +2,15 @@
 
 A payload is base64 of gzip of: u32 length of the header, the header as JSON, and the arrays, little-endian,
 each at a multiple of 8 bytes behind the header's end. The header is {"rows", "columns": {name: {"type": "i1",
-"i2", "i4" or "f8", "at": offset, "first": value for differences, "texts": [...] for text}}}.
-`assets/js/payload.js` reads it.
+"i2", "i4" or "f8", "at": offset, "first": value for differences, "texts": [...] for text, "short": {index of
+a text: its short form} where it has one}}}. `assets/js/payload.js` reads it.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,16 @@ from tracelens.table import Table
 _INTEGERS = ("i1", "i2", "i4")
 
 
-def packed(table: Table) -> bytes:
+def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({})) -> bytes:
     """The payload of a table; integers beyond 2**53 are rounded, infinities stay.
 
     Integers that mostly grow, such as start times, are stored as differences; texts by dictionary.
+
+    Args:
+        table: what is packed.
+        short: of text columns, the short forms of the texts in their dictionaries.
     """
     import orjson
-    from isal import igzip
 
     blocks: list[bytes] = []
     columns: dict[str, Any] = {}
@@ -37,7 +41,11 @@ def packed(table: Table) -> bytes:
         if column.is_text:
             coded = table.coded(column.name)
             used, values = np.unique(coded.codes, return_inverse=True)
-            entry["texts"] = [encodable(coded.values[code]) for code in used.tolist()]
+            entry["texts"] = texts = _encodable([coded.values[code] for code in used.tolist()])
+            if column.name in short:
+                forms = _encodable([short[column.name][code] for code in used.tolist()])
+                pairs = enumerate(zip(texts, forms, strict=True))
+                entry["short"] = {str(index): form for index, (text, form) in pairs if form != text}
         else:
             values = table.array(column.name)
         array, first = _smallest(values)
@@ -51,7 +59,22 @@ def packed(table: Table) -> bytes:
         columns[column.name] = entry
     header = orjson.dumps({"rows": len(table), "columns": columns})
     header += b" " * (-(len(header) + 4) % 8)
-    content = b"".join((len(header).to_bytes(4, "little"), header, *blocks))
+    return compressed(b"".join((len(header).to_bytes(4, "little"), header, *blocks)))
+
+
+def _encodable(texts: list[str]) -> list[str]:
+    """Texts that UTF-8 can take; rarely one cannot, and each is looked at only then."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return list(map(encodable, texts))
+    return texts
+
+
+def compressed(content: bytes) -> bytes:
+    """Base64 of gzip."""
+    from isal import igzip
+
     return base64.b64encode(igzip.compress(content, compresslevel=3, mtime=0))
 
 

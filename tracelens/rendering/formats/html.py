@@ -2,7 +2,8 @@
 
 Names come from traces and are never trusted: the template escapes by default, tables are joined from
 escaped cells, figures travel as JSON without <, > and &, and the page's own policy (CSP) allows no script
-but the three it was written with and no request at all.
+but those that it was written with and no request at all. What is large waits compressed until somebody looks:
+the rows of tables and the library for figures.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -20,11 +21,18 @@ from typing import TYPE_CHECKING, Any
 from tracelens.guard import banner
 from tracelens.rendering.figures import Figure, drawn
 from tracelens.rendering.formats.json import dumps
-from tracelens.rendering.payload import elements
+from tracelens.rendering.interactive import (
+    Interactive,
+    page_bytes,
+    payloads,
+    selectable,
+    specification,
+    views,
+)
+from tracelens.rendering.payload import compressed, elements
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
-    compared,
     details,
     finding_cards,
     for_people,
@@ -36,16 +44,23 @@ from tracelens.rendering.tables import (
     tile_range,
     tile_value,
 )
-from tracelens.table import VIEWS, Report, Result, Table
+from tracelens.table import VIEWS, Report, Result
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-ROWS = 200
+STATIC_ROWS = 100
+"""Rows of a table that stand in the page as HTML: what is seen at once, in print and without scripts."""
 FRAGMENT_ROWS = 20
 
-SCRIPTS = ("payload", "figures", "tables", "sections", "findings", "contents")
+SCRIPTS = (
+    *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "tables"),
+    *("sections", "findings", "selection", "contents"),
+)
 """Of the page, in the order in which they run."""
+
+_HEADERS_BYTES = 400_000  # what describes the columns of tables
+_LEAST_BYTES = 2_000_000  # of rows, however large the rest of the page is
 
 # Cannot occur in rendered text, where every < of a name is escaped.
 _SCRIPTS = "<!--scripts-->"
@@ -68,22 +83,26 @@ class _Section:
 
 @renderer("html", suffix=".html", doc="a self-contained page with figures, sortable tables and trees")
 def files(report: Report) -> Mapping[str, bytes]:
-    """The page; plotly.js (4.8 MB) is part of it only when there is a figure."""
+    """The page; plotly.js (4.8 MB, compressed) is part of it only when there is a figure."""
     pictured = [drawn(result) for result in report.results]
     report = replace(report, results=tuple(result for _, result in pictured))
     incomplete = banner(report.failures)
     report = for_people(report)
     figures = {result.analyzer: made for made, result in pictured}
     placed: list[Figure] = []
-    sections = [_section(result, figures.get(result.analyzer, []), placed) for result in report.results]
-    scripts = [_plotly()] if placed else []
-    scripts.append("".join(_asset(f"js/{name}.js") for name in SCRIPTS).encode())
+    tables = {result.analyzer: views(result) for result in report.results}
+    sections = [
+        _section(result, figures.get(result.analyzer, []), placed, tables[result.analyzer])
+        for result in report.results
+    ]
+    script = "".join(_asset(f"js/{name}.js") for name in SCRIPTS).encode()
+    plotly = [_plotly()] if placed else []
     page = (
         _environment()
         .get_template("report.html.j2")
         .render(
             title=report.title,
-            policy=_policy(scripts),
+            policy=_policy([*plotly, script]),
             css=_asset("table.css") + _asset("page.css"),
             meta=meta_items(report.meta),
             incomplete=incomplete,
@@ -95,10 +114,28 @@ def files(report: Report) -> Mapping[str, bytes]:
         )
     )
     before, after = page.split(_SCRIPTS)
-    data = (b'<script type="application/json" id="figures">', _inert(dumps(placed)), b"</script>\n")
-    payloads = (elements({}),)
-    tags = (part for script in scripts for part in (b"<script>", script, b"</script>\n"))
-    return {"report.html": b"".join((before.encode(), *data, *payloads, *tags, after.encode()))}
+    head = (before.encode(), *_json("figures", placed), _library(plotly))
+    foot = (b"<script>", script, b"</script>\n", after.encode())
+    grids = [table for of_result in tables.values() for table in of_result.values() if table.is_grid]
+    used = sum(map(len, (*head, *foot)))
+    return {"report.html": b"".join((*head, *_tables(grids, used), *foot))}
+
+
+def _tables(tables: list[Interactive], used: int) -> Iterator[bytes]:
+    """What the script needs of tables, what they are and their rows, in a page that has `used` bytes."""
+    ranks, steps = selectable(tables)
+    packed, held = payloads(tables, max(page_bytes(len(ranks)) - used - _HEADERS_BYTES, _LEAST_BYTES))
+    of_tables = {item.id: specification(item, held) for item in tables}
+    yield from _json("tables", {"ranks": ranks, "steps": steps, "tables": of_tables})
+    yield elements(packed)
+
+
+def _json(name: str, content: Any) -> tuple[bytes, ...]:
+    return (
+        b'<script type="application/json" id="%b">' % name.encode(),
+        _inert(dumps(content)),
+        b"</script>\n",
+    )
 
 
 @VIEWS.register("html")
@@ -107,11 +144,13 @@ def fragment(result: Result) -> str:
     return (
         _environment()
         .get_template("fragment.html.j2")
-        .render(section=_section(result, [], None), css=_asset("table.css"))
+        .render(section=_section(result, [], None, views(result)), css=_asset("table.css"))
     )
 
 
-def _section(result: Result, figures: list[Figure], placed: list[Figure] | None) -> _Section:
+def _section(
+    result: Result, figures: list[Figure], placed: list[Figure] | None, tables: Mapping[str, Interactive]
+) -> _Section:
     """A section of a page, whose figures are appended to `placed`; None: of a notebook's cell."""
     anchors = []
     for figure in figures if placed is not None else ():
@@ -131,22 +170,15 @@ def _section(result: Result, figures: list[Figure], placed: list[Figure] | None)
             grid(
                 result,
                 name,
-                table,
-                FRAGMENT_ROWS if placed is None else _most(table),
+                table.first,
+                FRAGMENT_ROWS if placed is None else STATIC_ROWS,
                 buttons=placed is not None,
             )
-            for name, table in compared(result).items()
+            for name, table in tables.items()
         ],
         details=details(result),
         skips=skipped(result),
     )
-
-
-def _most(table: Table) -> int:
-    """Rows shown of a table. A tree is folded, and has room for more when several ranks share it."""
-    if table.schema.kind != "tree" or "rank" not in table.columns:
-        return ROWS
-    return ROWS * min(4, len(set(table.array("rank").tolist())) or 1)
 
 
 @cache
@@ -171,6 +203,10 @@ def _shown(value: Any) -> Any:
 @cache
 def _asset(name: str) -> str:
     return Path(__file__).parents[1].joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+def _library(plotly: list[bytes]) -> bytes:
+    return elements({"plotly": compressed(plotly[0])} if plotly else {})
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
     if table.schema.kind == "entries":
         empty = Markup("")
         return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
-    width = _name_width(part.columns)
+    width = name_width(table)
     columns = [_column(shown, width) for shown in part.columns]
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
@@ -93,11 +93,16 @@ def _heading(fmt: ColumnFormat, buttons: bool) -> Markup:
     return cell.format("n" if fmt.column.is_number else "s", one_line(title), fmt.header)
 
 
-def _name_width(columns: list[ShownColumn]) -> int:
+def name_width(table: Table) -> int:
     """Characters that names may have: fewer where several columns of long ones would hide the numbers."""
-    names = [shown.cells for shown in columns if shown.column.is_text and not shown.column.prose]
-    long = sum(any(len(text) > _BESIDE_WIDTH for text in cells) for cells in names)
+    names = [column.name for column in table.schema.columns if column.is_text and not column.prose]
+    long = sum(any(len(text) > _BESIDE_WIDTH for text in table.coded(name).values) for name in names)
     return _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
+
+
+def short_names(texts: Sequence[str], width: int) -> list[str]:
+    """The names of a column, each in at most `width` characters."""
+    return [shorten(text, width) for text in texts]
 
 
 def _column(shown: ShownColumn, width: int) -> list[str]:

@@ -76,11 +76,18 @@ def cut(table: Table, limit: int) -> Cut:
         shown = [_shown(table, column, rows) for column in table.schema.columns]
         return Cut(table, min(limit, len(table)), shown, None)
     tree = select(table, limit)
+    shown = [_shown(table, column, tree.rows) for column in shown_columns(table)]
+    return Cut(table, len(tree.rows), shown, tree.depth)
+
+
+def shown_columns(table: Table) -> list[Column]:
+    """The columns in the order shown; a tree leaves out `node` and `parent` and begins with the name."""
+    if table.schema.kind != "tree":
+        return list(table.schema.columns)
     columns = [column for column in table.schema.columns if column.name not in ("node", "parent")]
     text = [column for column in columns if column.is_text]
     first = next((column for column in text if column.name == "name"), text[0] if text else columns[0])
-    columns.sort(key=lambda column: column is not first)
-    return Cut(table, len(tree.rows), [_shown(table, column, tree.rows) for column in columns], tree.depth)
+    return sorted(columns, key=lambda column: column is not first)
 
 
 def _of_every_rank(table: Table, limit: int) -> Rows:
@@ -250,9 +257,12 @@ def _largest(order: Int, parents: Int, limit: int) -> set[int]:
     return kept
 
 
+def size_column(table: Table) -> str:
+    """The column by which the nodes of a tree are large; empty where none is."""
+    units = [(column.unit, column.name) for column in table.schema.columns]
+    return next((name for size in ("ns", "bytes", "count") for unit, name in units if unit == size), "")
+
+
 def _sizes(table: Table) -> Float:
-    for unit in ("ns", "bytes", "count"):
-        for column in table.schema.columns:
-            if column.unit == unit:
-                return table.array(column.name).astype(np.float64)
-    return np.zeros(len(table))
+    name = size_column(table)
+    return table.array(name).astype(np.float64) if name else np.zeros(len(table))

@@ -38,7 +38,7 @@ _BARE: Mapping[Unit, str] = {
     "flops/byte": "intensity",
 }
 _LIST_WIDTH = 160
-_BEYOND = "beyond the peak: cached input, another device, or less work than counted"
+EFFICIENCY_BEYOND = "beyond the peak: cached input, another device, or less work than counted"
 _WORDS = {"dur": "time", "ts": "start"}
 _SIDES = ("base", "cand", "delta")
 _STATISTICS = ("median", "mean", "min", "max")
@@ -142,9 +142,10 @@ def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> lis
         return texts
     values = table.values(column.name, rows)
     notes = table.texts("note", rows) if "note" in table.columns else [""] * len(values)
+    reasons = [one_line(note.partition("; ")[0]) or EFFICIENCY_BEYOND for note in notes]
     return [
-        f"{text} ({one_line(note.partition('; ')[0]) or _BEYOND})" if value > EXPLAIN_ABOVE else text
-        for value, note, text in zip(values, notes, texts, strict=True)
+        f"{text} ({reason})" if value > EXPLAIN_ABOVE else text
+        for value, reason, text in zip(values, reasons, texts, strict=True)
     ]
 
 

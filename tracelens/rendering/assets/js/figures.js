@@ -112,7 +112,6 @@
   };
   // A toggle does not bubble.
   document.addEventListener("toggle", () => tracelens.drawFigures(), true);
-  tracelens.drawFigures();
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { template: theme() });

@@ -38,6 +38,10 @@
     const grid = document.getElementById(link.dataset.grid);
     if (!grid) return false;
     tracelens.reveal(grid);
+    if (grid.querySelector("table")) {
+      tracelens.showRow(link.dataset.grid, link.dataset.row).then(() => grid.scrollIntoView({ block: "center" }));
+      return true;
+    }
     const plain = (text) => text.trim().toLowerCase();
     const names = (row) => [...row.cells].some((cell) => plain(cell.textContent) === plain(link.dataset.row));
     const rows = [...grid.querySelectorAll("tbody tr")].filter(names);

@@ -1,6 +1,7 @@
 "use strict";
-// Tables in the page: `await tracelens.payload(id)` is {rows, columns: {name: {values, texts}}}; `values` is
-// an array of numbers, for text of indices into `texts`. Unpacked once, when first asked for.
+// Tables in the page: `await tracelens.payload(id)` is {rows, columns: {name: {values, texts, short}}}; `values`
+// is an array of numbers, for text of indices into `texts` and, of those that have a short form, `short`.
+// Unpacked once, when first asked for.
 const tracelens = {};
 (() => {
   const readers = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
@@ -14,15 +15,19 @@ const tracelens = {};
     return out;
   }
 
-  async function unpack(id) {
+  // The content of a compressed element, as a Response.
+  tracelens.inflated = (id) => {
     const element = document.getElementById(`payload-${id}`);
     if (!element) throw new Error(`no payload ${id}`);
-    const stream = new Blob([bytes(element.textContent.trim())]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const buffer = await new Response(stream).arrayBuffer();
+    return new Response(new Blob([bytes(element.textContent.trim())]).stream().pipeThrough(new DecompressionStream("gzip")));
+  };
+
+  async function unpack(id) {
+    const buffer = await tracelens.inflated(id).arrayBuffer();
     const length = new DataView(buffer).getUint32(0, true);
     const { rows, columns } = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
     const read = {};
-    for (const [name, { type, first, at, texts }] of Object.entries(columns)) {
+    for (const [name, { type, first, at, texts, short }] of Object.entries(columns)) {
       let values = new readers[type](buffer, 4 + length + at, rows);
       if (first !== undefined) {
         const sums = new Float64Array(rows);
@@ -30,7 +35,7 @@ const tracelens = {};
         for (let row = 0; row < rows; row += 1) sums[row] = sum += values[row];
         values = sums;
       }
-      read[name] = { values, texts };
+      read[name] = { values, texts, short: short || {} };
     }
     return { rows, columns: read };
   }

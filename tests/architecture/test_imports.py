@@ -1,9 +1,10 @@
 """Imports go one way, from room to room, and never past the door.
 
-    cli -> session -> {findings, compare, reproducers, summary, merge, workers, rendering} -> what_if -> planner
-        -> analysis -> {costs, devices} -> trace
+    cli -> session -> {findings, compare, reproducers, summary, merge, workers, rendering} -> what_if
+        -> planner -> analysis -> {costs, devices} -> trace
         -> table
-        -> {arrays, dtypes, filenames, lazy, registry, plugins, limits, guard, errors, printable, symbols, units}
+        -> {arrays, dtypes, filenames, lazy, registry, plugins, limits, guard, errors, printable, symbols,
+            units}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch; the workload is imported by nobody but its command, inside the command

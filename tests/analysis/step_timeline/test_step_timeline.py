@@ -321,3 +321,20 @@ def test_many_states_are_drawn_coarser(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coarse["states"]["dur_ns"].sum() == fine["states"]["dur_ns"].sum() == 8100
     assert records(coarse["shares"]) == records(fine["shares"])
     assert any("81" in skip.subject for skip in coarse.skips)
+
+
+def test_a_piece_lies_at_its_time_since_the_first_event_of_its_trace() -> None:
+    """That is how Perfetto shows it; clocks are 3 s apart, and hosts begin at different times."""
+    late = LATE.replace("step 1      | --------------", "step 1      |     ----------")
+    run = make_run(
+        draw(aligned(text), ns_per_char=COLUMN, start_ns=start_ns, rank=rank)
+        for rank, (text, start_ns) in enumerate(((EARLY, 0), (late, 3_000_000_000)))
+    )
+    result = timeline(run)
+    table = result["kernels"]
+    first_of = dict(records(result["traces"], "rank", "first_event_ns"))
+    since = {
+        rank: [(ts_ns - first_of[rank]) / COLUMN for ts_ns in table["ts_ns"][table["rank"] == rank]]
+        for rank in (0, 1)
+    }
+    assert since == {0: [1, 3, 13], 1: [4, 6, 8]}

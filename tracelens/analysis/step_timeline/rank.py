@@ -18,6 +18,8 @@ class RankTimeline(NamedTuple):
 
     Attributes:
         rank: of the trace.
+        host: name of the machine, "" where the trace does not say.
+        first_ns: its first event.
         absent: why there is nothing to show, "" where there is.
         labels: of its steps, "" for a recording without marks.
         edges: of the steps, one more than labels.
@@ -27,6 +29,8 @@ class RankTimeline(NamedTuple):
     """
 
     rank: int
+    host: str
+    first_ns: int
     absent: str
     labels: list[str]
     edges: Int
@@ -46,12 +50,12 @@ def rank_timeline(trace: Trace, *, scope: Scope = "all") -> RankTimeline:
     if not len(work.event):
         none = np.zeros(0, dtype=np.int64)
         nothing = States(none, none, none, [])
-        return RankTimeline(rank, no_gpu_work(trace, scope), [], none, nothing, none, {})
+        return RankTimeline(rank, "", 0, no_gpu_work(trace, scope), [], none, nothing, none, {})
     steps = steps_of(trace)
     labels = steps.labels if steps.marked else [""]
     position = trace.arrays.places(trace.work.event)[work.event]
     times = {"stream": work.stream, "ts_ns": work.start, "dur_ns": work.dur}
     kernels = {**times, **activity_texts(trace, work)}
-    return RankTimeline(
-        rank, "", labels, steps.edges, rank_states(trace, scope), steps.of_work[position], kernels
-    )
+    header = rank, trace.meta.host, int(trace.arrays.start.min())
+    of_work = steps.of_work[position]
+    return RankTimeline(*header, "", labels, steps.edges, rank_states(trace, scope), of_work, kernels)

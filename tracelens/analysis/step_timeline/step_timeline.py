@@ -12,7 +12,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.step_timeline.marks import COMMON, marks, messages
 from tracelens.analysis.step_timeline.rank import RankTimeline, rank_timeline
-from tracelens.analysis.step_timeline.schemas import COMMUNICATION, SHARES, STATES, WAITING
+from tracelens.analysis.step_timeline.schemas import COMMUNICATION, SHARES, STATES, TRACES, WAITING
 from tracelens.analysis.step_timeline.selection import kernel_table, select_steps
 from tracelens.analysis.step_timeline.states import States, coarser, merged, with_waiting
 from tracelens.table import Result, Skip, result, sums
@@ -53,7 +53,7 @@ def step_timeline(
 
     Returns:
         table `shares`; for the picture in an HTML page, all by one clock, `steps`, `states`, `kernels`,
-        `marks` and `messages`. meta: `typical_step`, which stands for the run.
+        `traces`, `marks` and `messages`. meta: `typical_step`, which stands for the run.
     """
     skips = [Skip(f"rank {part.rank}", part.absent) for part in parts if part.absent]
     parts = [part for part in parts if not part.absent]
@@ -71,6 +71,9 @@ def step_timeline(
         "steps": selection.table(origin),
         "states": STATES.concat([_state_rows(*lane, start) for lane in zip(parts, drawn, strict=True)]),
         "kernels": kernel_table(parts, selection, start),
+        "traces": TRACES.from_rows(
+            (part.rank, part.host, part.first_ns + start[part.rank]) for part in parts
+        ),
         "marks": marks(results, parts, start),
     }
     if len(sent := messages(aligned, origin, end)):

@@ -30,6 +30,7 @@ from tracelens.rendering.interactive import (
     views,
 )
 from tracelens.rendering.payload import compressed, elements
+from tracelens.rendering.picture import Picture, picture
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
@@ -56,6 +57,7 @@ FRAGMENT_ROWS = 20
 SCRIPTS = (
     *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "tables"),
     *("sections", "findings", "selection", "contents"),
+    *("lanes", "rows", "paint", "card", "gestures", "picture"),
 )
 """Of the page, in the order in which they run."""
 
@@ -84,7 +86,8 @@ class _Section:
 @renderer("html", suffix=".html", doc="a self-contained page with figures, sortable tables and trees")
 def files(report: Report) -> Mapping[str, bytes]:
     """The page; plotly.js (4.8 MB, compressed) is part of it only when there is a figure."""
-    pictured = [drawn(result) for result in report.results]
+    step = picture(report)
+    pictured = [_drawn(result, step) for result in report.results]
     report = replace(report, results=tuple(result for _, result in pictured))
     incomplete = banner(report.failures)
     report = for_people(report)
@@ -103,7 +106,8 @@ def files(report: Report) -> Mapping[str, bytes]:
         .render(
             title=report.title,
             policy=_policy([*plotly, script]),
-            css=_asset("table.css") + _asset("page.css"),
+            css=_asset("table.css") + _asset("page.css") + _asset("picture.css"),
+            picture=step,
             meta=meta_items(report.meta),
             incomplete=incomplete,
             summary=report.summary,
@@ -114,7 +118,7 @@ def files(report: Report) -> Mapping[str, bytes]:
         )
     )
     before, after = page.split(_SCRIPTS)
-    head = (before.encode(), *_json("figures", placed), _library(plotly))
+    head = (before.encode(), *_json("figures", placed), _library(plotly), *_of_picture(step))
     foot = (b"<script>", script, b"</script>\n", after.encode())
     grids = [table for of_result in tables.values() for table in of_result.values() if table.is_grid]
     used = sum(map(len, (*head, *foot)))
@@ -179,6 +183,22 @@ def _section(
         details=details(result),
         skips=skipped(result),
     )
+
+
+def _drawn(result: Result, step: Picture | None) -> tuple[list[Figure], Result]:
+    """The figures of a result and the result; where there is a picture, it shows the streams over time."""
+    if step is None or result.analyzer != "timeline":
+        return drawn(result)
+    data = {name: table for name, table in result.data.items() if name != "strip"}
+    figures, kept = drawn(replace(result, data=data))
+    return figures, replace(kept, data=result.data)
+
+
+def _of_picture(step: Picture | None) -> tuple[bytes, ...]:
+    """The elements that the picture of the step is drawn from."""
+    if step is None:
+        return ()
+    return (*_json("picture-data", step.data), elements(step.payloads))
 
 
 @cache

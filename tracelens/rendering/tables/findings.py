@@ -165,7 +165,7 @@ def _first_sentence(text: str) -> tuple[str, str]:
 def _row(result: Result, detector: str, finding: str, evidence: str) -> tuple[str, str] | None:
     """The table and the row that a finding is about, by the names that divide the result's tables.
 
-    A name all of whose words are the finding's own comes first; else the one that its evidence mentions first.
+    A name all of whose words are the finding's own comes first; else the one that its evidence has first.
     """
     own = set(_words(f"{detector} {finding}"))
     said = " ".join(["", *_words(evidence), ""])

@@ -1,0 +1,208 @@
+"""The picture of the step: every rank a lane, colored by what it does, drawn in the page.
+
+The tables are those of result `step_timeline`. What a page needs before anything is unpacked (colors, words,
+which ranks to compare) travels as JSON; the time of each rank by state is also a table that needs no script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tracelens.arrays import Bool, Float
+from tracelens.rendering.figures import colors
+from tracelens.rendering.payload import packed
+from tracelens.rendering.tables import one_line
+from tracelens.table import Coded, Report, Table
+
+ANALYZER = "step_timeline"
+LANES = 16
+"""Ranks that are all drawn as lanes; of more, a heat map and the lanes of three."""
+CAUSES = 4
+"""Causes of idle time with a column of their own."""
+
+_TABLES = ("steps", "states", "kernels", "traces", "marks", "messages")
+_LONGEST = "longest gap"
+_NO_COMPUTATION = {"communication", "waiting", "copy", "fill", "idle"}
+"""States that are no computation."""
+_LABELS = {
+    "gemm": "GEMM",
+    "grouped_gemm": "grouped GEMM",
+    "moe_routing": "MoE routing",
+    "communication": "communication",
+    "waiting": "waiting for ranks",
+}
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One time of a rank.
+
+    Attributes:
+        ms: of the step.
+        heat: where it lies between the column's smallest value, 0, and its largest, 1.
+        fraction: of the rank's time in the step; None for single gaps.
+    """
+
+    ms: float
+    heat: float
+    fraction: float | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the page needs to draw the step.
+
+    Attributes:
+        title: heading.
+        data: for the script, JSON-able: colors and labels of states, ranks to compare, clocks.
+        payloads: packed tables by the name under which the page asks for them.
+        columns: of the heat map.
+        rows: (rank, its cells); one row a rank.
+        step: name of the step that the cells are of and the picture opens with, "" for a whole recording.
+    """
+
+    title: str
+    data: Mapping[str, Any]
+    payloads: Mapping[str, bytes]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[HeatCell, ...]], ...]
+    step: str
+
+    @property
+    def many(self) -> bool:
+        """Whether there are too many ranks for a lane each."""
+        return len(self.rows) > LANES
+
+
+def picture(report: Report) -> Picture | None:
+    """The picture of a report; None where it has no GPU time to show."""
+    result = next((result for result in report.results if result.analyzer == ANALYZER), None)
+    if result is None or not all(len(result.data.get(name, ())) for name in ("steps", "states")):
+        return None
+    tables = {name: result.data[name] for name in _TABLES if name in result.data}
+    steps = tables["steps"].texts("step")
+    typical = result.meta.get("typical_step")
+    number = steps.index(typical) if typical in steps else 0
+    ranks, times = _heat(_during(tables["states"], tables["steps"].take(slice(number, number + 1))))
+    return Picture(
+        title=f"The step on {len(ranks)} ranks" if len(ranks) > 1 else "The step",
+        data=_data(tables) | {"compared": _compared(ranks, times), "step": number},
+        payloads={
+            f"step-{name}": packed(end_to_end(table) if name == "states" else table)
+            for name, table in tables.items()
+            if name != "traces"
+        },
+        columns=tuple(times),
+        rows=tuple(zip(ranks, _cells(times), strict=True)),
+        step=one_line(steps[number]),
+    )
+
+
+def end_to_end(states: Table) -> Table:
+    """The states without their starts, which are the most of a payload: each begins where the last one ends.
+
+    Time that no state covers, from 0 on, is a row with state "".
+    """
+    order = np.lexsort((states.array("ts_ns"), states.array("rank")))
+    states = states.take(order)
+    rank, start = states.array("rank"), states.array("ts_ns")
+    end = start + states.array("dur_ns")
+    same = np.append(False, rank[1:] == rank[:-1])[: len(rank)]
+    hole = start - np.where(same, np.append(0, end[:-1])[: len(end)], 0)
+    before = np.flatnonzero(hole)
+    columns: dict[str, Any] = {
+        "rank": np.insert(rank, before, rank[before]),
+        "dur_ns": np.insert(states.array("dur_ns"), before, hole[before]),
+    }
+    for name in ("state", "detail"):
+        text = states.coded(name)
+        codes = np.insert(text.codes, before, len(text.values))
+        columns[name] = Coded(codes, [*text.values, ""])
+    schema = replace(
+        states.schema, columns=tuple(column for column in states.schema.columns if column.name != "ts_ns")
+    )
+    return Table(schema, columns)
+
+
+def _during(states: Table, step: Table) -> Table:
+    """The states in a step; every rank keeps a row."""
+    begin, dur = int(step.array("ts_ns")[0]), int(step.array("dur_ns")[0])
+    start = np.clip(states.array("ts_ns"), begin, begin + dur)
+    end = np.clip(states.array("ts_ns") + states.array("dur_ns"), begin, begin + dur)
+    return Table(states.schema, {**states.columns, "ts_ns": start, "dur_ns": end - start})
+
+
+def _heat(states: Table) -> tuple[list[int], dict[str, Float]]:
+    """Ranks, and ns of each of them by column; the last column is the longest gap, which is no sum."""
+    rank_of, (ranks,) = states.group("rank")
+    state, detail = states.coded("state"), states.coded("detail")
+    dur_ns = states.array("dur_ns").astype(float)
+
+    def total(rows: Bool) -> Float:
+        sums: Float = np.bincount(rank_of[rows], dur_ns[rows], len(ranks)).astype(float)
+        return sums
+
+    other = {text: state.equals(text) for text in _NO_COMPUTATION}
+    columns = {
+        "computation": total(~np.logical_or.reduce(list(other.values()))),
+        "communication": total(other["communication"]),
+        _LABELS["waiting"]: total(other["waiting"]),
+        "copies": total(other["copy"] | other["fill"]),
+    }
+    idle = other["idle"]
+    by_cause = np.bincount(detail.codes[idle], weights=dur_ns[idle], minlength=len(detail.values))
+    order = [code for code in np.argsort(-by_cause, kind="stable").tolist() if by_cause[code] > 0]
+    for code in order[:CAUSES]:
+        columns[_idle(detail.values[code])] = total(idle & (detail.codes == code))
+    columns["idle: other causes"] = total(idle & ~np.isin(detail.codes, order[:CAUSES]))
+    longest = columns[_LONGEST] = np.zeros(len(ranks))
+    np.maximum.at(longest, rank_of[idle], dur_ns[idle])
+    return ranks, {name: times for name, times in columns.items() if times.any()}
+
+
+def _idle(cause: str) -> str:
+    return f"idle: {one_line(cause)}" if cause else "idle"
+
+
+def _cells(times: Mapping[str, Float]) -> list[tuple[HeatCell, ...]]:
+    """The cells of each rank."""
+    whole = np.maximum(sum(ns for name, ns in times.items() if name != _LONGEST), 1)
+    columns = []
+    for name, ns in times.items():
+        low, high = ns.min(), ns.max()
+        heat = (ns - low) / (high - low if high > low else 1)
+        fraction = [None] * len(ns) if name == _LONGEST else (ns / whole).tolist()
+        columns.append(map(HeatCell, (ns / 1e6).tolist(), heat.tolist(), fraction))
+    return list(zip(*columns, strict=True))
+
+
+def _data(tables: Mapping[str, Table]) -> dict[str, Any]:
+    names = {one_line(text) for text in tables["states"].coded("state").values}
+    if "kernels" in tables:
+        names |= {one_line(text) for text in tables["kernels"].coded("category").values}
+    traces = tables.get("traces")
+    ranks = list(map(str, traces.values("rank"))) if traces else []
+    hosts = map(one_line, traces.values("host")) if traces else ()
+    return {
+        "colors": colors(names),
+        "labels": {name: _LABELS.get(name, name.replace("_", " ")) for name in sorted(names)},
+        "hosts": {rank: host for rank, host in zip(ranks, hosts, strict=True) if host},
+        "first_event_ns": dict(zip(ranks, traces.values("first_event_ns") if traces else (), strict=True)),
+    }
+
+
+def _compared(ranks: list[int], times: Mapping[str, Float]) -> dict[str, int]:
+    """The ranks that say most when not all have room: the slowest waits least, the fastest most.
+
+    Where no rank waits, those with most and least computation.
+    """
+    waiting = times.get(_LABELS["waiting"])
+    slow_first = np.argsort(
+        -times.get("computation", np.zeros(len(ranks))) if waiting is None else waiting, kind="stable"
+    )
+    slowest, typical, fastest = (ranks[slow_first[row]] for row in (0, len(ranks) // 2, -1))
+    return {"slowest": slowest, "typical": typical, "fastest": fastest}
